@@ -1,0 +1,483 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReplicationType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NONE: _ClassVar[ReplicationType]
+    LOG_ENTRY_SYNC: _ClassVar[ReplicationType]
+    SNAPSHOT_SYNC: _ClassVar[ReplicationType]
+    LAST_FULL_SYNC_ENTRY: _ClassVar[ReplicationType]
+NONE: ReplicationType
+LOG_ENTRY_SYNC: ReplicationType
+SNAPSHOT_SYNC: ReplicationType
+LAST_FULL_SYNC_ENTRY: ReplicationType
+
+class Position(_message.Message):
+    __slots__ = ("epoch", "sequence")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class RoutingTableEntryMsg(_message.Message):
+    __slots__ = ("destinations", "payload")
+    DESTINATIONS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    destinations: _containers.RepeatedScalarFieldContainer[str]
+    payload: int
+    def __init__(self, destinations: _Optional[_Iterable[str]] = ..., payload: _Optional[int] = ...) -> None: ...
+
+class Transaction(_message.Message):
+    __slots__ = ("source", "client_name", "replication_id", "timestamp_us", "type", "request_id", "payloads", "entries")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_US_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    client_name: str
+    replication_id: str
+    timestamp_us: int
+    type: ReplicationType
+    request_id: str
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    entries: _containers.RepeatedCompositeFieldContainer[RoutingTableEntryMsg]
+    def __init__(self, source: _Optional[str] = ..., client_name: _Optional[str] = ..., replication_id: _Optional[str] = ..., timestamp_us: _Optional[int] = ..., type: _Optional[_Union[ReplicationType, str]] = ..., request_id: _Optional[str] = ..., payloads: _Optional[_Iterable[bytes]] = ..., entries: _Optional[_Iterable[_Union[RoutingTableEntryMsg, _Mapping]]] = ...) -> None: ...
+
+class ReceivedTransaction(_message.Message):
+    __slots__ = ("position", "replication_id", "timestamp_us", "type", "request_id", "payloads")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_US_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    position: Position
+    replication_id: str
+    timestamp_us: int
+    type: ReplicationType
+    request_id: str
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., replication_id: _Optional[str] = ..., timestamp_us: _Optional[int] = ..., type: _Optional[_Union[ReplicationType, str]] = ..., request_id: _Optional[str] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ReceivedBatch(_message.Message):
+    __slots__ = ("source", "client_name", "previous", "transactions")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    client_name: str
+    previous: Position
+    transactions: _containers.RepeatedCompositeFieldContainer[ReceivedTransaction]
+    def __init__(self, source: _Optional[str] = ..., client_name: _Optional[str] = ..., previous: _Optional[_Union[Position, _Mapping]] = ..., transactions: _Optional[_Iterable[_Union[ReceivedTransaction, _Mapping]]] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("key", "client", "full_sync")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    FULL_SYNC_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    client: ClientStatus
+    full_sync: FullSyncRequest
+    def __init__(self, key: _Optional[str] = ..., client: _Optional[_Union[ClientStatus, _Mapping]] = ..., full_sync: _Optional[_Union[FullSyncRequest, _Mapping]] = ...) -> None: ...
+
+class ClientStatus(_message.Message):
+    __slots__ = ("client_name", "full_sync_provider")
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    FULL_SYNC_PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    client_name: str
+    full_sync_provider: bool
+    def __init__(self, client_name: _Optional[str] = ..., full_sync_provider: _Optional[bool] = ...) -> None: ...
+
+class FullSyncRequest(_message.Message):
+    __slots__ = ("client_name", "destination", "request_id", "reason", "state")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REQUESTED: _ClassVar[FullSyncRequest.State]
+        COMPLETED: _ClassVar[FullSyncRequest.State]
+        CANCELLED: _ClassVar[FullSyncRequest.State]
+    REQUESTED: FullSyncRequest.State
+    COMPLETED: FullSyncRequest.State
+    CANCELLED: FullSyncRequest.State
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    client_name: str
+    destination: str
+    request_id: str
+    reason: str
+    state: FullSyncRequest.State
+    def __init__(self, client_name: _Optional[str] = ..., destination: _Optional[str] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[FullSyncRequest.State, str]] = ...) -> None: ...
+
+class SinkStatus(_message.Message):
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    last: Position
+    snapshot_request: str
+    snapshot_complete: bool
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("epoch", "first", "count", "previous_epoch", "timestamp_us", "runs")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_US_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    first: int
+    count: int
+    previous_epoch: int
+    timestamp_us: int
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "tx", "status")
+    ENQUEUES_FIELD_NUMBER: _ClassVar[int]
+    DEQUEUE_FIELD_NUMBER: _ClassVar[int]
+    REJECT_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PURGE_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    TRANSMISSION_FIELD_NUMBER: _ClassVar[int]
+    RECEPTION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MARKER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    TX_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    enqueues: Enqueues
+    dequeue: Dequeue
+    reject: Dequeue
+    moved: Moved
+    refused: Refused
+    purge: Purge
+    topology: Topology
+    transmission: Transmission
+    reception: Reception
+    members: Members
+    marker: Marker
+    checkpoint: Checkpoint
+    tx: Tx
+    status: StatusEntry
+    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., tx: _Optional[_Union[Tx, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ...) -> None: ...
+
+class Enqueues(_message.Message):
+    __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIRST_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    channel: int
+    frames: bytes
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    producer: str
+    id_first: int
+    def __init__(self, vhost: _Optional[str] = ..., channel: _Optional[int] = ..., frames: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ..., producer: _Optional[str] = ..., id_first: _Optional[int] = ...) -> None: ...
+
+class Dequeue(_message.Message):
+    __slots__ = ("vhost", "queue", "sequences", "visit")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    VISIT_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    visit: int
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., visit: _Optional[int] = ...) -> None: ...
+
+class Moved(_message.Message):
+    __slots__ = ("vhost", "queue", "sequence", "visit")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    VISIT_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    sequence: int
+    visit: int
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., sequence: _Optional[int] = ..., visit: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequences: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Purge(_message.Message):
+    __slots__ = ("vhost", "queue", "before")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    before: int
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., before: _Optional[int] = ...) -> None: ...
+
+class Topology(_message.Message):
+    __slots__ = ("vhost", "method")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    method: bytes
+    def __init__(self, vhost: _Optional[str] = ..., method: _Optional[bytes] = ...) -> None: ...
+
+class Transmission(_message.Message):
+    __slots__ = ("queue", "body", "producer", "id")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    body: bytes
+    producer: str
+    id: int
+    def __init__(self, queue: _Optional[str] = ..., body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
+
+class Reception(_message.Message):
+    __slots__ = ("queue", "body")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    body: bytes
+    def __init__(self, queue: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class StatusEntry(_message.Message):
+    __slots__ = ("body", "producer", "id")
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    body: bytes
+    producer: str
+    id: int
+    def __init__(self, body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
+
+class Members(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Marker(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Tx(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("epochs", "sets", "producers")
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
+    sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
+    producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ...) -> None: ...
+
+class EpochStart(_message.Message):
+    __slots__ = ("epoch", "first")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    first: int
+    def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+
+class SetEntry(_message.Message):
+    __slots__ = ("sequence", "nodes")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ProducerRanges(_message.Message):
+    __slots__ = ("producer", "ids")
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    producer: str
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, producer: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Applied(_message.Message):
+    __slots__ = ("applied", "offset", "generations", "queues")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    applied: int
+    offset: int
+    generations: _containers.RepeatedCompositeFieldContainer[Generation]
+    queues: _containers.RepeatedCompositeFieldContainer[PendingQueue]
+    def __init__(self, applied: _Optional[int] = ..., offset: _Optional[int] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[PendingQueue, _Mapping]]] = ...) -> None: ...
+
+class Generation(_message.Message):
+    __slots__ = ("applied", "generation")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    applied: int
+    generation: int
+    def __init__(self, applied: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class PendingQueue(_message.Message):
+    __slots__ = ("vhost", "queue", "done", "visits")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    VISITS_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    done: bytes
+    visits: _containers.RepeatedCompositeFieldContainer[PendingVisit]
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., done: _Optional[bytes] = ..., visits: _Optional[_Iterable[_Union[PendingVisit, _Mapping]]] = ...) -> None: ...
+
+class PendingVisit(_message.Message):
+    __slots__ = ("kind", "sequence", "visit")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DEQUEUE: _ClassVar[PendingVisit.Kind]
+        REJECT: _ClassVar[PendingVisit.Kind]
+        MOVED: _ClassVar[PendingVisit.Kind]
+    DEQUEUE: PendingVisit.Kind
+    REJECT: PendingVisit.Kind
+    MOVED: PendingVisit.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    VISIT_FIELD_NUMBER: _ClassVar[int]
+    kind: PendingVisit.Kind
+    sequence: int
+    visit: int
+    def __init__(self, kind: _Optional[_Union[PendingVisit.Kind, str]] = ..., sequence: _Optional[int] = ..., visit: _Optional[int] = ...) -> None: ...
+
+class Control(_message.Message):
+    __slots__ = ("sender", "group", "hello", "prepare", "promise", "lead", "following", "heartbeat", "superseded")
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    LEAD_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    sender: int
+    group: str
+    hello: Hello
+    prepare: Prepare
+    promise: Promise
+    lead: Lead
+    following: Following
+    heartbeat: Heartbeat
+    superseded: Superseded
+    def __init__(self, sender: _Optional[int] = ..., group: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., following: _Optional[_Union[Following, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ...) -> None: ...
+
+class LogState(_message.Message):
+    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host")
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    IN_SET_FIELD_NUMBER: _ClassVar[int]
+    LOST_HOST_FIELD_NUMBER: _ClassVar[int]
+    top: int
+    end: int
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
+    sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
+    in_set: bool
+    lost_host: bool
+    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("name", "role", "log", "leading")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    log: LogState
+    leading: int
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class Promise(_message.Message):
+    __slots__ = ("epoch", "log")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    log: LogState
+    def __init__(self, epoch: _Optional[int] = ..., log: _Optional[_Union[LogState, _Mapping]] = ...) -> None: ...
+
+class Lead(_message.Message):
+    __slots__ = ("epoch", "in_set", "log")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IN_SET_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    in_set: bool
+    log: LogState
+    def __init__(self, epoch: _Optional[int] = ..., in_set: _Optional[bool] = ..., log: _Optional[_Union[LogState, _Mapping]] = ...) -> None: ...
+
+class Following(_message.Message):
+    __slots__ = ("epoch", "start", "diverged", "log")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    start: int
+    diverged: bool
+    log: LogState
+    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., diverged: _Optional[bool] = ..., log: _Optional[_Union[LogState, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("epoch", "safe", "end", "applied")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAFE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    safe: int
+    end: int
+    applied: int
+    def __init__(self, epoch: _Optional[int] = ..., safe: _Optional[int] = ..., end: _Optional[int] = ..., applied: _Optional[int] = ...) -> None: ...
+
+class Superseded(_message.Message):
+    __slots__ = ("top",)
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    top: int
+    def __init__(self, top: _Optional[int] = ...) -> None: ...

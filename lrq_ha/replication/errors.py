@@ -1,0 +1,27 @@
+"""The one root of all errors. Rule: an error says what happened, where, whether trying again can help, and what to do."""
+
+from __future__ import annotations
+
+
+class LrqError(Exception):
+    """Root of every error that lrq-ha raises.
+
+    Args:
+        what: What happened and where (queue, epoch, sequence), one sentence.
+        todo: What the reader can do about it; empty if nothing.
+        retriable: Whether the same call may succeed later without any change.
+    """
+
+    def __init__(self, what: str, *, todo: str = "", retriable: bool = False) -> None:
+        super().__init__(f"{what}. {todo}" if todo else what)
+        self.what = what
+        self.todo = todo
+        self.retriable = retriable
+
+
+class IllegalEvent(LrqError):
+    """An event that is not legal in the present state: a bug in a driver. Nothing was changed."""
+
+
+class MalformedInput(LrqError):
+    """Bytes or values from outside that do not have the form they must have."""
