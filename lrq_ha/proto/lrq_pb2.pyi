@@ -417,16 +417,20 @@ class LogState(_message.Message):
     def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("name", "role", "log", "leading")
+    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading")
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
+    WANTS_ANSWER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     LEADING_FIELD_NUMBER: _ClassVar[int]
+    following: int
+    wants_answer: bool
     name: str
     role: str
     log: LogState
     leading: int
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ...) -> None: ...
+    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("epoch",)

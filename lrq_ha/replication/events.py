@@ -1,0 +1,312 @@
+"""What goes into a node (events), what comes out (effects), and what nodes say to each other (messages). Closed sets of types.
+
+The driver's duties, in this order: carry out the effects of one `handle` call in the order given, before the next event goes in;
+report every own write that the stream confirmed (`OwnConfirmed`), in order; deliver messages of one connection in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .log import BatchHeader, LogState
+from .roles import Role
+
+# ---- messages between nodes ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on a new connection, and the answer to it.
+
+    Args:
+        leading: The epoch that the sender leads, 0 if none.
+        following: The epoch that the sender follows, 0 if none.
+        wants_answer: The receiver answers with a Hello of its own.
+    """
+
+    role: Role
+    log: LogState
+    leading: int
+    following: int = 0
+    wants_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A candidate asks for the promise to accept nothing below `epoch`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The FENCE for `epoch` is on the sender's stream; its log is `log` and cannot grow below that epoch."""
+
+    epoch: int
+    log: LogState
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A leader calls a node to follow. `in_set`: whether the leader counts it in."""
+
+    epoch: int
+    in_set: bool
+    log: LogState
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Answer to Lead: send from the entry after `start`. `diverged`: it refuses to be cut there (R14)."""
+
+    epoch: int
+    start: int
+    diverged: bool
+    log: LogState
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent when there is nothing else to send. From a leader: safe and end of its log; from a follower: what it has applied."""
+
+    epoch: int
+    safe: int
+    end: int
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The receiver's epoch is over: the sender has seen `top`."""
+
+    top: int
+
+
+Message = Hello | Prepare | Promise | Lead | Following | Heartbeat | Superseded
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The own OPEN has been read; the log is rebuilt. `applied`: R of the applied record. `lost_host`: the broker or host went down (R16)."""
+
+    applied: int
+    lost_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConfirmed:
+    """The own stream confirmed the `count` oldest writes that were not confirmed yet."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected:
+    """This node can send to `peer` now."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDisconnected:
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMessage:
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A batch arrived at the door from `peer`. `safe`: the safe position its leader knew. `body` is opaque."""
+
+    peer: int
+    batch: BatchHeader
+    safe: int
+    body: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAcked:
+    """`peer` has everything up to `upto` on its stream."""
+
+    peer: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """The door appends entries (only on an active node). `count` >= 1 entries; `body` is opaque."""
+
+    count: int
+    body: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The driver has done what a new epoch needs before the door may open (R12, steps 6 and 7)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteRequest:
+    """The operator's word: promote this node; `down` are nodes that are down (and stay down until they have reached it)."""
+
+    down: frozenset[int] = frozenset()
+    force: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRequest:
+    """The operator removes a node from the set (static coordination, mode strict)."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; comes a few times a second."""
+
+
+Event = (
+    Opened
+    | OwnConfirmed
+    | PeerConnected
+    | PeerDisconnected
+    | PeerMessage
+    | Push
+    | PeerAcked
+    | Append
+    | Recovered
+    | PromoteRequest
+    | RemoveRequest
+    | Tick
+)
+
+# ---- effects ---------------------------------------------------------------------------------------------------------
+
+
+class EntryKind(Enum):
+    ENTRIES = "entries"
+    MARKER = "marker"
+    MEMBERS = "members"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """Append to the own stream. `kind` ENTRIES: `body` is what the event brought; else the driver encodes `batch.sets`."""
+
+    batch: BatchHeader
+    kind: EntryKind
+    body: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFence:
+    """Append a FENCE record to the own stream. `out_end`: see LogIndex.fence."""
+
+    epoch: int
+    out_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Start sending the log to `peer`, beginning with the entry after `start`; whatever was being sent to it before ends."""
+
+    peer: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the connection to `peer` (it will be opened again) and stop sending to it."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Tell the leader that everything up to `upto` is on the own stream."""
+
+    peer: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusePush:
+    """A push that cannot be accepted: close the connection it came on."""
+
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SafeAdvanced:
+    """Everything up to `safe` may touch the queues now."""
+
+    safe: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutTail:
+    """Entries from `first` on fell out of the log."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    role: Role
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """The MARKER of `epoch` is safe: do what must be done before the door opens, then report Recovered."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """This incarnation is over: close everything and start again from what the broker holds."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to the operator's request."""
+
+    ok: bool
+    text: str
+
+
+Effect = (
+    WriteBatch
+    | WriteFence
+    | Send
+    | Subscribe
+    | Disconnect
+    | Ack
+    | RefusePush
+    | SafeAdvanced
+    | CutTail
+    | RoleChanged
+    | Recover
+    | Restart
+    | Answer
+)

@@ -1,0 +1,232 @@
+"""What a node knows of a replicated log: epochs, end, sets, and the rule by which a batch is read and accepted (R1, R2).
+
+Rules held here:
+- The entries themselves live in the stream; this is their index: a few numbers per epoch, whatever the log's length.
+- Streams cannot be truncated, so the reader does it: an entry whose predecessor matches replaces everything from its sequence
+  on. The door accepts a push by the same function, so a node's memory is always what its stream will say.
+- `top` is the highest leader epoch or FENCE seen. A batch with a lower leader is ignored.
+- Two logs that hold the same (epoch, sequence) are equal up to it, because no entry is accepted without its predecessor.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from .errors import IllegalEvent
+
+Members = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The entries first .. last, all of one epoch, written by that epoch's owner.
+
+    Args:
+        epoch: Epoch of the entries.
+        first: Sequence of the first entry.
+        last: Sequence of the last entry (>= first).
+        previous_epoch: Epoch of entry first - 1; 0 if there is none.
+        leader: Epoch of the primary that writes or pushes it now (>= epoch).
+        sets: (sequence, members) of each MARKER and MEMBERS among the entries.
+    """
+
+    epoch: int
+    first: int
+    last: int
+    previous_epoch: int
+    leader: int
+    sets: tuple[tuple[int, Members], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """A log as one node describes it to another.
+
+    Args:
+        top: Highest leader epoch or FENCE seen.
+        end: Sequence of the last entry; 0 if there is none.
+        epochs: (epoch, sequence of its first entry), ascending.
+        sets: (sequence, members) of the set entries, ascending.
+        in_set: Whether this node's own stream says that it is in the in-sync set.
+        lost_host: Its broker or host went down and it has not caught up since (R16).
+    """
+
+    top: int = 0
+    end: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
+    sets: tuple[tuple[int, Members], ...] = ()
+    in_set: bool = False
+    lost_host: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """What makes a log longer than another: last epoch, then length."""
+        return (self.epochs[-1][0] if self.epochs else 0, self.end)
+
+
+class Acceptance(Enum):
+    """What the accept rule says of a batch."""
+
+    APPEND = "append"
+    REPEAT = "repeat"
+    GAP = "gap"
+    STALE = "stale"
+
+
+def common_end(a: LogState, b: LogState) -> int:
+    """Sequence up to which two logs are equal; 0 if they share nothing."""
+    ends_a, ends_b = _epoch_ends(a), _epoch_ends(b)
+    shared = ends_a.keys() & ends_b.keys()
+    if not shared:
+        return 0
+    newest = max(shared)
+    return min(ends_a[newest], ends_b[newest])
+
+
+def _epoch_ends(log: LogState) -> dict[int, int]:
+    starts = [*log.epochs[1:], (0, log.end + 1)]
+    return {epoch: following - 1 for (epoch, _), (_, following) in zip(log.epochs, starts)}
+
+
+def refuses_cut(tail: LogState, leader: LogState, leader_epoch: int, owner_of_epoch: int) -> bool:
+    """R14: whether the node with log `tail` must refuse to drop what `leader` lacks.
+
+    Let x be the writer of the first MARKER in the leader's history after the common position, else the leader itself. The tail may
+    be cut only if x is in every set in force over it, the one in force where it starts included: only then was everything in the
+    tail that was ever safe acknowledged by x too.
+
+    Args:
+        tail: The follower's log.
+        leader: The leader's log.
+        leader_epoch: The epoch that the leader has taken or is about to take.
+        owner_of_epoch: Node that owns `leader_epoch`.
+
+    Returns:
+        True if some set over the tail lacks x. A tail that is empty is never refused.
+    """
+    common = common_end(tail, leader)
+    if tail.end <= common:
+        return False
+    taker = next((epoch & 0xFF for epoch, first in leader.epochs if first > common), owner_of_epoch)
+    in_force = [members for sequence, members in tail.sets if sequence <= common][-1:]
+    in_force += [members for sequence, members in tail.sets if sequence > common]
+    return any(taker not in members for members in in_force)
+
+
+class LogIndex:
+    """The index of one replicated log at one node.
+
+    Invariants: sequences of `_epochs` and `_sets` ascend and are <= end; `top` >= the last epoch; nothing at or below `pinned` is cut.
+    """
+
+    def __init__(self, node: int) -> None:
+        """Args: node: this node's id, to know whether it is in the set."""
+        self._node = node
+        self._epochs: list[tuple[int, int]] = []
+        self._sets: list[tuple[int, Members]] = []
+        self._out_end = 0
+        self.end = 0
+        self.top = 0
+        self.in_set = False
+
+    def restore(self, state: LogState) -> None:
+        """Starts from a CHECKPOINT instead of from the first entry."""
+        self._epochs, self._sets = list(state.epochs), list(state.sets)
+        self.end, self.top, self.in_set = state.end, state.top, state.in_set
+
+    def state(self, *, lost_host: bool = False) -> LogState:
+        return LogState(self.top, self.end, tuple(self._epochs), tuple(self._sets), self.in_set, lost_host)
+
+    def epoch_at(self, sequence: int) -> int:
+        """Epoch of an entry; 0 for sequence 0. Raises IllegalEvent beyond the end."""
+        if sequence > self.end:
+            raise IllegalEvent(f"sequence {sequence} is beyond the log's end {self.end}")
+        i = bisect_right(self._epochs, sequence, key=lambda e: e[1])
+        return self._epochs[i - 1][0] if i else 0
+
+    @property
+    def last_epoch(self) -> int:
+        return self._epochs[-1][0] if self._epochs else 0
+
+    @property
+    def sets(self) -> Sequence[tuple[int, Members]]:
+        return self._sets
+
+    @property
+    def members(self) -> Members:
+        """The last set in the log; empty if it has none."""
+        return self._sets[-1][1] if self._sets else frozenset()
+
+    def judge(self, batch: BatchHeader) -> Acceptance:
+        """R2, without changing anything."""
+        if batch.leader < self.top:
+            return Acceptance.STALE
+        if batch.first - 1 > self.end or self.epoch_at(batch.first - 1) != batch.previous_epoch:
+            return Acceptance.GAP
+        if batch.last <= self.end and self.epoch_at(batch.last) == batch.epoch:
+            return Acceptance.REPEAT
+        return Acceptance.APPEND
+
+    def accept(self, batch: BatchHeader) -> Acceptance:
+        """R2: judges a batch and takes it if it is to be appended (what it replaces falls out)."""
+        verdict = self.judge(batch)
+        if verdict in (Acceptance.STALE, Acceptance.GAP):
+            return verdict
+        self.top = max(self.top, batch.leader)
+        if verdict is Acceptance.APPEND:
+            self._truncate(batch.first)
+            if self.last_epoch != batch.epoch:
+                self._epochs.append((batch.epoch, batch.first))
+            self.end = batch.last
+            for sequence, members in batch.sets:
+                self._sets.append((sequence, members))
+                # A set entry from before the point where the leader told this node that it is out does not bring it back in (R13).
+                if self._node not in members or sequence > self._out_end:
+                    self.in_set = self._node in members
+        return verdict
+
+    def fence(self, epoch: int, out_end: int = 0) -> None:
+        """A FENCE record: a promise to `epoch`; out_end > 0: the leader, whose log ended there, said that this node is not in the set."""
+        self.top = max(self.top, epoch)
+        if out_end:
+            self.in_set = False
+            self._out_end = out_end
+
+    def _truncate(self, first: int) -> None:
+        while self._epochs and self._epochs[-1][1] >= first:
+            self._epochs.pop()
+        while self._sets and self._sets[-1][0] >= first:
+            self._sets.pop()
+        self.end = min(self.end, first - 1)
+
+
+def safe_position(
+    sets: Sequence[tuple[int, Members]], marker: int, leader: int, durable: int, acknowledged: dict[int, int]
+) -> int:
+    """R4 and R15: the position up to which the log is safe.
+
+    An addition counts from its append (old and new set together), a removal only when MEMBERS is on every member of the new set. So
+    the sets from the newest back to the last one that is itself safe are in force together.
+
+    Args:
+        sets: (sequence, members) of the log's set entries, ascending.
+        marker: Sequence of this epoch's MARKER; before it is safe, nothing of the epoch is.
+        leader: This node.
+        durable: End of what the own stream has confirmed.
+        acknowledged: Per node, the end of what it acknowledged.
+
+    Returns:
+        The safe position, or 0 while the MARKER is not safe.
+    """
+    in_force: frozenset[int] = frozenset()
+    for sequence, members in reversed(sets):
+        if sequence < marker:
+            break
+        in_force |= members
+        held_by_all = min([durable, *(acknowledged.get(node, 0) for node in in_force if node != leader)])
+        if held_by_all >= sequence:
+            return held_by_all
+    return 0
