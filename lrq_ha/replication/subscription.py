@@ -1,0 +1,130 @@
+"""What is sent to one receiver of a log: from memory while it keeps up, from the stream when it is behind. Pure.
+
+Rules:
+- A batch is kept once, as the bytes that went to the own stream; every receiver is sent those same bytes.
+- Memory holds the newest batches up to a limit in bytes. A receiver that needs older ones is fed from the stream until it has reached memory.
+- At most `in_flight_bytes_max` are on their way to a receiver. What it has not acknowledged is the lag that operators see.
+- Completion waits for the guard of every receiver in the set (guard.py); acknowledgements are cumulative.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+
+from .errors import IllegalEvent
+from .guard import QueueGuard
+from .log import BatchHeader
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch as it stands in the stream."""
+
+    header: BatchHeader
+    body: bytes
+
+
+class RoutingQueue:
+    """The newest batches of a routing queue, kept in memory for the receivers that keep up.
+
+    Args:
+        memory_bytes_max: Bytes of bodies kept. The newest batch is always kept.
+    """
+
+    def __init__(self, memory_bytes_max: int = 64 << 20) -> None:
+        self._limit = memory_bytes_max
+        self._batches: deque[StoredBatch] = deque()
+        self._bytes = 0
+
+    def append(self, batch: StoredBatch) -> None:
+        self._batches.append(batch)
+        self._bytes += len(batch.body)
+        while self._bytes > self._limit and len(self._batches) > 1:
+            self._bytes -= len(self._batches.popleft().body)
+
+    def cut(self, first: int) -> None:
+        """Entries from `first` on fell out of the log."""
+        while self._batches and self._batches[-1].header.last >= first:
+            self._bytes -= len(self._batches.pop().body)
+
+    @property
+    def first(self) -> int:
+        """First sequence in memory; 0 if nothing is there."""
+        return self._batches[0].header.first if self._batches else 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def starting_at(self, sequence: int) -> int | None:
+        """Index of the batch that begins with `sequence`; None if memory does not have it."""
+        if not self._batches or sequence < self._batches[0].header.first:
+            return None
+        i = bisect_left(self._batches, sequence, key=lambda b: b.header.first)
+        if i < len(self._batches) and self._batches[i].header.first == sequence:
+            return i
+        return None
+
+    def __getitem__(self, index: int) -> StoredBatch:
+        return self._batches[index]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class ReplicatingSubscription:
+    """One receiver's place in a log (Qpid HA: ReplicatingSubscription). acknowledged <= sent <= end of the log.
+
+    Args:
+        start: The receiver has everything up to here.
+        end: End of the log now: from the next entry on, completion waits for this receiver (the first guarded position).
+        in_flight_bytes_max: Bytes sent and not acknowledged at most.
+    """
+
+    def __init__(self, start: int, end: int, in_flight_bytes_max: int = 16 << 20) -> None:
+        self.guard = QueueGuard(end + 1)
+        self.sent = start
+        self.in_flight_bytes = 0
+        self._limit = in_flight_bytes_max
+        self._sizes: deque[tuple[int, int]] = deque()
+        if end:
+            self.guard.enqueue(1, end)
+        if start:
+            self.guard.dequeued(1, start)  # pre-acknowledged: it is safe and is not sent again
+        self._enqueued = end
+
+    @property
+    def acknowledged(self) -> int:
+        return self.guard.safe_upto
+
+    def appended(self, last: int) -> None:
+        """The log has grown to `last`."""
+        if last > self._enqueued:
+            self.guard.enqueue(self._enqueued + 1, last)
+            self._enqueued = last
+
+    def has_room(self) -> bool:
+        return self.in_flight_bytes < self._limit
+
+    def send(self, batch: StoredBatch) -> None:
+        """Records that `batch` is sent now. Raises IllegalEvent unless it is the next one."""
+        header = batch.header
+        if header.first != self.sent + 1:
+            raise IllegalEvent(f"batch {header.first} is sent after {self.sent}")
+        self.appended(header.last)
+        self.guard.deliver(header.first, header.last)
+        self.sent = header.last
+        self.in_flight_bytes += len(batch.body)
+        self._sizes.append((header.last, len(batch.body)))
+
+    def acknowledge(self, upto: int) -> None:
+        """The receiver has everything up to `upto`."""
+        self.guard.acknowledged(upto)
+        while self._sizes and self._sizes[0][0] <= upto:
+            self.in_flight_bytes -= self._sizes.popleft()[1]
+
+    def is_ready(self) -> bool:
+        """It has reached the position before the first guarded one, and all before that is safe."""
+        return self.guard.is_ready()
