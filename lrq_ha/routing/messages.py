@@ -1,0 +1,195 @@
+"""What goes into a session (events) and what comes out of it (effects). Positions are the source group's log positions.
+
+Duties of the driver:
+  1. A session is told of every status entry of its client in log order (at its start: of those in LRQ_Status, with their
+     positions; the last value per key is enough), and of one at position p before it is given anything read from behind p.
+  2. A reader that it starts gives every transaction of that view from `from_sequence` on, whole, in log order, or says
+     `Trimmed` and ends. When it has reached the end it says so (`ReadEnd`), again whenever the view's end has moved on.
+  3. Only safe entries are given (views hold nothing else).
+  4. Batches of one session go out in order, on one channel. An ack is passed on when the sink's log entry is safe there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing import names
+from lrq_ha.routing.tables import Reason, State
+
+
+class Stream(Enum):
+    """The views that a session reads."""
+
+    LOG_ENTRIES = names.SEND_LOG_ENTRIES
+    SNAP_SYNC = names.SEND_SNAP_SYNC
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """There is a link to a door of the destination's primary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The link is gone, and with it whatever was not acked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReport:
+    """What the sink holds: the answer to AskSink (`SinkStatus`).
+
+    Args:
+        last: Last transaction that is safe there; (0, 0): none.
+        snapshot_request: The full sync that began last there; empty: none.
+        snapshot_complete: Its end marker is there.
+        config_id: What the sink says its configuration is; must be the source's.
+        in_history: `last` is an entry of the source's own history (by its epoch table; true for (0, 0)).
+    """
+
+    last: Position
+    snapshot_request: str
+    snapshot_complete: bool
+    config_id: str
+    in_history: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Transactions from a view, in log order; `reader` is the number in StartRead."""
+
+    reader: int
+    entries: tuple[tuple[Position, pb.Transaction], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnd:
+    """The reader has given everything of its view up to `through`."""
+
+    reader: int
+    through: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """The reader has ended: of what comes next, all before sequence `first_available` may be gone."""
+
+    reader: int
+    first_available: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusEntry:
+    """A status entry of this session's client in the group's log. Those about other destinations are ignored."""
+
+    position: Position
+    status: pb.Status
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """The sink holds everything of the chain up to `upto`, safely."""
+
+    upto: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The sink refused a batch: it saw a gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """An operator or the sink wants a full sync."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes; a few times a second is enough. `now` in seconds, never going back."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The session ends for good."""
+
+
+Event = (
+    Connected | Disconnected | SinkReport | Read | ReadEnd | Trimmed | StatusEntry | Acked | Refused | Demand | Tick | Stop
+)
+
+# ---- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskSink:
+    """Ask the sink what it holds of `queue`."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRead:
+    """Read `stream` from `from_sequence` (of the log) on. It replaces the reader that the stream had."""
+
+    stream: Stream
+    from_sequence: int
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRead:
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRead:
+    """Enough for now: what is under way is still taken."""
+
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRead:
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Publish `body` (a ReceivedBatch) to `queue` through the sink's door.
+
+    Args:
+        first: Position of its first transaction.
+        last: Position of its last transaction.
+        previous: The transaction before it in this queue; (0, 0): the chain starts here.
+    """
+
+    queue: str
+    body: bytes
+    first: Position
+    last: Position
+    previous: Position
+
+
+@dataclass(frozen=True, slots=True)
+class AppendStatus:
+    """Append `status` to the group's log; it comes back as a StatusEntry."""
+
+    status: pb.Status
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """For operators: the session is in `state`, because of `reason`."""
+
+    state: State
+    reason: Reason
+
+
+Effect = AskSink | StartRead | StopRead | PauseRead | ResumeRead | Send | AppendStatus | Report

@@ -1,0 +1,135 @@
+"""The names of the routing queues, and who may be in them.
+
+Rules: client names and remote ids hold no underscore, so `LRQ_Recv_<client_name>_<remote_id>` parses in one way only and the
+prefix `LRQ_Recv_<client_name>_` finds the queues of that client and no other's. A producer name holds no slash, so
+`<producer>/<sequence>` parses in one way only.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from lrq_ha.replication.errors import MalformedInput
+
+PREFIX = "LRQ_"
+SEND_LOG_ENTRIES = "LRQ_Send_LogEntries"
+SEND_SNAP_SYNC = "LRQ_Send_SnapSync"
+STATUS = "LRQ_Status"
+RECV_PREFIX = "LRQ_Recv_"
+PRODUCER_PREFIX = "LRQ_Producer_"
+
+NAME_CHARS_MAX = 64
+PRODUCER_CHARS_MAX = 128
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.\-]{0,%d}" % (NAME_CHARS_MAX - 1))
+_PRODUCER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@\-]{0,%d}" % (PRODUCER_CHARS_MAX - 1))
+_NAME_RULE = "1 to %d letters, digits, dots or hyphens, a letter or digit first" % NAME_CHARS_MAX
+_PRODUCER_RULE = "1 to %d of letters, digits and ._:@-, a letter or digit first" % PRODUCER_CHARS_MAX
+
+
+class RecvQueue(NamedTuple):
+    """What the name of a receive queue says."""
+
+    client_name: str
+    remote_id: str
+
+
+class ProducerSequence(NamedTuple):
+    """The door's answer to a producer who asks where it stood; 0: nothing is known of it."""
+
+    producer: str
+    sequence: int
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may be a client name or a remote id."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_producer(text: str) -> bool:
+    return _PRODUCER.fullmatch(text) is not None
+
+
+def check_client_name(text: str) -> str:
+    """`text` itself. Raises MalformedInput if it cannot be a client name."""
+    return _checked(text, is_name(text), "client name", _NAME_RULE)
+
+
+def check_remote_id(text: str) -> str:
+    """`text` itself. Raises MalformedInput if it cannot be a remote id."""
+    return _checked(text, is_name(text), "remote id", _NAME_RULE)
+
+
+def check_producer(text: str) -> str:
+    """`text` itself. Raises MalformedInput if it cannot be a producer name."""
+    return _checked(text, is_producer(text), "producer name", _PRODUCER_RULE)
+
+
+def recv_queue(client_name: str, remote_id: str) -> str:
+    """The receive queue at the sink for what `client_name` transmits at the source `remote_id`."""
+    return f"{RECV_PREFIX}{check_client_name(client_name)}_{check_remote_id(remote_id)}"
+
+
+def parse_recv_queue(queue: str) -> RecvQueue | None:
+    """The parts of a receive queue's name; None if it is no such name."""
+    if not queue.startswith(RECV_PREFIX):
+        return None
+    parts = queue.removeprefix(RECV_PREFIX).split("_")
+    return RecvQueue(*parts) if len(parts) == 2 and all(map(is_name, parts)) else None
+
+
+def recv_queues_of(client_name: str) -> str:
+    """The prefix of all receive queues of one client: a receiver discovers its queues by it."""
+    return f"{RECV_PREFIX}{check_client_name(client_name)}_"
+
+
+def log_entry_tag(remote_id: str) -> str:
+    return f"lrq_logentry_{check_remote_id(remote_id)}"
+
+
+def snap_sync_tag(remote_id: str) -> str:
+    return f"lrq_snapsync_{check_remote_id(remote_id)}"
+
+
+def recv_tag(client_name: str) -> str:
+    return f"lrq_recv_{check_client_name(client_name)}"
+
+
+def client_key(client_name: str) -> str:
+    """Key of a client's status in LRQ_Status."""
+    return f"client/{check_client_name(client_name)}"
+
+
+def full_sync_key(client_name: str, destination: str) -> str:
+    """Key of the last full sync request in LRQ_Status."""
+    return f"fullsync/{check_client_name(client_name)}/{check_remote_id(destination)}"
+
+
+def producer_queue(producer: str) -> str:
+    """The name that a producer declares passively to learn its last sequence."""
+    return f"{PRODUCER_PREFIX}{check_producer(producer)}"
+
+
+def parse_producer_queue(queue: str) -> str | None:
+    """The producer that asks; None if this is no such name."""
+    producer = queue.removeprefix(PRODUCER_PREFIX)
+    return producer if producer != queue and is_producer(producer) else None
+
+
+def producer_answer(producer: str, sequence: int) -> str:
+    """The queue name in the door's answer."""
+    return f"{producer_queue(producer)}/{sequence}"
+
+
+def parse_producer_answer(queue: str) -> ProducerSequence | None:
+    """What the door answered; None if this is no such answer."""
+    name, _, sequence = queue.rpartition("/")
+    producer = parse_producer_queue(name)
+    return ProducerSequence(producer, int(sequence)) if producer and sequence.isdecimal() else None
+
+
+def _checked(text: str, valid: bool, what: str, rule: str) -> str:
+    if not valid:
+        raise MalformedInput(f"{text!r} is no {what}", todo=f"Use {rule}.")
+    return text

@@ -1,0 +1,126 @@
+"""The tables that a session follows: its states, what moves it between them, and what the sink's word means (negotiation).
+
+    WAITING_FOR_CONNECTION → NEGOTIATING → IN_SNAPSHOT_SYNC → WAIT_SNAPSHOT_APPLY → IN_LOG_ENTRY_SYNC
+
+Rules: a step that is not in TRANSITIONS is a bug and raises. In the three last states deltas flow (the chain is the log in order,
+see the package's docstring); they differ in where the newest snapshot stands.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class State(Enum):
+    WAITING_FOR_CONNECTION = auto()
+    NEGOTIATING = auto()  # the sink is asked what it holds
+    IN_SNAPSHOT_SYNC = auto()  # a snapshot is asked for or under way
+    WAIT_SNAPSHOT_APPLY = auto()  # its end marker is taken from the log and not yet acked
+    IN_LOG_ENTRY_SYNC = auto()
+    ERROR = auto()  # only a new connection or an operator helps
+    STOPPED = auto()
+
+
+class Step(Enum):
+    """What moves a session."""
+
+    LINK_UP = auto()
+    LINK_LOST = auto()
+    TRACK_LOST = auto()  # a batch was refused or an ack is overdue
+    REFUSE = auto()
+    RESTART = auto()  # the chain starts anew with a snapshot
+    RESUME_SNAPSHOT = auto()  # the chain goes on; the newest snapshot has not ended
+    RESUME_LOG = auto()
+    SNAPSHOT_BEGINS = auto()  # the start marker is taken from the log
+    SNAPSHOT_ENDS = auto()  # the end marker is taken from the log
+    SNAPSHOT_ACKED = auto()
+    STOP = auto()
+
+
+class Reason(Enum):
+    """Why a session is where it is; the value is for people."""
+
+    CONNECTED = "the link is up"
+    DISCONNECTED = "the link is down"
+    BATCH_REFUSED = "the sink refused a batch: it lacks what comes before"
+    ACK_OVERDUE = "the sink does not ack what was sent"
+    OTHER_CONFIG = "the sink is configured otherwise: make both sides agree"
+    BEHIND_SINK = "the sink holds later positions than this log, which was begun anew: delete the receive queue at the sink"
+    NEVER_SYNCED = "the sink has had no snapshot"
+    OTHER_HISTORY = "the sink holds entries that this log lost"
+    TRIMMED = "the log no longer holds what the sink lacks"
+    SNAPSHOT_UNFINISHED = "the sink has part of a snapshot"
+    IN_STEP = "the log still holds what the sink lacks"
+    CLIENT_UNKNOWN = "the client has not announced itself: it is asked for nothing yet"
+    NO_PROVIDER = "the client has no full sync provider"
+    EMPTY_SNAPSHOT = "the client has no full sync provider: an empty snapshot, then all deltas that are left"
+    SNAPSHOT_BEGUN = "a snapshot was asked for"
+    SNAPSHOT_SILENT = "no snapshot data for too long: cancelled, to be asked for again"
+    SNAPSHOT_CANCELLED = "the snapshot was cancelled, to be asked for again"
+    SNAPSHOT_SENT = "the snapshot's end marker is on its way"
+    SNAPSHOT_DONE = "the sink has the whole snapshot"
+    DEMANDED = "a full sync is wanted"
+    LATE_REQUEST = "a full sync request came out of order: asked for again"
+    STOPPED = "stopped"
+
+
+_S = State
+TRANSITIONS: dict[State, dict[Step, State]] = {
+    _S.WAITING_FOR_CONNECTION: {Step.LINK_UP: _S.NEGOTIATING, Step.STOP: _S.STOPPED},
+    _S.NEGOTIATING: {
+        Step.REFUSE: _S.ERROR,
+        Step.RESTART: _S.IN_SNAPSHOT_SYNC,
+        Step.RESUME_SNAPSHOT: _S.IN_SNAPSHOT_SYNC,
+        Step.RESUME_LOG: _S.IN_LOG_ENTRY_SYNC,
+        Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
+        Step.STOP: _S.STOPPED,
+    },
+    _S.IN_SNAPSHOT_SYNC: {
+        Step.RESTART: _S.IN_SNAPSHOT_SYNC,
+        Step.SNAPSHOT_BEGINS: _S.IN_SNAPSHOT_SYNC,
+        Step.SNAPSHOT_ENDS: _S.WAIT_SNAPSHOT_APPLY,
+        Step.REFUSE: _S.ERROR,
+        Step.TRACK_LOST: _S.NEGOTIATING,
+        Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
+        Step.STOP: _S.STOPPED,
+    },
+    _S.WAIT_SNAPSHOT_APPLY: {
+        Step.RESTART: _S.IN_SNAPSHOT_SYNC,
+        Step.SNAPSHOT_BEGINS: _S.IN_SNAPSHOT_SYNC,
+        Step.SNAPSHOT_ACKED: _S.IN_LOG_ENTRY_SYNC,
+        Step.TRACK_LOST: _S.NEGOTIATING,
+        Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
+        Step.STOP: _S.STOPPED,
+    },
+    _S.IN_LOG_ENTRY_SYNC: {
+        Step.RESTART: _S.IN_SNAPSHOT_SYNC,
+        Step.SNAPSHOT_BEGINS: _S.IN_SNAPSHOT_SYNC,
+        Step.TRACK_LOST: _S.NEGOTIATING,
+        Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
+        Step.STOP: _S.STOPPED,
+    },
+    _S.ERROR: {Step.LINK_LOST: _S.WAITING_FOR_CONNECTION, Step.STOP: _S.STOPPED},
+    _S.STOPPED: {},
+}
+SENDING = frozenset({_S.IN_SNAPSHOT_SYNC, _S.WAIT_SNAPSHOT_APPLY, _S.IN_LOG_ENTRY_SYNC})
+
+
+class Holds(Enum):
+    """What a sink holds of a receive queue, as the source sees it."""
+
+    OTHER_CONFIG = auto()
+    NOTHING = auto()
+    OTHER_HISTORY = auto()  # its last entry is not in the source's log and never was, or was lost there
+    PART_OF_SNAPSHOT = auto()
+    SNAPSHOT = auto()  # whole, and perhaps deltas behind it
+
+
+# What follows from it. Whether the log still holds what comes next is known only when it is read: then RESTART, TRIMMED.
+# "Transferred, not applied" of the Corfu design is an end marker without ack here: the sink reports only what is safe there.
+NEGOTIATION: dict[Holds, tuple[Step, Reason]] = {
+    Holds.OTHER_CONFIG: (Step.REFUSE, Reason.OTHER_CONFIG),
+    Holds.NOTHING: (Step.RESTART, Reason.NEVER_SYNCED),
+    Holds.OTHER_HISTORY: (Step.RESTART, Reason.OTHER_HISTORY),
+    Holds.PART_OF_SNAPSHOT: (Step.RESUME_SNAPSHOT, Reason.SNAPSHOT_UNFINISHED),
+    Holds.SNAPSHOT: (Step.RESUME_LOG, Reason.IN_STEP),
+}
