@@ -1,0 +1,94 @@
+"""Errors of the publisher. Rule: whatever ends a publish, its Confirm raises one of these; nothing ends one silently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lrq_ha.replication.errors import LrqError
+
+
+class InvalidArgument(LrqError, ValueError):
+    """An argument that can never work (a bad name, no destination, a payload that is not bytes). Nothing was sent."""
+
+
+class MessageTooLarge(LrqError, ValueError):
+    """A message above the size limit. Nothing was sent."""
+
+
+class PublisherClosed(LrqError):
+    """The publisher is closed."""
+
+
+class Unconfirmed(LrqError):
+    """The publisher was closed before the message was confirmed: whether it was enqueued is not known."""
+
+    def __init__(self, replication_id: str) -> None:
+        super().__init__(
+            f"Message {replication_id} was not confirmed before the publisher was closed: it may or may not have been enqueued",
+            todo="Call flush() before close(), or give close() more time",
+        )
+        self.replication_id = replication_id
+
+
+class NackedError(LrqError):
+    """The broker refused a message: it nacked it, returned it as unroutable, or closed the channel because of it.
+
+    Attributes:
+        replication_id: The message's replication ID, which is free again.
+        code: AMQP reply code (312 no route, 404 no such exchange, …); 0 for a plain nack, which brings none.
+        text: What the broker said.
+    """
+
+    def __init__(self, replication_id: str, code: int, text: str) -> None:
+        todo = {
+            0: "A nack comes from a queue at its length limit (x-overflow = reject-publish) or from a queue that is not available",
+            312: "No queue is bound for this exchange and routing key: declare and bind it, then publish again",
+            404: "Declare the exchange, then publish again",
+        }.get(code, "")
+        said = f"{code} {text}" if code else "nack"
+        super().__init__(f"Message {replication_id} was refused by the broker: {said}", todo=todo)
+        self.replication_id = replication_id
+        self.code = code
+        self.text = text
+
+
+class FencedError(LrqError):
+    """Another process publishes under the same producer name: IDs of the two would be taken for repeats of each other."""
+
+    def __init__(self, producer: str, known: int, assigned: int) -> None:
+        super().__init__(
+            f"Producer {producer!r} is in use elsewhere: the server knows sequence {known}, this process assigned {assigned}",
+            todo="Give every process its own producer name, and start this one again",
+        )
+
+
+class WaitTimeout(LrqError, TimeoutError):
+    """Something did not happen in time. Nothing is given up: what was published stays in the window and is still being sent."""
+
+    def __init__(self, what: str, *, todo: str = "") -> None:
+        super().__init__(what, todo=todo, retriable=True)
+
+
+class ConfirmTimeout(WaitTimeout):
+    """No confirm yet."""
+
+
+class WindowFull(WaitTimeout):
+    """The window stayed full. The message was not taken."""
+
+
+class NoPrimary(WaitTimeout):
+    """No node of the list takes publishes.
+
+    Attributes:
+        answers: Address (host:port) -> what it answered last.
+    """
+
+    def __init__(self, vhost: str, answers: Mapping[str, str]) -> None:
+        listed = "; ".join(f"{address}: {answer}" for address, answer in answers.items())
+        super().__init__(f"No node takes publishes for vhost {vhost!r} ({listed})", todo="See which node is primary: lrq-ha list")
+        self.answers = dict(answers)
+
+
+class FullSyncCancelled(LrqError):
+    """The full sync that this context belongs to was cancelled (a newer request, the server, cancel(), or close())."""

@@ -1,0 +1,108 @@
+"""Which full syncs a client has to supply: pure. Fed with what stands in the LRQ_Status stream, in its order.
+
+Rules:
+ - The stream is read from its beginning at every login, and an old request must not be begun because its end has not been read
+   yet. So nothing is begun or cancelled until the reader has caught up.
+ - Per destination the newest request counts. It ends by a COMPLETED or CANCELLED of its own request id; one of an older request
+   that crossed it on the way ends nothing.
+ - A request is begun once by this process. A newer one for the same destination cancels the one that is being served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lrq_ha.proto import lrq_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class FullSyncRequest:
+    """A request for all data of a client, for one destination site."""
+
+    client_name: str
+    destination: str
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Effect: call the provider for this request."""
+
+    request: FullSyncRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Effect: the data of this request is not wanted any more."""
+
+    request: FullSyncRequest
+    why: str
+
+
+Effect = Begin | Cancel
+
+
+class RequestBook:
+    """The full sync requests for one client."""
+
+    def __init__(self, client_name: str) -> None:
+        self.client_name = client_name
+        self._caught_up = False
+        self._pending: dict[str, FullSyncRequest | None] = {}  # by destination: the newest request; None: it has ended
+        self._ended: dict[str, str] = {}  # by destination: the request id that was ended last
+        self._begun: dict[str, str] = {}  # by destination: the request id that was begun last here
+        self._running: dict[str, FullSyncRequest] = {}
+
+    def replay(self) -> None:
+        """The stream is read from its beginning (again)."""
+        self._caught_up = False
+        self._pending.clear()
+        self._ended.clear()
+
+    def caught_up(self) -> list[Effect]:
+        """All that stood in the stream has been read."""
+        self._caught_up = True
+        return [effect for destination in self._pending for effect in self._decide(destination)]
+
+    def status(self, status: pb.Status) -> list[Effect]:
+        """One message of the stream."""
+        found = status.full_sync
+        if status.WhichOneof("value") != "full_sync" or found.client_name != self.client_name or not found.destination:
+            return []
+        destination = found.destination
+        pending = self._pending.get(destination)
+        if found.state == pb.FullSyncRequest.REQUESTED:
+            if found.request_id == self._ended.get(destination):
+                return []  # a repeat of a request that has ended
+            self._pending[destination] = FullSyncRequest(found.client_name, destination, found.request_id, found.reason)
+        elif pending is not None and pending.request_id == found.request_id:
+            self._pending[destination] = None
+            self._ended[destination] = found.request_id
+        return self._decide(destination) if self._caught_up else []
+
+    def _decide(self, destination: str) -> list[Effect]:
+        wanted, running = self._pending[destination], self._running.get(destination)
+        effects: list[Effect] = []
+        if wanted is None:
+            if running is not None and running.request_id == self._ended.get(destination):
+                del self._running[destination]
+                effects.append(Cancel(running, "the request was ended elsewhere"))
+            return effects
+        if self._begun.get(destination) == wanted.request_id:
+            return []
+        if running is not None:
+            effects.append(Cancel(running, f"request {wanted.request_id} came after it"))
+        self._begun[destination] = wanted.request_id
+        self._running[destination] = wanted
+        return [*effects, Begin(wanted)]
+
+    def finished(self, request: FullSyncRequest) -> None:
+        """This process has ended the request (completed, cancelled, failed)."""
+        if self._running.get(request.destination) == request:
+            del self._running[request.destination]
+
+    @property
+    def running(self) -> list[FullSyncRequest]:
+        """What providers are working on."""
+        return list(self._running.values())

@@ -1,0 +1,452 @@
+"""One AMQP connection of a publisher, and its successors: log in at the node that takes us, send the window, pass on confirms.
+
+Rules:
+ - Everything here runs on the publisher's I/O thread, except `wake` and the read-only properties. The window is shared with the
+   threads that publish, so it is touched only under the publisher's lock.
+ - Whatever goes wrong ends in `_drop`: the window puts what was in flight in line again, and the next address is tried.
+ - Callbacks of a connection that was dropped are ignored (each is bound to its connection).
+ - Two private methods of pika are used, both in the marked place at the end: one writes many frames with one system call (a
+   third of the CPU of basic_publish, and the interpreter lock is given up once per batch and not once per frame), the other
+   aborts a connection whose peer has stopped answering (as pika's own heartbeat check does).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pika
+import pika.exceptions
+import pika.frame
+import pika.spec
+
+from lrq_ha.publisher.confirm import Confirm
+from lrq_ha.publisher.errors import FencedError
+from lrq_ha.publisher.messages import ID_HEADER, ID_SEPARATOR, PRODUCER_QUERY
+from lrq_ha.publisher.nodes import Rotation
+from lrq_ha.publisher.window import Settled, Window
+
+_LOG = logging.getLogger(__name__)
+
+PUBLISH_CHANNEL: Final = 1  # fixed: it is written in the frames that wait in the window
+QUERY_CHANNEL: Final = 2
+CONSUME_CHANNEL: Final = 3
+
+WRITE_BYTES_MAX: Final = 256 * 1024  # per write: pika copies what a partial send leaves over
+HELD_S: Final = 5.0  # a login that lasted this long was a good one, even if nothing was sent
+CONSUME_RETRY_S: Final = 2.0
+CONSUME_PREFETCH: Final = 256
+FRAME_OVERHEAD_BYTES: Final = 8
+FRAME_END: Final = b"\xce"
+CONNECTION_FORCED: Final = 320  # the node stops, or is a backup: says nothing about our messages
+NOT_FOUND: Final = 404
+
+
+class State(enum.Enum):
+    """Of a link."""
+
+    IDLE = "idle"  # nothing to send yet
+    WAITING = "waiting"  # for the time of the next attempt
+    LOGGING_IN = "logging in"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message as it waits in the window: its method and header frames for PUBLISH_CHANNEL, its body, and who waits for it."""
+
+    frames: bytes
+    body: bytes
+    confirm: Confirm
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """What a link calls, on the I/O thread and without the lock."""
+
+    ready: Callable[[], None]
+    settle: Callable[[Callable[[], list[Settled[Outgoing]]]], bool]  # runs it under the lock, settles what it returns, if anything
+    fenced: Callable[[FencedError], None]
+
+
+@functools.lru_cache(maxsize=1024)
+def _publish_frame(exchange: str, routing_key: str) -> bytes:
+    method = pika.spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+    frame: bytes = pika.frame.Method(PUBLISH_CHANNEL, method).marshal()
+    return frame
+
+
+def message_frames(exchange: str, routing_key: str, body_bytes: int, properties: pika.BasicProperties) -> bytes:
+    """The method and header frames of a mandatory publish."""
+    header: bytes = pika.frame.Header(PUBLISH_CHANNEL, body_bytes, properties).marshal()
+    return _publish_frame(exchange, routing_key) + header
+
+
+def parameters(url: str, vhost: str, producer: str, heartbeat_s: int, login_timeout_s: float) -> pika.URLParameters:
+    """Connection parameters for one address; one attempt, since the link makes the next ones."""
+    found = pika.URLParameters(url)
+    found.virtual_host = vhost
+    found.heartbeat = heartbeat_s
+    found.socket_timeout = found.stack_timeout = login_timeout_s
+    found.connection_attempts = 1
+    found.client_properties = {"lrq_producer": producer, "connection_name": f"lrq publisher {producer}"}
+    return found
+
+
+def address(params: pika.ConnectionParameters) -> str:
+    """host:port, for people (no password)."""
+    return f"{params.host}:{params.port}"
+
+
+def describe(error: BaseException) -> str:
+    """What a node answered, without the layers that pika wraps around it."""
+    while True:
+        inner = getattr(error, "exceptions", None) or [getattr(error, "exception", None)]
+        if not isinstance(inner[-1], BaseException):
+            break
+        error = inner[-1]
+    if isinstance(error, pika.exceptions.ConnectionClosed | pika.exceptions.ChannelClosed):
+        return f"{error.reply_code} {error.reply_text}"
+    return str(error) or type(error).__name__
+
+
+class Link:
+    """The connection to one vhost, over a list of addresses of which one at a time takes us.
+
+    Args:
+        loop: pika's IOLoop, which the I/O thread runs.
+        lock: The publisher's lock around every window.
+        window: The messages of this link's producer.
+        nodes: Connection parameters of each address.
+        learn: Windows whose producers' last sequences to ask the server for at every login.
+        login_timeout_s: Seconds from the first byte to the first publish.
+        confirm_timeout_s: Seconds that the oldest message in flight may stay that without a confirm.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        lock: threading.Condition,
+        window: Window[Outgoing],
+        nodes: Sequence[pika.URLParameters],
+        learn: Sequence[Window[Outgoing]],
+        login_timeout_s: float,
+        confirm_timeout_s: float,
+        handlers: Handlers,
+    ) -> None:
+        self.window = window
+        self.state = State.IDLE
+        self.vhost: str = nodes[0].virtual_host
+        self._loop = loop
+        self._lock = lock
+        self._nodes = nodes
+        self._learn = learn
+        self._login_timeout_s = login_timeout_s
+        self._confirm_timeout_s = confirm_timeout_s
+        self._handlers = handlers
+        self._rotation = Rotation(len(nodes))
+        self._answers: dict[str, str] = {}
+        self._connection: Any = None
+        self._timer: Any = None  # of the attempt or of the login, never both
+        self._blocked = False
+        self._ready_since_s = 0.0
+        self._wake_pending = False
+        self._consumer: tuple[str, Callable[[], None], Callable[[bytes], None]] | None = None
+        self._consumer_channel: Any = None
+
+    @property
+    def answers(self) -> Mapping[str, str]:
+        """What each address answered last, by host:port."""
+        return {address(node): self._answers.get(address(node), "not tried yet") for node in self._nodes}
+
+    # ---- logging in
+
+    def start(self) -> None:
+        """Begins to connect, once."""
+        if self.state is State.IDLE:
+            self._watch()
+            self._attempt()
+
+    def _attempt(self) -> None:
+        self.state = State.LOGGING_IN
+        self._timer = self._loop.call_later(self._login_timeout_s, self._login_overdue)
+        node = self._nodes[self._rotation.current]
+        self._answers[address(node)] = "no answer yet"
+        self._connection = pika.SelectConnection(
+            node,
+            on_open_callback=self._opened,
+            on_open_error_callback=self._ended,
+            on_close_callback=self._ended,
+            custom_ioloop=self._loop,
+        )
+
+    def _login_overdue(self) -> None:
+        self._drop(f"no login within {self._login_timeout_s} s")
+
+    def _opened(self, connection: Any) -> None:
+        if connection is not self._connection:
+            return
+        connection.add_on_connection_blocked_callback(lambda c, frame: self._set_blocked(c, True, frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda c, _: self._set_blocked(c, False, ""))
+        self._ask(connection, list(self._learn))
+
+    def _set_blocked(self, connection: Any, blocked: bool, reason: str) -> None:
+        if connection is self._connection:
+            self._blocked = blocked
+            _LOG.warning("%s %s publishing %s", self._where(), "blocks" if blocked else "goes on", reason)
+
+    def _ask(self, connection: Any, windows: list[Window[Outgoing]]) -> None:
+        """Asks for the last sequence of each window's producer, then opens the channel to publish on. NOT_FOUND (which closes
+        the channel) is the answer of a broker without a door: it knows no producers."""
+        if connection is not self._connection or not connection.is_open:
+            return
+        if not windows:
+            connection.channel(PUBLISH_CHANNEL, on_open_callback=self._channel_opened)
+            return
+        window, rest = windows[0], windows[1:]
+
+        def answered(frame: Any) -> None:
+            channel.add_on_close_callback(lambda *_: self._later(lambda: self._ask(connection, rest)))
+            self._learned(window, frame.method.queue)
+            if channel.is_open:
+                channel.close()
+
+        def closed(_: Any, reason: BaseException) -> None:
+            if isinstance(reason, pika.exceptions.ChannelClosedByBroker) and connection is self._connection:
+                if reason.reply_code == NOT_FOUND:
+                    self._later(lambda: self._ask(connection, rest))
+                else:
+                    self._drop(describe(reason))
+
+        def opened(_: Any) -> None:
+            channel.add_on_close_callback(closed)
+            channel.queue_declare(PRODUCER_QUERY + window.producer, passive=True, callback=answered)
+
+        channel = connection.channel(QUERY_CHANNEL, on_open_callback=opened)
+
+    def _later(self, callback: Callable[[], None]) -> None:
+        """From the loop, not from within pika's own handling of a channel's end (the number is in use until that returns)."""
+        self._loop.call_later(0, callback)
+
+    def _learned(self, window: Window[Outgoing], queue: str) -> None:
+        _, _, last = queue.rpartition(ID_SEPARATOR)
+        try:
+            with self._lock:
+                window.learn(int(last) if last.isdecimal() else 0)
+        except FencedError as error:
+            self._handlers.fenced(error)
+
+    def _channel_opened(self, channel: Any) -> None:
+        if channel.connection is not self._connection:
+            return
+        channel.add_on_close_callback(self._channel_closed)
+        channel.add_on_return_callback(self._returned)
+        channel.confirm_delivery(self._confirmed, lambda _: self._ready(channel))
+
+    def _ready(self, channel: Any) -> None:
+        if channel.connection is not self._connection:
+            return
+        self._cancel_timer()
+        self.state = State.READY
+        self._ready_since_s = time.monotonic()
+        self._answers[address(self._nodes[self._rotation.current])] = "takes publishes"
+        _LOG.info("%s takes publishes of producer %s", self._where(), self.window.producer)
+        self._handlers.ready()
+        self._pump()
+        if self._consumer is not None and self._consumer_channel is None:
+            self._consume()
+
+    # ---- sending and confirms
+
+    def wake(self) -> None:
+        """Has the I/O thread send what is in line. From any thread, under the lock."""
+        if not self._wake_pending:
+            self._wake_pending = True
+            self._loop.add_callback_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        with self._lock:
+            self._wake_pending = False
+        self._pump()
+
+    def _pump(self) -> None:
+        while self.state is State.READY:
+            with self._lock:
+                entries = self.window.take(WRITE_BYTES_MAX)
+            if not entries:
+                return
+            self._write([entry.item for entry in entries])
+
+    def _write(self, messages: Sequence[Outgoing]) -> None:
+        body_max = self._connection.params.frame_max - FRAME_OVERHEAD_BYTES
+        parts: list[bytes] = []
+        size = 0
+        for message in messages:
+            parts.append(message.frames)
+            body = message.body
+            for start in range(0, len(body), body_max):
+                piece = body[start : start + body_max]  # the body itself, not a copy, if it is shorter
+                parts += (struct.pack(">BHI", pika.spec.FRAME_BODY, PUBLISH_CHANNEL, len(piece)), piece, FRAME_END)
+                size += len(piece)
+                if size >= WRITE_BYTES_MAX:
+                    _write_frames(self._connection, b"".join(parts))
+                    parts, size = [], 0
+        if parts:
+            _write_frames(self._connection, b"".join(parts))
+
+    def _confirmed(self, frame: Any) -> None:
+        method = frame.method
+        nack = isinstance(method, pika.spec.Basic.Nack)
+        self._rotation.succeeded()
+        if self._handlers.settle(lambda: self.window.acked(method.delivery_tag, method.multiple, nack=nack)):
+            self._pump()  # when messages go one at a time, the next one waits for this
+
+    def _returned(self, _: Any, method: Any, properties: Any, __: bytes) -> None:
+        _, _, sequence = str((properties.headers or {}).get(ID_HEADER, "")).rpartition(ID_SEPARATOR)
+        if sequence.isdecimal():
+            with self._lock:
+                self.window.returned(int(sequence), method.reply_code, method.reply_text)
+
+    def _channel_closed(self, channel: Any, reason: BaseException) -> None:
+        """By the broker: because of a message in flight. Otherwise the connection is ending, which says so itself."""
+        connection = channel.connection
+        if connection is not self._connection or not isinstance(reason, pika.exceptions.ChannelClosedByBroker):
+            return
+        sent = self.window.in_flight  # changed by this thread only
+        if not sent:
+            self._drop(describe(reason))
+            return
+        _LOG.warning("%s closed the channel: %s; sending %d messages again, one at a time", self._where(), describe(reason), sent)
+        self.state = State.LOGGING_IN
+        self._timer = self._loop.call_later(self._login_timeout_s, self._login_overdue)
+        self._handlers.settle(lambda: self.window.channel_refused(reason.reply_code, reason.reply_text))
+        self._later(lambda: self._ask(connection, []))
+
+    # ---- losing the connection
+
+    def _watch(self) -> None:
+        """Looks from time to time whether a confirm is missing. A broker that said that it blocks us is not late."""
+        if self.state is State.CLOSED:
+            return
+        self._loop.call_later(min(1.0, self._confirm_timeout_s / 4), self._watch)
+        if self.state is not State.READY or self._blocked:
+            return
+        with self._lock:
+            overdue_s = self.window.overdue_s(time.monotonic())
+        if overdue_s > self._confirm_timeout_s:
+            self._drop(f"no confirm for {overdue_s:.1f} s")
+
+    def _ended(self, connection: Any, reason: BaseException) -> None:
+        if connection is not self._connection:
+            return
+        if isinstance(reason, pika.exceptions.ConnectionClosedByBroker) and reason.reply_code != CONNECTION_FORCED:
+            code, text = reason.reply_code, reason.reply_text
+            self._handlers.settle(lambda: self.window.connection_refused(code, text))
+        self._drop(describe(reason))
+
+    def _drop(self, why: str) -> None:
+        """Leaves the connection, if it is still there, and tries the next address."""
+        if self.state is State.CLOSED:
+            return
+        connection, self._connection = self._connection, None
+        was_ready = self.state is State.READY
+        if was_ready and time.monotonic() - self._ready_since_s > HELD_S:
+            self._rotation.succeeded()
+        self._cancel_timer()
+        self._consumer_channel = None
+        self._blocked = False
+        self._answers[address(self._nodes[self._rotation.current])] = why
+        _LOG.log(logging.WARNING if was_ready else logging.INFO, "%s: %s", self._where(), why)
+        self.state = State.WAITING
+        with self._lock:
+            self.window.disconnected()
+        if connection is not None:
+            _abort(connection, why)
+        self._timer = self._loop.call_later(self._rotation.next(random.random()), self._attempt)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._loop.remove_timeout(self._timer)
+            self._timer = None
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Ends the connection in order; `done` is called when it is gone. What is still in the window is the caller's matter."""
+        ready = self.state is State.READY
+        self._cancel_timer()
+        self.state = State.CLOSED
+        connection, self._connection = self._connection, None
+        if connection is None:
+            done()
+        elif ready and connection.is_open:
+            connection.add_on_close_callback(lambda *_: done())
+            connection.close()
+        else:
+            _abort(connection, "closed")
+            done()
+
+    def _where(self) -> str:
+        return f"{address(self._nodes[self._rotation.current])} vhost {self.vhost!r}"
+
+    # ---- reading a stream from its beginning
+
+    def consume(self, stream: str, begin: Callable[[], None], message: Callable[[bytes], None]) -> None:
+        """Reads `stream` from its first message, and again so after every login: `begin()`, then `message(body)` for each."""
+        self._consumer = (stream, begin, message)
+        if self.state is State.READY:
+            self._consume()
+
+    def _consume(self) -> None:
+        connection = self._connection
+        if self._consumer is None or self.state is not State.READY or self._consumer_channel is not None:
+            return
+        stream, begin, message = self._consumer
+
+        def deliver(channel: Any, method: Any, _: Any, body: bytes) -> None:
+            if channel is self._consumer_channel:
+                channel.basic_ack(method.delivery_tag)
+                message(body)
+
+        def opened(channel: Any) -> None:
+            if channel is self._consumer_channel:
+                channel.basic_qos(prefetch_count=CONSUME_PREFETCH, callback=lambda _: start(channel))
+
+        def start(channel: Any) -> None:
+            if channel is self._consumer_channel:
+                begin()
+                channel.basic_consume(stream, deliver, arguments={"x-stream-offset": "first"})
+
+        def cancelled(_: Any) -> None:
+            if channel.is_open:
+                channel.close()
+
+        def closed(ended: Any, reason: BaseException) -> None:
+            if ended is self._consumer_channel:
+                self._consumer_channel = None
+                if connection.is_open:
+                    _LOG.warning("%s: cannot read %s: %s; trying again", self._where(), stream, describe(reason))
+                    self._loop.call_later(CONSUME_RETRY_S, self._consume)
+
+        channel = self._consumer_channel = connection.channel(CONSUME_CHANNEL, on_open_callback=opened)
+        channel.add_on_close_callback(closed)
+        channel.add_on_cancel_callback(cancelled)
+
+
+# ---- the two private methods of pika (tests/integration/test_publisher.py fails if they go away)
+
+
+def _write_frames(connection: Any, frames: bytes) -> None:
+    connection._output_marshaled_frames([frames])
+
+
+def _abort(connection: Any, why: str) -> None:
+    if not connection.is_closed:
+        connection._terminate_stream(pika.exceptions.AMQPConnectionError(why))

@@ -1,0 +1,120 @@
+"""What the publisher puts on the wire, and the checks of what the caller hands in: pure. The names are those of lrq.proto."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher.errors import InvalidArgument, MessageTooLarge
+
+VHOST: Final = "lrq"
+SEND_LOG_ENTRIES: Final = "LRQ_Send_LogEntries"
+SEND_SNAPSHOT: Final = "LRQ_Send_SnapSync"
+STATUS: Final = "LRQ_Status"
+PRODUCER_QUERY: Final = "LRQ_Producer_"
+ID_HEADER: Final = "x-lrq-id"
+ID_SEPARATOR: Final = "/"
+LOG_PRODUCER_SUFFIX: Final = ".lrq"
+
+NAME_CHARACTERS_MAX: Final = 64
+SHORT_STRING_BYTES_MAX: Final = 255
+MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+_NAME = re.compile(rf"[A-Za-z0-9_.\-]{{1,{NAME_CHARACTERS_MAX}}}", re.ASCII)
+
+Addressed = tuple[bytes, Sequence[str]]
+"""A payload and the remote_ids of the sites that are to have it."""
+
+
+def checked_name(what: str, name: object) -> str:
+    """`name` if it is 1 to 64 characters of A-Z a-z 0-9 _ . - ; InvalidArgument otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgument(f"{what} is {name!r}", todo=f"It must be 1 to {NAME_CHARACTERS_MAX} characters of A-Z a-z 0-9 _ . -")
+    return name
+
+
+def checked_producer(name: object) -> str:
+    """A producer name; one that ends like the names this library derives for vhost lrq would share IDs with them."""
+    producer = checked_name("producer", name)
+    if producer.endswith(LOG_PRODUCER_SUFFIX):
+        raise InvalidArgument(f"producer is {producer!r}", todo=f"Names ending in {LOG_PRODUCER_SUFFIX} are taken for log entries")
+    return producer
+
+
+def checked_short_string(what: str, value: object) -> str:
+    """An AMQP short string: at most 255 bytes of UTF-8."""
+    if not isinstance(value, str) or len(value.encode()) > SHORT_STRING_BYTES_MAX:
+        raise InvalidArgument(f"{what} is {value!r:.80}", todo=f"It must be a str of at most {SHORT_STRING_BYTES_MAX} bytes")
+    return value
+
+
+def checked_bytes(what: str, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)  # a copy: the caller may change it while it waits in the window
+    raise InvalidArgument(f"{what} is a {type(value).__name__}", todo="It must be bytes; encode text yourself")
+
+
+def checked_size(what: str, size_bytes: int, bytes_max: int) -> None:
+    if size_bytes > bytes_max:
+        raise MessageTooLarge(f"{what} has {size_bytes} bytes, the limit is {bytes_max}", todo="Split it into several messages")
+
+
+def checked_destinations(destinations: object) -> tuple[str, ...]:
+    """Destinations without repeats, in their order. A bare str is refused: it would be taken for a list of one-letter sites."""
+    todo = "It must be a non-empty list of non-empty strings (remote_ids of sites)"
+    if isinstance(destinations, str | bytes) or not isinstance(destinations, Iterable):
+        raise InvalidArgument(f"destinations is {destinations!r:.80}", todo=todo)
+    found = tuple(dict.fromkeys(destinations))
+    if not found or not all(isinstance(each, str) and each for each in found):
+        raise InvalidArgument(f"destinations is {found!r:.80}", todo=todo)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntries:
+    """What becomes one Transaction: payloads with their destinations, and the full sync that they belong to, if any."""
+
+    entries: tuple[tuple[bytes, tuple[str, ...]], ...]
+    type: pb.ReplicationType = pb.LOG_ENTRY_SYNC
+    request_id: str = ""
+
+    @classmethod
+    def checked(cls, entries: Iterable[Addressed]) -> LogEntries:
+        """From what a caller handed in; InvalidArgument if a payload is not bytes, a destination is missing, or there is none."""
+        found = tuple((checked_bytes("payload", payload), checked_destinations(to)) for payload, to in entries)
+        if not found:
+            raise InvalidArgument("The transaction has no entries")
+        return cls(found)
+
+    def to_bytes(self, client_name: str, replication_id: str, timestamp_us: int) -> bytes:
+        """The Transaction's bytes: equal payloads stand in it once."""
+        index: dict[bytes, int] = {}
+        table = [
+            pb.RoutingTableEntryMsg(destinations=to, payload=index.setdefault(payload, len(index))) for payload, to in self.entries
+        ]
+        return pb.Transaction(
+            client_name=client_name,
+            replication_id=replication_id,
+            timestamp_us=timestamp_us,
+            type=self.type,
+            request_id=self.request_id,
+            payloads=list(index),
+            entries=table,
+        ).SerializeToString()
+
+
+def client_status(client_name: str, full_sync_provider: bool) -> bytes:
+    """The announcement of a client: whether it can supply full syncs."""
+    value = pb.ClientStatus(client_name=client_name, full_sync_provider=full_sync_provider)
+    return pb.Status(key=f"client/{client_name}", client=value).SerializeToString()
+
+
+def full_sync_status(client_name: str, destination: str, request_id: str, reason: str, state: pb.FullSyncRequest.State) -> bytes:
+    """How a full sync ended."""
+    value = pb.FullSyncRequest(client_name=client_name, destination=destination, request_id=request_id, reason=reason, state=state)
+    return pb.Status(key=f"fullsync/{client_name}/{destination}", full_sync=value).SerializeToString()

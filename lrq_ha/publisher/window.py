@@ -1,0 +1,211 @@
+"""The window of unconfirmed messages of one producer: pure, no I/O, no clock, no locks (its driver serialises the calls).
+
+Rules:
+ - A replication ID is given once, before the message is enqueued, and stays with the message on every resend.
+ - Messages are sent, and sent again, in the order of their IDs. On one channel the delivery tags 1, 2, … follow that order.
+ - A message leaves the window by an ack, a nack, or a refusal; a lost connection only makes it wait to be sent again.
+ - The broker does not say which message made it close a channel. So those in doubt are then sent one at a time (probing)
+   until the culprit is the only one in flight when it happens again.
+ - A sequence that was learned from the server only moves the next one up, never down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from lrq_ha.publisher.errors import FencedError, NackedError, Unconfirmed
+from lrq_ha.replication.errors import IllegalEvent, LrqError
+
+T = TypeVar("T")
+
+CONNECTION_STRIKES_MAX = 3
+"""A lone message that was in flight this often when the broker closed the connection for an error is refused. (One close can
+be the broker's own trouble; a channel close names the message, so there one is enough.)"""
+
+
+@dataclass(slots=True)
+class Entry(Generic[T]):
+    """One unconfirmed message; `item` is the driver's own (its bytes and whoever waits for it)."""
+
+    sequence: int
+    size_bytes: int
+    item: T
+    strikes: int = 0
+    returned: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Generic[T]):
+    """A message that left the window. `error` is None when it was confirmed."""
+
+    entry: Entry[T]
+    error: LrqError | None = None
+
+
+class Window(Generic[T]):
+    """Unconfirmed messages of one producer, at most `messages_max` of them and `bytes_max` bytes.
+
+    Args:
+        producer: Producer name, the part of the replication IDs before the slash.
+        messages_max: Most messages that wait for a confirm, >= 1.
+        bytes_max: Most bytes that do; a single message larger than this still passes when it is alone.
+    """
+
+    def __init__(self, producer: str, messages_max: int, bytes_max: int) -> None:
+        self.producer = producer
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.assigned = 0  # the highest sequence given or learned; never goes down
+        self.given = 0  # how many this process has given itself
+        self._waiting: deque[Entry[T]] = deque()  # to be sent, by sequence; all above those in flight
+        self._flight: dict[int, Entry[T]] = {}  # delivery tag -> entry, both ascending
+        self._tag = 0  # the last delivery tag used on this channel
+        self._acked = 0  # every tag up to this one is settled
+        self._probe_to = 0  # messages up to this sequence are sent one at a time
+        self._head = (0, 0.0)  # (sequence, since when in seconds) of the oldest message in flight, when last looked at
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._flight)
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether a message of this size may be added now."""
+        count = len(self)
+        return count == 0 or (count < self.messages_max and self.bytes + size_bytes <= self.bytes_max)
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages were sent on this channel and are not settled."""
+        return len(self._flight)
+
+    @property
+    def oldest(self) -> int:
+        """The sequence of the oldest unconfirmed message; the next one to be given if there is none."""
+        if self._flight:
+            return next(iter(self._flight.values())).sequence
+        return self._waiting[0].sequence if self._waiting else self.assigned + 1
+
+    def learn(self, last: int) -> None:
+        """Takes the producer's last sequence as the server knows it (0: unknown).
+
+        Raises:
+            FencedError: It is beyond what this process has given: someone else uses the name. Nothing was changed.
+        """
+        if last > self.assigned and self.given:
+            raise FencedError(self.producer, last, self.assigned)
+        self.assigned = max(self.assigned, last)
+
+    def next_id(self) -> str:
+        """The replication ID that the next `add` will give."""
+        return f"{self.producer}/{self.assigned + 1}"
+
+    def id_of(self, sequence: int) -> str:
+        return f"{self.producer}/{sequence}"
+
+    def add(self, size_bytes: int, item: T) -> Entry[T]:
+        """Gives the next replication ID and puts the message in line. The caller has asked `fits`, or knows why it need not."""
+        self.assigned += 1
+        self.given += 1
+        entry = Entry(self.assigned, size_bytes, item)
+        self._waiting.append(entry)
+        self.bytes += size_bytes
+        return entry
+
+    def take(self, bytes_max: int) -> list[Entry[T]]:
+        """The next messages to write to the open channel, at least one if any may go, about `bytes_max` bytes of them."""
+        taken: list[Entry[T]] = []
+        size = 0
+        waiting, flight = self._waiting, self._flight
+        while waiting and size < bytes_max:
+            if waiting[0].sequence <= self._probe_to and flight:
+                break
+            entry = waiting.popleft()
+            self._tag += 1
+            flight[self._tag] = entry
+            taken.append(entry)
+            size += entry.size_bytes
+        return taken
+
+    def acked(self, tag: int, multiple: bool, *, nack: bool = False) -> list[Settled[T]]:
+        """A basic.ack or basic.nack. A message that was returned before its ack is not stored anywhere: refused.
+
+        Raises:
+            IllegalEvent: A tag that was never sent.
+        """
+        if tag > self._tag:
+            raise IllegalEvent(f"Confirm for delivery tag {tag} of producer {self.producer}, but only {self._tag} were sent")
+        if multiple:
+            tags = range(self._acked + 1, (tag or self._tag) + 1)
+            self._acked = max(self._acked, tags.stop - 1)
+        else:
+            tags = range(tag, tag + 1)
+        settled = []
+        for each in tags:
+            entry = self._flight.pop(each, None)
+            if entry is not None:
+                self.bytes -= entry.size_bytes
+                settled.append(Settled(entry, self._refusal(entry, nack)))
+        return settled
+
+    def _refusal(self, entry: Entry[T], nack: bool) -> LrqError | None:
+        if entry.returned is not None:
+            return NackedError(self.id_of(entry.sequence), *entry.returned)
+        return NackedError(self.id_of(entry.sequence), 0, "") if nack else None
+
+    def returned(self, sequence: int, code: int, text: str) -> None:
+        """A basic.return: the message's ack follows, and then settles it as refused. Returns come in order, so the search is short."""
+        for entry in self._flight.values():
+            if entry.sequence == sequence:
+                entry.returned = (code, text)
+                return
+
+    def channel_refused(self, code: int, text: str) -> list[Settled[T]]:
+        """The broker closed the channel because of a message in flight. All others are sent again on the next channel."""
+        return self._blame(1, code, text)
+
+    def connection_refused(self, code: int, text: str) -> list[Settled[T]]:
+        """The broker closed the connection with an error that a message may have caused (a malformed one, say)."""
+        return self._blame(CONNECTION_STRIKES_MAX, code, text)
+
+    def _blame(self, strikes_max: int, code: int, text: str) -> list[Settled[T]]:
+        settled = []
+        if len(self._flight) == 1:
+            ((tag, entry),) = self._flight.items()
+            entry.strikes += 1
+            if entry.strikes >= strikes_max:
+                del self._flight[tag]
+                self.bytes -= entry.size_bytes
+                settled.append(Settled(entry, NackedError(self.id_of(entry.sequence), code, text)))
+        if self._flight:
+            self._probe_to = max(self._probe_to, next(reversed(self._flight.values())).sequence)
+        self.disconnected()
+        return settled
+
+    def disconnected(self) -> None:
+        """The channel is gone: everything in flight is in line again, in its order; the next channel counts tags from 1."""
+        for entry in self._flight.values():
+            entry.returned = None
+        self._waiting.extendleft(reversed(self._flight.values()))
+        self._flight.clear()
+        self._tag = self._acked = 0
+        self._head = (0, 0.0)
+
+    def overdue_s(self, now_s: float) -> float:
+        """How long the oldest message in flight has been the oldest, in seconds, counted from the first look at it. So a slow broker
+        that goes on confirming is not overdue, however old its messages are; one that leaves a message out is."""
+        if not self._flight:
+            return 0.0
+        sequence = next(iter(self._flight.values())).sequence
+        if self._head[0] != sequence:
+            self._head = (sequence, now_s)
+        return now_s - self._head[1]
+
+    def fail_all(self, error: LrqError | None = None) -> list[Settled[T]]:
+        """Empties the window. Each message gets `error`; without one, an Unconfirmed of its own."""
+        entries = [*self._flight.values(), *self._waiting]
+        self.disconnected()
+        self._waiting.clear()
+        self.bytes = 0
+        return [Settled(entry, error or Unconfirmed(self.id_of(entry.sequence))) for entry in entries]
