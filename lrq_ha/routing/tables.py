@@ -34,6 +34,7 @@ class Step(Enum):
     SNAPSHOT_BEGINS = auto()  # the start marker is taken from the log
     SNAPSHOT_ENDS = auto()  # the end marker is taken from the log
     SNAPSHOT_ACKED = auto()
+    SNAPSHOT_DROPPED = auto()  # cancelled, and the sink can do without
     STOP = auto()
 
 
@@ -79,7 +80,7 @@ TRANSITIONS: dict[State, dict[Step, State]] = {
         Step.RESTART: _S.IN_SNAPSHOT_SYNC,
         Step.SNAPSHOT_BEGINS: _S.IN_SNAPSHOT_SYNC,
         Step.SNAPSHOT_ENDS: _S.WAIT_SNAPSHOT_APPLY,
-        Step.REFUSE: _S.ERROR,
+        Step.SNAPSHOT_DROPPED: _S.IN_LOG_ENTRY_SYNC,
         Step.TRACK_LOST: _S.NEGOTIATING,
         Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
         Step.STOP: _S.STOPPED,
@@ -110,7 +111,8 @@ class Holds(Enum):
 
     OTHER_CONFIG = auto()
     NOTHING = auto()
-    OTHER_HISTORY = auto()  # its last entry is not in the source's log and never was, or was lost there
+    OTHER_HISTORY = auto()  # its last entry is not in the source's log, which has gone on from before it
+    LATER_HISTORY = auto()  # the same, and the log has not even come that far
     PART_OF_SNAPSHOT = auto()
     SNAPSHOT = auto()  # whole, and perhaps deltas behind it
 
@@ -121,6 +123,7 @@ NEGOTIATION: dict[Holds, tuple[Step, Reason]] = {
     Holds.OTHER_CONFIG: (Step.REFUSE, Reason.OTHER_CONFIG),
     Holds.NOTHING: (Step.RESTART, Reason.NEVER_SYNCED),
     Holds.OTHER_HISTORY: (Step.RESTART, Reason.OTHER_HISTORY),
+    Holds.LATER_HISTORY: (Step.REFUSE, Reason.BEHIND_SINK),
     Holds.PART_OF_SNAPSHOT: (Step.RESUME_SNAPSHOT, Reason.SNAPSHOT_UNFINISHED),
     Holds.SNAPSHOT: (Step.RESUME_LOG, Reason.IN_STEP),
 }

@@ -1,0 +1,74 @@
+"""The full sync requests of one (client, destination), as they stand in the source group's log.
+
+Rules: a request counts where it stands (its position is its snapshot's base), so marks are kept in log order, also those that the
+chain has passed: a sink may fall back behind them. Only the newest `marks_max` are kept; a request that was forgotten is asked
+for again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+
+REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
+
+
+class Mark(NamedTuple):
+    """A status entry about a full sync: asked for, cancelled, or its data is complete in the log."""
+
+    position: Position
+    request_id: str
+    state: pb.FullSyncRequest.State
+
+    @property
+    def size(self) -> int:
+        """Bytes of the marker that it becomes, about."""
+        return 64 + len(self.request_id)
+
+
+class Requests:
+    """Marks in log order."""
+
+    def __init__(self, marks_max: int) -> None:
+        self._marks: deque[Mark] = deque(maxlen=marks_max)  # ascending
+
+    def add(self, mark: Mark) -> bool:
+        """Whether it is news; what is not behind the newest mark is not."""
+        if self._marks and mark.position <= self._marks[-1].position:
+            return False
+        self._marks.append(mark)
+        return True
+
+    def next_after(self, position: Position) -> Mark | None:
+        """The next one that means something to the chain: a request or a cancellation."""
+        return next((mark for mark in self._marks if mark.position > position and mark.state != COMPLETED), None)
+
+    def is_cancelled(self, request_id: str, upto: Position) -> bool:
+        """Whether its cancellation stands at or before `upto`."""
+        return any((mark.request_id, mark.state) == (request_id, CANCELLED) and mark.position <= upto for mark in self._marks)
+
+    def is_ahead(self, position: Position) -> bool:
+        """Whether a request that was not cancelled stands behind `position`."""
+        cancelled = {mark.request_id for mark in self._marks if mark.state == CANCELLED}
+        return any(
+            mark.state == REQUESTED and mark.position > position and mark.request_id not in cancelled for mark in self._marks
+        )
+
+    def usable(self, after: Position, from_sequence: int, provider: bool) -> Mark | None:
+        """The newest request, if a chain can start at it.
+
+        Args:
+            after: The sink has entries up to here: it must lie behind.
+            from_sequence: What comes behind it must not begin before this sequence, which is the first that is left.
+            provider: Whether somebody may still answer it; if not, its data must be complete in the log.
+        """
+        newest = next((mark for mark in reversed(self._marks) if mark.state == REQUESTED), None)
+        if newest is None or newest.position <= after or newest.position.sequence + 1 < from_sequence:
+            return None
+        states = {mark.state for mark in self._marks if mark.request_id == newest.request_id}
+        if CANCELLED in states:
+            return None
+        return newest if provider or COMPLETED in states else None

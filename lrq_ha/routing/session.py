@@ -1,0 +1,562 @@
+"""A session: sends one client's entries to one destination. It runs at the source's primary; another primary starts a new one.
+
+Rules:
+  - What is sent, in what order, with which markers, and what a reader makes of it: the package's docstring ("The chain").
+  - States, steps and what the sink's word means are tables in tables.py; the driver's duties are in messages.py.
+  - Full sync requests are entries of the group's log, so they outlive this session. A request counts where it stands in the log,
+    not where it is heard of: an older one's data is left out from there on.
+  - Bounded: bytes sent and not acked (`in_flight_bytes_max`; one transaction may exceed it, alone), bytes read ahead per view
+    (`read_ahead_bytes_max`, plus what the reader has under way), remembered requests (`marks_max`).
+  - An illegal event raises IllegalEvent and changes nothing. One that comes too late for its state is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing import messages as m
+from lrq_ha.routing import names
+from lrq_ha.routing.chain import START, marker, position_of, received
+from lrq_ha.routing.merge import Item, Merge
+from lrq_ha.routing.messages import Effect, Event, Stream
+from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests
+from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a session may use, and how long it waits (seconds)."""
+
+    batch_bytes_max: int = 1 << 20
+    in_flight_bytes_max: int = 8 << 20
+    read_ahead_bytes_max: int = 4 << 20
+    marks_max: int = 256
+    answer_timeout_s: float = 10.0  # for the sink's report; then it is asked again
+    ack_timeout_s: float = 60.0  # for the next ack; then the sink is asked where it stands
+    snapshot_timeout_s: float = 60.0  # for the next snapshot data, or the client's first word
+    backoff_first_s: float = 1.0  # before a full sync is asked for again; doubles each time
+    backoff_max_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """From whom to whom.
+
+    Args:
+        source: remote_id of the own group.
+        client_name: Whose entries.
+        destination: remote_id of the group that is to have them.
+        config_id: What the sink must say its configuration is.
+    """
+
+    source: str
+    client_name: str
+    destination: str
+    config_id: str = ""
+
+    @property
+    def queue(self) -> str:
+        """The receive queue at the destination."""
+        return names.recv_queue(self.client_name, self.source)
+
+
+_NO_REQUEST = ""
+_HEARD: dict[type[Any], frozenset[State]] = {
+    m.Connected: frozenset({State.WAITING_FOR_CONNECTION}),
+    m.Disconnected: frozenset(State) - {State.WAITING_FOR_CONNECTION, State.STOPPED},
+    m.SinkReport: frozenset({State.NEGOTIATING}),
+    m.Read: SENDING,
+    m.ReadEnd: SENDING,
+    m.Trimmed: SENDING,
+    m.StatusEntry: frozenset(State) - {State.STOPPED},
+    m.Acked: SENDING,
+    m.Refused: SENDING,
+    m.Demand: frozenset(State) - {State.STOPPED},
+    m.Tick: frozenset(State) - {State.STOPPED},
+    m.Stop: frozenset(State) - {State.STOPPED},
+}
+# Everything else that is not heard is merely late: the link, a reader or the sink had it under way.
+_ILLEGAL = frozenset((state, m.Connected) for state in State if state not in (State.WAITING_FOR_CONNECTION, State.STOPPED))
+
+
+class Session:
+    """One (client, destination) at the source's primary.
+
+    Args:
+        route: From whom to whom.
+        log_end: The end of the group's log as known now; request ids are made from positions.
+        now: Seconds, as in Tick.
+        limits: Bounds and times.
+    """
+
+    def __init__(self, route: Route, log_end: Position, now: float, limits: Limits | None = None) -> None:
+        self.route = route
+        self.limits = limits or Limits()
+        self.state = State.WAITING_FOR_CONNECTION
+        self.reason = Reason.DISCONNECTED
+        self.acked = START  # the sink has everything of the chain up to here: the log is pinned behind it
+        self.sent = START  # acked <= sent while sending; the `previous` of the next batch, (0, 0) before a restart
+        self._queue = route.queue
+        self._effects: list[Effect] = []
+        self._now = now
+        self._known = log_end  # greatest position heard of
+        self._ids = 0  # request ids made here
+        # The chain.
+        self._merge = Merge()
+        self._readers: dict[int, Stream] = {}  # the readers that count
+        self._reader = 0  # number of the newest one
+        self._paused: set[Stream] = set()
+        self._taken = START  # marks and items up to here are sent or left out
+        self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch without ack, ascending
+        self._in_flight_bytes = 0
+        # Full syncs.
+        self._provider: bool | None = None  # None: the client was not heard of
+        self._requests = Requests(self.limits.marks_max)
+        self._active = _NO_REQUEST  # whose data is sent: its marker went last and it has not ended
+        self._restarting: Reason | None = None  # why the chain is to start at a mark or an empty snapshot that is not there yet
+        self._grounded = False  # the sink has, or is being sent, a whole snapshot and everything since its base
+        self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
+        self._empty = _NO_REQUEST  # an empty snapshot of this id is to start the chain
+        self._asked = _NO_REQUEST  # what this session wrote into the log and has not seen there yet
+        self._cancelling = _NO_REQUEST
+        self._end_marker = START
+        self._asks = 0  # in a row without a whole snapshot
+        # Times.
+        self._ask_at: float | None = None  # a full sync is to be asked for then
+        self._since = now  # of the last progress of what the state waits for
+        self._ack_since = now
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Takes an event and says what is to be done, in this order.
+
+        Raises:
+            IllegalEvent: It cannot come in this state.
+            MalformedInput: A transaction contradicts itself.
+        """
+        if (self.state, type(event)) in _ILLEGAL:
+            raise IllegalEvent(f"{type(event).__name__} in {self.state.name}, session of {self._queue} to {self.route.destination}")
+        self._effects = []
+        if self.state in _HEARD[type(event)]:
+            _HANDLERS[type(event)](self, event)
+            if self.state in SENDING:
+                self._pump()
+        return self._effects
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes sent and not acked."""
+        return self._in_flight_bytes
+
+    # ---- the link ---------------------------------------------------------------------------------------------------
+
+    def _connected(self, _: m.Connected) -> None:
+        self._go(Step.LINK_UP, Reason.CONNECTED)
+        self._ask_sink()
+
+    def _disconnected(self, _: m.Disconnected) -> None:
+        self._drop_chain()
+        self._go(Step.LINK_LOST, Reason.DISCONNECTED)
+
+    def _refused(self, _: m.Refused) -> None:
+        if self._in_flight:
+            self._negotiate_again(Reason.BATCH_REFUSED)
+
+    def _stop(self, _: m.Stop) -> None:
+        self._drop_chain()
+        self._go(Step.STOP, Reason.STOPPED)
+
+    def _acked(self, event: m.Acked) -> None:
+        if event.upto <= self.acked:
+            return
+        self.acked = event.upto
+        self._ack_since = self._now
+        while self._in_flight and self._in_flight[0][0] <= event.upto:
+            self._in_flight_bytes -= self._in_flight.popleft()[1]
+        if self.state is State.WAIT_SNAPSHOT_APPLY and event.upto >= self._end_marker:
+            self._asks = 0
+            self._go(Step.SNAPSHOT_ACKED, Reason.SNAPSHOT_DONE)
+
+    # ---- negotiation ------------------------------------------------------------------------------------------------
+
+    def _reported(self, event: m.SinkReport) -> None:
+        step, reason = NEGOTIATION[self._holds(event)]
+        self._go(step, reason)
+        if step is Step.REFUSE:
+            return
+        self.acked = event.last if event.in_history else START
+        self.sent = self._taken = event.last
+        self._ack_since = self._since = self._now
+        if step is Step.RESTART:
+            self._restart(reason)
+            return
+        self._start_read(Stream.LOG_ENTRIES, event.last, event.last.sequence + 1)
+        self._grounded = step is Step.RESUME_LOG
+        if self._grounded:
+            self._ask_at, self._asks = None, 0
+        else:
+            self._resume_snapshot(event.snapshot_request)
+
+    def _holds(self, event: m.SinkReport) -> Holds:
+        if event.config_id != self.route.config_id:
+            return Holds.OTHER_CONFIG
+        if event.last == START:
+            return Holds.NOTHING
+        if not event.in_history:
+            return Holds.OTHER_HISTORY if event.last < self._known else Holds.LATER_HISTORY
+        return Holds.SNAPSHOT if event.snapshot_complete else Holds.PART_OF_SNAPSHOT
+
+    def _resume_snapshot(self, request_id: str) -> None:
+        """The chain goes on inside snapshot `request_id`, unless that was given up."""
+        if not self._requests.is_cancelled(request_id, self._taken):
+            self._active = request_id
+            self._start_read(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
+        elif not self._asked and not self._requests.is_ahead(self._taken):
+            self._ask(Reason.SNAPSHOT_UNFINISHED)
+
+    def _negotiate_again(self, reason: Reason) -> None:
+        """The sink is asked at the next tick: refusals cannot make it spin."""
+        self._drop_chain()
+        self._go(Step.TRACK_LOST, reason)
+        self._since = self._now - self.limits.answer_timeout_s
+
+    def _ask_sink(self) -> None:
+        self._since = self._now
+        self._effects.append(m.AskSink(self._queue))
+
+    # ---- where a chain starts anew ----------------------------------------------------------------------------------
+
+    def _restart(self, reason: Reason) -> None:
+        """Starts the chain at a request that is in the log or at an empty snapshot, or sees to it that a request comes."""
+        self._drop_chain()
+        self._restarting, self._grounded, self.sent = reason, False, START
+        request = self._requests.usable(self._taken, max(self._first_available.values()), self._provider is not False)
+        if request is not None:
+            self._taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
+            self._start_read(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
+        elif self._provider is False:
+            self._begin_empty()
+        elif self._provider is None:
+            self._report(Reason.CLIENT_UNKNOWN)
+        elif not self._asked and self._ask_at is None:
+            self._ask(reason)
+
+    @property
+    def _waits_for_start(self) -> bool:
+        return self._restarting is not None and not self._merge.is_open(Stream.LOG_ENTRIES)
+
+    def _begin_empty(self) -> None:
+        self._empty = self._new_request_id()
+        self._ask_at = None
+        self._report(Reason.EMPTY_SNAPSHOT)
+        first = 1 if self._restarting is Reason.OTHER_HISTORY else self._taken.sequence + 1
+        self._start_read(Stream.LOG_ENTRIES, self._taken, max(first, self._first_available[Stream.LOG_ENTRIES]))
+
+    def _trimmed(self, event: m.Trimmed) -> None:
+        stream = self._readers.pop(event.reader, None)
+        if stream is None:
+            return
+        self._first_available[stream] = event.first_available
+        if self._empty:
+            self._start_read(stream, self._taken, event.first_available)
+        elif stream is Stream.LOG_ENTRIES:
+            self._go(Step.RESTART, Reason.TRIMMED)
+            self._restart(Reason.TRIMMED)
+        else:  # the deltas are all there: only this snapshot is lost, and nothing more is expected of it
+            self._merge.close(stream)
+            if self._active != self._cancelling:
+                self._give_up(Reason.TRIMMED)
+
+    # ---- full sync requests -----------------------------------------------------------------------------------------
+
+    def _status(self, event: m.StatusEntry) -> None:
+        self._known = max(self._known, event.position)
+        status = event.status
+        if status.HasField("client") and status.client.client_name == self.route.client_name:
+            self._provider = status.client.full_sync_provider
+            if self._waits_for_start and self._restarting is not None:
+                self._restart(self._restarting)
+        elif status.HasField("full_sync") and self._concerns(status.full_sync):
+            self._full_sync(Mark(event.position, status.full_sync.request_id, status.full_sync.state))
+
+    def _concerns(self, request: pb.FullSyncRequest) -> bool:
+        return (request.client_name, request.destination) == (self.route.client_name, self.route.destination)
+
+    def _full_sync(self, mark: Mark) -> None:
+        if not self._requests.add(mark) or mark.state != REQUESTED:
+            return
+        self._ask_at = None
+        if mark.request_id == self._asked:
+            self._asked = _NO_REQUEST
+        if self.state not in SENDING:
+            return
+        if self._waits_for_start and self._restarting is not None:
+            self._restart(self._restarting)
+        elif mark.position <= self._taken:
+            self._ask(Reason.LATE_REQUEST)
+
+    def _demanded(self, _: m.Demand) -> None:
+        if not self._asked and not self._active and not self._requests.is_ahead(self._taken):
+            self._ask(Reason.DEMANDED)
+
+    def _ask(self, reason: Reason) -> None:
+        """Writes a full sync request into the log."""
+        self._ask_at = None
+        self._asks += 1
+        if self._provider is False:
+            self._report(Reason.NO_PROVIDER)
+            if self.state is State.IN_SNAPSHOT_SYNC:
+                self._ask_later()
+            return
+        self._asked = self._new_request_id()
+        self._append(self._asked, reason, REQUESTED)
+
+    def _ask_later(self) -> None:
+        delay_s = self.limits.backoff_first_s * 2.0 ** min(self._asks - 1, 30)
+        self._ask_at = self._now + min(delay_s, self.limits.backoff_max_s)
+
+    def _give_up(self, reason: Reason) -> None:
+        """Cancels the active request; another is asked for when the chain has come to the cancellation."""
+        self._cancelling = self._active
+        self._report(reason)
+        self._append(self._active, reason, CANCELLED)
+
+    def _append(self, request_id: str, reason: Reason, state: pb.FullSyncRequest.State) -> None:
+        client, destination = self.route.client_name, self.route.destination
+        request = pb.FullSyncRequest(
+            client_name=client, destination=destination, request_id=request_id, reason=reason.value, state=state
+        )
+        self._effects.append(m.AppendStatus(pb.Status(key=names.full_sync_key(client, destination), full_sync=request)))
+
+    def _new_request_id(self) -> str:
+        self._ids += 1
+        return f"{self.route.destination}@{self._known}/{self._ids}"
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+
+    def _ticked(self, event: m.Tick) -> None:
+        self._now = max(self._now, event.now)
+        limits = self.limits
+        waited_s = self._now - self._since
+        if self.state is State.NEGOTIATING and waited_s >= limits.answer_timeout_s:
+            self._ask_sink()
+        if self.state not in SENDING:
+            return
+        if self._in_flight and self._now - self._ack_since >= limits.ack_timeout_s:
+            self._negotiate_again(Reason.ACK_OVERDUE)
+        elif self._ask_at is not None and self._now >= self._ask_at:
+            self._ask(Reason.SNAPSHOT_UNFINISHED)
+        elif waited_s >= limits.snapshot_timeout_s:
+            self._waited_too_long()
+
+    def _waited_too_long(self) -> None:
+        if self._waits_for_start and self._provider is None:
+            self._begin_empty()
+        elif self._active and self._active != self._cancelling:
+            if self._merge.head() is None:
+                self._give_up(Reason.SNAPSHOT_SILENT)
+            else:  # it is this side or the sink that is slow
+                self._since = self._now
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, event: m.Read) -> None:
+        stream = self._readers.get(event.reader)
+        if stream is None or not event.entries:
+            return
+        items = []
+        for position, transaction in event.entries:
+            if transaction.client_name != self.route.client_name:
+                continue
+            share = received(transaction, position, self.route.destination)
+            if share is not None:
+                items.append(Item(position, stream, share, share.ByteSize()))
+        self._reached(stream, items, event.entries[-1][0])
+
+    def _read_end(self, event: m.ReadEnd) -> None:
+        stream = self._readers.get(event.reader)
+        if stream is not None:
+            self._reached(stream, [], event.through)
+
+    def _reached(self, stream: Stream, items: list[Item], through: Position) -> None:
+        self._merge.add(stream, items, through)
+        self._known = max(self._known, through)
+
+    def _start_read(self, stream: Stream, after: Position, from_sequence: int) -> None:
+        self._forget_readers(stream)
+        self._merge.open(stream, after)
+        self._reader += 1
+        self._readers[self._reader] = stream
+        self._effects.append(m.StartRead(stream, from_sequence, self._reader))
+
+    def _stop_read(self, stream: Stream) -> None:
+        if self._merge.is_open(stream):
+            self._merge.close(stream)
+            self._forget_readers(stream)
+            self._effects.append(m.StopRead(stream))
+
+    def _forget_readers(self, stream: Stream) -> None:
+        self._readers = {number: of for number, of in self._readers.items() if of is not stream}
+        self._paused.discard(stream)
+
+    def _drop_chain(self) -> None:
+        for stream in Stream:
+            self._stop_read(stream)
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+        self._active = self._empty = _NO_REQUEST
+        self._restarting = None
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Sends what may go, then lets the readers go on or pause."""
+        while batch := self._pack():
+            self._send(batch)
+        for stream in Stream:
+            if self._merge.is_open(stream):
+                self._regulate(stream)
+
+    def _pack(self) -> list[pb.ReceivedTransaction]:
+        room_bytes = self.limits.in_flight_bytes_max - self._in_flight_bytes
+        batch: list[pb.ReceivedTransaction] = []
+        size = 0
+        while (candidate := self._next()) is not None:
+            size += candidate.size
+            alone = not batch and (size <= room_bytes or not self._in_flight)
+            if not alone and size > min(room_bytes, self.limits.batch_bytes_max):
+                break
+            transaction = self._take(candidate)
+            if transaction is not None:
+                batch.append(transaction)
+        return batch
+
+    def _next(self) -> Item | Mark | None:
+        """What comes next in log order; None if that is not known yet."""
+        if not self._merge.is_open(Stream.LOG_ENTRIES):
+            return None
+        head = self._merge.head()
+        if self._empty:
+            return self._empty_mark(head)
+        mark = self._requests.next_after(self._taken)
+        candidate = mark if mark is not None and (head is None or mark.position < head.position) else head
+        return candidate if candidate is not None and self._merge.ready(candidate.position) else None
+
+    def _empty_mark(self, head: Item | None) -> Mark | None:
+        """An empty snapshot goes before the first delta that is left, or behind all that was read if there is none."""
+        through = self._merge.through(Stream.LOG_ENTRIES)
+        if head is None and through <= self._taken:
+            return None
+        # The entry before a transaction is of the same epoch: an epoch's first entry is its MARKER (R1).
+        position = through if head is None else Position(head.position.epoch, head.position.sequence - 1)
+        return Mark(position, self._empty, COMPLETED)
+
+    def _take(self, candidate: Item | Mark) -> pb.ReceivedTransaction | None:
+        """Moves on over `candidate`; what it puts into the chain, if anything."""
+        if isinstance(candidate, Item):
+            return self._take_item(candidate)
+        self._taken = candidate.position
+        if candidate.state == CANCELLED:
+            if candidate.request_id == self._active:
+                self._snapshot_cancelled()
+            return None
+        self._restarting = None
+        if candidate.state == COMPLETED:
+            self._empty = _NO_REQUEST
+            self._snapshot_ended(candidate.position)
+            return marker(candidate.position, pb.LAST_FULL_SYNC_ENTRY, candidate.request_id)
+        if candidate.request_id == self._active:
+            return None
+        self._active = candidate.request_id
+        self._since = self._now
+        self._start_read(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
+        self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
+        return marker(candidate.position, pb.SNAPSHOT_SYNC, candidate.request_id)
+
+    def _take_item(self, item: Item) -> pb.ReceivedTransaction | None:
+        self._merge.pop()
+        self._taken = item.position
+        if item.stream is Stream.SNAP_SYNC:
+            if item.transaction.request_id != self._active:
+                return None
+            self._since = self._now
+            if item.transaction.type == pb.LAST_FULL_SYNC_ENTRY:
+                self._snapshot_ended(item.position)
+        return item.transaction
+
+    def _snapshot_ended(self, position: Position) -> None:
+        self._stop_read(Stream.SNAP_SYNC)
+        self._active = _NO_REQUEST
+        self._grounded = True
+        self._end_marker = position
+        self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
+
+    def _snapshot_cancelled(self) -> None:
+        self._stop_read(Stream.SNAP_SYNC)
+        self._active = _NO_REQUEST
+        if self._requests.is_ahead(self._taken) or self._asked:
+            return
+        if self._grounded and self._provider is False:
+            self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
+            return
+        self._report(Reason.SNAPSHOT_CANCELLED)
+        self._ask_later()
+
+    def _send(self, batch: list[pb.ReceivedTransaction]) -> None:
+        first, last = position_of(batch[0].position), position_of(batch[-1].position)
+        previous = self.sent
+        body = pb.ReceivedBatch(
+            source=self.route.source,
+            client_name=self.route.client_name,
+            previous=pb.Position(epoch=previous.epoch, sequence=previous.sequence),
+            transactions=batch,
+        ).SerializeToString()
+        if not self._in_flight:
+            self._ack_since = self._now
+        self._in_flight.append((last, len(body)))
+        self._in_flight_bytes += len(body)
+        self.sent = last
+        self._effects.append(m.Send(self._queue, body, first, last, previous))
+
+    def _regulate(self, stream: Stream) -> None:
+        waiting_bytes, max_bytes = self._merge.waiting_bytes(stream), self.limits.read_ahead_bytes_max
+        if stream in self._paused and waiting_bytes <= max_bytes // 2:
+            self._paused.remove(stream)
+            self._effects.append(m.ResumeRead(stream))
+        elif stream not in self._paused and waiting_bytes > max_bytes:
+            self._paused.add(stream)
+            self._effects.append(m.PauseRead(stream))
+
+    # ---- states -----------------------------------------------------------------------------------------------------
+
+    def _go(self, step: Step, reason: Reason) -> None:
+        state = TRANSITIONS[self.state].get(step)
+        if state is None:
+            raise IllegalEvent(f"{step.name} in {self.state.name}, session of {self._queue} to {self.route.destination}")
+        self.state = state
+        self._report(reason)
+
+    def _report(self, reason: Reason) -> None:
+        self.reason = reason
+        self._effects.append(m.Report(self.state, reason))
+
+
+_HANDLERS: dict[type[Any], Callable[[Session, Any], None]] = {
+    m.Connected: Session._connected,
+    m.Disconnected: Session._disconnected,
+    m.SinkReport: Session._reported,
+    m.Read: Session._read,
+    m.ReadEnd: Session._read_end,
+    m.Trimmed: Session._trimmed,
+    m.StatusEntry: Session._status,
+    m.Acked: Session._acked,
+    m.Refused: Session._refused,
+    m.Demand: Session._demanded,
+    m.Tick: Session._ticked,
+    m.Stop: Session._stop,
+}
