@@ -121,6 +121,24 @@ class RangeSet:
             return self._last[i]
         return start - 1
 
+    @property
+    def ranges(self) -> int:
+        """How many separate ranges there are."""
+        return len(self._first)
+
+    def intersects(self, first: int, last: int) -> bool:
+        """Whether any of first .. last is a member."""
+        i = bisect_left(self._last, first)
+        return i < len(self._last) and self._first[i] <= last
+
+    def missing(self, first: int, last: int) -> RangeSet:
+        """Those of first .. last that are not members."""
+        rest = RangeSet([(first, last)] if first <= last else [])
+        low, high = bisect_left(self._last, first), bisect_right(self._first, last)
+        for i in range(low, high):
+            rest.remove(self._first[i], self._last[i])
+        return rest
+
     def flat(self) -> list[int]:
         """first, last, first, last, …: the form on the wire."""
         return [value for pair in self for value in pair]

@@ -1,0 +1,183 @@
+"""What has been applied on this node: R, the generation table (R7, R8), the stamp on a copy, and the record of all that.
+
+Rules: R is the sequence up to which every entry is applied here and confirmed (or is for certain not needed). A copy **counts**
+only if it is stamped with the newest generation whose R lies *before* its sequence. Why before: the generation opened at R has
+published (again) everything behind R, so entry R + 1 is its first, while entry R was applied by an older one and is not
+published again. (model2/m2_filter.py counts from 0: "R <= p" there is "R < sequence" here.)
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lrq_ha.replication.errors import IllegalEvent, MalformedInput
+from lrq_ha.replication.positions import RangeSet
+
+STAMP_HEADER = b"x-lrq-pos"
+STAMP_MAX_BYTES = 19 + 1 + 19 + 1 + 10
+GENERATIONS_MAX = 100_000
+"""Entries of the table, one per start or lost connection at which R had moved. At the limit the node must join again."""
+
+_STAMP = re.compile(rb"([0-9]{1,19})\.([0-9]{1,19})/([0-9]{1,10})")
+
+
+def format_stamp(epoch: int, sequence: int, generation: int) -> bytes:
+    """The value of the header `x-lrq-pos`: `<epoch>.<sequence>/<generation>`."""
+    return b"%d.%d/%d" % (epoch, sequence, generation)
+
+
+def parse_stamp(value: bytes) -> tuple[int, int, int]:
+    """(epoch, sequence, generation) of a header `x-lrq-pos`.
+
+    Raises:
+        MalformedInput: It has another form.
+    """
+    match = _STAMP.fullmatch(value)
+    if match is None:
+        raise MalformedInput(f"{value[:STAMP_MAX_BYTES]!r} is not a position stamp <epoch>.<sequence>/<generation>")
+    epoch, sequence, generation = match.groups()
+    return int(epoch), int(sequence), int(generation)
+
+
+class Generations:
+    """The table of (R, generation) of this node (R8).
+
+    The Rs and the generations both grow. Generation numbers are the numbers of OPENs in the node's own stream, so none is
+    given twice, not even by a sidecar that was killed before it wrote its record.
+    """
+
+    __slots__ = ("_applied", "_generation", "_newest", "_newest_applied")
+
+    def __init__(self, table: Iterable[tuple[int, int]] = ()) -> None:
+        self._applied: list[int] = []
+        self._generation: list[int] = []
+        self._newest = 0
+        self._newest_applied = -1
+        for applied, generation in table:
+            self.opened(applied, generation)
+
+    def opened(self, applied: int, generation: int) -> None:
+        """A generation begins; everything behind R = `applied` is published (again) by it.
+
+        The record with the new table must be written, and confirmed, before the first of these publishes.
+
+        Raises:
+            IllegalEvent: R or the generation goes back, or the table is full. Nothing was changed.
+        """
+        if generation <= self._newest:
+            raise IllegalEvent(f"generation {generation} is opened after generation {self._newest}")
+        if applied < self._newest_applied:
+            raise IllegalEvent(f"generation {generation} begins at R={applied}, an earlier one at R={self._newest_applied}")
+        if applied == self._newest_applied:  # the older one no longer decides anything
+            self._generation[-1] = generation
+        elif len(self._applied) >= GENERATIONS_MAX:
+            raise IllegalEvent(f"the generation table holds {GENERATIONS_MAX} entries", todo="let the node join again: lrq-ha reinit")
+        else:
+            self._applied.append(applied)
+            self._generation.append(generation)
+        self._newest, self._newest_applied = generation, applied
+
+    @property
+    def newest(self) -> int:
+        """The generation that publishes now; 0 before the first."""
+        return self._newest
+
+    @property
+    def table(self) -> tuple[tuple[int, int], ...]:
+        """(R, generation), oldest first."""
+        return tuple(zip(self._applied, self._generation))
+
+    def of(self, seq: int) -> int:
+        """The generation whose copy of entry `seq` counts; -1 where none can be left (`forget`)."""
+        if seq > self._newest_applied:
+            return self._newest
+        i = bisect_left(self._applied, seq)
+        return self._generation[i - 1] if i else -1
+
+    def counts(self, seq: int, generation: int) -> bool:
+        """Whether a copy of entry `seq` with this stamp is the one that counts; any other is acked away wherever it is met."""
+        if seq > self._newest_applied:
+            return generation == self._newest
+        return generation == self.of(seq)
+
+    def forget(self, below: int) -> None:
+        """No copy that counts of any entry below `below` can be left on this broker: what decided about them goes."""
+        drop = max(0, bisect_left(self._applied, below) - 1)
+        del self._applied[:drop], self._generation[:drop]
+
+
+class AppliedTracker:
+    """Which entries are applied here: all up to R (`applied`), and some above it, out of order."""
+
+    __slots__ = ("_above", "applied")
+
+    def __init__(self, applied: int = 0) -> None:
+        self.applied = applied  # every entry <= applied is applied; applied + 1 is not
+        self._above = RangeSet()
+
+    def mark(self, first: int, last: int) -> bool:
+        """first .. last are applied and confirmed, or for certain not needed. Says whether R moved."""
+        if first > self.applied + 1:
+            self._above.add(first, last)
+            return False
+        if last <= self.applied:
+            return False
+        self.applied = last
+        if self._above:
+            self.applied = self._above.contiguous_from(last + 1)
+            self._above.remove(0, self.applied)
+        return True
+
+    def is_applied(self, seq: int) -> bool:
+        """Whether entry `seq` is applied."""
+        return seq <= self.applied or seq in self._above
+
+    def needs(self, first: int, last: int) -> RangeSet:
+        """Those of first .. last that are not applied: what is published again when a connection to the broker is lost."""
+        return self._above.missing(max(first, self.applied + 1), last)
+
+    @property
+    def ranges(self) -> int:
+        """How many separate ranges lie above R: a measure of disorder."""
+        return self._above.ranges
+
+
+@dataclass(frozen=True, slots=True)
+class VisitRecord:
+    """Operations on dead-lettered copies at one queue: see `filter._Visits`. `positions` is a serialized bitmap of sequences."""
+
+    origin: str
+    visit: int
+    dequeued: bool
+    positions: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord:
+    """What the filter knows of one queue, as serialized bitmaps of sequences."""
+
+    vhost: str
+    queue: str
+    done: bytes
+    moved: bytes
+    due: bytes
+    purged: int
+    visits: tuple[VisitRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRecord:
+    """The applied record of a node (R7); the driver writes it to LRQ_APPLIED_<group>, where the last one counts.
+
+    `applied`: R, a sequence. `offset`: stream offset in the own log at or before entry R + 1. `generations`: (R, generation),
+    oldest first. `queues`, `refused`: from `DeliveryFilter.export`, taken no earlier than R.
+    """
+
+    applied: int
+    offset: int
+    generations: tuple[tuple[int, int], ...]
+    queues: tuple[QueueRecord, ...]
+    refused: bytes

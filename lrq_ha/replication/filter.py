@@ -1,0 +1,506 @@
+"""What to do with a copy of a message that a broker hands out: give it, ack it away, move it, or wait (R9, R10).
+
+Used by the door (primary) and by the sweeper (backup). Rules:
+- A copy that does not count (R8) is acked away. Whatever follows speaks of copies that count.
+- An operation is noted when its entry is appended, and decides when that entry is safe. In between, copies that it may concern
+  are held. `cut` takes back what was cut off the log.
+- The key of an operation is (queue, sequence, origin, visit). `visit` is the copy's `x-death` count for the queue. `origin` is the
+  queue of its first death ("" for a copy that never died): one publish may be routed to two queues whose dead letters meet in a
+  third, and these two copies must not be taken for one.
+- Visits of a copy at a queue only grow. So REJECT or MOVED at visit v says that all visits up to v are behind it (a copy met at
+  one of them is rejected, so that this broker moves it too), and a DEQUEUE at visit v voids every copy that is at v or whose
+  `x-death` says that it has been there.
+- A PURGE voids copies that never died. Dead-lettered ones may have come after it; the driver purges the broker's queue instead.
+- Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
+  of sequences, and go by `forget` when no copy can be left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from lrq_ha.replication.applied import Generations, QueueRecord, VisitRecord
+from lrq_ha.replication.errors import IllegalEvent
+
+QueueKey = tuple[str, str]
+"""(vhost, queue)"""
+Deaths = tuple[tuple[str, int], ...]
+"""(queue, count) of a copy's `x-death`, counts summed over the reasons; the queue of the first death first. Empty: it never died."""
+
+
+class Verdict(Enum):
+    """What to do with a copy."""
+
+    GIVE = "give"  # give it to the client; a sweeper gives it back
+    ACK = "ack"  # ack it away
+    REJECT = "reject"  # basic.reject(requeue=false): this broker moves it as the primary's did
+    HOLD = "hold"  # an operation that may concern it is not safe yet: ask again after the next `safe` or `cut`
+
+
+class Kind(Enum):
+    """The operations of the log that the filter knows."""
+
+    DEQUEUE = "dequeue"
+    REJECT = "reject"
+    MOVED = "moved"
+    REFUSED = "refused"
+    PURGE = "purge"
+
+
+def visit_of(queue: str, deaths: Deaths) -> int:
+    """The visit of a copy at `queue` (R10)."""
+    for name, count in deaths:
+        if name == queue:
+            return count
+    return 0
+
+
+def origin_of(deaths: Deaths) -> str:
+    """The queue of a copy's first death; "" if it never died."""
+    return deaths[0][0] if deaths else ""
+
+
+def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
+    values = iter(flat)
+    return zip(values, values)
+
+
+class _Visits:
+    """Operations on dead-lettered copies of one origin at one queue: bitmaps of sequences by visit, none of them empty."""
+
+    __slots__ = ("done", "moved")
+
+    def __init__(self) -> None:
+        self.done: dict[int, BitMap64] = {}
+        self.moved: dict[int, BitMap64] = {}  # a sequence stands at its greatest visit only: the lower ones follow from it
+
+    def add(self, first: int, last: int, visit: int, *, dequeued: bool) -> BitMap64:
+        """Notes an operation; returns the sequences for which it says something new."""
+        fresh = BitMap64()
+        fresh.add_range(first, last + 1)
+        table = self.done if dequeued else self.moved
+        if not dequeued:
+            for other in [v for v in table if v != visit]:
+                if other > visit:
+                    fresh -= table[other]
+                else:
+                    table[other] -= fresh
+            self._drop_empty()
+        known = table.setdefault(visit, BitMap64())
+        fresh -= known
+        known |= fresh
+        self._drop_empty()
+        return fresh
+
+    def done_upto(self, seq: int, visit: int) -> bool:
+        """Whether a DEQUEUE at this visit or an earlier one is known."""
+        return any(v <= visit and seq in members for v, members in self.done.items())
+
+    def moved_from(self, seq: int, visit: int) -> bool:
+        """Whether a REJECT or MOVED at this visit or a later one is known."""
+        return any(v >= visit and seq in members for v, members in self.moved.items())
+
+    def known_after(self, seq: int, visit: int) -> bool:
+        """Whether any operation at a later visit is known."""
+        return any(v > visit and seq in members for table in (self.done, self.moved) for v, members in table.items())
+
+    def forget(self, below: int) -> None:
+        for table in (self.done, self.moved):
+            for members in table.values():
+                members.remove_range(0, below)
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        for table in (self.done, self.moved):
+            for visit in [v for v, members in table.items() if not members]:
+                del table[visit]
+
+
+class QueueFilter:
+    """The filter of one queue. The door keeps it at hand for a consumer; `DeliveryFilter.queue` makes it.
+
+    `due`: sequences with an operation whose copy the sweeper of this node has still to find.
+    """
+
+    __slots__ = ("_done", "_due", "_filter", "_generations", "_held", "_moved", "_overlap", "_purged", "_visits", "key", "name")
+
+    def __init__(self, key: QueueKey, parent: DeliveryFilter) -> None:
+        self.key = key
+        self.name = key[1]
+        self._filter = parent
+        self._generations = parent.generations
+        self._done = BitMap64()  # DEQUEUE of copies that never died
+        self._moved = BitMap64()  # REJECT or MOVED of such copies
+        self._purged = 0  # PURGE: of such copies, all below
+        self._visits: dict[str, _Visits] = {}  # of copies that died, by origin
+        # What unsafe operations name, whatever the visit: too many in it only means to wait a little.
+        self._held = BitMap64()
+        self._overlap = False  # two unsafe operations name the same sequence
+        self._due = BitMap64()
+
+    def verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
+        """What to do with a copy in this queue.
+
+        Args:
+            seq: Its sequence, of the stamp.
+            generation: Its generation, of the stamp.
+            deaths: Its `x-death`; empty for nearly all, and that is the fast path.
+        """
+        if not self._generations.counts(seq, generation):
+            return Verdict.ACK
+        everywhere = self._filter.refused
+        if deaths:
+            return self._verdict_dead_lettered(seq, deaths, everywhere)
+        if seq in self._done or seq < self._purged or seq in everywhere._done:
+            return Verdict.ACK
+        if seq in self._held or seq in everywhere._held:
+            return Verdict.HOLD
+        return Verdict.REJECT if seq in self._moved else Verdict.GIVE
+
+    def _verdict_dead_lettered(self, seq: int, deaths: Deaths, everywhere: QueueFilter) -> Verdict:
+        origin = deaths[0][0]
+        visit = visit_of(self.name, deaths)
+        here = self._visits.get(origin)
+        if seq in everywhere._done or (here is not None and here.done_upto(seq, visit)):
+            return Verdict.ACK
+        path = self._path(deaths)
+        for peer, count in path:
+            if peer._dequeued_upto(seq, origin, count - 1):
+                return Verdict.ACK
+        if seq in everywhere._held or seq in self._held or any(seq in peer._held for peer, _ in path):
+            return Verdict.HOLD
+        return Verdict.REJECT if here is not None and here.moved_from(seq, visit) else Verdict.GIVE
+
+    def implied_moves(self, seq: int, deaths: Deaths) -> list[tuple[str, int]]:
+        """(queue, visit) of the MOVED entries that must precede, in the same batch, an operation on this copy (R10).
+
+        One per queue is enough: MOVED at a visit stands for all visits before it too, so a message that went round a
+        thousand times costs no more. Note each with origin `origin_of(deaths)`.
+        """
+        moves = []
+        for name, count in deaths:
+            peer = self._filter.find((self.key[0], name))
+            if peer is None or not peer._moved_from(seq, deaths[0][0], count - 1):
+                moves.append((name, count - 1))
+        return moves
+
+    def is_done(self, seq: int) -> bool:
+        """Whether a copy of this entry that never died was dequeued here for certain. See `DeliveryFilter.may_skip`."""
+        return seq in self._done or seq < self._purged or seq in self._filter.refused._done
+
+    # For the sweeper.
+
+    def due(self, applied: int) -> int:
+        """How many sequences up to `applied` (R) have an operation whose copy is still to be found."""
+        return int(self._due.rank(applied))
+
+    def mark_due(self, sequences: BitMap64) -> None:
+        """Copies of these may be here and have to go: the ack of one was lost, or it has expired into this queue."""
+        self._due |= sequences
+
+    def skipped(self, first: int, last: int) -> None:
+        """first .. last were never applied here, so nothing is to be found."""
+        self._due.remove_range(first, last + 1)
+
+    def gone(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
+        """A copy was removed or moved as its verdict said, for certain: a later reply on the channel has shown it.
+
+        Copies that do not count settle nothing and are ignored.
+        """
+        if not self._generations.counts(seq, generation):
+            return
+        line = origin_of(deaths) or self.name
+        self._left(seq, line, visit_of(self.name, deaths))
+        for peer, count in self._path(deaths):
+            peer._left(seq, line, count - 1)
+
+    def start_pass(self, applied: int) -> BitMap64:
+        """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`."""
+        expected = self._due.copy()
+        expected.remove_range(applied + 1, 2**64 - 1)
+        return expected
+
+    def end_pass(self, expected: BitMap64) -> BitMap64:
+        """The pass has met every copy in the queue. Returns what it did not find; that is not due here any more.
+
+        The operations stay: the door still acts on them. The copies may have expired into the queue's dead-letter queues:
+        `mark_due` there.
+        """
+        missed = expected & self._due
+        self._due -= missed
+        return missed
+
+    # Within this module.
+
+    def _path(self, deaths: Deaths) -> list[tuple[QueueFilter, int]]:
+        vhost, find = self.key[0], self._filter.find
+        return [(peer, count) for name, count in deaths if (peer := find((vhost, name))) is not None]
+
+    def _dequeued_upto(self, seq: int, origin: str, visit: int) -> bool:
+        if origin == self.name and seq in self._done:
+            return True
+        here = self._visits.get(origin)
+        return here is not None and here.done_upto(seq, visit)
+
+    def _moved_from(self, seq: int, origin: str, visit: int) -> bool:
+        if origin == self.name and visit == 0:
+            return seq in self._moved
+        here = self._visits.get(origin)
+        return here is not None and here.moved_from(seq, visit)
+
+    def _left(self, seq: int, line: str, visit: int) -> None:
+        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+        if seq not in self._due:
+            return
+        direct = line != self.name and (seq in self._done or seq in self._moved)
+        if not direct and not any(here.known_after(seq, visit if o == line else -1) for o, here in self._visits.items()):
+            self._due.discard(seq)
+
+    def _hold(self, ranges: Sequence[int]) -> None:
+        for first, last in _pairs(ranges):
+            if self._held.range_cardinality(first, last + 1):
+                self._overlap = True
+            self._held.add_range(first, last + 1)
+
+    def _release(self, ranges: Sequence[int]) -> None:
+        for first, last in _pairs(ranges):
+            self._held.remove_range(first, last + 1)
+
+    def _apply(self, op: _Op) -> None:
+        """An operation is safe."""
+        if op.kind is Kind.PURGE:
+            self._purged = max(self._purged, op.ranges[1] + 1)
+            self._due.remove_range(0, self._purged)
+            return
+        dequeued = op.kind is not Kind.REJECT and op.kind is not Kind.MOVED
+        for first, last in _pairs(op.ranges):
+            if op.origin:
+                fresh = self._visits.setdefault(op.origin, _Visits()).add(first, last, op.visit, dequeued=dequeued)
+                if op.sweep:
+                    self._due |= fresh
+                if op.origin != self.name or dequeued:
+                    continue
+            self._apply_direct(first, last, self._done if dequeued else self._moved, op.sweep)
+
+    def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
+        if sweep and members.range_cardinality(first, last + 1):  # read again: what is known may have been found already
+            fresh = BitMap64()
+            fresh.add_range(first, last + 1)
+            self._due |= fresh - members
+        elif sweep:
+            self._due.add_range(first, last + 1)
+        members.add_range(first, last + 1)
+
+    def _forget(self, below: int) -> None:
+        for members in (self._done, self._moved, self._due):
+            members.remove_range(0, below)
+        if self._purged <= below:
+            self._purged = 0
+        for here in self._visits.values():
+            here.forget(below)
+        self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
+
+    def _is_empty(self) -> bool:
+        return not (self._done or self._moved or self._held or self._due or self._visits or self._purged)
+
+    def _export(self) -> QueueRecord:
+        visits = tuple(
+            VisitRecord(origin, visit, dequeued, members.serialize())
+            for origin, here in self._visits.items()
+            for dequeued, table in ((True, here.done), (False, here.moved))
+            for visit, members in table.items()
+        )
+        bitmaps = (self._done.serialize(), self._moved.serialize(), self._due.serialize())
+        return QueueRecord(*self.key, *bitmaps, self._purged, visits)
+
+    def _import(self, record: QueueRecord) -> None:
+        self._done = BitMap64.deserialize(record.done)
+        self._moved = BitMap64.deserialize(record.moved)
+        self._due = BitMap64.deserialize(record.due)
+        self._purged = record.purged
+        for part in record.visits:
+            here = self._visits.setdefault(part.origin, _Visits())
+            (here.done if part.dequeued else here.moved)[part.visit] = BitMap64.deserialize(part.positions)
+
+
+class _Op(NamedTuple):
+    seq: int  # of the operation's own entry
+    kind: Kind
+    target: QueueFilter
+    ranges: Sequence[int]
+    visit: int
+    origin: str
+    sweep: bool
+
+
+class DeliveryFilter:
+    """The operations of the log, by queue, and what they mean for the copies on this node's broker."""
+
+    def __init__(self, generations: Generations) -> None:
+        self.generations = generations
+        self._queues: dict[QueueKey, QueueFilter] = {}
+        self._noted: deque[_Op] = deque()  # in log order, all above _safe
+        self._safe = 0
+        self.refused = QueueFilter(("", ""), self)
+        """Stands for every queue: what was REFUSED is dequeued everywhere."""
+
+    def queue(self, key: QueueKey) -> QueueFilter:
+        """The filter of a queue, made when first asked for."""
+        found = self._queues.get(key)
+        if found is None:
+            found = self._queues[key] = QueueFilter(key, self)
+        return found
+
+    def find(self, key: QueueKey) -> QueueFilter | None:
+        """The filter of a queue, if anything is known of it."""
+        return self._queues.get(key)
+
+    def queues(self) -> tuple[QueueFilter, ...]:
+        """All of them: what a sweeper goes through."""
+        return tuple(self._queues.values())
+
+    def note(
+        self,
+        op_seq: int,
+        kind: Kind,
+        queue: QueueKey | None,
+        ranges: Sequence[int],
+        visit: int,
+        origin: str,
+        *,
+        sweep: bool,
+    ) -> None:
+        """The entry `op_seq`, an operation, was appended (or read again at a start: noting twice is harmless).
+
+        Args:
+            op_seq: Its sequence; grows from call to call, several calls may share one (TX).
+            kind: PURGE takes one range, 0 to the last sequence that goes.
+            queue: None for REFUSED only.
+            ranges: Sequences, flattened inclusive ranges: first, last, first, last, …
+            visit: Of the copies at `queue` (`visit_of`); 0 for REFUSED and PURGE.
+            origin: `origin_of` the copies' deaths; "" for REFUSED and PURGE.
+            sweep: Whether this node's own copy must be found and removed: true for what other nodes' clients did, false where
+                a client of this node did it to the very copy it was given.
+
+        Raises:
+            IllegalEvent: `op_seq` goes back. Nothing was changed.
+        """
+        if self._noted and op_seq < self._noted[-1].seq:
+            raise IllegalEvent(f"operation {op_seq} is noted after operation {self._noted[-1].seq}")
+        target = self.refused if queue is None else self.queue(queue)
+        if visit == 0 and origin == target.name:
+            origin = ""  # its first stay in the queue of its first death: it had not died then
+        op = _Op(op_seq, kind, target, ranges, visit, origin, sweep and queue is not None)
+        if op_seq <= self._safe:
+            target._apply(op)
+        else:
+            self._noted.append(op)
+            target._hold(ranges)
+
+    def safe(self, upto: int) -> None:
+        """All entries up to `upto` are safe: their operations decide from now on."""
+        if upto <= self._safe:
+            return
+        self._safe = upto
+        noted = self._noted
+        again = set()
+        while noted and noted[0].seq <= upto:
+            op = noted.popleft()
+            op.target._apply(op)
+            op.target._release(op.ranges)
+            if op.target._overlap:
+                again.add(op.target)
+        self._hold_again(again)
+
+    def cut(self, from_seq: int) -> None:
+        """The entries from `from_seq` on were cut off the log; their operations never happened.
+
+        Raises:
+            IllegalEvent: A safe entry would be cut off. Nothing was changed.
+        """
+        if from_seq <= self._safe:
+            raise IllegalEvent(f"the log is cut from {from_seq} on, but all up to {self._safe} is safe")
+        again = set()
+        while self._noted and self._noted[-1].seq >= from_seq:
+            again.add(self._noted.pop().target)
+        self._hold_again(again)
+
+    def _hold_again(self, targets: set[QueueFilter]) -> None:
+        if not targets:
+            return
+        for target in targets:
+            target._held.clear()
+            target._overlap = False
+        for op in self._noted:
+            if op.target in targets:
+                op.target._hold(op.ranges)
+
+    def verdict(self, queue: QueueKey, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
+        """`QueueFilter.verdict` by name."""
+        return self.queue(queue).verdict(seq, generation, deaths)
+
+    def may_skip(self, queues: Sequence[QueueKey], seq: int) -> bool:
+        """Whether a late entry need not be applied (R11): refused, or dequeued from the one queue that it is routed to.
+
+        Args:
+            queues: The queues of its route; empty if the route is not known.
+            seq: Its sequence.
+        """
+        if seq in self.refused._done:
+            return True
+        if len(queues) != 1:
+            return False
+        target = self._queues.get(queues[0])
+        return target is not None and target.is_done(seq)
+
+    def forget(self, queues: Iterable[QueueKey], below: int) -> None:
+        """No copy that counts of any entry below `below` can be left in these queues, nor in any that their dead letters reach.
+
+        For instance: all of them were empty (unacknowledged ones counted) at a time when everything below was applied here, and
+        the broker has written it to disk since.
+        """
+        for key in queues:
+            target = self._queues.get(key)
+            if target is not None:
+                target._forget(below)
+
+    def forget_refused(self, below: int) -> None:
+        """No copy of any entry below `below` can be left in any queue."""
+        self.refused._forget(below)
+
+    def forget_queue(self, queue: QueueKey, at_seq: int, *, dead_letters: bool) -> None:
+        """The queue was deleted by entry `at_seq`, which is safe; a new one of the same name may have come after it.
+
+        Args:
+            queue: Its key.
+            at_seq: What was published before this entry is gone from it.
+            dead_letters: Whether it had a dead-letter exchange: then copies whose `x-death` names it may live on elsewhere on this
+                node, and what is known of them stays until `forget`.
+        """
+        if not dead_letters:
+            self.forget((queue,), at_seq)
+        elif queue in self._queues:
+            self._queues[queue]._due.remove_range(0, at_seq)
+
+    def drop_empty(self, in_use: Container[QueueKey]) -> None:
+        """Drops filters that know nothing, but those of queues `in_use`: a consumer or a sweeper may hold the filter of one."""
+        self._queues = {key: target for key, target in self._queues.items() if key in in_use or not target._is_empty()}
+
+    def export(self) -> tuple[tuple[QueueRecord, ...], bytes]:
+        """(queues, refused) for the applied record: all operations that are safe."""
+        records = tuple(target._export() for target in self._queues.values() if not target._is_empty())
+        return records, self.refused._done.serialize()
+
+    @classmethod
+    def restored(cls, generations: Generations, queues: Iterable[QueueRecord], refused: bytes) -> DeliveryFilter:
+        """From an applied record. Note the operations of all entries behind R again."""
+        new = cls(generations)
+        for record in queues:
+            new.queue((record.vhost, record.queue))._import(record)
+        new.refused._done = BitMap64.deserialize(refused)
+        return new

@@ -1,0 +1,302 @@
+"""Replication IDs, and the set of those that are in the log (R6: an ID in the log is not appended again).
+
+Rules: an ID is `<producer>/<sequence>`, given to a message before it is enqueued. What is remembered per producer are ranges of
+its sequences, and runs of IDs whose entries are not completed yet; never an object per message. Both follow the log, its
+unsafe end included: `add` and `forget` are called in log order when the entry is appended, `cut` takes back what was cut off.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lrq_ha.replication.errors import IllegalEvent, MalformedInput
+from lrq_ha.replication.positions import RangeSet
+
+PRODUCER_MAX_BYTES = 128
+"""A longer name could make the header frame of a publish too large once the door has added its own header."""
+SEQUENCE_MAX = 2**63 - 1
+PRODUCERS_MAX = 100_000
+"""Producers remembered. At the limit the door refuses producers it does not know (`Dedup.has_room`); a log that is read is never refused."""
+
+_ID = re.compile(rb"([^/\x00-\x20\x7f]{1,%d})/([1-9][0-9]{0,18})" % PRODUCER_MAX_BYTES)
+_SEQUENCE = re.compile(rb"[1-9][0-9]{0,18}")
+_PRODUCER = re.compile(rb"[^/\x00-\x20\x7f]{1,%d}" % PRODUCER_MAX_BYTES)
+
+Snapshot = tuple[tuple[str, tuple[int, ...]], ...]
+"""(producer, (first, last, first, last, …)) for each producer: what a CHECKPOINT holds."""
+
+
+class ReplicationId(NamedTuple):
+    """`<producer>/<sequence>`; sequence >= 1."""
+
+    producer: str
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.producer}/{self.sequence}"
+
+    def encode(self) -> bytes:
+        """The value of the header `x-lrq-id`."""
+        return str(self).encode()
+
+    @classmethod
+    def parse(cls, value: bytes) -> ReplicationId:
+        """Reads the value of a header `x-lrq-id`.
+
+        Raises:
+            MalformedInput: Not exactly `<producer>/<sequence>` with a name and a number within their limits.
+        """
+        match = _ID.fullmatch(value)
+        if match is None:
+            raise _malformed(value)
+        return cls(producer_name(match[1]), _sequence(match[2], value))
+
+
+def producer_name(value: bytes) -> str:
+    """Checks a producer's name: 1 to 128 bytes of UTF-8 without slash, blank or control characters.
+
+    Raises:
+        MalformedInput: It is none.
+    """
+    if _PRODUCER.fullmatch(value) is None:
+        raise MalformedInput(f"{value[:160]!r} is not a producer name", todo=f"use 1 to {PRODUCER_MAX_BYTES} bytes without slash or blank")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise MalformedInput(f"the producer name {value!r} is not UTF-8") from None
+
+
+def sequence_after(prefix: bytes, value: bytes) -> int:
+    """The sequence of the ID `value` on a connection whose producer is known: `prefix` is `<producer>/`.
+
+    The form for each publish: no name is decoded.
+
+    Raises:
+        MalformedInput: `value` is not an ID of that producer.
+    """
+    if not value.startswith(prefix) or _SEQUENCE.fullmatch(value, len(prefix)) is None:
+        raise _malformed(value)
+    return _sequence(value[len(prefix) :], value)
+
+
+def _sequence(digits: bytes, value: bytes) -> int:
+    sequence = int(digits)
+    if sequence > SEQUENCE_MAX:
+        raise _malformed(value)
+    return sequence
+
+
+def _malformed(value: bytes) -> MalformedInput:
+    return MalformedInput(
+        f"{value[:160]!r} is not a replication ID of this producer",
+        todo="the header x-lrq-id must be <producer>/<sequence>, the sequence a decimal number from 1",
+    )
+
+
+class _Run:
+    """IDs first .. first + count - 1 of a producer are the entries position .. position + count - 1. `count >= 1`."""
+
+    __slots__ = ("count", "first", "position", "producer")
+
+    def __init__(self, producer: str, first: int, position: int, count: int) -> None:
+        self.producer = producer
+        self.first = first
+        self.position = position
+        self.count = count
+
+
+def _by_first(run: _Run) -> int:
+    return run.first
+
+
+def _by_position(run: _Run) -> int:
+    return run.position
+
+
+class _Forgotten(NamedTuple):
+    """A `forget` that may still be cut off: what must be put back then."""
+
+    at: int
+    id: ReplicationId
+    position: int | None
+
+
+class Dedup:
+    """Which replication IDs are in the log, and where those are that are not completed.
+
+    Producers are keys chosen by the caller (user and announced name). Log positions are sequences of the group's log.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, RangeSet] = {}
+        # Entries above _completed, by position. Whatever can be cut off is unsafe, so not completed, so among them.
+        self._open: list[_Run] = []
+        self._open_of: dict[str, list[_Run]] = {}  # the same runs by ID
+        self._completed = 0
+        self._safe = 0
+        self._forgotten: deque[_Forgotten] = deque()  # in log order, above _safe
+
+    def seen(self, producer: str, seq: int) -> bool:
+        """Whether this ID is in the log: a repeat, not to be appended again."""
+        ids = self._ids.get(producer)
+        return ids is not None and seq in ids
+
+    def last(self, producer: str) -> int:
+        """The greatest sequence in the log; 0 for a producer that has none."""
+        ids = self._ids.get(producer)
+        return ids.last if ids else 0
+
+    def has_room(self, producer: str) -> bool:
+        """Whether this producer may log in: it is known, or there are fewer than PRODUCERS_MAX."""
+        return producer in self._ids or len(self._ids) < PRODUCERS_MAX
+
+    def add(self, producer: str, first: int, count: int, position_seq: int) -> None:
+        """IDs first .. first + count - 1 were appended as the entries position_seq .. position_seq + count - 1.
+
+        Adding what is there already (a log read over a CHECKPOINT) changes nothing but the open positions.
+        """
+        ids = self._ids.get(producer)
+        if ids is None:
+            ids = self._ids[producer] = RangeSet()
+        ids.add(first, first + count - 1)
+        done = self._completed + 1 - position_seq
+        if done > 0:  # read again below the point up to which all is completed
+            first, position_seq, count = first + done, position_seq + done, count - done
+            if count <= 0:
+                return
+        tail = self._open[-1] if self._open else None
+        if tail is not None and tail.producer == producer and tail.position + tail.count == position_seq and tail.first + tail.count == first:
+            tail.count += count
+        else:
+            self._insert(_Run(producer, first, position_seq, count))
+
+    def forget(self, producer: str, seq: int, at_seq: int) -> None:
+        """The entry with this ID was refused by the broker; the REFUSED that says so is entry `at_seq`. The ID may be used again."""
+        ids = self._ids.get(producer)
+        if ids is None or seq not in ids:
+            return
+        ids.remove(seq)
+        run = self._run_of(producer, seq)
+        position = None
+        if run is not None:
+            position = run.position + seq - run.first
+            self._split(run, seq)
+        if at_seq > self._safe:
+            self._forgotten.append(_Forgotten(at_seq, ReplicationId(producer, seq), position))
+
+    def position_of(self, producer: str, seq: int) -> int | None:
+        """The entry of this ID; None if it is completed (`completed`) or not in the log.
+
+        Where entries complete out of order, ask the `AppliedTracker` about the position returned.
+        """
+        run = self._run_of(producer, seq)
+        if run is None:
+            return None
+        position = run.position + seq - run.first
+        return position if position > self._completed else None
+
+    def ids_of(self, first: int, last: int) -> list[tuple[str, int, int]]:
+        """(producer, first ID, last ID) of the entries first .. last that are open and have IDs: what a REFUSED must name."""
+        found = []
+        for run in self._open[max(0, bisect_right(self._open, first, key=_by_position) - 1) :]:
+            low, high = max(first, run.position), min(last, run.position + run.count - 1)
+            if run.position > last:
+                break
+            if low <= high:
+                found.append((run.producer, run.first + low - run.position, run.first + high - run.position))
+        return found
+
+    def completed(self, upto: int) -> None:
+        """All entries up to `upto` are completed: repeats of their IDs are confirmed at once."""
+        if upto <= self._completed:
+            return
+        self._completed = upto
+        done = 0
+        for run in self._open:
+            if run.position + run.count - 1 > upto:
+                break
+            self._unlink(run)
+            done += 1
+        del self._open[:done]
+
+    def safe(self, upto_seq: int) -> None:
+        """Nothing up to `upto_seq` can be cut off any more."""
+        if upto_seq <= self._safe:
+            return
+        self._safe = upto_seq
+        while self._forgotten and self._forgotten[0].at <= upto_seq:
+            self._forgotten.popleft()
+
+    def cut(self, from_seq: int) -> None:
+        """The entries from `from_seq` on were cut off the log: their IDs are free, what they made us forget is back.
+
+        Raises:
+            IllegalEvent: An entry that was safe or completed would be cut off. Nothing was changed.
+        """
+        floor = max(self._safe, self._completed)
+        if from_seq <= floor:
+            raise IllegalEvent(f"the log is cut from {from_seq} on, but all up to {floor} is safe or completed")
+        while True:  # the newest first, because an ID may be added, forgotten and added again
+            run_end = self._open[-1].position + self._open[-1].count - 1 if self._open else 0
+            forgot_at = self._forgotten[-1].at if self._forgotten else 0
+            if max(run_end, forgot_at) < from_seq:
+                return
+            if forgot_at > run_end:
+                _, (producer, seq), position = self._forgotten.pop()
+                self._ids[producer].add(seq)
+                if position is not None:
+                    self._insert(_Run(producer, seq, position, 1))
+                continue
+            run = self._open[-1]
+            gone = run_end - max(from_seq, run.position) + 1
+            self._ids[run.producer].remove(run.first + run.count - gone, run.first + run.count - 1)
+            if gone == run.count:
+                self._unlink(run)
+                self._open.pop()
+            else:
+                run.count -= gone
+
+    def snapshot(self) -> Snapshot:
+        """The IDs in the log, for a CHECKPOINT."""
+        return tuple((producer, tuple(ids.flat())) for producer, ids in self._ids.items() if ids)
+
+    @classmethod
+    def restored(cls, snapshot: Iterable[tuple[str, Iterable[int]]]) -> Dedup:
+        """From what a CHECKPOINT holds. Nothing is open: read the log from R on to have that again."""
+        new = cls()
+        for producer, flat in snapshot:
+            new._ids[producer] = RangeSet.from_flat(flat)
+        return new
+
+    def _run_of(self, producer: str, seq: int) -> _Run | None:
+        runs = self._open_of.get(producer)
+        if runs is None:
+            return None
+        i = bisect_right(runs, seq, key=_by_first) - 1
+        return runs[i] if i >= 0 and seq < runs[i].first + runs[i].count else None
+
+    def _insert(self, run: _Run) -> None:
+        self._open.insert(bisect_right(self._open, run.position, key=_by_position), run)
+        runs = self._open_of.setdefault(run.producer, [])
+        runs.insert(bisect_left(runs, run.first, key=_by_first), run)
+
+    def _unlink(self, run: _Run) -> None:
+        """Takes a run out of the index by ID; the caller takes it out of `_open`."""
+        runs = self._open_of[run.producer]
+        del runs[bisect_left(runs, run.first, key=_by_first)]
+        if not runs:
+            del self._open_of[run.producer]
+
+    def _split(self, run: _Run, seq: int) -> None:
+        """Takes one ID out of a run."""
+        before = seq - run.first
+        self._unlink(run)
+        self._open.remove(run)
+        if before:
+            self._insert(_Run(run.producer, run.first, run.position, before))
+        if before + 1 < run.count:
+            self._insert(_Run(run.producer, seq + 1, run.position + before + 1, run.count - before - 1))
