@@ -1,0 +1,14 @@
+"""Private brokers and sidecars on loopback, as plain processes: for tests, benchmarks, the demo and for trying things out.
+
+    from lrq_ha.lab import Lab
+    with Lab(groups={"east": 2, "west": 1}, directory=Path(".lab")) as lab:
+        lab.kill("e1.broker")
+
+`brokers` finds RabbitMQ installations, `keeper` owns every process, `files` writes what a node reads, `lab` puts them together.
+"""
+
+from lrq_ha.lab.brokers import Installation, installations
+from lrq_ha.lab.errors import LabError
+from lrq_ha.lab.lab import Lab, LabNode
+
+__all__ = ["Installation", "Lab", "LabError", "LabNode", "installations"]

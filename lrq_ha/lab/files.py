@@ -1,0 +1,173 @@
+"""What a node of the lab reads: its folder, the broker's configuration and definitions, the sidecar's TOML, and how both are started.
+
+Rules: everything listens on 127.0.0.1; nothing of a RabbitMQ that the machine may have (configuration, plugins, cookie, epmd, data) is read
+or written; vhosts, users and permissions come from a definitions file that the broker loads while it boots, before it listens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lrq_ha
+from lrq_ha.lab.brokers import Installation
+
+#: The vhost that holds all routing queues.
+LRQ_VHOST = "lrq"
+#: The user of applications, and the sidecars' own.
+APP_USER, SIDECAR_USER = "app", "lrq"
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Everything about a node that is known before it starts.
+
+    Attributes:
+        name: Name in the lab, as "e1".
+        number: The node's id, 1..n within its group.
+        directory: The node's own folder, absolute.
+        broker_port, dist_port, door_port, http_port: Its ports on 127.0.0.1.
+        epmd_port: Port of the lab's epmd.
+    """
+
+    name: str
+    number: int
+    group: str
+    directory: Path
+    broker_port: int
+    dist_port: int
+    door_port: int
+    http_port: int
+    epmd_port: int
+
+    @property
+    def config(self) -> Path:
+        """The sidecar's configuration."""
+        return self.directory / "sidecar.toml"
+
+    @property
+    def sidecar_log(self) -> Path:
+        """Output of the sidecar."""
+        return self.directory / "sidecar.log"
+
+    @property
+    def broker_log(self) -> Path:
+        """Output of the broker."""
+        return self.directory / "broker.log"
+
+    def url(self, port: int, user: str, passwords: Mapping[str, str]) -> str:
+        """AMQP URL of one of this node's ports for a user."""
+        return f"amqp://{user}:{passwords[user]}@127.0.0.1:{port}"
+
+
+def write_broker(node: NodePlan, passwords: Mapping[str, str], vhosts: Sequence[str], plugins: Sequence[str], cookie: str) -> None:
+    """Writes the broker's files: configuration, definitions, enabled plugins, cookie."""
+    for folder in ("data", "home", "conf.d"):
+        (node.directory / folder).mkdir(parents=True, exist_ok=True)
+    (node.directory / "rabbitmq.conf").write_text(f"""\
+listeners.tcp.1 = 127.0.0.1:{node.broker_port}
+loopback_users = none
+load_definitions = {node.directory / "definitions.json"}
+vm_memory_high_watermark.relative = 0.6
+disk_free_limit.absolute = 10MB
+log.console.level = info
+""")
+    (node.directory / "definitions.json").write_text(json.dumps(_definitions(passwords, vhosts), indent=1))
+    (node.directory / "definitions.json").chmod(0o600)
+    (node.directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
+    (node.directory / "advanced.config").write_text("[].\n")
+    cookie_file = node.directory / "home" / ".erlang.cookie"
+    cookie_file.write_text(cookie)
+    cookie_file.chmod(0o400)
+
+
+def _definitions(passwords: Mapping[str, str], vhosts: Sequence[str]) -> dict[str, Any]:
+    tags = {APP_USER: "", SIDECAR_USER: "administrator impersonator"}
+    rights = [(user, vhost, ".*") for user in tags for vhost in ("/", *vhosts)]
+    rights += [(APP_USER, LRQ_VHOST, "^LRQ_.*"), (SIDECAR_USER, LRQ_VHOST, ".*")]
+    return {
+        "vhosts": [{"name": name} for name in ("/", LRQ_VHOST, *vhosts)],
+        "users": [{"name": user, "password": passwords[user], "tags": tags[user]} for user in tags],
+        "permissions": [{"user": user, "vhost": vhost, "configure": what, "write": what, "read": what} for user, vhost, what in rights],
+    }
+
+
+def broker_environment(node: NodePlan, installation: Installation) -> dict[str, str]:
+    """Environment of the broker and of its command line tools."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
+    return inherited | {
+        "PATH": f"{installation.erlang_bin}:{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(node.directory / "home"),
+        "LC_ALL": "C.UTF-8",
+        "ERL_EPMD_PORT": str(node.epmd_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "ERL_CRASH_DUMP_SECONDS": "0",
+        "RABBITMQ_NODENAME": f"{node.name}@localhost",
+        "RABBITMQ_DIST_PORT": str(node.dist_port),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "RABBITMQ_CONFIG_FILE": str(node.directory / "rabbitmq"),
+        "RABBITMQ_CONFIG_FILES": str(node.directory / "conf.d"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(node.directory / "advanced"),
+        "RABBITMQ_CONF_ENV_FILE": os.devnull,
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(node.directory / "enabled_plugins"),
+        "RABBITMQ_MNESIA_BASE": str(node.directory / "data"),
+        "RABBITMQ_LOG_BASE": str(node.directory),
+        "RABBITMQ_LOGS": "-",
+        # With it the server script becomes the Erlang VM instead of waiting for it: the process that is started is the one to signal.
+        "RABBITMQ_ALLOW_INPUT": "true",
+    }
+
+
+def broker_command(installation: Installation) -> list[str]:
+    """Command line of the broker."""
+    return [str(installation.sbin / "rabbitmq-server"), "-noinput"]
+
+
+def epmd_command(installation: Installation, port: int) -> list[str]:
+    """Command line of the lab's epmd, in the foreground."""
+    return [str(installation.erlang_bin / "epmd"), "-address", "127.0.0.1", "-port", str(port)]
+
+
+def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str, Sequence[NodePlan]], passwords: Mapping[str, str]) -> None:
+    """Writes the sidecar's configuration.
+
+    Args:
+        node: The node it is for.
+        peers: The other nodes of its group.
+        sites: Destination groups and their nodes.
+        passwords: Password of each user.
+    """
+    def door(other: NodePlan) -> str:
+        return other.url(other.door_port, SIDECAR_USER, passwords)
+
+    tables: list[tuple[str, dict[str, Any]]] = [
+        ("[node]", {"name": node.name, "id": node.number, "group": node.group}),
+        ("[broker]", {"url": node.url(node.broker_port, SIDECAR_USER, passwords)}),
+        ("[door]", {"listen": f"127.0.0.1:{node.door_port}"}),
+        ("[http]", {"listen": f"127.0.0.1:{node.http_port}"}),
+        *(("[[peers]]", {"name": peer.name, "id": peer.number, "door": door(peer), "http": f"http://127.0.0.1:{peer.http_port}"})
+          for peer in peers),
+        *(("[[sites]]", {"remote_id": site, "doors": [door(other) for other in nodes]}) for site, nodes in sites.items()),
+        ("[replication]", {"coordination": "static", "mode": "available"}),
+    ]
+    # JSON's strings, numbers and lists are TOML's too.
+    text = "\n".join("\n".join((head, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), "")) for head, table in tables)
+    node.config.write_text(text)
+    node.config.chmod(0o600)
+
+
+def python_environment() -> dict[str, str]:
+    """Environment in which `python -m lrq_ha…` finds this very package, installed or not."""
+    here = str(Path(lrq_ha.__file__).resolve().parents[1])
+    before = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": f"{here}:{before}" if before else here, "PYTHONUNBUFFERED": "1"}
+
+
+def sidecar_command(node: NodePlan) -> list[str]:
+    """Command line of the sidecar."""
+    return [sys.executable, "-m", "lrq_ha.cli.main", "sidecar", "--config", str(node.config)]

@@ -1,0 +1,437 @@
+"""A lab: groups of nodes, each a private RabbitMQ broker and its sidecar, on free loopback ports.
+
+Rules: every process belongs to the lab's keeper (see `keeper`), so the lab ends with the process that made it; `lab.json` in the lab's
+folder is written once all is ready and tells everything that another process needs, which is how `Lab.attach` works; brokers start in
+parallel. Methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from lrq_ha.lab import brokers, files, keeper, probe
+from lrq_ha.lab.errors import LabError
+from lrq_ha.lab.ports import free_ports, is_free
+
+READY_TIMEOUT_S = 90.0
+_POLL_S = 0.05
+_PARTS = ("broker", "sidecar")
+_READY_ROLES = ("active", "ready")
+#: Marks a folder as a lab's, so that `up` may empty it and never empties anything else.
+_MARK = ".lrq-ha-lab"
+
+
+@dataclass(frozen=True)
+class LabNode:
+    """One node as its users see it.
+
+    Attributes:
+        name: Name in the lab, as "e1".
+        group: Its group, as "east".
+        door: AMQP URL of the sidecar's door, with an ordinary client's credentials.
+        broker: AMQP URL of the broker itself, with the same credentials.
+        http: Base URL of the sidecar's HTTP.
+        config: The sidecar's configuration file.
+        log: The sidecar's log.
+        broker_log: The broker's log.
+    """
+
+    name: str
+    group: str
+    door: str
+    broker: str
+    http: str
+    config: Path
+    log: Path
+    broker_log: Path
+    _lab_directory: Path
+
+    @property
+    def admin(self) -> str:
+        """AMQP URL of the broker with the sidecar's credentials."""
+        return str(tomllib.loads(self.config.read_text())["broker"]["url"])
+
+    @property
+    def broker_pid(self) -> int | None:
+        """Process id of the broker's Erlang VM; None while it does not run."""
+        return self._pid("broker")
+
+    @property
+    def sidecar_pid(self) -> int | None:
+        """Process id of the sidecar; None while it does not run."""
+        return self._pid("sidecar")
+
+    def _pid(self, part: str) -> int | None:
+        process = keeper.ask(self._lab_directory, do="list").get(f"{self.name}.{part}")
+        return process["pid"] if process and process["exit"] is None else None
+
+
+class Lab:
+    """Private brokers and sidecars. Use it as a context manager, or call `up` and `down`.
+
+    Args:
+        groups: Number of nodes of each group.
+        directory: Folder for everything the lab writes; a temporary one, removed by `down`, if it is None.
+        broker: RabbitMQ series, as "3.10" or "4.3"; the distribution's own if it is None.
+        sites: Destination groups of each group; all others if it is None.
+        brokers_only: Leave out the sidecars; their ports are allotted and their configurations written all the same.
+        vhosts: More vhosts, on which both users have all rights.
+        plugins: Broker plugins to enable.
+    """
+
+    def __init__(self, groups: Mapping[str, int], directory: Path | None = None, broker: str | None = None,
+                 sites: Mapping[str, Sequence[str]] | None = None, *, brokers_only: bool = False,
+                 vhosts: Sequence[str] = (), plugins: Sequence[str] = ()) -> None:
+        _check_groups(groups, sites or {})
+        self._groups = dict(groups)
+        self._sites = {group: list(sites.get(group, ())) if sites is not None else [other for other in groups if other != group]
+                       for group in groups}
+        self._installation = brokers.find(broker)
+        self._temporary = directory is None
+        self.directory = (directory or Path(tempfile.mkdtemp(prefix="lrq-lab-"))).absolute()
+        self._brokers_only, self._vhosts, self._plugins = brokers_only, vhosts, plugins
+        self._plans: dict[str, files.NodePlan] = {}
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._write_lock = threading.Lock()
+        self.nodes: dict[str, LabNode] = {}
+
+    @classmethod
+    def attach(cls, directory: Path) -> Self:
+        """A lab that another process runs in `directory`. It does not end with this object.
+
+        Raises:
+            LabError: None runs there.
+        """
+        keeper.ask(directory, do="list")
+        try:
+            groups: dict[str, Any] = json.loads((directory / keeper.LAB_FILE).read_text())["groups"]
+        except FileNotFoundError as error:
+            raise LabError(f"The lab in {directory} is still starting", todo="Try again in a moment", retriable=True) from error
+        lab = cls.__new__(cls)
+        lab._groups = {group: len(entry["nodes"]) for group, entry in groups.items()}
+        lab.directory, lab._temporary, lab._keeper, lab._plans = directory.absolute(), False, None, {}
+        lab._write_lock = threading.Lock()
+        lab.nodes = {
+            name: LabNode(name, group, node["door"], node["broker"], node["http"], Path(node["config"]), Path(node["log"]),
+                          Path(node["broker_log"]), lab.directory)
+            for group, entry in groups.items() for name, node in entry["nodes"].items()}
+        return lab
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.down()
+
+    # -- up and down
+
+    @property
+    def version(self) -> str:
+        """Full version of the brokers, as "3.10.8"."""
+        return self._installation.version
+
+    def up(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Starts everything and returns when every broker answers and every sidecar is active or ready.
+
+        Raises:
+            LabError: Something did not start; the end of its log is in the text, and nothing is left running.
+        """
+        self.prepare()
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._keeper = keeper.start(self.directory, files.python_environment())
+            epmd_port = next(iter(self._plans.values())).epmd_port
+            keeper.ask(self.directory, do="spawn", key="epmd", argv=files.epmd_command(self._installation, epmd_port),
+                       env=files.python_environment(), cwd=str(self.directory), log=str(self.directory / "epmd.log"))
+            self._wait("epmd", lambda: probe.listens(epmd_port), deadline)
+            self._spawn_all("broker")
+            for name in self.nodes:
+                self._wait_part(name, "broker", deadline)
+            if not self._brokers_only:
+                self._spawn_all("sidecar")
+                for name in self.nodes:
+                    self._wait(f"{name}.sidecar", lambda name=name: self._role(name) in _READY_ROLES, deadline)  # type: ignore[misc]
+            self._write()
+        except BaseException:
+            self.down()
+            raise
+
+    def prepare(self) -> None:
+        """Draws ports and writes every node's files, as `up` does first; nothing is started.
+
+        Raises:
+            LabError: The folder has other things in it, or a lab runs in it.
+        """
+        if self._plans:
+            return
+        _claim(self.directory)
+        ports = free_ports()
+        epmd_port = next(ports)
+        letters = [group[0] for group in self._groups]
+        for group, count in self._groups.items():
+            prefix = group[0] if letters.count(group[0]) == 1 else group
+            for number in range(1, count + 1):
+                name = f"{prefix}{number}"
+                self._plans[name] = files.NodePlan(name, number, group, self.directory / name, next(ports), next(ports), next(ports),
+                                                   next(ports), epmd_port)
+        passwords = {user: secrets.token_hex(8) for user in (files.APP_USER, files.SIDECAR_USER)}
+        cookie = secrets.token_hex(16)
+        for plan in self._plans.values():
+            files.write_broker(plan, passwords, self._vhosts, self._plugins, cookie)
+            files.write_sidecar(plan, [peer for peer in self._of(plan.group) if peer is not plan],
+                                {site: self._of(site) for site in self._sites[plan.group]}, passwords)
+            self.nodes[plan.name] = LabNode(
+                plan.name, plan.group, plan.url(plan.door_port, files.APP_USER, passwords),
+                plan.url(plan.broker_port, files.APP_USER, passwords), f"http://127.0.0.1:{plan.http_port}",
+                plan.config, plan.sidecar_log, plan.broker_log, self.directory)
+
+    def down(self) -> None:
+        """Kills every process of the lab and deletes the brokers' data; logs and configurations stay. Nothing happens if it is down."""
+        if self._keeper is not None:
+            if self._keeper.stdin is not None:
+                self._keeper.stdin.close()
+            self._keeper.wait()
+            if self._keeper.stdout is not None:
+                self._keeper.stdout.close()
+            self._keeper = None
+        else:
+            try:
+                keeper.ask(self.directory, do="end")
+            except LabError:
+                pass
+        for node in self.nodes:
+            shutil.rmtree(self.directory / node / "data", ignore_errors=True)
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Returns when the lab has ended, by `down` from another process."""
+        if self._keeper is not None:
+            self._keeper.wait()
+
+    # -- faults
+
+    def kill(self, target: str) -> None:
+        """SIGKILLs a node ("e1") or a part of it ("e1.broker", "e1.sidecar"), and returns when it is gone."""
+        self._signal(target, signal.SIGKILL)
+
+    def stop(self, target: str) -> None:
+        """SIGSTOPs a node or a part of it: it stalls, its connections stay open."""
+        self._signal(target, signal.SIGSTOP)
+
+    def cont(self, target: str) -> None:
+        """SIGCONTs what was stopped."""
+        self._signal(target, signal.SIGCONT)
+
+    def start(self, target: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Starts again, on the same data, what of `target` does not run; returns when the broker answers and the sidecar's HTTP does.
+
+        Raises:
+            LabError: All of it is running, or it did not start.
+        """
+        name, parts = self._parts(target)
+        dead = [part for part in parts if not self._runs(f"{name}.{part}")]
+        if not dead:
+            raise LabError(f"{target} is running", todo=f"Kill it first: lrq-ha lab kill {target}")
+        deadline = time.monotonic() + timeout_s
+        for part in dead:
+            self._check_ports(name, part)
+            keeper.ask(self.directory, do="spawn", key=f"{name}.{part}")
+            self._wait_part(name, part, deadline)
+        self._write()
+
+    # -- asking
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What the sidecar of node `name` says of itself.
+
+        Raises:
+            LabError: It does not answer.
+        """
+        answer = probe.get_json(f"{self._node(name).http}/status")
+        if answer is None:
+            raise LabError(f"The sidecar of {name} does not answer", todo=f"See {self._node(name).log}", retriable=True)
+        return answer
+
+    def wait_role(self, name: str, role: str, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Waits until node `name` has the role, and returns its status.
+
+        Raises:
+            LabError: It has not after `timeout_s` seconds.
+        """
+        self._wait(f"{name}.sidecar", lambda: self._role(name) == role, time.monotonic() + timeout_s, f"has not become {role}")
+        return self.status(name)
+
+    def primary(self, group: str) -> str | None:
+        """Name of the node of `group` that is active, if one is."""
+        return next((name for name, node in self.nodes.items() if node.group == group and self._role(name) == "active"), None)
+
+    def promote(self, name: str, down: Sequence[str] = (), *, force: bool = False, dry_run: bool = False) -> str:
+        """Promotes node `name`; `down` names the nodes that the operator knows to be down. Returns what the sidecar says.
+
+        Raises:
+            LabError: The sidecar refuses, and says why, or does not answer.
+        """
+        try:
+            status, answer = probe.post_json(f"{self._node(name).http}/promote", {"down": list(down), "force": force, "dry_run": dry_run})
+        except OSError as error:
+            raise LabError(f"The sidecar of {name} does not answer", todo=f"See {self._node(name).log}", retriable=True) from error
+        if status != 200:
+            raise LabError(str(answer.get("text", f"The sidecar of {name} answered {status}")))
+        self._write()
+        return str(answer.get("text", ""))
+
+    def ctl(self, name: str, *arguments: str) -> str:
+        """Output of `rabbitmqctl` on the broker of node `name`; takes a second. Only in the process that started the lab.
+
+        Raises:
+            LabError: It failed, with what it printed.
+        """
+        done = subprocess.run([str(self._installation.sbin / "rabbitmqctl"), "--quiet", *arguments], stdin=subprocess.DEVNULL,
+                              env=files.broker_environment(self._plans[name], self._installation), capture_output=True, text=True)
+        if done.returncode != 0:
+            raise LabError(f"rabbitmqctl {' '.join(arguments)} failed on {name}: {done.stderr or done.stdout}")
+        return done.stdout
+
+    def processes(self) -> dict[str, int | None]:
+        """Process id of each part ("e1.broker"), None for one that does not run."""
+        return {key: process["pid"] if process["exit"] is None else None
+                for key, process in keeper.ask(self.directory, do="list").items()}
+
+    # -- inside
+
+    def _of(self, group: str) -> list[files.NodePlan]:
+        return [plan for plan in self._plans.values() if plan.group == group]
+
+    def _node(self, name: str) -> LabNode:
+        if name not in self.nodes:
+            raise LabError(f"The lab has no node {name!r}", todo=f"It has {', '.join(self.nodes)}")
+        return self.nodes[name]
+
+    def _parts(self, target: str) -> tuple[str, list[str]]:
+        """The node and its parts that `target` names, of those that the lab has."""
+        name, _, part = target.partition(".")
+        self._node(name)
+        parts = [each for each in _PARTS if f"{name}.{each}" in self.processes() and part in ("", each)]
+        if not parts:
+            raise LabError(f"The lab has no {target!r}", todo=f"It has {', '.join(key for key in self.processes() if key != 'epmd')}")
+        return name, parts
+
+    def _runs(self, key: str) -> bool:
+        return self.processes().get(key) is not None
+
+    def _signal(self, target: str, number: signal.Signals) -> None:
+        name, parts = self._parts(target)
+        running = [f"{name}.{part}" for part in parts if self._runs(f"{name}.{part}")]
+        if not running:
+            raise LabError(f"{target} is not running", todo=f"Start it: lrq-ha lab start {target}")
+        # The sidecar first: a killed node must not see its broker die.
+        for key in reversed(running):
+            keeper.ask(self.directory, do="signal", key=key, number=int(number))
+        self._write()
+
+    def _spawn_all(self, part: str) -> None:
+        for name, plan in self._plans.items():
+            self._check_ports(name, part)
+            command, log = ((files.broker_command(self._installation), plan.broker_log) if part == "broker"
+                            else (files.sidecar_command(plan), plan.sidecar_log))
+            environment = files.broker_environment(plan, self._installation) if part == "broker" else files.python_environment()
+            keeper.ask(self.directory, do="spawn", key=f"{name}.{part}", argv=command, env=environment, cwd=str(plan.directory), log=str(log))
+
+    def _check_ports(self, name: str, part: str) -> None:
+        node = self.nodes[name]
+        for url in (node.broker,) if part == "broker" else (node.door, node.http):
+            port = _port(url)
+            if not is_free(port):
+                raise LabError(f"Port {port} of {name}.{part} is taken by another process",
+                               todo=f"End what listens on 127.0.0.1:{port}, or start a new lab, which draws other ports", retriable=True)
+
+    def _wait_part(self, name: str, part: str, deadline: float) -> None:
+        if part == "broker":
+            self._wait(f"{name}.broker", lambda: probe.speaks_amqp(_port(self.nodes[name].broker)), deadline)
+        else:
+            self._wait(f"{name}.sidecar", lambda: self._role(name) is not None, deadline)
+
+    def _wait(self, key: str, ready: Callable[[], bool], deadline: float, failure: str = "has not become ready") -> None:
+        name, _, part = key.partition(".")
+        log = self.directory / "epmd.log" if key == "epmd" else self.nodes[name].log if part == "sidecar" else self.nodes[name].broker_log
+        while not ready():
+            process = keeper.ask(self.directory, do="list")[key]
+            if process["exit"] is not None:
+                raise LabError(f"{key} ended with status {process['exit']}. The end of its log:\n{probe.tail(log)}\n", todo=f"See {log}")
+            if time.monotonic() > deadline:
+                raise LabError(f"{key} {failure} in time. The end of its log:\n{probe.tail(log)}\n",
+                               todo=f"See {log}; a machine under load may just need longer", retriable=True)
+            time.sleep(_POLL_S)
+
+    def _role(self, name: str) -> str | None:
+        answer = probe.get_json(f"{self._node(name).http}/status")
+        return None if answer is None else str(answer.get("role"))
+
+    def _write(self) -> None:
+        """Writes lab.json anew, as a whole; it holds passwords, so it is the user's alone."""
+        with self._write_lock:
+            pids = self.processes()
+            sidecars = any(key.endswith(".sidecar") for key in pids)
+            groups = {
+                group: {"primary": self.primary(group) if sidecars else None,
+                        "nodes": {name: {"door": node.door, "broker": node.broker, "http": node.http,
+                                         "sidecar_pid": pids.get(f"{name}.sidecar"), "broker_pid": pids.get(f"{name}.broker"),
+                                         "config": str(node.config), "log": str(node.log), "broker_log": str(node.broker_log)}
+                                  for name, node in self.nodes.items() if node.group == group}}
+                for group in self._groups}
+            new = self.directory / f"{keeper.LAB_FILE}.new"
+            new.touch(mode=0o600)
+            new.write_text(json.dumps({"groups": groups}, indent=1) + "\n")
+            new.replace(self.directory / keeper.LAB_FILE)
+
+
+def _port(url: str) -> int:
+    port = urlsplit(url).port
+    if port is None:
+        raise LabError(f"{url} has no port")
+    return port
+
+
+def _check_groups(groups: Mapping[str, int], sites: Mapping[str, Sequence[str]]) -> None:
+    for group, count in groups.items():
+        if not group.isidentifier() or not group.isascii() or not 1 <= count <= 9:
+            raise LabError(f"A group is named by letters, digits and _ and has 1 to 9 nodes, not {group!r} = {count}")
+    if not groups:
+        raise LabError("A lab needs a group", todo="For example east=2")
+    for group, others in sites.items():
+        for unknown in {group, *others} - set(groups):
+            raise LabError(f"sites names the group {unknown!r}, which the lab does not have", todo=f"It has {', '.join(groups)}")
+
+
+def _claim(directory: Path) -> None:
+    """Makes the folder the lab's: a new or empty one, or one that a lab has left behind, which is emptied."""
+    try:
+        keeper.ask(directory, do="list")
+    except LabError:
+        pass
+    else:
+        raise LabError(f"A lab runs in {directory} already", todo=f"End it with `lrq-ha lab down --dir {directory}`, or use another folder")
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if (directory / _MARK).exists():
+        for entry in directory.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    elif any(directory.iterdir()):
+        raise LabError(f"{directory} has things in it that no lab wrote", todo="Name another folder, or empty it yourself")
+    directory.chmod(0o700)
+    (directory / _MARK).touch()

@@ -1,0 +1,76 @@
+"""Asking brokers and sidecars how they are. Rule: readiness is always asked for, never slept for; every question has a time limit."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+_ASK_TIMEOUT_S = 2.0
+#: A promotion waits for other nodes.
+_PROMOTE_TIMEOUT_S = 60.0
+# Without the proxies that the environment may name: all of this is on loopback.
+_http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def listens(port: int) -> bool:
+    """Whether something accepts connections on 127.0.0.1:`port`."""
+    try:
+        socket.create_connection(("127.0.0.1", port), _ASK_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def speaks_amqp(port: int) -> bool:
+    """Whether the peer on 127.0.0.1:`port` answers the AMQP 0-9-1 header with connection.start."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), _ASK_TIMEOUT_S) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            # A method frame (1) on channel 0; class and method 10.10 come after the length.
+            start = connection.makefile("rb").read(11)
+    except OSError:
+        return False
+    return start[:3] == b"\x01\x00\x00" and start[7:] == b"\x00\x0a\x00\x0a"
+
+
+def get_json(url: str) -> dict[str, Any] | None:
+    """Body of an HTTP GET, or None while nobody answers there in full."""
+    try:
+        with _http.open(url, timeout=_ASK_TIMEOUT_S) as answer:
+            body: dict[str, Any] = json.load(answer)
+            return body
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def post_json(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and body of an HTTP POST; a status that says no is an answer like another.
+
+    Raises:
+        OSError: Nobody answers there.
+    """
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with _http.open(request, timeout=_PROMOTE_TIMEOUT_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            text = refusal.read().decode(errors="replace")
+        try:
+            return refusal.code, json.loads(text)
+        except ValueError:
+            return refusal.code, {"ok": False, "text": text}
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The last lines of a log, indented."""
+    try:
+        text = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return "    (no log was written)"
+    return "\n".join(f"    {line}" for line in text[-lines:]) or "    (the log is empty)"
