@@ -199,34 +199,40 @@ class Enqueues(_message.Message):
     def __init__(self, vhost: _Optional[str] = ..., channel: _Optional[int] = ..., frames: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ..., producer: _Optional[str] = ..., id_first: _Optional[int] = ...) -> None: ...
 
 class Dequeue(_message.Message):
-    __slots__ = ("vhost", "queue", "sequences", "visit")
+    __slots__ = ("vhost", "queue", "sequences", "visit", "origin")
     VHOST_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     VISIT_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     vhost: str
     queue: str
     sequences: _containers.RepeatedScalarFieldContainer[int]
     visit: int
-    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., visit: _Optional[int] = ...) -> None: ...
+    origin: str
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., visit: _Optional[int] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class Moved(_message.Message):
-    __slots__ = ("vhost", "queue", "sequence", "visit")
+    __slots__ = ("vhost", "queue", "sequence", "visit", "origin")
     VHOST_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VISIT_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     vhost: str
     queue: str
     sequence: int
     visit: int
-    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., sequence: _Optional[int] = ..., visit: _Optional[int] = ...) -> None: ...
+    origin: str
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., sequence: _Optional[int] = ..., visit: _Optional[int] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("sequences",)
+    __slots__ = ("sequences", "producers")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequences: _Optional[_Iterable[int]] = ...) -> None: ...
+    producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
+    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ...) -> None: ...
 
 class Purge(_message.Message):
     __slots__ = ("vhost", "queue", "before")
@@ -295,14 +301,28 @@ class Tx(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers")
+    __slots__ = ("epochs", "sets", "producers", "received")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ...) -> None: ...
+    received: _containers.RepeatedCompositeFieldContainer[ReceiveState]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ...) -> None: ...
+
+class ReceiveState(_message.Message):
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    last: Position
+    snapshot_request: str
+    snapshot_complete: bool
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("epoch", "first")
@@ -329,16 +349,18 @@ class ProducerRanges(_message.Message):
     def __init__(self, producer: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Applied(_message.Message):
-    __slots__ = ("applied", "offset", "generations", "queues")
+    __slots__ = ("applied", "offset", "generations", "queues", "refused")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     applied: int
     offset: int
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
     queues: _containers.RepeatedCompositeFieldContainer[PendingQueue]
-    def __init__(self, applied: _Optional[int] = ..., offset: _Optional[int] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[PendingQueue, _Mapping]]] = ...) -> None: ...
+    refused: bytes
+    def __init__(self, applied: _Optional[int] = ..., offset: _Optional[int] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[PendingQueue, _Mapping]]] = ..., refused: _Optional[bytes] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("applied", "generation")
@@ -349,34 +371,34 @@ class Generation(_message.Message):
     def __init__(self, applied: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class PendingQueue(_message.Message):
-    __slots__ = ("vhost", "queue", "done", "visits")
+    __slots__ = ("vhost", "queue", "done", "moved", "due", "purged", "visits")
     VHOST_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
     vhost: str
     queue: str
     done: bytes
+    moved: bytes
+    due: bytes
+    purged: int
     visits: _containers.RepeatedCompositeFieldContainer[PendingVisit]
-    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., done: _Optional[bytes] = ..., visits: _Optional[_Iterable[_Union[PendingVisit, _Mapping]]] = ...) -> None: ...
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., done: _Optional[bytes] = ..., moved: _Optional[bytes] = ..., due: _Optional[bytes] = ..., purged: _Optional[int] = ..., visits: _Optional[_Iterable[_Union[PendingVisit, _Mapping]]] = ...) -> None: ...
 
 class PendingVisit(_message.Message):
-    __slots__ = ("kind", "sequence", "visit")
-    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        DEQUEUE: _ClassVar[PendingVisit.Kind]
-        REJECT: _ClassVar[PendingVisit.Kind]
-        MOVED: _ClassVar[PendingVisit.Kind]
-    DEQUEUE: PendingVisit.Kind
-    REJECT: PendingVisit.Kind
-    MOVED: PendingVisit.Kind
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("origin", "visit", "dequeued", "positions")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     VISIT_FIELD_NUMBER: _ClassVar[int]
-    kind: PendingVisit.Kind
-    sequence: int
+    DEQUEUED_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    origin: str
     visit: int
-    def __init__(self, kind: _Optional[_Union[PendingVisit.Kind, str]] = ..., sequence: _Optional[int] = ..., visit: _Optional[int] = ...) -> None: ...
+    dequeued: bool
+    positions: bytes
+    def __init__(self, origin: _Optional[str] = ..., visit: _Optional[int] = ..., dequeued: _Optional[bool] = ..., positions: _Optional[bytes] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("sender", "group", "hello", "prepare", "promise", "lead", "following", "heartbeat", "superseded")
