@@ -1,0 +1,441 @@
+"""AMQP 0-9-1 bytes: finding frames and whole contents in a buffer, reading methods, building frames. Pure.
+
+This is the hottest code of the project (every message passes here several times), so it works on offsets into the buffer that
+came from the socket and copies nothing that the caller does not ask for. Rules:
+
+- `scan` takes the regular case in one tight loop (a method, its header and its bodies, one after the other, on one channel) and
+  leaves everything else to `_one_frame`, which alone knows why bytes are wrong. Malformed bytes raise FrameError, nothing else.
+- Rare methods are decoded by pamqp; here stands only what has to be quick or exact to the byte.
+- Content headers are looked into by `headers`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from pamqp import base, commands, exceptions
+
+from lrq_ha.replication.errors import MalformedInput
+
+METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+FRAME_END = 0xCE
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+FRAME_OVERHEAD_BYTES = 8
+FRAME_MAX_BYTES = 131_072  # what RabbitMQ offers by default; counts the overhead
+FRAME_MIN_BYTES = 4_096  # the least frame_max the protocol allows
+HOLD_BYTES_MAX = 262_144  # an unfinished content is waited for as a whole up to here, then given out frame by frame
+BODY_BYTES_MAX = 134_217_728  # RabbitMQ's own default limit before 4.0
+ROUTES_MAX = 4_096  # how many parsed methods are remembered
+
+# (class << 16 | method), the first four octets of a method frame's payload
+CONNECTION_START, CONNECTION_START_OK = 0x000A000A, 0x000A000B
+CONNECTION_SECURE, CONNECTION_SECURE_OK = 0x000A0014, 0x000A0015
+CONNECTION_TUNE, CONNECTION_TUNE_OK = 0x000A001E, 0x000A001F
+CONNECTION_OPEN, CONNECTION_OPEN_OK = 0x000A0028, 0x000A0029
+CONNECTION_CLOSE, CONNECTION_CLOSE_OK = 0x000A0032, 0x000A0033
+CONNECTION_BLOCKED, CONNECTION_UNBLOCKED = 0x000A003C, 0x000A003D
+CONNECTION_UPDATE_SECRET, CONNECTION_UPDATE_SECRET_OK = 0x000A0046, 0x000A0047
+CHANNEL_OPEN, CHANNEL_OPEN_OK = 0x0014000A, 0x0014000B
+CHANNEL_FLOW, CHANNEL_FLOW_OK = 0x00140014, 0x00140015
+CHANNEL_CLOSE, CHANNEL_CLOSE_OK = 0x00140028, 0x00140029
+EXCHANGE_DECLARE, EXCHANGE_DECLARE_OK = 0x0028000A, 0x0028000B
+EXCHANGE_DELETE, EXCHANGE_DELETE_OK = 0x00280014, 0x00280015
+EXCHANGE_BIND, EXCHANGE_BIND_OK = 0x0028001E, 0x0028001F
+EXCHANGE_UNBIND, EXCHANGE_UNBIND_OK = 0x00280028, 0x00280033
+QUEUE_DECLARE, QUEUE_DECLARE_OK = 0x0032000A, 0x0032000B
+QUEUE_BIND, QUEUE_BIND_OK = 0x00320014, 0x00320015
+QUEUE_PURGE, QUEUE_PURGE_OK = 0x0032001E, 0x0032001F
+QUEUE_DELETE, QUEUE_DELETE_OK = 0x00320028, 0x00320029
+QUEUE_UNBIND, QUEUE_UNBIND_OK = 0x00320032, 0x00320033
+BASIC_QOS, BASIC_QOS_OK = 0x003C000A, 0x003C000B
+BASIC_CONSUME, BASIC_CONSUME_OK = 0x003C0014, 0x003C0015
+BASIC_CANCEL, BASIC_CANCEL_OK = 0x003C001E, 0x003C001F
+BASIC_PUBLISH, BASIC_RETURN, BASIC_DELIVER = 0x003C0028, 0x003C0032, 0x003C003C
+BASIC_GET, BASIC_GET_OK, BASIC_GET_EMPTY = 0x003C0046, 0x003C0047, 0x003C0048
+BASIC_ACK, BASIC_REJECT, BASIC_NACK = 0x003C0050, 0x003C005A, 0x003C0078
+BASIC_RECOVER_ASYNC, BASIC_RECOVER, BASIC_RECOVER_OK = 0x003C0064, 0x003C006E, 0x003C006F
+CONFIRM_SELECT, CONFIRM_SELECT_OK = 0x0055000A, 0x0055000B
+TX_SELECT, TX_SELECT_OK = 0x005A000A, 0x005A000B
+TX_COMMIT, TX_COMMIT_OK = 0x005A0014, 0x005A0015
+TX_ROLLBACK, TX_ROLLBACK_OK = 0x005A001E, 0x005A001F
+
+CONTENT_METHODS = frozenset({BASIC_PUBLISH, BASIC_RETURN, BASIC_DELIVER, BASIC_GET_OK})
+
+BASIC_CLASS = 60 << 16  # class and weight of a content header
+HEADER_FIXED_BYTES = 14  # class, weight, body size, property flags
+
+_method_head = struct.Struct(">BHII").unpack_from  # type, channel, size, method
+_header_head = struct.Struct(">BBHIIQ").unpack_from  # end of the frame before, type, channel, size, class and weight, body size
+_body_head = struct.Struct(">BBHI").unpack_from  # end of the frame before, type, channel, size
+_frame_head = struct.Struct(">BHI").unpack_from
+_u32 = struct.Struct(">I").unpack_from
+_u64 = struct.Struct(">Q").unpack_from
+_pack_u32 = struct.Struct(">I").pack
+_pack_head = struct.Struct(">BHI").pack
+_pack_ack = struct.Struct(">BHIIQBB").pack
+
+Buffer: TypeAlias = bytes | bytearray
+Item: TypeAlias = tuple[int, int, int, int, int, int, int]
+"""What `scan` finds: (kind, channel, start, end, header, header_end, stop), all offsets into the buffer.
+
+A method frame: kind is the method's id, start .. end its payload (id included), the rest 0. A whole content: the same, and
+header .. header_end is the payload of its header frame, stop is where the next frame begins. A header, body or heartbeat frame
+by itself (a content that came in pieces): kind is HEADER, BODY or HEARTBEAT, start .. end its payload, the rest 0.
+"""
+
+
+class FrameError(MalformedInput):
+    """Bytes that are not AMQP 0-9-1, or that exceed a limit. The connection they came from cannot be used any more."""
+
+
+# --- finding frames ---------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    buffer: Buffer, start: int = 0, frame_max_bytes: int = FRAME_MAX_BYTES, hold_bytes_max: int = HOLD_BYTES_MAX
+) -> tuple[list[Item], int]:
+    """Finds all complete frames and contents from `start` on.
+
+    Args:
+        buffer: What came from the socket, after what an earlier call left over.
+        start: Offset of a frame's first octet.
+        frame_max_bytes: The negotiated frame_max, which counts the 8 octets around a payload.
+        hold_bytes_max: A content whose end has not arrived is left over as a whole while it has fewer bytes than this.
+
+    Returns:
+        The items in order, and the offset of the first octet that was not used; keep the rest for the next call.
+
+    Raises:
+        FrameError: On a bad end octet, a frame over the limit, an unknown frame type.
+    """
+    payload_max = frame_max_bytes - FRAME_OVERHEAD_BYTES
+    items: list[Item] = []
+    append = items.append
+    at = start
+    while True:
+        ran_out = False
+        try:
+            while True:
+                kind, channel, size, method = _method_head(buffer, at)
+                if kind != METHOD or size > payload_max or size < 4:
+                    break
+                end = at + 7 + size
+                if method not in CONTENT_METHODS:
+                    if buffer[end] != FRAME_END:
+                        break
+                    append((method, channel, at + 7, end, 0, 0, 0))
+                    at = end + 1
+                    continue
+                octet, kind, same, size, weight, body = _header_head(buffer, end)
+                if (
+                    octet != FRAME_END
+                    or kind != HEADER
+                    or same != channel
+                    or weight != BASIC_CLASS
+                    or not HEADER_FIXED_BYTES <= size <= payload_max
+                ):
+                    break
+                header = end + 8
+                stop = header_end = header + size
+                while body:
+                    octet, kind, same, size = _body_head(buffer, stop)
+                    if octet != FRAME_END or kind != BODY or same != channel or not 0 < size <= body or size > payload_max:
+                        break
+                    body -= size
+                    stop += size + 8
+                if body or buffer[stop] != FRAME_END:
+                    break
+                stop += 1
+                append((method, channel, at + 7, end, header, header_end, stop))
+                at = stop
+        except (struct.error, IndexError):
+            ran_out = True
+        item = _one_frame(buffer, at, payload_max)
+        if item is None or (ran_out and item[0] in CONTENT_METHODS and len(buffer) - at < hold_bytes_max):
+            return items, at
+        append(item)
+        at = item[3] + 1
+
+
+def _one_frame(buffer: Buffer, at: int, payload_max: int) -> Item | None:
+    """The frame at `at` taken by itself; None if it is not complete yet."""
+    available = len(buffer) - at
+    if available < 1:
+        return None
+    kind = buffer[at]
+    if kind not in (METHOD, HEADER, BODY, HEARTBEAT):
+        raise FrameError(f"octet {kind} at {at} is not a frame type", todo="Check that the other side speaks AMQP 0-9-1")
+    if available < 7:
+        return None
+    kind, channel, size = _frame_head(buffer, at)
+    if size > payload_max:
+        raise FrameError(
+            f"a frame of {size + FRAME_OVERHEAD_BYTES} bytes on channel {channel} exceeds "
+            f"the negotiated frame_max of {payload_max + FRAME_OVERHEAD_BYTES}"
+        )
+    if available < size + FRAME_OVERHEAD_BYTES:
+        return None
+    end = at + 7 + size
+    if buffer[end] != FRAME_END:
+        raise FrameError(f"a frame of type {kind} on channel {channel} ends with octet {buffer[end]}, not {FRAME_END}")
+    if kind == METHOD:
+        if size < 4:
+            raise FrameError(f"a method frame of {size} bytes on channel {channel} holds no method")
+        kind = _u32(buffer, at + 7)[0]
+    return kind, channel, at + 7, end, 0, 0, 0
+
+
+def body_of(buffer: Buffer, header_end: int, stop: int) -> bytes:
+    """The body of a whole content that `scan` found, copied out of its body frames."""
+    at = header_end + 1
+    if at == stop:
+        return b""
+    size = _u32(buffer, at + 3)[0]
+    if at + size + 8 == stop:
+        return bytes(buffer[at + 7 : stop - 1])
+    parts = []
+    while at < stop:
+        size = _u32(buffer, at + 3)[0]
+        parts.append(buffer[at + 7 : at + 7 + size])
+        at += size + 8
+    return b"".join(parts)
+
+
+class Content(NamedTuple):
+    """A content that came in pieces: the payloads of its method and header frames, and its body."""
+
+    method: bytes
+    header: bytes
+    body: bytes
+
+
+class Assembly:
+    """Puts contents together whose frames `scan` gave out one by one, per channel.
+
+    Holds at most `body_bytes_max` bytes of body per open channel.
+    """
+
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._body_bytes_max = body_bytes_max
+        self._open: dict[int, tuple[bytes, bytes, int, list[bytes]]] = {}  # method, header (b"" before it came), missing, parts
+
+    def take(self, kind: int, channel: int, payload: bytes) -> Content | None:
+        """Adds one frame: a content method (its id as kind), HEADER or BODY. Returns the content when it is complete.
+
+        Raises:
+            FrameError: A frame that does not belong there, or a body over the limit.
+        """
+        method, header, missing, parts = self._open.get(channel, (b"", b"", 0, []))
+        if kind == HEADER and method and not header:
+            if len(payload) < HEADER_FIXED_BYTES or _u32(payload)[0] != BASIC_CLASS:
+                raise FrameError(f"a malformed content header on channel {channel}")
+            header, missing = payload, _u64(payload, 4)[0]
+            if missing > self._body_bytes_max:
+                raise FrameError(f"a body of {missing} bytes on channel {channel} exceeds the limit of {self._body_bytes_max}")
+        elif kind == BODY and header and len(payload) <= missing:
+            if payload:  # or empty frames would pile up without end
+                parts.append(payload)
+                missing -= len(payload)
+        elif kind not in (HEADER, BODY, HEARTBEAT) and not method:
+            method = payload
+        else:
+            raise FrameError(f"a frame of kind {kind:#x} on channel {channel} is out of place in a content")
+        if header and not missing:
+            self._open.pop(channel, None)
+            return Content(method, header, b"".join(parts))
+        self._open[channel] = (method, header, missing, parts)
+        return None
+
+    def is_open(self, channel: int) -> bool:
+        """Whether a content on this channel is unfinished."""
+        return channel in self._open
+
+    def drop(self, channel: int) -> None:
+        """Forgets the unfinished content of a channel that closed."""
+        self._open.pop(channel, None)
+
+
+# --- reading methods --------------------------------------------------------------------------------------------------------
+
+
+def decode_method(payload: bytes) -> base.Frame:
+    """A method frame's payload as pamqp's object, for the rare methods.
+
+    Raises:
+        FrameError: An unknown method or malformed arguments.
+    """
+    try:
+        method: base.Frame = commands.INDEX_MAPPING[_u32(payload)[0]]()
+        method.unmarshal(payload[4:])
+    except (struct.error, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
+        raise FrameError(f"a method of {len(payload)} bytes, {payload[:4].hex()}, cannot be decoded: {error!r}") from error
+    except exceptions.PAMQPException as error:
+        raise FrameError(f"a method of {len(payload)} bytes, {payload[:4].hex()}, cannot be decoded: {error!r}") from error
+    return method
+
+
+class Route(NamedTuple):
+    """Where a publish goes. Names that are not UTF-8 survive as surrogate escapes."""
+
+    exchange: str
+    routing_key: str
+    mandatory: bool
+    immediate: bool
+
+
+class Origin(NamedTuple):
+    """What a basic.deliver, get-ok or return says beside its tags."""
+
+    redelivered: bool
+    exchange: str
+    routing_key: str
+
+
+def _short(payload: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + payload[at]
+    if end > len(payload):
+        raise FrameError(f"a short string at {at} runs past the end of its frame")
+    return payload[at + 1 : end].decode("utf-8", "surrogateescape"), end
+
+
+@lru_cache(ROUTES_MAX)
+def publish_route(payload: bytes) -> Route:
+    """The arguments of a basic.publish from its frame's payload; remembered, as publishers repeat themselves."""
+    try:
+        exchange, at = _short(payload, 6)
+        routing_key, at = _short(payload, at)
+        bits = payload[at]
+    except IndexError as error:
+        raise FrameError("a basic.publish ends too early") from error
+    if at + 1 != len(payload):
+        raise FrameError("a basic.publish is longer than its arguments")
+    return Route(exchange, routing_key, bool(bits & 1), bool(bits & 2))
+
+
+@lru_cache(ROUTES_MAX)
+def _origin(arguments: bytes) -> Origin:
+    exchange, at = _short(arguments, 1)
+    routing_key, at = _short(arguments, at)
+    return Origin(bool(arguments[0] & 1), exchange, routing_key)
+
+
+def deliver_arguments(payload: bytes) -> tuple[bytes, int, Origin]:
+    """(consumer tag, delivery tag, origin) of a basic.deliver from its frame's payload."""
+    try:
+        at = 5 + payload[4]
+        return payload[5:at], _u64(payload, at)[0], _origin(payload[at + 8 :])
+    except (IndexError, struct.error) as error:
+        raise FrameError("a basic.deliver ends too early") from error
+
+
+def get_ok_arguments(payload: bytes) -> tuple[int, Origin]:
+    """(delivery tag, origin) of a basic.get-ok from its frame's payload; the message count is left out."""
+    try:
+        return _u64(payload, 4)[0], _origin(payload[12:-4])
+    except (IndexError, struct.error) as error:
+        raise FrameError("a basic.get-ok ends too early") from error
+
+
+def tag_and_bits(payload: Buffer, at: int = 0) -> tuple[int, int]:
+    """(delivery tag, bits) of a basic.ack, nack or reject whose payload begins at `at`."""
+    try:
+        return _u64(payload, at + 4)[0], payload[at + 12]
+    except (IndexError, struct.error) as error:
+        raise FrameError("an acknowledgement ends too early") from error
+
+
+# --- building ---------------------------------------------------------------------------------------------------------------
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """One frame around a payload."""
+    return b"%b%b\xce" % (_pack_head(kind, channel, len(payload)), payload)
+
+
+def method_frame(channel: int, method: int, *arguments: bytes) -> bytes:
+    """The frame of a method with encoded arguments. (pamqp refuses names that RabbitMQ allows, such as `é`.)"""
+    return frame(METHOD, channel, b"".join((_pack_u32(method), *arguments)))
+
+
+def ack(channel: int, tag: int, multiple: bool = False) -> bytes:
+    return _pack_ack(METHOD, channel, 13, BASIC_ACK, tag, multiple, FRAME_END)
+
+
+def nack(channel: int, tag: int, multiple: bool = False, requeue: bool = False) -> bytes:
+    return _pack_ack(METHOD, channel, 13, BASIC_NACK, tag, multiple | requeue << 1, FRAME_END)
+
+
+def reject(channel: int, tag: int, requeue: bool = False) -> bytes:
+    return _pack_ack(METHOD, channel, 13, BASIC_REJECT, tag, requeue, FRAME_END)
+
+
+def short_string(text: str) -> bytes:
+    """A name or routing key as it stands on the wire, after its length octet.
+
+    Raises:
+        MalformedInput: It has more than 255 bytes.
+    """
+    raw = text.encode("utf-8", "surrogateescape")
+    if len(raw) > 255:
+        raise MalformedInput(f"{text[:40]!r}… has {len(raw)} bytes, a name or routing key at most 255", todo="Shorten it")
+    return bytes((len(raw),)) + raw
+
+
+def _close(channel: int, method: int, code: int, text: str, cause: int) -> bytes:
+    raw = text.encode()[:255].decode("utf-8", "ignore")  # cut to length without splitting a character
+    return method_frame(channel, method, struct.pack(">H", code), short_string(raw), _pack_u32(cause))
+
+
+def connection_close(code: int, text: str, cause: int = 0) -> bytes:
+    """A connection.close with reply code, text (cut to 255 bytes) and the id of the method that caused it."""
+    return _close(0, CONNECTION_CLOSE, code, text, cause)
+
+
+def channel_close(channel: int, code: int, text: str, cause: int = 0) -> bytes:
+    """A channel.close with reply code, text (cut to 255 bytes) and the id of the method that caused it."""
+    return _close(channel, CHANNEL_CLOSE, code, text, cause)
+
+
+@lru_cache(ROUTES_MAX)
+def publish_method(channel: int, exchange: str, routing_key: str, mandatory: bool = False) -> bytes:
+    """The method frame of a basic.publish; remembered, as publishers repeat themselves."""
+    return method_frame(channel, BASIC_PUBLISH, b"\0\0", short_string(exchange), short_string(routing_key), bytes((mandatory,)))
+
+
+def content(channel: int, header: bytes, body: bytes, frame_max_bytes: int = FRAME_MAX_BYTES) -> list[bytes]:
+    """The header and body frames of a content in pieces to be joined or written; a body over frame_max is split.
+
+    Args:
+        channel: The channel number.
+        header: The header frame's payload; its body size must be len(body).
+        body: The body, of any length.
+        frame_max_bytes: The negotiated frame_max.
+    """
+    pieces = [_pack_head(HEADER, channel, len(header)), header]
+    size, most = len(body), frame_max_bytes - FRAME_OVERHEAD_BYTES
+    if 0 < size <= most:
+        pieces += (b"\xce" + _pack_head(BODY, channel, size), body)
+    else:
+        for at in range(0, size, most):
+            part = body[at : at + most]
+            pieces += (b"\xce" + _pack_head(BODY, channel, len(part)), part)
+    pieces.append(b"\xce")
+    return pieces
+
+
+def rechannel(frames: Iterable[bytes] | bytes, channel: int) -> bytes:
+    """A run of whole frames with every channel number replaced by `channel`."""
+    changed = bytearray(frames if isinstance(frames, bytes) else b"".join(frames))
+    number = struct.pack(">H", channel)
+    at, end = 0, len(changed)
+    while at < end:
+        changed[at + 1 : at + 3] = number
+        at += _u32(changed, at + 3)[0] + FRAME_OVERHEAD_BYTES
+    if at != end:
+        raise FrameError("a run of frames does not end where its last frame ends")
+    return bytes(changed)

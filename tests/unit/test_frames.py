@@ -1,0 +1,466 @@
+"""frames and headers against pamqp's own encoding, under any chunking, and against garbage."""
+
+from __future__ import annotations
+
+import random
+import string
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import body, commands, decode, encode, header, heartbeat
+from pamqp import frame as pamqp_frame
+
+from broker_plugin import frames, headers
+from broker_plugin.frames import FrameError
+
+KEY = b"x-lrq-pos"
+FRAME_MAX_BYTES = 4_096
+
+names = st.text(string.ascii_letters + "-._", max_size=30)  # pamqp refuses others that RabbitMQ allows
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, width=32),
+    st.none(),
+    st.text(max_size=20),
+    st.binary(max_size=12).map(bytearray),
+    st.decimals(-1000, 1000, places=2),
+)
+# Values that contain the bytes of the keys that are searched for.
+tricky = st.sampled_from(["\tx-lrq-posS\x00\x00\x00\x011", "\x08x-lrq-idS\x00\x00\x00\x011", "x-lrq-pos", "\x07x-deathA"])
+values = st.recursive(
+    scalars | tricky,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.just("x-lrq-pos"), inner, max_size=3),
+    max_leaves=8,
+)
+tables = st.dictionaries(names | st.sampled_from(["x-lrq-id", "x-lrq-pos", "x-lrq-position"]), values, max_size=5)
+properties = st.builds(
+    commands.Basic.Properties,
+    content_type=st.none() | names,
+    content_encoding=st.none() | names,
+    headers=st.none() | tables,
+    delivery_mode=st.none() | st.integers(1, 2),
+    priority=st.none() | st.integers(0, 9),
+    correlation_id=st.none() | names,
+    reply_to=st.none() | names,
+    expiration=st.none() | names,
+    message_id=st.none() | names,
+    message_type=st.none() | names,
+    user_id=st.none() | names,
+    app_id=st.none() | names,
+)
+bodies = st.binary(max_size=40) | st.integers(0, 3 * FRAME_MAX_BYTES).map(lambda n: b"b" * n)
+channels = st.integers(1, 65_535)
+
+
+def header_bytes(made: commands.Basic.Properties, body_bytes: int = 0) -> bytes:
+    return header.ContentHeader(0, body_bytes, made).marshal()
+
+
+def decoded(payload: bytes) -> dict[str, Any]:
+    made = header.ContentHeader()
+    made.unmarshal(payload)
+    return dict(made.properties)
+
+
+def table_payload(*fields: bytes, flags: int = 0x2000, before: bytes = b"", after: bytes = b"") -> bytes:
+    table = b"".join(fields)
+    return struct.pack(">IQH", 60 << 16, 0, flags) + before + struct.pack(">I", len(table)) + table + after
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
+    """The bytes of one publish, delivery, get-ok or return made by pamqp, and what must be found in them."""
+    channel = draw(channels)
+    method = draw(
+        st.one_of(
+            st.builds(commands.Basic.Publish, exchange=names, routing_key=names, mandatory=st.booleans()),
+            st.builds(
+                commands.Basic.Deliver,
+                names,
+                st.integers(0, 2**63 - 1),
+                st.booleans(),
+                exchange=names,
+                routing_key=names,
+            ),
+            st.builds(commands.Basic.GetOk, st.integers(0, 2**63 - 1), st.booleans(), names, names, st.integers(0, 9)),
+            st.builds(commands.Basic.Return, st.integers(300, 600), names, names, names),
+        )
+    )
+    payload, data = header_bytes(draw(properties), len(text := draw(bodies))), text
+    raw = pamqp_frame.marshal(method, channel) + frames.frame(frames.HEADER, channel, payload)
+    most = FRAME_MAX_BYTES - 8
+    for at in range(0, len(data), most):
+        raw += pamqp_frame.marshal(body.ContentBody(data[at : at + most]), channel)
+    return raw, (channel, struct.pack(">I", method.index) + method.marshal(), payload, data)
+
+
+@st.composite
+def singles(draw: st.DrawFn) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
+    """One method without content, or a heartbeat."""
+    channel = draw(channels)
+    method = draw(
+        st.one_of(
+            st.builds(commands.Basic.Ack, st.integers(0, 2**63 - 1), st.booleans()),
+            st.builds(commands.Queue.Declare, queue=names, arguments=st.dictionaries(names, st.integers(0, 9), max_size=3)),
+            st.builds(commands.Connection.Close, st.integers(200, 600), names, st.just(0), st.just(0)),
+            st.just(commands.Channel.CloseOk()),
+            st.none(),
+        )
+    )
+    if method is None:
+        return heartbeat.Heartbeat().marshal(), (0, b"", b"", b"")
+    return pamqp_frame.marshal(method, channel), (channel, struct.pack(">I", method.index) + method.marshal(), b"", b"")
+
+
+class Reader:
+    """Feeds chunks to `scan` as a connection does, and puts contents together that came in pieces."""
+
+    def __init__(self, hold_bytes_max: int = frames.HOLD_BYTES_MAX) -> None:
+        self.left = b""
+        self.found: list[tuple[int, bytes, bytes, bytes]] = []
+        self.assembly = frames.Assembly()
+        self.hold_bytes_max = hold_bytes_max
+
+    def feed(self, chunk: bytes) -> None:
+        buffer = self.left + chunk
+        items, used = frames.scan(buffer, 0, FRAME_MAX_BYTES, self.hold_bytes_max)
+        self.left = buffer[used:]
+        for kind, channel, start, end, head, head_end, stop in items:
+            payload = buffer[start:end]
+            if stop:
+                self.found.append((channel, payload, buffer[head:head_end], frames.body_of(buffer, head_end, stop)))
+            elif kind in frames.CONTENT_METHODS or kind in (frames.HEADER, frames.BODY):
+                whole = self.assembly.take(kind, channel, payload)
+                if whole:
+                    self.found.append((channel, *whole))
+            else:
+                self.found.append((channel, payload, b"", b""))
+
+
+@given(st.lists(contents() | singles(), max_size=6), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_chunking_gives_what_pamqp_encoded(made: list[Any], data: st.DataObject) -> None:
+    raw = b"".join(part for part, _ in made)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
+    reader = Reader(data.draw(st.sampled_from([0, 100, 5_000, frames.HOLD_BYTES_MAX])))
+    for first, last in zip([0, *cuts], [*cuts, len(raw)]):
+        reader.feed(raw[first:last])
+    assert reader.found == [expected for _, expected in made]
+    assert reader.left == b""
+
+
+@given(contents(), contents())
+@settings(max_examples=50, deadline=None)
+def test_contents_interleaved_on_two_channels(one: Any, two: Any) -> None:
+    def pieces(raw: bytes, channel: int) -> list[bytes]:
+        raw = frames.rechannel(raw, channel)
+        found = []
+        while raw:
+            size = struct.unpack_from(">I", raw, 3)[0] + 8
+            found.append(raw[:size])
+            raw = raw[size:]
+        return found
+
+    left, right = pieces(one[0], 1), pieces(two[0], 2)
+    reader = Reader()
+    for a in range(max(len(left), len(right))):
+        reader.feed(b"".join(left[a : a + 1] + right[a : a + 1]))
+    assert sorted(reader.found) == sorted([(1, *one[1][1:]), (2, *two[1][1:])])
+
+
+@given(st.binary(max_size=200))
+def test_garbage_raises_only_frame_errors(data: bytes) -> None:
+    reader = Reader()
+    for attempt in (
+        lambda: reader.feed(data),
+        lambda: frames.decode_method(data),
+        lambda: frames.publish_route(data),
+        lambda: frames.deliver_arguments(data),
+        lambda: frames.get_ok_arguments(data),
+        lambda: frames.tag_and_bits(data),
+        lambda: headers.check_header(data),
+        lambda: headers.stamp(data, headers.position_field(b"1.2/3")),
+        lambda: headers.cut(data, b"a"),
+        lambda: headers.replication_id(data),
+        lambda: headers.deaths(data),
+    ):
+        try:
+            attempt()
+        except FrameError:
+            pass
+
+
+@given(contents(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_flipped_octets_raise_only_frame_errors(made: Any, data: st.DataObject) -> None:
+    raw = bytearray(made[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    reader = Reader(data.draw(st.sampled_from([0, frames.HOLD_BYTES_MAX])))
+    try:
+        reader.feed(bytes(raw))
+        for _, method, payload, _ in reader.found:
+            if method:
+                frames.decode_method(method)
+            if payload:
+                headers.check_header(payload)
+                headers.stamp(payload, headers.position_field(b"1.2/3"))
+                headers.deaths(payload)
+    except FrameError:
+        pass
+
+
+@given(properties)
+@settings(max_examples=200, deadline=None)
+def test_stamp_is_decode_change_encode(made: commands.Basic.Properties) -> None:
+    payload = header_bytes(made, 7)
+    headers.check_header(payload)
+    stamped = headers.stamp(payload, headers.position_field(b"259.17/4"))
+    headers.check_header(stamped)
+    expected = decoded(payload)
+    table = dict(expected["headers"] or {})
+    table.pop("x-lrq-pos", None)
+    table["x-lrq-pos"] = "259.17/4"
+    expected["headers"] = table
+    assert decoded(stamped) == expected
+    assert list(decoded(stamped)["headers"]) == list(table)
+    assert headers.position(stamped) == b"259.17/4"
+    assert stamped[:12] == payload[:12]
+    assert headers.stamp(stamped, headers.position_field(b"259.17/4")) == stamped
+
+
+@given(properties)
+@settings(max_examples=200, deadline=None)
+def test_cut_is_decode_change_encode(made: commands.Basic.Properties) -> None:
+    payload = header_bytes(made)
+    after = headers.cut(payload, KEY)
+    headers.check_header(after)
+    expected = decoded(payload)
+    if expected["headers"]:
+        expected["headers"] = {k: v for k, v in expected["headers"].items() if k != "x-lrq-pos"}
+    assert decoded(after) == expected
+    assert headers.header_value(after, KEY) is None
+    if "x-lrq-pos" not in (made.headers or {}):
+        assert after == payload
+
+
+@given(properties)
+@settings(max_examples=200, deadline=None)
+def test_the_replication_id_is_the_top_level_string_only(made: commands.Basic.Properties) -> None:
+    value = (decoded(header_bytes(made))["headers"] or {}).get("x-lrq-id")
+    expected = value.encode() if isinstance(value, str) else bytes(value) if isinstance(value, bytearray) else None
+    assert headers.replication_id(header_bytes(made)) == expected
+
+
+def test_all_copies_of_a_duplicate_key_go() -> None:
+    old = headers.position_field(b"1.1/1")
+    other = headers.field(b"a", b"\x09x-lrq-posS\0\0\0\x01z")
+    payload = table_payload(old, other, old, old)
+    assert headers.position(payload) == b"1.1/1"
+    new = headers.position_field(b"2.2/2")
+    assert headers.stamp(payload, new) == table_payload(other, new)
+    assert headers.cut(payload, KEY) == table_payload(other)
+
+
+def test_a_key_inside_a_property_or_a_value_does_not_count() -> None:
+    fake = headers.position_field(b"9.9/9")
+    value = bytes((len(fake),)) + fake
+    assert headers.position(table_payload(flags=0xA000, before=value)) is None  # a content type that looks like the header
+    assert headers.position(table_payload(flags=0x2080, after=value)) is None  # a message ID that does
+    nested = b"\x01nF" + struct.pack(">I", len(fake)) + fake
+    assert headers.position(table_payload(nested)) is None
+    assert headers.position(table_payload(nested, headers.position_field(b"1.1/1"))) == b"1.1/1"
+    plain = struct.pack(">IQH", 60 << 16, 0, 0x0080) + value
+    assert headers.position(plain) is None
+    assert headers.position(headers.stamp(plain, headers.position_field(b"1.1/1"))) == b"1.1/1"
+
+
+def test_continued_property_flags_are_refused() -> None:
+    with pytest.raises(FrameError, match="property flags"):
+        headers.stamp(table_payload(flags=0x2001), headers.position_field(b"1"))
+    with pytest.raises(FrameError, match="property flags"):
+        headers.check_header(table_payload(flags=0x2001))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        table_payload(b"\x01aS\0\0\0\x09b"),  # a value longer than the table
+        table_payload(b"\x01a?"),  # an unknown kind
+        table_payload(b"\x05a"),  # a key longer than the table
+        table_payload(b"\x01aF\0\0\0\x03\x01bt"),  # a nested value that is missing
+        table_payload(b"\x01aA\0\0\0\x01t"),
+        table_payload(after=b"x"),  # octets after the last property
+        table_payload(flags=0x2800),  # a priority that is missing
+        table_payload(flags=0x2002),
+        table_payload()[:-1],
+        b"",
+    ],
+)
+def test_malformed_headers_are_found(payload: bytes) -> None:
+    with pytest.raises(FrameError):
+        headers.check_header(payload)
+
+
+def test_nesting_has_a_limit() -> None:
+    value = b"t\x01"
+    for _ in range(headers.TABLE_DEPTH_MAX):
+        value = b"A" + struct.pack(">I", len(value)) + value
+    headers.check_header(table_payload(b"\x01a" + value))
+    value = b"A" + struct.pack(">I", len(value)) + value
+    with pytest.raises(FrameError, match="nested"):
+        headers.check_header(table_payload(b"\x01a" + value))
+
+
+def test_deaths_sum_the_counts_of_each_queue() -> None:
+    died = [
+        {"queue": "retry", "count": 3, "reason": "expired", "routing-keys": ["a"]},
+        {"queue": "orders", "count": 2, "reason": "rejected"},
+        {"queue": "retry", "count": 1, "reason": "rejected"},
+    ]
+    assert headers.deaths(header_bytes(commands.Basic.Properties(headers={"a": 1, "x-death": died}))) == (
+        ("retry", 4),
+        ("orders", 2),
+    )
+    assert headers.deaths(header_bytes(commands.Basic.Properties(headers={"a": {"x-death": died}}))) == ()
+    assert headers.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": "no array"}))) == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"\x08\0\0\0\0\0\0\xcf", "ends with octet"),
+        (b"\x01\0\1\x7f\xff\xff\xff", "exceeds"),
+        (b"\x05\0\0\0\0\0\0\xce", "not a frame type"),
+        (b"HTTP/1.1", "not a frame type"),
+        (b"\x01\0\1\0\0\0\x01\1\xce", "holds no method"),
+    ],
+)
+def test_malformed_frames_are_named(raw: bytes, says: str) -> None:
+    good = frames.ack(1, 5)
+    with pytest.raises(FrameError, match=says):
+        frames.scan(good + raw)
+
+
+def test_a_frame_at_the_limit_passes_and_one_over_does_not() -> None:
+    head = frames.publish_method(1, "", "q")
+    for size, fits in ((4_088, True), (4_089, False)):
+        raw = head + b"".join(frames.content(1, headers.header_payload(size), b"x" * size, 1 << 17))
+        if fits:
+            assert len(frames.scan(raw, 0, 4_096)[0]) == 1
+        else:
+            with pytest.raises(FrameError, match="exceeds"):
+                frames.scan(raw, 0, 4_096)
+
+
+def test_an_unfinished_content_is_held_up_to_the_limit_only() -> None:
+    raw = frames.publish_method(1, "", "q") + b"".join(frames.content(1, headers.header_payload(9_000), b"x" * 9_000, 4_096))
+    assert frames.scan(raw[:-1], 0, 4_096) == ([], 0)
+    items, used = frames.scan(raw[:-1], 0, 4_096, 5_000)
+    assert [item[0] for item in items] == [frames.BASIC_PUBLISH, frames.HEADER, frames.BODY, frames.BODY]
+    assert frames.scan(raw[used:], 0, 4_096)[0][0][0] == frames.BODY
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        [(frames.HEADER, b"h" * 14)],
+        [(frames.BODY, b"x")],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.BODY, b"x")],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.BASIC_PUBLISH, b"m")],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, b"short")],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(3)), (frames.BODY, b"four")],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101))],
+    ],
+)
+def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
+    assembly = frames.Assembly(body_bytes_max=100)
+    for kind, payload in run[:-1]:
+        assembly.take(kind, 1, payload)
+    with pytest.raises(FrameError):
+        assembly.take(run[-1][0], 1, run[-1][1])
+
+
+def test_a_dropped_channel_starts_afresh() -> None:
+    assembly = frames.Assembly()
+    assembly.take(frames.BASIC_PUBLISH, 1, b"m")
+    assert assembly.is_open(1)
+    assembly.drop(1)
+    assert not assembly.is_open(1)
+    assembly.take(frames.BASIC_PUBLISH, 1, b"m")
+    assert assembly.take(frames.HEADER, 1, headers.header_payload(0)) == frames.Content(b"m", headers.header_payload(0), b"")
+
+
+@given(channels, st.integers(0, 2**63 - 1), st.booleans(), st.booleans(), names, names)
+def test_builders_build_what_pamqp_builds(channel: int, tag: int, multiple: bool, requeue: bool, one: str, two: str) -> None:
+    basic = commands.Basic
+    assert frames.ack(channel, tag, multiple) == pamqp_frame.marshal(basic.Ack(tag, multiple), channel)
+    assert frames.nack(channel, tag, multiple, requeue) == pamqp_frame.marshal(basic.Nack(tag, multiple, requeue), channel)
+    assert frames.reject(channel, tag, requeue) == pamqp_frame.marshal(basic.Reject(tag, requeue), channel)
+    publish = basic.Publish(exchange=one, routing_key=two, mandatory=multiple)
+    raw = frames.publish_method(channel, one, two, multiple)
+    assert raw == pamqp_frame.marshal(publish, channel)
+    assert frames.publish_route(raw[7:-1]) == (one, two, multiple, False)
+    assert frames.tag_and_bits(frames.nack(channel, tag, multiple, requeue), 7) == (tag, multiple | requeue << 1)
+    deliver = pamqp_frame.marshal(basic.Deliver(one, tag, multiple, two, one), channel)[7:-1]
+    assert frames.deliver_arguments(deliver) == (one.encode(), tag, (multiple, two, one))
+    got = pamqp_frame.marshal(basic.GetOk(tag, multiple, two, one, 3), channel)[7:-1]
+    assert frames.get_ok_arguments(got) == (tag, (multiple, two, one))
+    assert frames.connection_close(320, one) == pamqp_frame.marshal(commands.Connection.Close(320, one, 0, 0), 0)
+    cause = frames.QUEUE_DECLARE
+    closed = commands.Channel.Close(404, one, cause >> 16, cause & 0xFFFF)
+    assert frames.channel_close(channel, 404, one, cause) == pamqp_frame.marshal(closed, channel)
+    assert frames.rechannel(raw + deliver_frame(1, deliver), channel)[1:3] == struct.pack(">H", channel)
+
+
+def deliver_frame(channel: int, payload: bytes) -> bytes:
+    return frames.frame(frames.METHOD, channel, payload)
+
+
+def test_properties_are_those_of_pamqp() -> None:
+    made = headers.properties(headers.field(b"a", b"b"), content_type="text/x", correlation_id="7")
+    expected = commands.Basic.Properties(content_type="text/x", headers={"a": "b"}, delivery_mode=2, correlation_id="7")
+    assert headers.header_payload(3, made) == header_bytes(expected, 3)
+    assert headers.header_payload(0, headers.properties(persistent=False)) == header_bytes(commands.Basic.Properties())
+
+
+def test_names_that_are_not_ascii_or_not_utf8_survive() -> None:
+    for raw in ("é".encode(), b"\xff\xfe"):
+        name = raw.decode("utf-8", "surrogateescape")
+        made = frames.publish_method(1, name, name)
+        assert raw in made
+        assert frames.publish_route(made[7:-1])[:2] == (name, name)
+
+
+def test_names_too_long_and_texts_cut() -> None:
+    with pytest.raises(frames.MalformedInput, match="at most 255"):
+        frames.publish_method(1, "", "é" * 128)
+    text = frames.decode_method(frames.connection_close(320, "é" * 128)[7:-1])
+    assert text.reply_text == "é" * 127  # type: ignore[attr-defined]
+
+
+def test_constants_are_the_ids_that_pamqp_uses() -> None:
+    by_name = {
+        "".join("_" + c if c.isupper() and i else c for i, c in enumerate(made.name.replace(".", ""))).upper(): index
+        for index, made in commands.INDEX_MAPPING.items()
+    }
+    assert {name: getattr(frames, name, None) for name in by_name} == by_name
+
+
+def test_rechannel_finds_a_run_that_ends_early() -> None:
+    with pytest.raises(FrameError):
+        frames.rechannel(frames.ack(1, 1)[:-1], 2)
+
+
+def test_random_tables_walk_like_pamqp() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        table = {f"k{i}": rng.choice([1, 2**40, -5, 1.5, True, None, "s" * rng.randrange(300), [1, "a"]]) for i in range(rng.randrange(9))}
+        payload = table_payload(encode.field_table(table)[4:])
+        headers.check_header(payload)
+        stamped = headers.stamp(payload, headers.position_field(b"1.1/1"))
+        assert decode.field_table(stamped[14:])[1] == {**table, "x-lrq-pos": "1.1/1"}
