@@ -96,10 +96,8 @@ class QueueGuard:
         """first .. last were appended.
 
         Raises:
-            IllegalEvent: One of them is not new, or comes before the first guarded one. Nothing was changed.
+            IllegalEvent: One of them is not new. Nothing was changed.
         """
-        if first < self.first_guarded:
-            raise IllegalEvent(f"entry {first} is enqueued below the first guarded one, {self.first_guarded}")
         if first <= self._safe_upto or any(s.intersects(first, last) for s in (self._enqueued, self._delivered, self._safe)):
             raise self._illegal(Event.ENQUEUE, first, last)
         self._enqueued.add(first, last)

@@ -202,7 +202,7 @@ class Dedup:
     def ids_of(self, first: int, last: int) -> list[tuple[str, int, int]]:
         """(producer, first ID, last ID) of the entries first .. last that are open and have IDs: what a REFUSED must name."""
         found = []
-        for run in self._open[max(0, bisect_right(self._open, first, key=_by_position) - 1) :]:
+        for run in self._open[max(0, bisect_left(self._open, first, key=_by_position) - 1) :]:
             low, high = max(first, run.position), min(last, run.position + run.count - 1)
             if run.position > last:
                 break
