@@ -1,0 +1,162 @@
+"""One channel of a client as the door sees it: whose confirm belongs to which publish, and what was delivered where. No I/O.
+
+Rules:
+- The client's publish numbers and the broker's differ where a publish does not go to the broker (a repeat, a routing queue). Both grow by one
+  per publish, so a run of publishes is four numbers, however long.
+- A `multiple` ack is passed on as such only if it does not cover a publish that is still waiting here.
+- A delivery without a position is none of the log's business: its tag is not kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lrq_ha.replication.errors import IllegalEvent
+
+QueueKey = tuple[str, str]  # vhost, queue
+
+
+class Settled(NamedTuple):
+    """`count` consecutive publishes of one run that the broker has answered.
+
+    Args:
+        client_tag: The client's number of the first; 0 if the client asked for no confirms.
+        count: How many.
+        sequence: Log sequence of the first; 0 if they are not in the log.
+        producer: Dedup key; empty if they bring no replication IDs.
+        number: Sequence number in the first's replication ID.
+    """
+
+    client_tag: int
+    count: int
+    sequence: int
+    producer: str
+    number: int
+
+
+class Confirms:
+    """Publishes of one channel that wait for an answer. broker tags in `_runs` ascend and are consecutive within a run."""
+
+    __slots__ = ("_broker_tag", "_client_tag", "_runs", "local", "selected")
+
+    def __init__(self) -> None:
+        self.selected = False
+        self.local: set[int] = set()
+        self._client_tag = 0
+        self._broker_tag = 0
+        self._runs: deque[tuple[int, Settled]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._runs) or bool(self.local)
+
+    @property
+    def open(self) -> int:
+        """Publishes that the broker has not answered."""
+        return sum(run.count for _, run in self._runs)
+
+    def forwarded(self, count: int, sequence: int, producer: str = "", number: int = 0) -> None:
+        """`count` publishes go to the broker, in order, as the entries from `sequence` on (0: not in the log)."""
+        client = self._client_tag + 1 if self.selected else 0
+        self._runs.append((self._broker_tag + 1, Settled(client, count, sequence, producer, number)))
+        self._broker_tag += count
+        if self.selected:
+            self._client_tag += count
+
+    def ended_here(self) -> int:
+        """A publish that does not go to the broker. Returns the client's tag, 0 if the client asked for no confirms."""
+        if not self.selected:
+            return 0
+        self._client_tag += 1
+        self.local.add(self._client_tag)
+        return self._client_tag
+
+    def answered(self, tag: int, multiple: bool) -> list[Settled]:
+        """The broker's ack or nack. Raises IllegalEvent for a tag that is not open."""
+        runs = self._runs
+        settled = []
+        if multiple or (runs and runs[0][0] == tag):
+            last = tag if tag else self._broker_tag
+            while runs and runs[0][0] <= last:
+                first, run = runs.popleft()
+                taken = min(run.count, last - first + 1)
+                settled.append(_part(run, 0, taken))
+                if taken < run.count:
+                    runs.appendleft((first + taken, _part(run, taken, run.count - taken)))
+            return settled
+        for i, (first, run) in enumerate(runs):
+            if first <= tag < first + run.count:
+                at = tag - first
+                del runs[i]
+                if at + 1 < run.count:
+                    runs.insert(i, (tag + 1, _part(run, at + 1, run.count - at - 1)))
+                if at:
+                    runs.insert(i, (first, _part(run, 0, at)))
+                return [_part(run, at, 1)]
+        raise IllegalEvent(f"the broker confirmed publish {tag}, which is not open")
+
+    def abandon(self) -> list[Settled]:
+        """The channel is gone: all that had no answer."""
+        left = [run for _, run in self._runs]
+        self._runs.clear()
+        return left
+
+
+def _part(run: Settled, skip: int, count: int) -> Settled:
+    return Settled(
+        run.client_tag + skip if run.client_tag else 0,
+        count,
+        run.sequence + skip if run.sequence else 0,
+        run.producer,
+        run.number + skip if run.producer else 0,
+    )
+
+
+class Delivery(NamedTuple):
+    """A message of the log that a client holds."""
+
+    queue: QueueKey
+    sequence: int
+    deaths: tuple[tuple[str, int], ...]
+
+    @property
+    def visit(self) -> int:
+        """How often it has left this queue by dead-lettering (R10)."""
+        return dict(self.deaths).get(self.queue[1], 0) if self.deaths else 0
+
+
+@dataclass(slots=True)
+class Consumer:
+    """A consumer as the client asked for it. `automatic`: without acks; the door acks for it."""
+
+    queue: QueueKey
+    automatic: bool
+    tracked: bool
+
+
+@dataclass(slots=True)
+class Channel:
+    """Everything the door keeps about one channel."""
+
+    number: int
+    confirms: Confirms = field(default_factory=Confirms)
+    broker_confirms: bool = False
+    closing: bool = False  # closed from this side: everything but close-ok is ignored
+    last_queue: str = ""  # what an empty queue name means
+    deliveries: dict[int, Delivery] = field(default_factory=dict)
+    consumers: dict[bytes, Consumer] = field(default_factory=dict)
+    consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, in order
+    gets: deque[tuple[Consumer, bytes]] = field(default_factory=deque)  # (as a consumer, the method frame) of basic.get under way
+
+    def acknowledged(self, tag: int, multiple: bool) -> Iterator[Delivery]:
+        """Takes out what an ack of `tag` covers (0 with multiple: everything)."""
+        if not multiple:
+            one = self.deliveries.pop(tag, None)
+            if one is not None:
+                yield one
+            return
+        covered = [t for t in self.deliveries if t <= tag] if tag else list(self.deliveries)
+        for t in covered:
+            yield self.deliveries.pop(t)
