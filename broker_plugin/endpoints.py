@@ -1,0 +1,202 @@
+"""What ends at the door instead of at the broker: routing queues, pushes of other nodes and sites, and questions.
+
+Rules:
+- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync` and `LRQ_Status` only; each becomes an entry of the log
+  and is acked when that is safe.
+- Only another sidecar (its user is the one that this sidecar itself uses at its broker) pushes batches, control messages and receptions.
+- A question is a passive declaration; the answer stands in the queue name of declare-ok.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.ids import ReplicationId
+from lrq_ha.routing import names
+from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
+
+from . import frames
+from .channels import Channel
+from .headers import replication_id
+
+if TYPE_CHECKING:
+    from .frames import Route
+    from .relay import Relay
+
+ROUTING_VHOST = "lrq"
+LOG_PREFIX = "LRQ_HA_"
+SINK_QUESTION = "LRQ_Sink_"
+NO_ROUTE = 312
+
+
+class Decision(Enum):
+    """Where a publish goes."""
+
+    LOGGED = "into the log, then to the broker"
+    PASSED = "to the broker as it came: not replicated"
+    TRANSMIT = "a log entry for other sites"
+    STATUS = "a status for the log"
+    RECEIVE = "a batch from another site"
+    FORBIDDEN = "nowhere"
+
+
+LOGGED = Decision.LOGGED
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who the other end is, if it is a sidecar: a node of this group (`node` > 0) or a site (`site`)."""
+
+    node: int = 0
+    site: str = ""
+
+
+def is_routing(vhost: str) -> bool:
+    return vhost == ROUTING_VHOST
+
+
+def decide(relay: Relay, route: Route) -> Decision:
+    """What becomes of publishes on this route."""
+    if not is_routing(relay.vhost):
+        name = route.exchange or route.routing_key
+        if not route.exchange and name.startswith("amq.rabbitmq.reply-to"):
+            return Decision.PASSED
+        if route.exchange.startswith("amq."):  # the predeclared exchanges exist on every node
+            return LOGGED
+        return LOGGED if relay.replica.replicates((relay.vhost, name)) else Decision.PASSED
+    if route.exchange:
+        return Decision.FORBIDDEN
+    if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
+        return Decision.TRANSMIT
+    if route.routing_key == names.STATUS:
+        return Decision.STATUS
+    if names.parse_recv_queue(route.routing_key) is not None and relay.peer is not None and relay.peer.site:
+        return Decision.RECEIVE
+    return Decision.FORBIDDEN
+
+
+def take(relay: Relay, channel: Channel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
+    """A publish that is not LOGGED."""
+    if decision is Decision.PASSED:
+        relay.pass_publish(channel, blob)
+        return
+    route = frames.publish_route(method)
+    try:
+        if decision is Decision.TRANSMIT:
+            _transmit(relay, channel, route.routing_key, header, body)
+        elif decision is Decision.STATUS:
+            _status(relay, channel, header, body)
+        elif decision is Decision.RECEIVE:
+            _receive(relay, channel, route.routing_key, body)
+        else:
+            what = f"exchange '{route.exchange}'" if route.exchange else f"'{route.routing_key}'"
+            relay.refuse_publish(channel, 403, f"{what} in vhost '{relay.vhost}' takes no messages from clients")
+    except _Unroutable as error:
+        _return(relay, channel, route, header, body, str(error))
+        relay.ended_here(channel, 0)
+    except LrqError as error:
+        relay.refuse_publish(channel, 406, str(error))
+
+
+class _Unroutable(LrqError):
+    """Comes back to the publisher as basic.return."""
+
+
+def _return(relay: Relay, channel: Channel, route: Route, header: bytes, body: bytes, text: str) -> None:
+    returned = commands.Basic.Return(NO_ROUTE, text.encode()[:250].decode("utf-8", "ignore"), route.exchange, route.routing_key)
+    content = frames.content(channel.number, header, body, relay.frame_max_bytes)
+    relay.to_client(frames.method_frame(channel.number, returned) + b"".join(content))
+
+
+def _identity(relay: Relay, header: bytes) -> ReplicationId | None:
+    """The message's replication ID, if it counts on this connection."""
+    raw = replication_id(header)
+    if raw is None or not relay.producer:
+        return None
+    identity = ReplicationId.parse(raw)
+    return identity if identity.producer == relay.producer else None
+
+
+def _is_repeat(relay: Relay, channel: Channel, identity: ReplicationId | None) -> bool:
+    if identity is None or not relay.replica.dedup.seen(relay.producer_key, identity.sequence):
+        return False
+    relay.door.counters["repeats"] += 1
+    relay.ended_here(channel, relay.replica.dedup.position_of(relay.producer_key, identity.sequence) or 0)
+    return True
+
+
+def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: bytes) -> None:
+    identity = _identity(relay, header)
+    if identity is None:
+        raise LrqError(
+            "a log entry needs a replication ID", todo="announce the producer in the client property lrq_producer and set the header x-lrq-id"
+        )
+    if _is_repeat(relay, channel, identity):
+        return
+    transaction = _parse(pb.Transaction, body)
+    if not names.is_name(transaction.client_name):
+        raise LrqError(f"client_name {transaction.client_name!r} is not a name", todo="1 to 64 of A-Z a-z 0-9 . -")
+    known = relay.door.sites
+    for entry in transaction.entries:
+        for destination in entry.destinations:
+            if destination not in known:
+                listed = ", ".join(sorted(known)) or "none"
+                raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
+        if entry.payload >= len(transaction.payloads):
+            raise LrqError(f"entry refers to payload {entry.payload}, the transaction has {len(transaction.payloads)}")
+    transaction.source = relay.door.group
+    transaction.replication_id = str(identity)
+    entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
+    relay.ended_here(channel, relay.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
+
+
+def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
+    identity = _identity(relay, header)
+    if _is_repeat(relay, channel, identity):
+        return
+    status = _parse(pb.Status, body)
+    if status.WhichOneof("value") is None or not status.key:
+        raise LrqError("a status without key or value")
+    entry = pb.StatusEntry(body=body)
+    if identity is not None:
+        entry.producer, entry.id = relay.producer_key, identity.sequence
+    relay.ended_here(channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
+
+
+def _receive(relay: Relay, channel: Channel, queue: str, body: bytes) -> None:
+    batch = _parse(pb.ReceivedBatch, body)
+    if relay.peer is None or batch.source != relay.peer.site:
+        raise LrqError(f"a batch of {batch.source!r} on a connection of {relay.peer.site if relay.peer else 'nobody'!r}")
+    verdict = relay.replica.sink.accept(queue, batch)
+    if isinstance(verdict, Gap):
+        raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)
+    if isinstance(verdict, Accept | AcceptTrimmed):
+        kept = verdict.body if isinstance(verdict, AcceptTrimmed) else body
+        relay.ended_here(channel, relay.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
+    else:
+        relay.ended_here(channel, verdict.op_seq)
+
+
+def _parse(kind: Any, body: bytes) -> Any:
+    try:
+        return kind.FromString(body)
+    except Exception as error:
+        raise LrqError(f"the body is not a {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def answer(relay: Relay, question: str) -> str | None:
+    """The answer to a passive declaration that is a question; None: it is not one."""
+    producer = names.parse_producer_queue(question)
+    if producer is not None:
+        return names.producer_answer(producer, relay.replica.dedup.last(f"{relay.user}:{producer}"))
+    if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
+        status = relay.replica.sink.status(question.removeprefix(SINK_QUESTION))
+        last = f"{status.last.epoch}.{status.last.sequence}"
+        return f"{question}/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}"
+    return None
