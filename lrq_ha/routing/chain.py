@@ -9,6 +9,7 @@ from __future__ import annotations
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.replication.positions import Position
+from lrq_ha.routing.names import check_client_name, check_remote_id
 
 START = Position(0, 0)  # before the first transaction of a queue
 
@@ -17,16 +18,30 @@ def position_of(message: pb.Position) -> Position:
     return Position(message.epoch, message.sequence)
 
 
-def share(transaction: pb.Transaction, remote_id: str) -> list[bytes]:
-    """The payloads of `transaction` that `remote_id` is to have.
+def check(transaction: pb.Transaction) -> None:
+    """Whether a transaction from a client can be sent on at all.
 
     Raises:
-        MalformedInput: An entry refers to a payload that is not in the table.
+        MalformedInput: A name is not valid, an entry refers to no payload, or the type and the request do not go together.
     """
-    wanted = [entry.payload for entry in transaction.entries if remote_id in entry.destinations]
-    if wanted and max(wanted) >= len(transaction.payloads):
-        raise MalformedInput(f"Transaction {transaction.replication_id} refers to payload {max(wanted)} of {len(transaction.payloads)}")
-    return [transaction.payloads[index] for index in wanted]
+    check_client_name(transaction.client_name)
+    for destination in {name for entry in transaction.entries for name in entry.destinations}:
+        check_remote_id(destination)
+    highest = max((entry.payload for entry in transaction.entries), default=-1)
+    if highest >= len(transaction.payloads):
+        raise MalformedInput(f"Transaction {transaction.replication_id} refers to payload {highest} of {len(transaction.payloads)}")
+    in_snapshot = transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
+    if transaction.type == pb.NONE or in_snapshot != bool(transaction.request_id):
+        raise MalformedInput(
+            f"Transaction {transaction.replication_id} has type {pb.ReplicationType.Name(transaction.type)} and request "
+            f"{transaction.request_id!r}",
+            todo="Deltas have no request id; snapshot data has that of the full sync request.",
+        )
+
+
+def share(transaction: pb.Transaction, remote_id: str) -> list[bytes]:
+    """The payloads of `transaction`, which was checked, that `remote_id` is to have."""
+    return [transaction.payloads[entry.payload] for entry in transaction.entries if remote_id in entry.destinations]
 
 
 def received(transaction: pb.Transaction, position: Position, remote_id: str) -> pb.ReceivedTransaction | None:

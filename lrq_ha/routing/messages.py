@@ -6,7 +6,9 @@ Duties of the driver:
   2. A reader that it starts gives every transaction of that view from `from_sequence` on, whole, in log order, or says
      `Trimmed` and ends. When it has reached the end it says so (`ReadEnd`), again whenever the view's end has moved on.
   3. Only safe entries are given (views hold nothing else).
-  4. Batches of one session go out in order, on one channel. An ack is passed on when the sink's log entry is safe there.
+  4. A log position holds at most one transaction, or one status entry: an atomic TX entry with more is refused or put together
+     at the door. A transaction is checked there (`chain.check`) before it is logged.
+  5. Batches of one session go out in order, on one channel. An ack is passed on when the sink's log entry is safe there.
 """
 
 from __future__ import annotations

@@ -137,7 +137,6 @@ class Session:
 
         Raises:
             IllegalEvent: It cannot come in this state.
-            MalformedInput: A transaction contradicts itself.
         """
         if (self.state, type(event)) in _ILLEGAL:
             raise IllegalEvent(f"{type(event).__name__} in {self.state.name}, session of {self._queue} to {self.route.destination}")

@@ -1,0 +1,135 @@
+"""A destination's share of a transaction; merging two views of one log; what full sync requests mean where they stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import MalformedInput
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing import chain
+from lrq_ha.routing.merge import Item, Merge
+from lrq_ha.routing.messages import Stream
+from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests
+
+LOG, SNAP = Stream.LOG_ENTRIES, Stream.SNAP_SYNC
+
+
+def at(sequence: int) -> Position:
+    return Position(257, sequence)
+
+
+def transaction(**more: object) -> pb.Transaction:
+    entries = [
+        pb.RoutingTableEntryMsg(destinations=["west"], payload=1),
+        pb.RoutingTableEntryMsg(destinations=["south"], payload=0),
+        pb.RoutingTableEntryMsg(destinations=["south", "west"], payload=0),
+    ]
+    values: dict[str, object] = {"client_name": "orders", "type": pb.LOG_ENTRY_SYNC, "payloads": [b"a", b"b"], "entries": entries}
+    return pb.Transaction(**(values | more))  # type: ignore[arg-type]
+
+
+def test_a_destination_gets_its_payloads_in_the_order_of_the_entries() -> None:
+    assert chain.share(transaction(), "west") == [b"b", b"a"]
+    assert chain.share(transaction(), "south") == [b"a", b"a"]
+    assert chain.share(transaction(), "north") == []
+
+
+def test_received_keeps_what_identifies_a_transaction() -> None:
+    got = chain.received(transaction(replication_id="p/1", timestamp_us=5), at(9), "west")
+    assert got is not None
+    assert (chain.position_of(got.position), got.replication_id, got.timestamp_us, list(got.payloads)) == (at(9), "p/1", 5, [b"b", b"a"])
+    assert chain.received(transaction(), at(9), "north") is None
+
+
+def test_an_end_marker_goes_to_whoever_asked_even_without_payloads() -> None:
+    end = chain.received(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]), at(9), "north")
+    assert end is not None
+    assert chain.may_restart(end)
+    assert not chain.is_start_marker(end)
+    assert chain.is_start_marker(chain.marker(at(1), pb.SNAPSHOT_SYNC, "r"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"payloads": [b"a"]},
+        {"type": pb.NONE},
+        {"request_id": "r"},
+        {"type": pb.SNAPSHOT_SYNC},
+        {"client_name": "a_b"},
+        {"entries": [pb.RoutingTableEntryMsg(destinations=["a_b"])]},
+    ],
+)
+def test_a_transaction_that_cannot_be_sent_on_is_refused(more: dict[str, object]) -> None:
+    with pytest.raises(MalformedInput):
+        chain.check(transaction(**more))
+
+
+def test_sound_transactions_pass() -> None:
+    chain.check(transaction())
+    chain.check(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]))
+
+
+def item(stream: Stream, sequence: int, size: int = 10) -> Item:
+    return Item(at(sequence), stream, pb.ReceivedTransaction(), size)
+
+
+def test_a_merge_waits_until_nothing_earlier_can_come() -> None:
+    merge = Merge()
+    merge.open(LOG, at(0))
+    merge.open(SNAP, at(0))
+    merge.add(LOG, [item(LOG, 3)], at(3))
+    assert not merge.ready(at(3))
+    merge.add(SNAP, [item(SNAP, 2), item(SNAP, 5)], at(5))
+    assert merge.head() == item(SNAP, 2)
+    assert merge.ready(at(2))
+    assert [merge.pop().position.sequence for _ in range(2)] == [2, 3]
+    assert not merge.ready(at(5))
+    merge.add(LOG, [], at(7))
+    assert merge.ready(at(5))
+    assert merge.waiting_bytes(SNAP) == 10
+    merge.close(SNAP)
+    merge.close(SNAP)
+    assert merge.head() is None
+    with pytest.raises(IndexError):
+        merge.pop()
+
+
+def test_a_merge_skips_what_it_was_given() -> None:
+    merge = Merge()
+    merge.open(LOG, at(4))
+    merge.add(LOG, [item(LOG, 4), item(LOG, 5)], at(5))
+    merge.add(LOG, [item(LOG, 5)], at(3))
+    assert merge.pop() == item(LOG, 5)
+    assert merge.head() is None
+    assert merge.through(LOG) == at(5)
+
+
+def test_requests_count_where_they_stand() -> None:
+    requests = Requests(4)
+    assert requests.add(Mark(at(5), "a", REQUESTED))
+    assert not requests.add(Mark(at(5), "a", REQUESTED))
+    assert requests.next_after(at(4)) == Mark(at(5), "a", REQUESTED)
+    assert requests.is_ahead(at(4))
+    assert not requests.is_ahead(at(5))
+    assert requests.usable(at(4), 6, True) == Mark(at(5), "a", REQUESTED)
+    assert requests.usable(at(4), 7, True) is None  # deltas behind it are gone
+    assert requests.usable(at(5), 0, True) is None  # the sink is further
+    assert requests.usable(at(4), 0, False) is None  # nobody would answer
+    requests.add(Mark(at(6), "a", COMPLETED))
+    assert requests.usable(at(4), 0, False) == Mark(at(5), "a", REQUESTED)
+    assert requests.next_after(at(5)) is None
+    requests.add(Mark(at(8), "a", CANCELLED))
+    assert requests.usable(at(4), 0, True) is None
+    assert not requests.is_ahead(at(4))
+    assert not requests.is_cancelled("a", at(7))
+    assert requests.is_cancelled("a", at(8))
+    assert Requests(4).usable(at(0), 0, True) is None
+
+
+def test_only_the_newest_marks_are_kept() -> None:
+    requests = Requests(2)
+    for sequence in range(1, 5):
+        requests.add(Mark(at(sequence), str(sequence), REQUESTED))
+    assert requests.next_after(at(0)) == Mark(at(3), "3", REQUESTED)

@@ -1,0 +1,152 @@
+"""What a sink accepts, what counts there, and what a cut takes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import IllegalEvent, MalformedInput
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing.chain import START, position_of
+from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Row, Sink
+
+QUEUE = "LRQ_Recv_orders_east"
+DELTA, ROWS, END = pb.LOG_ENTRY_SYNC, pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY
+
+
+def at(sequence: int, epoch: int = 257) -> Position:
+    return Position(epoch, sequence) if sequence else START
+
+
+def batch(previous: int, *sequences: int, kind: pb.ReplicationType = DELTA, request: str = "", payloads: int = 1) -> pb.ReceivedBatch:
+    """Transactions at `sequences`, all of one kind."""
+    new = pb.ReceivedBatch(source="east", client_name="orders", previous=pb.Position(epoch=at(previous).epoch, sequence=previous))
+    for sequence in sequences:
+        where = pb.Position(epoch=257, sequence=sequence)
+        new.transactions.add(position=where, type=kind, request_id=request, payloads=[b"x"] * payloads)
+    return new
+
+
+def sink_at(*batches: pb.ReceivedBatch) -> Sink:
+    sink = Sink()
+    for op_seq, each in enumerate(batches, 1):
+        sink.noted(op_seq, QUEUE, each)
+    return sink
+
+
+def test_a_batch_that_continues_the_chain_is_taken_as_it_is() -> None:
+    sink = sink_at(batch(0, 3, 5))
+    assert sink.accept(QUEUE, batch(5, 8, 9)) == Accept(at(9))
+    assert sink.accept("LRQ_Recv_orders_east", batch(5, 8)) == Accept(at(8))
+
+
+def test_an_overlap_is_cut_off() -> None:
+    verdict = sink_at(batch(0, 3, 5)).accept(QUEUE, batch(3, 5, 8, 9))
+    assert isinstance(verdict, AcceptTrimmed)
+    rest = pb.ReceivedBatch.FromString(verdict.body)
+    assert verdict.last == at(9)
+    assert position_of(rest.previous) == at(5)
+    assert [t.position.sequence for t in rest.transactions] == [8, 9]
+    assert (rest.source, rest.client_name) == ("east", "orders")
+
+
+def test_a_gap_is_refused() -> None:
+    sink = sink_at(batch(0, 3, 5))
+    assert sink.accept(QUEUE, batch(6, 8)) == Gap(at(5))
+    assert sink.accept(QUEUE, batch(3, 4, 8)) == Gap(at(5))  # overlaps, and yet is another chain
+    assert Sink().accept(QUEUE, batch(6, 8)) == Gap(START)
+
+
+def test_a_repeat_waits_for_the_entry_that_holds_it() -> None:
+    sink = sink_at(batch(0, 3), batch(3, 5), batch(5, 7))
+    assert sink.accept(QUEUE, batch(3, 4, 5)) == Repeat(at(5), 2)
+    assert sink.accept(QUEUE, batch(5, 7)) == Repeat(at(7), 3)
+    sink.safe(2)
+    assert sink.accept(QUEUE, batch(0, 3)) == Repeat(at(3), 0)
+    assert sink.accept(QUEUE, batch(5, 7)) == Repeat(at(7), 3)
+
+
+def test_a_chain_starts_anew_only_at_a_snapshot() -> None:
+    sink = sink_at(batch(0, 3, 5))
+    assert sink.accept(QUEUE, batch(0, 9, kind=ROWS, request="r", payloads=0)) == Accept(at(9))
+    assert sink.accept(QUEUE, batch(0, 9, kind=END, request="r", payloads=0)) == Accept(at(9))
+    assert sink.accept(QUEUE, batch(0, 9)) == Gap(at(5))
+    assert sink.accept(QUEUE, batch(0, 9, kind=ROWS, request="r")) == Gap(at(5))
+    assert sink.accept(QUEUE, batch(0, 4, 9, kind=ROWS, request="r", payloads=0)) == Gap(at(5))
+
+
+def test_a_later_epoch_is_later_whatever_its_sequence() -> None:
+    sink = sink_at(batch(0, 500))
+    restart = batch(0, 9, kind=ROWS, request="r", payloads=0)
+    restart.transactions[0].position.epoch = 513
+    assert sink.accept(QUEUE, restart) == Accept(at(9, 513))
+
+
+@pytest.mark.parametrize(
+    ("queue", "bad"),
+    [
+        ("LRQ_Recv_orders_west", batch(0, 1)),
+        ("LRQ_Recv_other_east", batch(0, 1)),
+        ("orders", batch(0, 1)),
+        (QUEUE, batch(0)),
+        (QUEUE, batch(0, 2, 2)),
+        (QUEUE, batch(4, 4)),
+    ],
+)
+def test_malformed_batches_change_nothing(queue: str, bad: pb.ReceivedBatch) -> None:
+    sink = Sink()
+    with pytest.raises(MalformedInput):
+        sink.accept(queue, bad)
+    with pytest.raises(MalformedInput):
+        sink.noted(1, queue, bad)
+    assert sink.queues() == []
+
+
+def test_status_says_what_is_safe() -> None:
+    sink = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 5, kind=END, request="r"), batch(5, 6))
+    assert position_of(sink.status(QUEUE).last) == START
+    sink.safe(1)
+    status = sink.status(QUEUE)
+    assert (position_of(status.last), status.snapshot_request, status.snapshot_complete, status.queue) == (at(3), "r", False, QUEUE)
+    sink.safe(3)
+    assert (sink.status(QUEUE).last.sequence, sink.status(QUEUE).snapshot_complete) == (6, True)
+    assert sink.status("LRQ_Recv_new_east").last.sequence == 0
+
+
+def test_an_entry_is_noted_once_and_may_be_safe_before() -> None:
+    sink = Sink()
+    sink.safe(5)
+    sink.noted(4, QUEUE, batch(0, 3))
+    sink.noted(4, QUEUE, batch(0, 9))
+    assert sink.status(QUEUE).last.sequence == 3
+
+
+def test_a_cut_takes_back_what_was_not_safe() -> None:
+    sink = sink_at(batch(0, 3), batch(3, 5), batch(5, 7))
+    sink.safe(1)
+    sink.cut(2)
+    assert sink.accept(QUEUE, batch(3, 5)) == Accept(at(5))
+    sink.noted(2, QUEUE, batch(3, 6))
+    assert sink.accept(QUEUE, batch(6, 8)) == Accept(at(8))
+    with pytest.raises(IllegalEvent, match="safe"):
+        sink.cut(1)
+
+
+def test_a_cut_may_leave_a_queue_empty() -> None:
+    sink = sink_at(batch(0, 3))
+    sink.cut(1)
+    assert sink.queues() == []
+    assert sink.rows() == []
+
+
+def test_rows_carry_the_state_over() -> None:
+    sink = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 5))
+    assert sink.rows() == [Row(QUEUE, 257, 5, "r", False)]
+    other = Sink()
+    other.load(sink.rows(), 2)
+    other.noted(2, QUEUE, batch(3, 5))  # read again
+    assert other.accept(QUEUE, batch(5, 6)) == Accept(at(6))
+    assert other.accept(QUEUE, batch(3, 5)) == Repeat(at(5), 0)
+    assert other.status(QUEUE).snapshot_request == "r"
+    with pytest.raises(IllegalEvent):
+        other.cut(2)
