@@ -5,7 +5,7 @@ came from the socket and copies nothing that the caller does not ask for. Rules:
 
 - `scan` takes the regular case in one tight loop (a method, its header and its bodies, one after the other, on one channel) and
   leaves everything else to `_one_frame`, which alone knows why bytes are wrong. Malformed bytes raise FrameError, nothing else.
-- Rare methods are decoded by pamqp; here stands only what has to be quick or exact to the byte.
+- Rare methods are decoded and encoded with pamqp; here stands only what has to be quick or exact to the byte.
 - Content headers are looked into by `headers`.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from pamqp import base, commands, exceptions
+from pamqp import base, commands, encode, exceptions
 
 from lrq_ha.replication.errors import MalformedInput
 
@@ -116,11 +116,11 @@ def scan(
     payload_max = frame_max_bytes - FRAME_OVERHEAD_BYTES
     items: list[Item] = []
     append = items.append
-    at = start
-    while True:
+    at, length = start, len(buffer)
+    while at < length:
         ran_out = False
         try:
-            while True:
+            while at < length:
                 kind, channel, size, method = _method_head(buffer, at)
                 if kind != METHOD or size > payload_max or size < 4:
                     break
@@ -156,10 +156,11 @@ def scan(
         except (struct.error, IndexError):
             ran_out = True
         item = _one_frame(buffer, at, payload_max)
-        if item is None or (ran_out and item[0] in CONTENT_METHODS and len(buffer) - at < hold_bytes_max):
-            return items, at
+        if item is None or (ran_out and item[0] in CONTENT_METHODS and length - at < hold_bytes_max):
+            break
         append(item)
         at = item[3] + 1
+    return items, at
 
 
 def _one_frame(buffer: Buffer, at: int, payload_max: int) -> Item | None:
@@ -357,9 +358,34 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
     return b"%b%b\xce" % (_pack_head(kind, channel, len(payload)), payload)
 
 
-def method_frame(channel: int, method: int, *arguments: bytes) -> bytes:
-    """The frame of a method with encoded arguments. (pamqp refuses names that RabbitMQ allows, such as `é`.)"""
+def raw_method_frame(channel: int, method: int, *arguments: bytes) -> bytes:
+    """The frame of a method whose arguments are encoded already."""
     return frame(METHOD, channel, b"".join((_pack_u32(method), *arguments)))
+
+
+def method_frame(channel: int, method: base.Frame) -> bytes:
+    """The frame of a pamqp method. (Not by pamqp itself, which refuses names that RabbitMQ allows, such as `é`.)
+
+    Raises:
+        MalformedInput: An argument that cannot be encoded.
+    """
+    arguments, bits, count = [], 0, 0
+    try:
+        for name in method.__slots__:
+            kind, value = method.amqp_type(name), getattr(method, name)
+            if kind == "bit":
+                bits |= bool(value) << count
+                count += 1
+                continue
+            if count:
+                arguments.append(bytes((bits,)))
+                bits = count = 0
+            arguments.append(short_string(value) if kind == "shortstr" else encode.by_type(value, kind))
+    except (TypeError, ValueError, struct.error) as error:
+        raise MalformedInput(f"{method.name} cannot be encoded: {error}") from error
+    if count:
+        arguments.append(bytes((bits,)))
+    return raw_method_frame(channel, method.index, *arguments)
 
 
 def ack(channel: int, tag: int, multiple: bool = False) -> bytes:
@@ -388,7 +414,7 @@ def short_string(text: str) -> bytes:
 
 def _close(channel: int, method: int, code: int, text: str, cause: int) -> bytes:
     raw = text.encode()[:255].decode("utf-8", "ignore")  # cut to length without splitting a character
-    return method_frame(channel, method, struct.pack(">H", code), short_string(raw), _pack_u32(cause))
+    return raw_method_frame(channel, method, struct.pack(">H", code), short_string(raw), _pack_u32(cause))
 
 
 def connection_close(code: int, text: str, cause: int = 0) -> bytes:
@@ -404,7 +430,7 @@ def channel_close(channel: int, code: int, text: str, cause: int = 0) -> bytes:
 @lru_cache(ROUTES_MAX)
 def publish_method(channel: int, exchange: str, routing_key: str, mandatory: bool = False) -> bytes:
     """The method frame of a basic.publish; remembered, as publishers repeat themselves."""
-    return method_frame(channel, BASIC_PUBLISH, b"\0\0", short_string(exchange), short_string(routing_key), bytes((mandatory,)))
+    return raw_method_frame(channel, BASIC_PUBLISH, b"\0\0", short_string(exchange), short_string(routing_key), bytes((mandatory,)))
 
 
 def content(channel: int, header: bytes, body: bytes, frame_max_bytes: int = FRAME_MAX_BYTES) -> list[bytes]:

@@ -8,6 +8,7 @@ the octet. "Payload" is what stands in a header frame: class, weight, body size,
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from pamqp import decode
 
@@ -16,22 +17,20 @@ from broker_plugin.frames import BASIC_CLASS, HEADER_FIXED_BYTES, FrameError, sh
 TABLE_DEPTH_MAX = 64
 
 _ID_KEY, _POSITION_KEY, _DEATH_KEY = b"\x08x-lrq-id", b"\x09x-lrq-pos", b"\x07x-death"
-_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 0x8000, 0x4000, 0x2000
-_u16 = struct.Struct(">H").unpack_from
+_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _PERSISTENT, _CORRELATION = 0x80, 0x40, 0x20, 0x10, 0x04  # first octet of the flags
 _u32 = struct.Struct(">I").unpack_from
 _pack_u32 = struct.Struct(">I").pack
 _pack_header = struct.Struct(">IQ").pack
 _FIXED_BYTES = {ord(k): n for k, n in zip("tbBsuUIifdlLTDV", (1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8, 8, 5, 0))}
-_LONG_KINDS = frozenset(b"SxFA")
+_LONG_KINDS, _NESTING_KINDS, _STRING_KINDS = frozenset(b"SxFA"), frozenset(b"FA"), frozenset(b"Sx")
 
 
-def _table(payload: bytes) -> tuple[int, int, int]:
-    """(flags, start, end) of the headers table's fields; without a table, where its length would stand, and -1."""
+def _table(payload: bytes) -> tuple[int, int]:
+    """(start, end) of the headers table's fields; without a table, where its length would stand, and -1."""
     try:
-        flags = _u16(payload, 12)[0]
-        if flags & 1:
+        flags, at = payload[12], HEADER_FIXED_BYTES
+        if payload[13] & 1:
             raise FrameError("a content header with more than one word of property flags is not supported")
-        at = HEADER_FIXED_BYTES
         if flags & _CONTENT_TYPE:
             at += 1 + payload[at]
         if flags & _CONTENT_ENCODING:
@@ -39,13 +38,13 @@ def _table(payload: bytes) -> tuple[int, int, int]:
         if not flags & _HEADERS:
             if at > len(payload):
                 raise FrameError("a content header ends too early")
-            return flags, at, -1
+            return at, -1
         end = at + 4 + _u32(payload, at)[0]
     except (IndexError, struct.error) as error:
         raise FrameError("a content header ends too early") from error
     if end > len(payload):
         raise FrameError("the headers table runs past the end of its frame")
-    return flags, at + 4, end
+    return at + 4, end
 
 
 def _value_end(payload: bytes, at: int) -> int:
@@ -80,7 +79,9 @@ def _find(payload: bytes, key: bytes) -> int:
     hit = payload.find(key, HEADER_FIXED_BYTES)
     if hit < 0:
         return -1
-    _, at, end = _table(payload)
+    if hit == 18 and payload[12] & 0xE0 == _HEADERS and payload[14:18] != b"\0\0\0\0":
+        return 18 + len(key)  # the first header of a message without content type and encoding: the quickest case
+    at, end = _table(payload)
     if end < 0:  # the key's bytes stand in another property
         return -1
     if hit == at < end:  # the first header of the table: no walk is needed
@@ -94,7 +95,7 @@ def _find(payload: bytes, key: bytes) -> int:
 def _long_string(payload: bytes, key: bytes) -> bytes | None:
     at = _find(payload, key)
     try:
-        if at < 0 or payload[at] not in b"Sx":
+        if at < 0 or payload[at] not in _STRING_KINDS:
             return None
         end = at + 5 + _u32(payload, at + 1)[0]
     except (IndexError, struct.error) as error:
@@ -138,12 +139,12 @@ def stamp(payload: bytes, new_field: bytes) -> bytes:
     key = new_field[: 1 + new_field[0]]
     if payload.find(key, HEADER_FIXED_BYTES) >= 0:
         payload = _cut(payload, key)
-    flags, at, end = _table(payload)
+    at, end = _table(payload)
     if end < 0:
         return b"%b%c%c%b%b%b%b" % (
             payload[:12],
-            (flags | _HEADERS) >> 8,
-            flags & 0xFF,
+            payload[12] | _HEADERS,
+            payload[13],
             payload[14:at],
             _pack_u32(len(new_field)),
             new_field,
@@ -159,12 +160,24 @@ def cut(payload: bytes, key: bytes) -> bytes:
 
 
 def _cut(payload: bytes, key: bytes) -> bytes:
-    _, at, end = _table(payload)
+    at, end = _table(payload)
     if end < 0:
         return payload
     kept = [payload[start:after] for start, _, after in _fields(payload, at, end) if not payload.startswith(key, start)]
     table = b"".join(kept)
     return b"".join((payload[: at - 4], _pack_u32(len(table)), table, payload[end:]))
+
+
+@lru_cache(1 << 14)  # of 2^16 flags that a client may send
+def _shape(flags: int) -> tuple[int, int, int, int]:
+    """What the flags say follows the headers table: fixed octets, short strings, fixed octets, short strings."""
+    if flags & 2:
+        raise FrameError("a content header with an unknown property flag")
+    delivery_and_priority = (flags & 0x1800).bit_count()
+    correlation_to_message_id = (flags & 0x0780).bit_count()
+    timestamp = 8 if flags & 0x0040 else 0
+    type_to_cluster_id = (flags & 0x003C).bit_count()
+    return delivery_and_priority, correlation_to_message_id, timestamp, type_to_cluster_id
 
 
 def check_header(payload: bytes) -> None:
@@ -175,25 +188,20 @@ def check_header(payload: bytes) -> None:
     Raises:
         FrameError: It is malformed, or nested deeper than TABLE_DEPTH_MAX.
     """
-    flags, at, end = _table(payload)
+    at, end = _table(payload)
+    fixed, short, more_fixed, more_short = _shape(payload[12] << 8 | payload[13])
     try:
         if end >= 0:
             for _, value, after in _fields(payload, at, end):
-                if payload[value] in b"FA":
+                if payload[value] in _NESTING_KINDS:
                     _check_nested(payload, value, after, 1)
             at = end
-        if flags & 2:
-            raise FrameError("a content header with an unknown property flag")
-        for bit in (0x1000, 0x0800):  # delivery mode, priority
-            at += bool(flags & bit)
-        for bit in (0x0400, 0x0200, 0x0100, 0x0080):  # correlation ID, reply-to, expiration, message ID
-            if flags & bit:
-                at += 1 + payload[at]
-        if flags & 0x0040:  # timestamp
-            at += 8
-        for bit in (0x0020, 0x0010, 0x0008, 0x0004):  # type, user ID, app ID, cluster ID
-            if flags & bit:
-                at += 1 + payload[at]
+        at += fixed
+        for _ in range(short):
+            at += 1 + payload[at]
+        at += more_fixed
+        for _ in range(more_short):
+            at += 1 + payload[at]
     except IndexError as error:
         raise FrameError("a content header ends too early") from error
     if at != len(payload):
@@ -218,7 +226,7 @@ def _check_nested(payload: bytes, value: int, end: int, depth: int) -> None:
         if at != end:
             raise FrameError("an array's last value runs past its end")
     for inner, after in values:
-        if payload[inner] in b"FA":
+        if payload[inner] in _NESTING_KINDS:
             _check_nested(payload, inner, after, depth + 1)
 
 
@@ -259,9 +267,9 @@ def properties(
         flags |= _HEADERS
         parts += [_pack_u32(len(headers)), headers]
     if persistent:
-        flags |= 0x1000
+        flags |= _PERSISTENT
         parts.append(b"\x02")
     if correlation_id is not None:
-        flags |= 0x0400
+        flags |= _CORRELATION
         parts.append(short_string(correlation_id))
-    return struct.pack(">H", flags) + b"".join(parts)
+    return b"%c\0%b" % (flags, b"".join(parts))

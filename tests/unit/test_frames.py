@@ -271,6 +271,7 @@ def test_a_key_inside_a_property_or_a_value_does_not_count() -> None:
     value = bytes((len(fake),)) + fake
     assert headers.position(table_payload(flags=0xA000, before=value)) is None  # a content type that looks like the header
     assert headers.position(table_payload(flags=0x2080, after=value)) is None  # a message ID that does
+    assert headers.replication_id(table_payload(flags=0x2400, after=b"\x08x-lrq-id")) is None  # an empty table, a correlation ID
     nested = b"\x01nF" + struct.pack(">I", len(fake)) + fake
     assert headers.position(table_payload(nested)) is None
     assert headers.position(table_payload(nested, headers.position_field(b"1.1/1"))) == b"1.1/1"
@@ -434,6 +435,18 @@ def test_names_that_are_not_ascii_or_not_utf8_survive() -> None:
         made = frames.publish_method(1, name, name)
         assert raw in made
         assert frames.publish_route(made[7:-1])[:2] == (name, name)
+
+
+@given(singles())
+def test_a_decoded_method_is_encoded_as_it_was(made: Any) -> None:
+    raw, (channel, payload, _, _) = made
+    if payload:
+        assert frames.method_frame(channel, frames.decode_method(payload)) == raw
+
+
+def test_a_method_that_cannot_be_encoded_is_named() -> None:
+    with pytest.raises(frames.MalformedInput, match=r"Basic\.Ack"):
+        frames.method_frame(1, commands.Basic.Ack("one"))  # type: ignore[arg-type]
 
 
 def test_names_too_long_and_texts_cut() -> None:

@@ -1,0 +1,117 @@
+"""What the AMQP client is told (an address) and what it raises. Rule: an error carries the broker's code and text and says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from lrq_ha.replication.errors import LrqError, MalformedInput
+
+PORT = 5672
+
+TODO = {
+    0: "Look at the broker's log and at the network between",
+    311: "Send smaller messages or raise max_message_size on the broker",
+    320: "The other side ended it on purpose; its text says why",
+    403: "Give the user the permission on this resource: rabbitmqctl set_permissions",
+    404: "Create it, or correct its name",
+    405: "Another connection holds it exclusively: end that one",
+    406: "It exists with other settings, or was used against them: compare the text with rabbitmqctl list_queues",
+    501: "One side sent malformed frames: report it with the broker's log",
+    504: "Report it with the broker's log",
+    506: "The broker is out of resources: free memory or disk, or close channels",
+    530: "Check the virtual host and its limits: rabbitmqctl list_vhosts, list_vhost_limits",
+    540: "This kind of queue cannot do that",
+    541: "The broker failed: see its log",
+}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a broker or door listens, and as whom to log in. Shown without the password."""
+
+    host: str
+    port: int = PORT
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    vhost: str = "/"
+
+    @classmethod
+    def parse(cls, url: str, vhost: str | None = None) -> Address:
+        """Reads amqp://USER:PASSWORD@HOST:PORT/VHOST, all but the host optional, each part percent-encoded.
+
+        Args:
+            url: The URL. Without a path the virtual host is `/`.
+            vhost: Instead of the URL's.
+
+        Raises:
+            MalformedInput: It has another form.
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or PORT
+        except ValueError as error:
+            raise MalformedInput(f"a broker's URL is malformed: {error}") from error
+        if parts.scheme != "amqp" or not host:
+            raise MalformedInput("a broker's URL has another form", todo="Write amqp://USER:PASSWORD@HOST:PORT/VHOST")
+        path = unquote(parts.path[1:]) or "/"
+        return cls(host, port, unquote(parts.username or "guest"), unquote(parts.password or "guest"), path if vhost is None else vhost)
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port} vhost {self.vhost}"
+
+
+class ConnectionRefused(LrqError):
+    """Nobody listens there, does not answer in time, or does not speak AMQP."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, todo="Check that it runs and that host and port are right", retriable=True)
+
+
+class ReplyTimeout(LrqError):
+    """The broker is alive and has not answered a call in time."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, todo="Look at the broker's load and, for quorum queues, at their leaders", retriable=True)
+
+
+class AmqpError(LrqError):
+    """What the broker said when it refused.
+
+    Attributes:
+        code: The AMQP reply code; 0 where the connection broke without one.
+        text: The reply text.
+    """
+
+    said = "the broker refused"
+    advice = ""
+    again = False
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{self.said}: {code} {text}", todo=self.advice or TODO.get(code, ""), retriable=self.again)
+        self.code = code
+        self.text = text
+
+
+class AuthenticationFailed(AmqpError):
+    said = "user or password was refused"
+    advice = "Check both; the broker's log says more"
+
+
+class VhostNotFound(AmqpError):
+    said = "the virtual host does not exist"
+    advice = "Create it: rabbitmqctl add_vhost"
+
+
+class AccessRefused(AmqpError):
+    said = "the user may not use the virtual host"
+    advice = "Give it permissions there: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' '.*'"
+
+
+class ConnectionClosed(AmqpError):
+    said = "the connection ended"
+    again = True
+
+
+class ChannelClosed(AmqpError):
+    said = "the channel ended"
