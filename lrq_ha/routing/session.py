@@ -260,16 +260,15 @@ class Session:
         stream = self._readers.pop(event.reader, None)
         if stream is None:
             return
+        self._merge.close(stream)
         self._first_available[stream] = event.first_available
         if self._empty:
             self._start_read(stream, self._taken, event.first_available)
         elif stream is Stream.LOG_ENTRIES:
             self._go(Step.RESTART, Reason.TRIMMED)
             self._restart(Reason.TRIMMED)
-        else:  # the deltas are all there: only this snapshot is lost, and nothing more is expected of it
-            self._merge.close(stream)
-            if self._active != self._cancelling:
-                self._give_up(Reason.TRIMMED)
+        elif self._active != self._cancelling:  # the deltas are all there: only this snapshot is lost
+            self._give_up(Reason.TRIMMED)
 
     # ---- full sync requests -----------------------------------------------------------------------------------------
 
