@@ -20,18 +20,18 @@ QueueKey = tuple[str, str]  # vhost, queue
 
 
 class Settled(NamedTuple):
-    """`count` consecutive publishes of one run that the broker has answered.
+    """`publishes` consecutive publishes of one run that the broker has answered.
 
     Args:
         client_tag: The client's number of the first; 0 if the client asked for no confirms.
-        count: How many.
+        publishes: How many.
         sequence: Log sequence of the first; 0 if they are not in the log.
         producer: Dedup key; empty if they bring no replication IDs.
         number: Sequence number in the first's replication ID.
     """
 
     client_tag: int
-    count: int
+    publishes: int
     sequence: int
     producer: str
     number: int
@@ -55,7 +55,7 @@ class Confirms:
     @property
     def open(self) -> int:
         """Publishes that the broker has not answered."""
-        return sum(run.count for _, run in self._runs)
+        return sum(run.publishes for _, run in self._runs)
 
     def forwarded(self, count: int, sequence: int, producer: str = "", number: int = 0) -> None:
         """`count` publishes go to the broker, in order, as the entries from `sequence` on (0: not in the log)."""
@@ -81,17 +81,17 @@ class Confirms:
             last = tag if tag else self._broker_tag
             while runs and runs[0][0] <= last:
                 first, run = runs.popleft()
-                taken = min(run.count, last - first + 1)
+                taken = min(run.publishes, last - first + 1)
                 settled.append(_part(run, 0, taken))
-                if taken < run.count:
-                    runs.appendleft((first + taken, _part(run, taken, run.count - taken)))
+                if taken < run.publishes:
+                    runs.appendleft((first + taken, _part(run, taken, run.publishes - taken)))
             return settled
         for i, (first, run) in enumerate(runs):
-            if first <= tag < first + run.count:
+            if first <= tag < first + run.publishes:
                 at = tag - first
                 del runs[i]
-                if at + 1 < run.count:
-                    runs.insert(i, (tag + 1, _part(run, at + 1, run.count - at - 1)))
+                if at + 1 < run.publishes:
+                    runs.insert(i, (tag + 1, _part(run, at + 1, run.publishes - at - 1)))
                 if at:
                     runs.insert(i, (first, _part(run, 0, at)))
                 return [_part(run, at, 1)]

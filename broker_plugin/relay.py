@@ -46,7 +46,6 @@ from .frames import (
     CHANNEL_CLOSE_OK,
     CHANNEL_OPEN,
     CONFIRM_SELECT,
-    CONFIRM_SELECT_OK,
     CONNECTION_CLOSE,
     HEADER,
     HEARTBEAT,
@@ -94,6 +93,7 @@ class Relay:
         producer: str,
         peer: endpoints.Peer | None,
         frame_max_bytes: int,
+        heartbeat_s: int,
     ) -> None:
         self.door = door
         self.replica = replica
@@ -104,6 +104,7 @@ class Relay:
         self.producer_key = f"{user}:{producer}" if producer else ""
         self.peer = peer
         self.frame_max_bytes = frame_max_bytes
+        self._heartbeat_s = heartbeat_s
         self.channels: dict[int, Channel] = {}
         self.closed = False
         self.closing_reason = ""
@@ -116,8 +117,9 @@ class Relay:
         self._stalled = False  # a declaration is under way: nothing more is taken from the client until it is done
         self._backlog: deque[bytes] = deque()
         self._replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
-        self._held: deque[tuple[Channel, int, Delivery, bytes]] = deque()
-        self._acks: dict[int, list[bytes]] = {}
+        self._held: deque[tuple[Channel, int, Delivery, int, bytes]] = deque()
+        self._ack_frames: list[bytes] = []
+        self._acked: dict[QueueKey, list[int]] = {}
         self._decisions: dict[bytes, endpoints.Decision] = {}
         self._client_paused = False
         self._client_full = False
@@ -133,6 +135,10 @@ class Relay:
         """Bytes came from the client."""
         if self._stalled:
             self._backlog.append(data)
+            return
+        if self.replica.in_barrier:
+            self._stall(data)
+            self._spawn(self._await_barrier())
             return
         if self._from_client:
             data = self._from_client + data
@@ -184,12 +190,10 @@ class Relay:
             else:
                 self._forward(0, frames.frame(METHOD, number, payload))
             if self._stalled:
-                rest = items[at:]
-                if rest:
-                    self._backlog.appendleft(data[rest[0][2] - 7 : _end_of(rest[-1])] + self._from_client)
-                elif self._from_client:
-                    self._backlog.appendleft(self._from_client)
+                left = (data[items[at][2] - 7 : _end_of(items[-1])] if at < count else b"") + self._from_client
                 self._from_client = b""
+                if left:
+                    self._backlog.appendleft(left)
                 return
         self._flush_acks()
 
@@ -241,7 +245,8 @@ class Relay:
                 if lengths:
                     break
                 at += 1
-                endpoints.take(self, channel, decision, method, data[header:header_end], frames.body_of(data, header_end, stop), data[start - 7 : stop])
+                body = frames.body_of(data, header_end, stop)
+                endpoints.take(self, channel, decision, method, data[header:header_end], body, data[start - 7 : stop])
                 if self.closed or self.client is None:
                     return total
                 first = sequence = replica.next_sequence
@@ -293,6 +298,8 @@ class Relay:
                 lengths.append(len(changed))
                 stored.append(changed)
             size = len(stamped)
+            if size + frames.FRAME_OVERHEAD_BYTES > self.frame_max_bytes:
+                raise FrameError(f"a message's headers of {len(payload)} bytes leave no room for a position in a frame of {self.frame_max_bytes}")
             out += (data[start - 7 : header - 7], _header_frame_head(number, size), stamped, data[header_end:stop])
             out_bytes += stop - start + size - len(original)
         if lengths:
@@ -360,25 +367,22 @@ class Relay:
         """Collects acks of one chunk; `_flush_acks` makes one entry per queue of them."""
         tag, bits = frames.tag_and_bits(payload)
         frame = frames.ack(channel.number, tag, bool(bits & 1))
-        acks = self._acks
         for delivery in channel.acknowledged(tag, bool(bits & 1)):
             if delivery.deaths:
                 self._flush_acks()
                 self.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
-                continue
-            acks.setdefault(delivery.queue, []).append(delivery.sequence)  # type: ignore[call-overload]
-        acks.setdefault(0, []).append(frame)
+            else:
+                self._acked.setdefault(delivery.queue, []).append(delivery.sequence)
+        self._ack_frames.append(frame)
 
     def _flush_acks(self) -> None:
-        acks = self._acks
-        if not acks:
+        if not self._ack_frames:
             return
-        self._acks = {}
-        ack_frames = acks.pop(0, [])
-        last = 0
-        for queue, sequences in acks.items():
-            last = self.replica.dequeue(queue, sequences, ())  # type: ignore[arg-type]
-        self._forward(last or self._last_operation(), b"".join(ack_frames))
+        acked, self._acked = self._acked, {}
+        ack_frames, self._ack_frames = self._ack_frames, []
+        for queue, sequences in acked.items():
+            self.replica.dequeue(queue, sequences, ())
+        self._forward(self._last_operation(), b"".join(ack_frames))
 
     def _last_operation(self) -> int:
         return self.replica.last_operation if self.replica.last_operation > self.replica.safe else 0
@@ -489,8 +493,7 @@ class Relay:
                 channel.last_queue = action.queue
             self._forward(0, frames.frame(METHOD, channel.number, payload))
         else:
-            self._stalled = True
-            self._pause_client()
+            self._stall()
             self._spawn(self._replicate_topology(channel, kind, method, action))
 
     async def _replicate_topology(self, channel: Channel, kind: int, method: Any, action: topology.Replicate) -> None:
@@ -516,15 +519,27 @@ class Relay:
                 self.to_client(frames.frame(METHOD, number, payload))
         finally:
             self._replies.pop(number, None)
-            self._stalled = False
-            if not self.closed:
-                backlog, self._backlog = self._backlog, deque()
-                self._resume_client()
-                for i, data in enumerate(backlog):
-                    if self._stalled:
-                        self._backlog.extend(list(backlog)[i:])
-                        break
-                    self.client_data(data)
+            self._unstall()
+
+    async def _await_barrier(self) -> None:
+        """Another connection's declaration is under way."""
+        await self.replica.barrier_over()
+        self._unstall()
+
+    def _stall(self, data: bytes = b"") -> None:
+        """Takes nothing more from the client for now."""
+        self._stalled = True
+        if data:
+            self._backlog.append(data)
+        self._pause_client()
+
+    def _unstall(self) -> None:
+        self._stalled = False
+        if self.closed or self.client is None:
+            return
+        self._resume_client()
+        while self._backlog and not self._stalled:
+            self.client_data(self._backlog.popleft())
 
     # ---- to the broker -----------------------------------------------------------------------------------------------
 
@@ -682,7 +697,7 @@ class Relay:
             start, after = item[2] - 7, item[6]
             bit = item[2] + bits_at
             return data[start:bit] + bytes((data[bit] | 1,)) + data[bit + 1 : after]
-        self._turn_away(channel, tag, Delivery(queue, sequence, died), verdict, data[item[2] - 7 : item[6]])
+        self._turn_away(channel, tag, Delivery(queue, sequence, died), generation, verdict, data[item[2] - 7 : item[6]])
         return b""
 
     def _automatic(self, channel: Channel, tag: int, delivery: Delivery) -> None:
@@ -691,32 +706,32 @@ class Relay:
             sequence = self.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
             self._forward(sequence, frames.ack(channel.number, tag))
         else:
-            self._acks.setdefault(delivery.queue, []).append(delivery.sequence)  # type: ignore[call-overload]
-            self._acks.setdefault(0, []).append(frames.ack(channel.number, tag))
+            self._acked.setdefault(delivery.queue, []).append(delivery.sequence)
+            self._ack_frames.append(frames.ack(channel.number, tag))
 
-    def _turn_away(self, channel: Channel, tag: int, delivery: Delivery, verdict: Verdict, blob: bytes) -> None:
+    def _turn_away(self, channel: Channel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
         self.door.counters["filtered"] += 1
         if verdict is Verdict.HOLD:
-            self._held.append((channel, tag, delivery, blob))
+            self._held.append((channel, tag, delivery, generation, blob))
             self.replica.waiting_safe.add(self)
             return
         if verdict is Verdict.REJECT:
             self._forward(0, frames.reject(channel.number, tag, requeue=False))
         else:
             self._forward(0, frames.ack(channel.number, tag))
-        self.replica.seen_gone(delivery.queue, delivery.sequence, delivery.visit)
+        self.replica.seen_gone(delivery.queue, delivery.sequence, generation, delivery.deaths)
 
     def _decide_held(self) -> None:
         held, self._held = self._held, deque()
-        for channel, tag, delivery, blob in held:
+        for channel, tag, delivery, generation, blob in held:
             if channel.closing:
                 continue
-            verdict = self.replica.filter.verdict(delivery.queue, delivery.sequence, self.replica.generation, delivery.deaths)
+            verdict = self.replica.filter.verdict(delivery.queue, delivery.sequence, generation, delivery.deaths)
             if verdict is Verdict.GIVE:
                 channel.deliveries[tag] = delivery
                 self.to_client(blob)
             else:
-                self._turn_away(channel, tag, delivery, verdict, blob)
+                self._turn_away(channel, tag, delivery, generation, verdict, blob)
 
     def _get_ok(self, number: int, data: bytes, item: frames.Item) -> bytes | None:
         channel = self._channel(number)
@@ -759,7 +774,7 @@ class Relay:
         for run in settled:
             if run.sequence:
                 if ok:
-                    self.replica.applied(run.sequence, run.sequence + run.count - 1)
+                    self.replica.applied(run.sequence, run.sequence + run.publishes - 1)
                 else:
                     self.replica.refuse([run])
         first_wanted = next((run for run in settled if run.client_tag), None)
@@ -767,12 +782,12 @@ class Relay:
             return b""
         local = channel.confirms.local
         last = settled[-1]
-        client_last = last.client_tag + last.count - 1
+        client_last = last.client_tag + last.publishes - 1
         make = frames.ack if ok else frames.nack
         if multiple and not (local and min(local) <= client_last):
             answers.append(make(number, client_last, True))
         else:
-            answers += [make(number, t) for run in settled if run.client_tag for t in range(run.client_tag, run.client_tag + run.count)]
+            answers += [make(number, t) for run in settled if run.client_tag for t in range(run.client_tag, run.client_tag + run.publishes)]
         return b"".join(answers)
 
     def _queue_declare_ok(self, number: int, data: bytes, item: frames.Item) -> bytes | None:
@@ -879,6 +894,11 @@ class Relay:
         if not full:
             self._pump()
 
+    def tick(self, now: float) -> None:
+        """Once a second: a broker that waits for entries to be safe must not take the client for dead."""
+        if self._heartbeat_s and now - self.sent_at >= self._heartbeat_s / 2 and self.broker.is_reading():
+            self._to_broker(HEARTBEAT_FRAME)
+
     # ---- ends --------------------------------------------------------------------------------------------------------
 
     def client_lost(self) -> None:
@@ -974,4 +994,3 @@ def ranges_of(sequences: list[int]) -> list[int]:
 
 
 __all__ = ["QueueKey", "Relay", "Settled", "ranges_of"]
-_ = CONFIRM_SELECT_OK

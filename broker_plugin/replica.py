@@ -234,7 +234,7 @@ class Replica:
         """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again."""
         ranges = RangeSet()
         for run in settled:
-            ranges.add(run.sequence, run.sequence + run.count - 1)
+            ranges.add(run.sequence, run.sequence + run.publishes - 1)
         if unless_seen:
             for first, last in list(self._seen):
                 if ranges.intersects(first, last):

@@ -471,6 +471,7 @@ class Node:
                 self._abort(f"{self.name(node)} answered and has a longer log: promote {self.name(node)} instead", now)
                 return
         self._campaign = None
+        self.lost_host = False
         self.leading = campaign.epoch
         kept = self.log.members if self.settings.strict else self.log.members - campaign.down
         self._marker = self.log.end + 1

@@ -84,15 +84,11 @@ class ReplicatingSubscription:
     """
 
     def __init__(self, start: int, end: int, in_flight_bytes_max: int = 16 << 20) -> None:
-        self.guard = QueueGuard(end + 1)
+        self.guard = QueueGuard(end + 1, held_upto=start)  # what it has already is pre-acknowledged: safe, and not sent again
         self.sent = start
         self.in_flight_bytes = 0
         self._limit = in_flight_bytes_max
         self._sizes: deque[tuple[int, int]] = deque()
-        if end:
-            self.guard.enqueue(1, end)
-        if start:
-            self.guard.dequeued(1, start)  # pre-acknowledged: it is safe and is not sent again
         self._enqueued = end
 
     @property
