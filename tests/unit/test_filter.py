@@ -1,0 +1,501 @@
+"""The delivery filter: each rule by example, all of them against a list of operations, and what ten million messages cost."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from resource import getpagesize
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+
+from lrq_ha.replication.applied import Generations, QueueRecord
+from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.filter import Deaths, DeliveryFilter, Kind, QueueKey, Verdict, origin_of, visit_of
+from lrq_ha.replication.ids import Dedup
+
+Q, D, R = ("/", "q"), ("/", "d"), ("/", "r")
+FROM_Q: Deaths = (("q", 1),)
+LOOPED: Deaths = (("q", 2), ("d", 1))
+GIVE, ACK, REJECT, HOLD = Verdict.GIVE, Verdict.ACK, Verdict.REJECT, Verdict.HOLD
+
+
+class Filter(DeliveryFilter):
+    """Shorthand: one generation, numbered operations."""
+
+    def __init__(self) -> None:
+        super().__init__(Generations([(0, 1)]))
+        self.at = 1000
+
+    def op(self, kind: Kind, queue: QueueKey | None, *ranges: int, visit: int = 0, origin: str = "", sweep: bool = False) -> int:
+        self.at += 1
+        self.note(self.at, kind, queue, ranges if len(ranges) > 1 else ranges * 2, visit, origin, sweep=sweep)
+        return self.at
+
+    def done(self, kind: Kind, queue: QueueKey | None, *ranges: int, visit: int = 0, origin: str = "", sweep: bool = False) -> None:
+        self.safe(self.op(kind, queue, *ranges, visit=visit, origin=origin, sweep=sweep))
+
+    def ask(self, queue: QueueKey, seq: int, deaths: Deaths = ()) -> Verdict:
+        return self.verdict(queue, seq, 1, deaths)
+
+
+@pytest.fixture
+def flt() -> Filter:
+    return Filter()
+
+
+def test_visit_and_origin() -> None:
+    assert visit_of("q", LOOPED) == 2
+    assert visit_of("r", LOOPED) == visit_of("q", ()) == 0
+    assert origin_of(LOOPED) == "q"
+    assert origin_of(()) == ""
+
+
+def test_a_copy_that_nothing_is_known_of_is_given(flt: Filter) -> None:
+    assert flt.ask(Q, 5) is GIVE
+    assert flt.ask(D, 5, FROM_Q) is GIVE
+
+
+@pytest.mark.parametrize("deaths", [(), FROM_Q])
+def test_a_stale_copy_is_acked_away(flt: Filter, deaths: Deaths) -> None:
+    flt.generations.opened(10, 2)
+    assert flt.verdict(D, 10, 2, deaths) is ACK
+    assert flt.verdict(D, 10, 1, deaths) is GIVE
+    assert flt.verdict(D, 11, 1, deaths) is ACK
+    assert flt.verdict(D, 11, 2, deaths) is GIVE
+
+
+def test_dequeue_holds_until_it_is_safe(flt: Filter) -> None:
+    at = flt.op(Kind.DEQUEUE, Q, 3, 5, 9, 9)
+    assert [flt.ask(Q, seq) for seq in (2, 3, 5, 6, 9)] == [GIVE, HOLD, HOLD, GIVE, HOLD]
+    flt.safe(at - 1)
+    assert flt.ask(Q, 3) is HOLD
+    flt.safe(at)
+    flt.safe(at - 1)  # an older word changes nothing
+    assert [flt.ask(Q, seq) for seq in (2, 3, 5, 6, 9)] == [GIVE, ACK, ACK, GIVE, ACK]
+    assert flt.ask(R, 3) is GIVE
+
+
+def test_reject_and_moved_let_this_broker_move_it(flt: Filter) -> None:
+    flt.op(Kind.REJECT, Q, 3)
+    assert flt.ask(Q, 3) is HOLD
+    flt.safe(flt.at)
+    flt.done(Kind.MOVED, Q, 4)
+    assert flt.ask(Q, 3) is flt.ask(Q, 4) is REJECT
+    assert flt.ask(D, 3, FROM_Q) is GIVE
+
+
+def test_a_dequeue_voids_descendants(flt: Filter) -> None:
+    flt.op(Kind.DEQUEUE, Q, 3)
+    assert flt.ask(D, 3, FROM_Q) is HOLD
+    flt.safe(flt.at)
+    assert flt.ask(D, 3, FROM_Q) is ACK
+    assert flt.ask(Q, 3, LOOPED) is ACK
+    assert flt.ask(D, 3, (("r", 1),)) is GIVE  # published to r as well: another line
+
+
+def test_dead_letters_that_meet_are_told_apart_by_their_origin(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, D, 3, origin="q")
+    assert flt.ask(D, 3, FROM_Q) is ACK
+    assert flt.ask(D, 3, (("r", 1),)) is GIVE
+    assert flt.ask(D, 3) is GIVE
+
+
+def test_a_dead_letter_exchange_that_fans_out_makes_two_messages(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, D, 3, origin="q")
+    assert flt.ask(("/", "d2"), 3, FROM_Q) is GIVE
+    assert flt.ask(("other", "d"), 3, FROM_Q) is GIVE
+
+
+def test_visits(flt: Filter) -> None:
+    flt.done(Kind.REJECT, Q, 3, visit=1, origin="q")
+    assert flt.ask(Q, 3) is REJECT  # what is said of a visit holds for those before it
+    assert flt.ask(Q, 3, (("q", 1), ("d", 1))) is REJECT
+    assert flt.ask(Q, 3, (("q", 2), ("d", 2))) is GIVE
+    flt.done(Kind.DEQUEUE, Q, 3, visit=2, origin="q")
+    assert flt.ask(Q, 3, (("q", 1), ("d", 1))) is REJECT  # not there yet
+    assert flt.ask(Q, 3, (("q", 2), ("d", 2))) is ACK
+    assert flt.ask(D, 3, (("q", 3), ("d", 2))) is ACK
+
+
+def test_the_first_stay_may_be_named_by_origin_too(flt: Filter) -> None:
+    flt.done(Kind.MOVED, Q, 3, visit=0, origin="q")
+    assert flt.ask(Q, 3) is REJECT
+
+
+def test_refused_is_dequeued_everywhere(flt: Filter) -> None:
+    flt.op(Kind.REFUSED, None, 3)
+    assert flt.ask(Q, 3) is flt.ask(D, 3, FROM_Q) is HOLD
+    flt.safe(flt.at)
+    assert flt.ask(Q, 3) is flt.ask(D, 3, FROM_Q) is ACK
+    assert flt.may_skip([], 3)
+    flt.forget_refused(4)
+    assert flt.ask(Q, 3) is GIVE
+
+
+def test_purge_takes_what_never_died(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, D, 1, 9, sweep=True)
+    flt.op(Kind.PURGE, D, 0, 6)
+    assert flt.ask(D, 6) is ACK  # dequeued before
+    flt.op(Kind.PURGE, R, 0, 6)
+    assert flt.ask(R, 6) is HOLD
+    flt.safe(flt.at)
+    assert [flt.ask(R, 6), flt.ask(R, 7), flt.ask(R, 6, FROM_Q)] == [ACK, GIVE, GIVE]
+    assert flt.queue(D).due(9) == 3  # the broker's queue is purged itself
+    flt.done(Kind.PURGE, R, 0, 3)
+    assert flt.ask(R, 6) is ACK
+
+
+def test_cut(flt: Filter) -> None:
+    first = flt.op(Kind.DEQUEUE, Q, 1, 5)
+    second = flt.op(Kind.DEQUEUE, Q, 5, 9)
+    third = flt.op(Kind.DEQUEUE, R, 5)
+    flt.cut(third)
+    assert flt.ask(R, 5) is GIVE
+    flt.cut(second)
+    assert [flt.ask(Q, seq) for seq in (5, 6)] == [HOLD, GIVE]
+    flt.cut(second)
+    flt.safe(first)
+    with pytest.raises(IllegalEvent):
+        flt.cut(first)
+    assert flt.ask(Q, 5) is ACK
+
+
+def test_two_unsafe_operations_on_one_sequence(flt: Filter) -> None:
+    first = flt.op(Kind.REJECT, Q, 5)
+    second = flt.op(Kind.MOVED, Q, 5, visit=1, origin="q")
+    looped: Deaths = (("q", 1), ("d", 1))
+    flt.safe(first)
+    assert flt.ask(Q, 5, looped) is HOLD
+    flt.safe(second)
+    assert flt.ask(Q, 5, looped) is REJECT
+
+
+def test_operations_come_in_log_order(flt: Filter) -> None:
+    flt.note(50, Kind.DEQUEUE, Q, (1, 1), 0, "", sweep=False)
+    flt.note(50, Kind.DEQUEUE, Q, (2, 2), 0, "", sweep=False)  # a transaction
+    with pytest.raises(IllegalEvent):
+        flt.note(49, Kind.DEQUEUE, Q, (3, 3), 0, "", sweep=False)
+    flt.safe(60)
+    flt.note(55, Kind.DEQUEUE, Q, (3, 3), 0, "", sweep=False)  # read again, known to be safe
+    assert flt.ask(Q, 3) is ACK
+
+
+def test_moves_that_the_log_lacks(flt: Filter) -> None:
+    assert flt.queue(Q).implied_moves(3, ()) == []
+    assert flt.queue(D).implied_moves(3, FROM_Q) == [("q", 0)]
+    flt.done(Kind.MOVED, Q, 3)
+    assert flt.queue(D).implied_moves(3, FROM_Q) == []
+    assert flt.queue(Q).implied_moves(3, (("q", 1), ("d", 1))) == [("d", 0)]
+    flt.done(Kind.MOVED, D, 3, origin="q")
+    assert flt.queue(Q).implied_moves(3, (("q", 1), ("d", 1))) == []
+    assert flt.queue(D).implied_moves(3, LOOPED) == [("q", 1)]
+    million: Deaths = (("q", 1_000_000), ("d", 999_999))
+    assert flt.queue(Q).implied_moves(3, million) == [("q", 999_999), ("d", 999_998)]  # stands for all before
+    for queue, visit in flt.queue(Q).implied_moves(3, million):
+        flt.done(Kind.MOVED, ("/", queue), 3, visit=visit, origin="q")
+    assert flt.queue(Q).implied_moves(3, million) == []
+    flt.done(Kind.MOVED, Q, 3, visit=7, origin="q")  # an old one read again
+    assert flt.ask(Q, 3, (("q", 999_999), ("d", 999_999))) is REJECT
+
+
+def test_skip(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 3, sweep=True)
+    assert flt.may_skip([Q], 3)
+    assert not flt.may_skip([Q, R], 3)
+    assert not flt.may_skip([], 3)
+    assert not flt.may_skip([R], 3)
+    assert not flt.may_skip([Q], 4)
+    flt.queue(Q).skipped(3, 3)
+    assert flt.queue(Q).due(10) == 0
+
+
+def test_what_the_sweeper_has_to_find(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1, 10, sweep=True)
+    flt.done(Kind.DEQUEUE, Q, 11, 12)  # a client of this node did it to the very copy
+    q = flt.queue(Q)
+    assert q.due(4) == 4
+    assert q.due(100) == 10
+    q.gone(2, 9)  # a copy that does not count settles nothing
+    assert q.due(4) == 4
+    q.gone(2, 1)
+    q.gone(12, 1)
+    assert q.due(4) == 3
+    expected = q.start_pass(4)
+    assert list(expected) == [1, 3, 4]
+    q.gone(1, 1)
+    missed = q.end_pass(expected)
+    assert list(missed) == [3, 4]
+    assert q.due(100) == 6
+    assert flt.ask(Q, 3) is ACK  # forgotten by the sweeper, not by the filter
+    flt.queue(D).mark_due(missed)
+    assert flt.queue(D).due(100) == 2
+    assert set(flt.queues()) == {q, flt.queue(D)}
+
+
+def test_an_operation_read_again_is_not_due_again(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1, 4, sweep=True)
+    flt.queue(Q).gone(2, 1)
+    flt.done(Kind.DEQUEUE, Q, 2, 5, sweep=True)
+    assert list(flt.queue(Q).start_pass(9)) == [1, 3, 4, 5]
+    flt.done(Kind.REJECT, D, 1, 4, origin="q", sweep=True)
+    flt.queue(D).gone(2, 1, FROM_Q)
+    flt.done(Kind.REJECT, D, 1, 4, origin="q", sweep=True)
+    assert list(flt.queue(D).start_pass(9)) == [1, 3, 4]
+
+
+def test_due_until_nothing_more_is_known_of_the_line(flt: Filter) -> None:
+    flt.done(Kind.MOVED, Q, 1, sweep=True)
+    flt.done(Kind.DEQUEUE, Q, 1, visit=1, origin="q", sweep=True)
+    q = flt.queue(Q)
+    q.gone(1, 1)
+    assert q.due(9) == 1  # it comes back, and has to go then
+    q.gone(1, 1, (("q", 1), ("d", 1)))
+    assert q.due(9) == 0
+
+
+def test_a_copy_found_further_on_settles_what_was_due_on_its_path(flt: Filter) -> None:
+    flt.done(Kind.MOVED, Q, 1, sweep=True)
+    flt.done(Kind.DEQUEUE, D, 1, origin="q", sweep=True)
+    assert flt.queue(Q).due(9) == flt.queue(D).due(9) == 1
+    flt.queue(D).gone(1, 1, FROM_Q)
+    assert flt.queue(Q).due(9) == flt.queue(D).due(9) == 0
+
+
+def test_another_line_keeps_it_due(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, D, 1, sweep=True)
+    flt.done(Kind.DEQUEUE, D, 1, origin="q", sweep=True)
+    flt.queue(D).gone(1, 1, FROM_Q)
+    assert flt.queue(D).due(9) == 1
+
+
+def test_export_and_import(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1, 100, sweep=True)
+    flt.done(Kind.REJECT, Q, 101, 102)
+    flt.done(Kind.MOVED, D, 101, visit=2, origin="q")
+    flt.done(Kind.DEQUEUE, D, 102, visit=1, origin="q")
+    flt.done(Kind.PURGE, R, 0, 7)
+    flt.done(Kind.REFUSED, None, 200)
+    flt.queue(("/", "unused"))
+    flt.op(Kind.DEQUEUE, Q, 300)  # not safe: read again from the log
+    queues, refused = flt.export()
+    again = DeliveryFilter.restored(flt.generations, queues, refused)
+    assert again.export() == (queues, refused)
+    assert [(record.vhost, record.queue) for record in queues] == [Q, D, R]
+    assert again.queue(Q).due(1000) == 100
+    asked: list[tuple[QueueKey, int, Deaths]] = [
+        (Q, 100, ()),
+        (Q, 101, ()),
+        (D, 101, (("q", 3), ("d", 2))),
+        (D, 102, (("q", 2), ("d", 1))),
+        (R, 7, ()),
+        (R, 200, ()),
+        (Q, 300, ()),
+    ]
+    assert [again.verdict(queue, seq, 1, deaths) for queue, seq, deaths in asked] == [ACK, REJECT, REJECT, ACK, ACK, ACK, GIVE]
+
+
+def test_forgetting(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1, 10)
+    flt.done(Kind.REJECT, D, 1, 10, origin="q")
+    flt.done(Kind.PURGE, R, 0, 5)
+    held = flt.queue(Q)
+    flt.forget([Q, D, R, ("/", "nobody")], 5)
+    assert [flt.ask(Q, 4), flt.ask(Q, 5)] == [GIVE, ACK]
+    assert [flt.ask(D, 4, FROM_Q), flt.ask(D, 5, FROM_Q)] == [GIVE, ACK]
+    assert flt.ask(R, 5) is ACK
+    flt.forget([Q, D, R], 11)
+    assert flt.ask(R, 5) is GIVE
+    flt.drop_empty({Q})
+    assert flt.queues() == (held,)
+    assert flt.export() == ((), BitMap64().serialize())
+
+
+def test_a_deleted_queue(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1, 10, sweep=True)
+    flt.done(Kind.DEQUEUE, Q, 2000, sweep=True)  # of the next queue of that name
+    flt.forget_queue(Q, 1500, dead_letters=True)
+    flt.forget_queue(("/", "nobody"), 1500, dead_letters=True)
+    assert list(flt.queue(Q).start_pass(9000)) == [2000]
+    assert flt.ask(D, 3, FROM_Q) is ACK
+    flt.forget_queue(Q, 1500, dead_letters=False)
+    assert flt.ask(D, 3, FROM_Q) is GIVE
+    assert flt.ask(Q, 2000) is ACK
+
+
+# ---- all rules against a list of operations --------------------------------------------------------------------------
+
+
+class Op(NamedTuple):
+    at: int
+    kind: Kind
+    queue: str
+    first: int
+    last: int
+    visit: int
+    origin: str
+
+
+class Reference:
+    """The rules of the module's first lines, word by word, over a list."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.safe = 0
+
+    def known(self, queue: str, seq: int, *, safe: bool) -> list[Op]:
+        return [op for op in self.ops if op.queue == queue and op.first <= seq <= op.last and (op.at <= self.safe) == safe]
+
+    def verdict(self, queue: str, seq: int, deaths: Deaths) -> Verdict:
+        origin = origin_of(deaths)
+        visit = visit_of(queue, deaths)
+        line = origin or queue
+        stays = [(queue, visit), *((name, count - 1) for name, count in deaths)]
+
+        def same(op: Op) -> bool:
+            return op.origin == line or (op.origin == "" and line == op.queue)
+
+        voided = any(
+            op.kind is Kind.DEQUEUE and same(op) and op.visit <= reached for name, reached in stays for op in self.known(name, seq, safe=True)
+        )
+        purged = not deaths and any(op.kind is Kind.PURGE for op in self.known(queue, seq, safe=True))
+        if voided or purged or self.known("", seq, safe=True):
+            return ACK
+        if any(self.known(name, seq, safe=False) for name, _ in [*stays, ("", 0)]):
+            return HOLD
+        moves = [op for op in self.known(queue, seq, safe=True) if op.kind in (Kind.REJECT, Kind.MOVED) and same(op)]
+        return REJECT if any(op.visit >= visit for op in moves) else GIVE
+
+
+SEQ = st.integers(1, 6)
+NOTE = st.tuples(
+    st.sampled_from([Kind.DEQUEUE, Kind.DEQUEUE, Kind.REJECT, Kind.MOVED, Kind.REFUSED, Kind.PURGE]),
+    st.sampled_from("qd"),
+    SEQ,
+    st.integers(0, 2),
+    st.sampled_from([("", 0), ("q", 0), ("q", 1), ("q", 2), ("d", 0), ("d", 1)]),
+)
+COPIES: list[tuple[str, Deaths]] = [
+    ("q", ()),
+    ("d", ()),
+    ("d", (("q", 1),)),
+    ("q", (("q", 1), ("d", 1))),
+    ("d", (("q", 2), ("d", 1))),
+    ("q", (("q", 2), ("d", 2))),
+    ("q", (("d", 1),)),
+    ("d", (("d", 1), ("q", 1))),
+]
+
+
+@given(st.lists(st.one_of(NOTE, st.tuples(st.sampled_from(["safe", "cut"]), st.integers(0, 4))), max_size=25))
+@settings(max_examples=400, deadline=None)
+def test_against_a_list_of_operations(actions: list[tuple]) -> None:  # type: ignore[type-arg]
+    flt, reference, at = DeliveryFilter(Generations([(0, 1)])), Reference(), 100
+    for action in actions:
+        if action[0] == "safe":
+            reference.safe = min(at, max(reference.safe, 100) + action[1])
+            flt.safe(reference.safe)
+        elif action[0] == "cut":
+            at = max(reference.safe, at - action[1])
+            flt.cut(at + 1)
+            reference.ops = [op for op in reference.ops if op.at <= at]
+        else:
+            kind, queue, first, more, (origin, visit) = action
+            at += 1
+            last = first + more
+            if kind in (Kind.REFUSED, Kind.PURGE):
+                origin, visit = "", 0
+                queue = "" if kind is Kind.REFUSED else queue
+                first = 0 if kind is Kind.PURGE else first
+            flt.note(at, kind, ("/", queue) if queue else None, (first, last), visit, origin, sweep=True)
+            stored = "" if visit == 0 and origin == queue else origin
+            reference.ops.append(Op(at, kind, queue, first, last, visit, stored))
+        for seq in range(1, 9):
+            for queue, deaths in COPIES:
+                assert flt.verdict(("/", queue), seq, 1, deaths) is reference.verdict(queue, seq, deaths), (queue, seq, deaths)
+    again = DeliveryFilter.restored(flt.generations, *flt.export())
+    reference.ops = [op for op in reference.ops if op.at <= reference.safe]
+    for seq in range(1, 9):
+        for queue, deaths in COPIES:
+            assert again.verdict(("/", queue), seq, 1, deaths) is reference.verdict(queue, seq, deaths)
+
+
+# ---- cost ------------------------------------------------------------------------------------------------------------
+
+MESSAGES = 10_000_000
+MEMORY_MAX_BYTES = 50_000_000
+
+
+class Cost(NamedTuple):
+    memory_bytes: int
+    ranges: int
+    note_us: float
+    verdict_ns: float
+    record_bytes: int
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize()
+
+
+def batches(shape: str) -> Iterator[tuple[int, ...]]:
+    """The ranges of each DEQUEUE."""
+    drawn = random.Random(1)
+    for first in range(1, MESSAGES, 3000):
+        if shape == "all of one queue":
+            yield (first, first + 2999)
+        elif shape == "every third stays":
+            yield tuple(x for seq in range(first, first + 3000, 3) for x in (seq, seq + 1))
+        else:
+            yield tuple(x for seq in range(first, first + 3000, 3) for x in (seq + drawn.randrange(3),) * 2)
+
+
+def cost(shape: str) -> Cost:
+    """Ten million messages with replication IDs, dequeued as `shape` says. Run in a process of its own: what is free is not seen."""
+    before = resident_bytes()
+    generations = Generations([(0, 1)])
+    flt, dedup, spent, count, size = DeliveryFilter(generations), Dedup(), 0.0, 0, 0
+    for first in range(1, MESSAGES, 1000):
+        dedup.add("app/orders", first, 1000, first)
+    if shape == "a hundred queues by turns":
+        empty = BitMap64().serialize()
+        records = (QueueRecord("/", f"q{i}", BitMap64(range(i, MESSAGES, 100)).serialize(), empty, empty, 0, ()) for i in range(100))
+        flt = DeliveryFilter.restored(generations, records, empty)
+    else:
+        for at, ranges in enumerate(batches(shape), MESSAGES + 1):
+            started = time.perf_counter()
+            flt.note(at, Kind.DEQUEUE, ("/", "q0"), ranges, 0, "", sweep=shape == "all of one queue")
+            flt.safe(at)
+            spent += time.perf_counter() - started
+            count, size = count + 1, len(ranges) // 2
+    used = resident_bytes() - before
+    queue = flt.queue(("/", "q0"))
+    started = time.perf_counter()
+    for seq in range(1, 200_001):
+        queue.verdict(seq, 1)
+    verdict_ns = (time.perf_counter() - started) / 200_000 * 1e9
+    record = sum(len(part.done) + len(part.due) for part in flt.export()[0])
+    assert dedup.seen("app/orders", MESSAGES)
+    return Cost(used, size, spent / max(count, 1) * 1e6, verdict_ns, record)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the process's resident memory from /proc")
+@pytest.mark.parametrize("shape", ["all of one queue", "every third stays", "one of three, at random", "a hundred queues by turns"])
+def test_ten_million_messages(shape: str) -> None:
+    """Bytes are asserted; times are shown (`pytest -s`)."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        result = pool.submit(cost, shape).result()
+    print(
+        f"\n{shape}: {result.memory_bytes / 1e6:.1f} MB; note + safe of {result.ranges} ranges {result.note_us:.1f} us; "
+        f"verdict {result.verdict_ns:.0f} ns; in the record {result.record_bytes / 1e6:.2f} MB"
+    )
+    assert result.memory_bytes < MEMORY_MAX_BYTES
