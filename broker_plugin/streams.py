@@ -1,0 +1,311 @@
+"""The streams that a sidecar keeps in its broker: the log, the applied record and the views. One writer (R3).
+
+Rules:
+- Everything is published through the exchange of this incarnation. A start declares its own first, then deletes the older ones, then publishes OPEN and
+  reads up to it: what a killed predecessor still had under way can no longer land.
+- Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always found.
+- A confirm that is negative, a message that comes back, a lost connection: the incarnation is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.log import BatchHeader
+from lrq_ha.routing import names
+
+from . import wire
+from .client import Channel, Connection
+from .client_errors import AccessRefused, AmqpError, ChannelClosed, VhostNotFound
+from .endpoints import LOG_PREFIX, ROUTING_VHOST
+
+PROBE_MAX = 16
+READ_PREFETCH = 500
+READ_ACK_EVERY = 100
+QUIET_S = 0.2
+SEGMENT_BYTES = 64 << 20
+APPLIED_BYTES_MAX = 64 << 20
+APPLIED_SEGMENT_BYTES = 16 << 20
+
+Record = tuple[Mapping[str, Any], bytes]
+
+
+class Streams:
+    """See above.
+
+    Args:
+        group: Name of the group.
+        url: The broker, with this sidecar's user; the vhost in it is replaced.
+        log_bytes_max: Size of the log; older segments are dropped by the broker beyond it.
+        on_written: Called with the number of log records (batches, fences) that were confirmed, in order.
+        on_end: Called once when this incarnation can write no more.
+    """
+
+    def __init__(
+        self, group: str, url: str, log_bytes_max: int, on_written: Callable[[int], None], on_end: Callable[[str], None]
+    ) -> None:
+        self.log_queue = LOG_PREFIX + group
+        self.applied_queue = "LRQ_APPLIED_" + group
+        self._exchange_prefix = f"LRQ_X_{group}_"
+        self._url = url.rstrip("/") + "/" + ROUTING_VHOST
+        self._user = url.split("//")[1].split(":")[0]
+        self._log_bytes_max = log_bytes_max
+        self._on_written = on_written
+        self._on_end = on_end
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self._views: Channel | None = None
+        self._records: Channel | None = None
+        self._log_confirmed = 0
+        self._view_waits: deque[tuple[int, Callable[[], None]]] = deque()
+        self._declared: set[str] = set()
+        self.exchange = ""
+        self.generation = 0
+        self.lost_host = False
+        self.server_version = ""
+
+    # ---- opening -----------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connects, makes the streams, and shuts out every older incarnation.
+
+        Raises:
+            LrqError: The vhost, a right or stream queues are missing; the text says which command sets them up.
+        """
+        try:
+            self._connection = await Connection.open(self._url, on_close=self._closed)
+        except (VhostNotFound, AccessRefused) as error:
+            raise LrqError(
+                f"the broker has no vhost '{ROUTING_VHOST}' that user '{self._user}' may enter",
+                todo=f"run: rabbitmqctl add_vhost {ROUTING_VHOST} && rabbitmqctl set_permissions -p {ROUTING_VHOST} {self._user} '.*' '.*' '.*'",
+            ) from error
+        self.server_version = str(self._connection.server_properties.get("version", ""))
+        for queue, size, segment in (
+            (self.log_queue, self._log_bytes_max, SEGMENT_BYTES),
+            (self.applied_queue, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
+            (names.SEND_LOG_ENTRIES, self._log_bytes_max, SEGMENT_BYTES),
+            (names.SEND_SNAP_SYNC, self._log_bytes_max, SEGMENT_BYTES),
+            (names.STATUS, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
+        ):
+            await self._declare(queue, size, segment)
+        hint = await self._generation_hint()
+        existing = [n for n in range(max(hint, 1), hint + PROBE_MAX) if await self._exists(f"{self._exchange_prefix}{n}")]
+        self.generation = max([hint, *existing]) + 1
+        if self.generation >= hint + PROBE_MAX:
+            raise LrqError(f"{PROBE_MAX} starts in a row left an exchange {self._exchange_prefix}… behind and got no further")
+        self.exchange = f"{self._exchange_prefix}{self.generation}"
+        channel = await self._connection.channel()
+        await channel.exchange_declare(self.exchange, "direct", durable=True)
+        for n in {*existing, hint} - {0}:
+            await channel.exchange_delete(f"{self._exchange_prefix}{n}")
+        for queue in self._declared:
+            await channel.queue_bind(queue, self.exchange, queue)
+        await channel.close()
+        self._channel = await self._writer(self._log_confirms)
+        self._records = await self._writer(self._record_confirms)
+        self._views = await self._writer(self._view_confirms)
+        self.lost_host = not await self._exists(self._boot_mark)
+
+    async def _declare(self, queue: str, bytes_max: int, segment: int) -> None:
+        assert_open = self._need(self._connection)
+        channel = await assert_open.channel()
+        arguments = {"x-queue-type": "stream", "x-max-length-bytes": bytes_max, "x-stream-max-segment-size-bytes": segment}
+        try:
+            await channel.queue_declare(queue, durable=True, arguments=arguments)
+        except ChannelClosed as error:
+            if error.code == 406 and "inequivalent" in str(error):
+                pass  # an operator has chosen other limits for this stream
+            elif error.code == 403:
+                raise LrqError(
+                    f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'",
+                    todo=f"run: rabbitmqctl set_permissions -p {ROUTING_VHOST} {self._user} '.*' '.*' '.*'",
+                ) from error
+            else:
+                raise LrqError(
+                    f"the broker cannot make the stream '{queue}': {error}",
+                    todo="stream queues need RabbitMQ 3.9 or newer with the feature flag stream_queue: run rabbitmqctl enable_feature_flag all",
+                ) from error
+        self._declared.add(queue)
+        if channel.error is None:
+            await channel.close()
+
+    async def _exists(self, exchange: str) -> bool:
+        channel = await self._need(self._connection).channel()
+        try:
+            await channel.exchange_declare(exchange, passive=True)
+        except ChannelClosed as error:
+            if error.code == 404:
+                return False
+            raise
+        await channel.close()
+        return True
+
+    async def _generation_hint(self) -> int:
+        """The newest generation that an applied record names, read without a barrier: only where to begin to look."""
+        from lrq_ha.proto import lrq_pb2 as pb
+
+        newest = 0
+        for headers, body in await self._read_quiet(self.applied_queue):
+            newest = max(newest, int(headers.get(wire.OPEN, 0)))
+            if wire.OPEN not in headers:
+                newest = max([newest, *(g.generation for g in pb.Applied.FromString(body).generations)])
+        return newest
+
+    async def _read_quiet(self, queue: str) -> list[Record]:
+        channel = await self._need(self._connection).channel()
+        await channel.qos(READ_PREFETCH)
+        found: list[Record] = []
+        arrived = asyncio.Event()
+
+        def take(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
+            found.append((wire.header_table(header), body))
+            arrived.set()
+
+        await channel.consume(queue, take, arguments={"x-stream-offset": "last"})
+        while True:
+            arrived.clear()
+            try:
+                await asyncio.wait_for(arrived.wait(), QUIET_S)
+            except TimeoutError:
+                break
+        await channel.close()
+        return found
+
+    async def _writer(self, on_confirm: Callable[[int, bool, bool], None]) -> Channel:
+        channel = await self._need(self._connection).channel(on_confirm=on_confirm, on_return=self._returned, on_close=self._closed)
+        await channel.confirm_select()
+        return channel
+
+    async def read(self, queue: str, take: Callable[[Mapping[str, Any], bytes], None]) -> None:
+        """Publishes OPEN to a stream and hands over every record up to it, from the first that the stream still has.
+
+        Args:
+            queue: log_queue or applied_queue.
+            take: Called with headers and body of each record before the own OPEN.
+        """
+        channel = await self._need(self._connection).channel()
+        await channel.qos(READ_PREFETCH)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        count = 0
+
+        def on_delivery(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
+            nonlocal count
+            count += 1
+            if done.done():
+                return
+            try:
+                headers = wire.header_table(header)
+                if headers.get(wire.OPEN) == self.generation:
+                    done.set_result(None)
+                    return
+                take(headers, body)
+            except Exception as error:
+                done.set_exception(error)
+                return
+            if count % READ_ACK_EVERY == 0:
+                channel.ack(tag, True)
+
+        await channel.consume(queue, on_delivery, arguments={"x-stream-offset": "first"})
+        writer = self._need(self._records)
+        writer.publish(self.exchange, queue, b"", {wire.OPEN: self.generation}, mandatory=True)
+        await writer.confirmed()
+        await done
+        await channel.close()
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    def write_batch(self, batch: BatchHeader, body: bytes, safe: int) -> None:
+        """Appends a batch to the log."""
+        self._need(self._channel).publish(self.exchange, self.log_queue, body, wire.batch_headers(batch, safe), mandatory=True)
+
+    def write_fence(self, epoch: int, out_end: int) -> None:
+        """Appends a FENCE to the log."""
+        headers = {wire.FENCE: epoch, wire.FENCE_OUT: out_end}
+        self._need(self._channel).publish(self.exchange, self.log_queue, b"", headers, mandatory=True)
+
+    async def write_applied(self, body: bytes) -> None:
+        """Appends an applied record; returns when it is confirmed."""
+        channel = self._need(self._records)
+        channel.publish(self.exchange, self.applied_queue, body, mandatory=True)
+        await channel.confirmed()
+
+    async def write_view(self, queue: str, body: bytes, headers: Mapping[str, Any], done: Callable[[], None]) -> None:
+        """Appends a message to a view (made if it does not exist); `done` is called when it is confirmed."""
+        if queue not in self._declared:
+            await self._declare(queue, self._log_bytes_max, SEGMENT_BYTES)
+            binder = await self._need(self._connection).channel()
+            await binder.queue_bind(queue, self.exchange, queue)
+            await binder.close()
+        connection = self._need(self._connection)
+        if connection.paused:
+            await connection.drained()
+        tag = self._need(self._views).publish(self.exchange, queue, body, headers, mandatory=True)
+        self._view_waits.append((tag, done))
+
+    @property
+    def _boot_mark(self) -> str:
+        return self._exchange_prefix + "boot"
+
+    async def mark_boot(self) -> None:
+        """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed (R16)."""
+        channel = await self._need(self._connection).channel()
+        await channel.exchange_declare(self._boot_mark, "direct", durable=False)
+        await channel.close()
+        self.lost_host = False
+
+    async def reader(self, queue: str, take: Callable[[int, bytes, bytes], None], *, prefetch: int = 100) -> Channel:
+        """A consumer of a whole stream from its first record; `take` gets (delivery tag, header payload, body) and acks on the channel."""
+        channel = await self._need(self._connection).channel()
+        await channel.qos(prefetch)
+
+        def on_delivery(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
+            take(tag, header, body)
+
+        await channel.consume(queue, on_delivery, arguments={"x-stream-offset": "first"})
+        return channel
+
+    def _log_confirms(self, tag: int, multiple: bool, ok: bool) -> None:
+        if not ok:
+            self._fail("the broker refused a record of the log")
+            return
+        count = self._need(self._channel).answered_to - self._log_confirmed
+        if count:
+            self._log_confirmed += count
+            self._on_written(count)
+
+    def _record_confirms(self, tag: int, multiple: bool, ok: bool) -> None:
+        if not ok:
+            self._fail("the broker refused an applied record")
+
+    def _view_confirms(self, tag: int, multiple: bool, ok: bool) -> None:
+        if not ok:
+            self._fail("the broker refused an entry of a view")
+            return
+        answered = self._need(self._views).answered_to
+        while self._view_waits and self._view_waits[0][0] <= answered:
+            self._view_waits.popleft()[1]()
+
+    def _returned(self, code: int, text: str, exchange: str, key: str, header: bytes, body: bytes) -> None:
+        self._fail(f"a record for '{key}' came back ({code} {text}): a newer sidecar beside this broker has taken over, or the stream was deleted")
+
+    def _closed(self, error: LrqError | None) -> None:
+        if error is not None:
+            self._fail(f"the connection to the broker is lost: {error}")
+
+    def _fail(self, reason: str) -> None:
+        on_end, self._on_end = self._on_end, lambda _reason: None
+        on_end(reason)
+
+    def _need(self, value: Any) -> Any:
+        if value is None:
+            raise AmqpError(0, "the streams are not open")
+        return value
+
+    async def close(self) -> None:
+        self._on_end = lambda _reason: None
+        if self._connection is not None:
+            await self._connection.close()

@@ -1,0 +1,115 @@
+"""This node's connection to another node's door: control messages and pushes go out on it, acks of pushes come back.
+
+Rules: it is opened again for ever, with a growing pause; channel 1 is for control messages, channel 2 for pushes (broker_plugin/peers.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from broker_plugin import wire
+from broker_plugin.client import Channel, Connection
+from broker_plugin.endpoints import LOG_PREFIX, ROUTING_VHOST
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.subscription import StoredBatch
+
+log = logging.getLogger("lrq_ha.links")
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+CONNECT_TIMEOUT_S = 3.0
+HEARTBEAT_S = 2
+
+
+class Link:
+    """See above.
+
+    Args:
+        me, group: This node's id and group.
+        peer: The other node's id.
+        url: Its door.
+        on_up, on_down: Called when the link stands, and when it is lost.
+        on_ack: Called with the sequence up to which the other node has the log.
+    """
+
+    def __init__(
+        self, me: int, group: str, peer: int, url: str, on_up: Callable[[int], None], on_down: Callable[[int], None], on_ack: Callable[[int, int], None]
+    ) -> None:
+        self.peer = peer
+        self._me, self._group = me, group
+        self._url = url.rstrip("/") + "/" + ROUTING_VHOST
+        self._queue = LOG_PREFIX + group
+        self._on_up, self._on_down, self._on_ack = on_up, on_down, on_ack
+        self._connection: Connection | None = None
+        self._control: Channel | None = None
+        self._pushes: Channel | None = None
+        self._sent: deque[tuple[int, int]] = deque()
+        self.problem = "not connected yet"
+
+    @property
+    def up(self) -> bool:
+        return self._pushes is not None
+
+    async def run(self) -> None:
+        """Keeps the link up until cancelled."""
+        pause = BACKOFF_FIRST_S
+        while True:
+            lost = asyncio.Event()
+            try:
+                properties = {"lrq_node": self._me, "lrq_group": self._group}
+                connection = await Connection.open(
+                    self._url,
+                    client_properties=properties,
+                    heartbeat_s=HEARTBEAT_S,
+                    connect_timeout_s=CONNECT_TIMEOUT_S,
+                    on_close=lambda _error, lost=lost: lost.set(),  # type: ignore[misc]
+                )
+                try:
+                    self._connection = connection
+                    control = await connection.channel()
+                    pushes = await connection.channel(on_confirm=self._confirmed)
+                    await pushes.confirm_select()
+                    self._control, self._pushes = control, pushes
+                    self._sent.clear()
+                    self.problem, pause = "", BACKOFF_FIRST_S
+                    self._on_up(self.peer)
+                    await lost.wait()
+                    self.problem = str(connection.error or "closed")
+                finally:
+                    was_up, self._connection, self._control, self._pushes = self.up, None, None, None
+                    connection.abort()
+                    if was_up:
+                        self._on_down(self.peer)
+            except LrqError as error:
+                self.problem = str(error)
+            await asyncio.sleep(pause)
+            pause = min(BACKOFF_MAX_S, pause * 2)
+
+    def send(self, body: bytes) -> None:
+        """Sends a control message; it is lost if the link is down."""
+        if self._control is not None and self._control.error is None:
+            self._control.publish("", self._queue, body, {wire.CONTROL: 1}, persistent=False)
+
+    def push(self, batch: StoredBatch, leader: int, safe: int) -> None:
+        """Sends a batch."""
+        if self._pushes is not None and self._pushes.error is None:
+            header = batch.header
+            headers = wire.batch_headers(header, safe) | {wire.LEADER: leader}
+            tag = self._pushes.publish("", self._queue, batch.body, headers)
+            self._sent.append((tag, header.last))
+
+    def _confirmed(self, tag: int, multiple: bool, ok: bool) -> None:
+        answered = self._pushes.answered_to if self._pushes else 0
+        last = 0
+        while self._sent and self._sent[0][0] <= answered:
+            last = self._sent.popleft()[1]
+        if last:
+            self._on_ack(self.peer, last)
+
+    def drop(self) -> None:
+        """Closes the connection; `run` opens it again."""
+        if self._connection is not None:
+            self._connection.abort()
