@@ -118,14 +118,16 @@ class Window(Generic[T]):
         taken: list[Entry[T]] = []
         size = 0
         waiting, flight = self._waiting, self._flight
+        if flight and next(iter(flight.values())).sequence <= self._probe_to:
+            return taken  # one in doubt is out alone
         while waiting and size < bytes_max:
-            if waiting[0].sequence <= self._probe_to and flight:
-                break
             entry = waiting.popleft()
             self._tag += 1
             flight[self._tag] = entry
             taken.append(entry)
             size += entry.size_bytes
+            if entry.sequence <= self._probe_to:
+                break
         return taken
 
     def acked(self, tag: int, multiple: bool, *, nack: bool = False) -> list[Settled[T]]:

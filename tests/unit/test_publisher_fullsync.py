@@ -1,0 +1,114 @@
+"""Which full syncs are begun and cancelled, from what stands in LRQ_Status."""
+
+from __future__ import annotations
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher.fullsync import Begin, Cancel, Effect, RequestBook
+from lrq_ha.publisher.messages import client_status, full_sync_status
+
+REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
+
+
+def feed(book: RequestBook, destination: str, request_id: str, state: pb.FullSyncRequest.State, client: str = "orders") -> list[str]:
+    return names(book.status(pb.Status.FromString(full_sync_status(client, destination, request_id, "why", state))))
+
+
+def names(effects: list[Effect]) -> list[str]:
+    return [("begin " if isinstance(effect, Begin) else "cancel ") + effect.request.request_id for effect in effects]
+
+
+def live() -> RequestBook:
+    book = RequestBook("orders")
+    book.replay()
+    assert book.caught_up() == []
+    return book
+
+
+def test_nothing_begins_before_the_stream_is_read() -> None:
+    book = RequestBook("orders")
+    book.replay()
+    assert feed(book, "west", "r1", REQUESTED) == []
+    assert feed(book, "west", "r1", COMPLETED) == []
+    assert feed(book, "west", "r2", REQUESTED) == []
+    assert feed(book, "south", "r3", REQUESTED) == []
+    assert feed(book, "north", "r4", REQUESTED) == []
+    assert feed(book, "north", "r4", CANCELLED) == []
+    assert names(book.caught_up()) == ["begin r2", "begin r3"]
+
+
+def test_requests_of_several_destinations_all_run() -> None:
+    book = live()
+    assert [feed(book, to, f"r-{to}", REQUESTED) for to in ("a", "b", "c")] == [["begin r-a"], ["begin r-b"], ["begin r-c"]]
+    assert [request.destination for request in book.running] == ["a", "b", "c"]
+
+
+def test_a_newer_request_cancels_the_one_that_runs() -> None:
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    effects = book.status(pb.Status.FromString(full_sync_status("orders", "west", "r2", "why", REQUESTED)))
+    assert names(effects) == ["cancel r1", "begin r2"]
+    assert isinstance(effects[0], Cancel)
+    assert "r2" in effects[0].why
+
+
+def test_an_end_of_an_older_request_that_comes_late_ends_nothing() -> None:
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    feed(book, "west", "r2", REQUESTED)
+    assert feed(book, "west", "r1", CANCELLED) == []
+    assert [request.request_id for request in book.running] == ["r2"]
+    again = RequestBook("orders")  # a restart reads the same
+    again.replay()
+    for request_id, state in (("r1", REQUESTED), ("r2", REQUESTED), ("r1", CANCELLED)):
+        feed(again, "west", request_id, state)
+    assert names(again.caught_up()) == ["begin r2"]
+
+
+def test_the_server_ends_a_request() -> None:
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    assert feed(book, "west", "r1", CANCELLED) == ["cancel r1"]
+    assert feed(book, "west", "r1", CANCELLED) == []
+    assert feed(book, "west", "r1", REQUESTED) == [], "a repeat of what has ended"
+    assert feed(book, "west", "r2", REQUESTED) == ["begin r2"]
+
+
+def test_the_own_end_comes_back_and_does_nothing() -> None:
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    (request,) = book.running
+    book.finished(request)
+    book.finished(request)
+    assert feed(book, "west", "r1", COMPLETED) == []
+    assert book.running == []
+
+
+def test_reading_again_after_a_failover_disturbs_nothing() -> None:
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    feed(book, "west", "r2", REQUESTED)
+    book.replay()
+    assert feed(book, "west", "r1", REQUESTED) == []
+    assert feed(book, "west", "r2", REQUESTED) == []
+    assert book.caught_up() == []
+    assert [request.request_id for request in book.running] == ["r2"]
+    book.replay()
+    feed(book, "west", "r2", REQUESTED)
+    feed(book, "west", "r3", REQUESTED)
+    assert names(book.caught_up()) == ["cancel r2", "begin r3"]
+
+
+def test_what_ended_while_the_connection_was_down_is_cancelled() -> None:
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    book.replay()
+    feed(book, "west", "r1", REQUESTED)
+    feed(book, "west", "r1", CANCELLED)
+    assert names(book.caught_up()) == ["cancel r1"]
+
+
+def test_what_concerns_others_is_ignored() -> None:
+    book = live()
+    assert feed(book, "west", "r1", REQUESTED, client="billing") == []
+    assert feed(book, "", "r1", REQUESTED) == []
+    assert book.status(pb.Status.FromString(client_status("orders", True))) == []
