@@ -175,7 +175,7 @@ class Replica:
             self.to_apply.append(Entry(first, count, run, size, 0.0))
             self.to_apply_bytes += size
         elif kind != "enqueues":
-            self._done_when_safe.append((first, first + count - 1))
+            self.done_when_safe(first, first + count - 1)
         if kind in OPERATIONS:
             self.last_operation = first
         if not self._flush_scheduled:
@@ -374,6 +374,10 @@ class Replica:
         waiting, self.waiting_applied = self.waiting_applied, set()
         for waiter in waiting:
             waiter.applied_advanced()
+
+    def done_when_safe(self, first: int, last: int) -> None:
+        """These entries need nothing but to be safe."""
+        self._done_when_safe.append((first, last))
 
     async def wait_safe(self, sequence: int) -> None:
         """Returns when entry `sequence` is safe."""

@@ -1,8 +1,8 @@
 """The streams that a sidecar keeps in its broker: the log, the applied record and the views. One writer (R3).
 
 Rules:
-- Everything is published through the exchange of this incarnation. A start declares its own first, then deletes the older ones, then publishes OPEN and
-  reads up to it: what a killed predecessor still had under way can no longer land.
+- Everything is published through the exchange of this incarnation. A start declares its own first, then deletes the older ones, then publishes
+  OPEN and reads up to it: what a killed predecessor still had under way can no longer land.
 - Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always found.
 - A confirm that is negative, a message that comes back, a lost connection: the incarnation is over.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.log import BatchHeader
@@ -31,6 +31,7 @@ SEGMENT_BYTES = 64 << 20
 APPLIED_BYTES_MAX = 64 << 20
 APPLIED_SEGMENT_BYTES = 16 << 20
 
+T = TypeVar("T")
 Record = tuple[Mapping[str, Any], bytes]
 
 
@@ -111,8 +112,7 @@ class Streams:
         self.lost_host = not await self._exists(self._boot_mark)
 
     async def _declare(self, queue: str, bytes_max: int, segment: int) -> None:
-        assert_open = self._need(self._connection)
-        channel = await assert_open.channel()
+        channel = await self._need(self._connection).channel()
         arguments = {"x-queue-type": "stream", "x-max-length-bytes": bytes_max, "x-stream-max-segment-size-bytes": segment}
         try:
             await channel.queue_declare(queue, durable=True, arguments=arguments)
@@ -300,7 +300,7 @@ class Streams:
         on_end, self._on_end = self._on_end, lambda _reason: None
         on_end(reason)
 
-    def _need(self, value: Any) -> Any:
+    def _need(self, value: T | None) -> T:
         if value is None:
             raise AmqpError(0, "the streams are not open")
         return value

@@ -36,7 +36,14 @@ class Link:
     """
 
     def __init__(
-        self, me: int, group: str, peer: int, url: str, on_up: Callable[[int], None], on_down: Callable[[int], None], on_ack: Callable[[int, int], None]
+        self,
+        me: int,
+        group: str,
+        peer: int,
+        url: str,
+        on_up: Callable[[int], None],
+        on_down: Callable[[int], None],
+        on_ack: Callable[[int, int], None],
     ) -> None:
         self.peer = peer
         self._me, self._group = me, group
