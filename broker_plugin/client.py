@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from pamqp import base, commands
 
@@ -32,7 +32,7 @@ from broker_plugin.client_errors import (
     ReplyTimeout,
     VhostNotFound,
 )
-from lrq_ha.replication.errors import LrqError, MalformedInput
+from lrq_ha.replication.errors import LrqError
 
 __all__ = [
     "AccessRefused",
@@ -216,12 +216,10 @@ class Connection(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise MalformedInput("the transport cannot be written to")
-        self._transport = transport
-        transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from asyncio's
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
         if self.error is not None:  # given up before it stood
-            transport.abort()
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(ConnectionClosed(0, f"the connection broke: {exc}" if exc else "the other side hung up"))

@@ -111,7 +111,7 @@ def scan(
         The items in order, and the offset of the first octet that was not used; keep the rest for the next call.
 
     Raises:
-        FrameError: On a bad end octet, a frame over the limit, an unknown frame type.
+        FrameError: On a bad end octet, a frame over the limit, an unknown frame type; what stands before it is not handed out.
     """
     payload_max = frame_max_bytes - FRAME_OVERHEAD_BYTES
     items: list[Item] = []

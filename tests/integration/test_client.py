@@ -1,0 +1,524 @@
+"""The AMQP client against a real broker: refusals, streams, rates, a stalled broker, splitting, alarms."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+from pamqp import commands, decode
+
+from broker_plugin import frames, headers
+from broker_plugin.client import (
+    AccessRefused,
+    Address,
+    AuthenticationFailed,
+    Channel,
+    ChannelClosed,
+    Connection,
+    ConnectionClosed,
+    ConnectionRefused,
+    VhostNotFound,
+)
+from lrq_ha.lab import Lab
+from lrq_ha.replication.errors import MalformedInput
+
+pytestmark = pytest.mark.broker
+
+STREAM = {"x-queue-type": "stream"}
+Use = Callable[[Connection], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(groups={"client": 1}, brokers_only=True, vhosts=["closed", "deserted"]) as lab:
+        lab.ctl("c1", "clear_permissions", "-p", "closed", "app")
+        yield lab
+
+
+@pytest.fixture
+def url(lab: Lab) -> str:
+    return lab.nodes["c1"].broker
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loops(request: pytest.FixtureRequest) -> Any:
+    """Runs a coroutine under either event loop."""
+    return asyncio.run if request.param == "asyncio" else uvloop.run
+
+
+async def with_connection(url: str | Address, use: Use, **options: Any) -> None:
+    connection = await Connection.open(url, **options)
+    try:
+        async with asyncio.timeout(60):
+            await use(connection)
+    finally:
+        await connection.close()
+
+
+async def until(holds: Callable[[], Any], timeout_s: float = 20) -> None:
+    """Waits for something that callbacks bring about."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def changed(url: str, **parts: str) -> Address:
+    made = Address.parse(url)
+    return Address(**{"host": made.host, "port": made.port, "user": made.user, "password": made.password, **parts})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        ({"password": "wrong"}, AuthenticationFailed),
+        ({"user": "nobody"}, AuthenticationFailed),
+        ({"vhost": "nowhere"}, VhostNotFound),
+        ({"vhost": "closed"}, AccessRefused),
+    ],
+)
+def test_a_refused_login_says_what_to_do(url: str, parts: dict[str, str], error: type[AuthenticationFailed], loops: Any) -> None:
+    with pytest.raises(error) as caught:
+        loops(Connection.open(changed(url, **parts)))
+    assert caught.value.todo
+    assert "wrong" not in str(caught.value)
+    assert not caught.value.retriable
+
+
+def test_nobody_listens_or_nobody_speaks_amqp(loops: Any) -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionRefused, match="did not answer within"):
+            await Connection.open(f"amqp://127.0.0.1:{port}", connect_timeout_s=0.2)
+        server.close()
+        with pytest.raises(ConnectionRefused, match="cannot be reached") as caught:
+            await Connection.open(f"amqp://127.0.0.1:{port}")
+        assert caught.value.retriable
+
+        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"220 mail.example ESMTP\r\n")
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        with pytest.raises((ConnectionRefused, ConnectionClosed)):
+            await Connection.open(f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout_s=5)
+        server.close()
+
+    loops(main())
+
+
+def test_addresses() -> None:
+    assert Address.parse("amqp://a%40b:p%2Fw@h:1/%2Fv") == Address("h", 1, "a@b", "p/w", "/v")
+    assert Address.parse("amqp://h", vhost="lrq") == Address("h", vhost="lrq")
+    assert "secret" not in repr(Address.parse("amqp://u:secret@h")) + str(Address.parse("amqp://u:secret@h"))
+    for bad in ("http://h", "amqp://", "amqp://h:port", "nonsense"):
+        with pytest.raises(MalformedInput):
+            Address.parse(bad)
+
+
+def test_a_missing_queue_closes_its_channel_only(url: str, loops: Any) -> None:
+    async def main(connection: Connection) -> None:
+        ends: list[Any] = []
+        channel = await connection.channel(on_close=ends.append)
+        other = await connection.channel()
+        calls = await asyncio.gather(
+            channel.queue_declare("is-not-there", passive=True), channel.flow(), return_exceptions=True
+        )
+        assert all(isinstance(error, ChannelClosed) and error.code == 404 and "is-not-there" in error.text for error in calls)
+        assert ends == [channel.error]
+        assert channel.error is not None
+        assert channel.error.todo
+        with pytest.raises(ChannelClosed):
+            channel.publish("", "q", b"")
+        with pytest.raises(ChannelClosed):
+            await channel.flow()
+        await other.flow()
+        again = await connection.channel()
+        assert again.number == channel.number
+        await again.flow()
+        await again.close()
+        assert ends == [channel.error]
+
+    loops(with_connection(url, main))
+
+
+def test_topology_calls(url: str, loops: Any) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        name, ready, consumers = await channel.queue_declare("", exclusive=True)
+        assert name.startswith("amq.gen-")
+        assert (ready, consumers) == (0, 0)
+        await channel.queue_declare("größe", arguments={"x-max-length": 100, "x-overflow": "reject-publish"})
+        await channel.exchange_declare("hin", "topic", arguments={"x-note": "é"})
+        await channel.exchange_declare("her", "fanout", durable=False, auto_delete=True)
+        await channel.exchange_declare("hin", passive=True)
+        await channel.queue_bind("größe", "hin", "a.#")
+        await channel.exchange_bind("her", "hin", "b.#")
+        await channel.exchange_unbind("her", "hin", "b.#")
+        await channel.confirm_select()
+        channel.publish("hin", "a.b", b"1", {"n": 1, "s": "x"})
+        channel.publish("hin", "a.b", b"2", persistent=False)
+        await channel.confirmed()
+        assert (await channel.queue_declare("größe", passive=True))[1] == 2
+        assert await channel.queue_purge("größe") == 2
+        await channel.queue_unbind("größe", "hin", "a.#")
+        await channel.exchange_delete("hin")
+        assert await channel.queue_delete("größe") == 0
+
+    loops(with_connection(url, main))
+
+
+def test_deliveries_and_giving_back(url: str, loops: Any) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("give")
+        await channel.confirm_select()
+        for number in range(4):
+            channel.publish("", "give", b"%d" % number, {"x-lrq-id": f"p/{number}", "note": b"\xff"})
+        await channel.confirmed()
+        got: list[tuple[int, bool, str, str, bytes, bytes]] = []
+        await channel.qos(2)
+        tag = await channel.consume("give", lambda *delivery: got.append(delivery))
+        await until(lambda: len(got) == 2)
+        assert [d[5] for d in got] == [b"0", b"1"]
+        assert got[0][1:4] == (False, "", "give")
+        assert headers.replication_id(got[1][4]) == b"p/1"
+        channel.ack(got[0][0])
+        channel.nack(got[1][0], requeue=True)
+        await until(lambda: len(got) >= 4)
+        channel.reject(got[2][0])
+        await channel.cancel(tag)
+        await channel.recover()
+        await channel.flow()
+        await channel.close()
+        channel = await connection.channel()
+        assert (await channel.queue_declare("give", passive=True))[1] == 2
+        await channel.queue_delete("give")
+
+    loops(with_connection(url, main))
+
+
+def test_a_consumer_is_told_that_its_queue_is_gone(url: str) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("soon-gone")
+        cancelled: list[str] = []
+        tag = await channel.consume("soon-gone", lambda *_: None, on_cancel=cancelled.append)
+        await channel.queue_delete("soon-gone")
+        await until(lambda: cancelled)
+        assert cancelled == [tag]
+
+    asyncio.run(with_connection(url, main))
+
+
+def test_a_return_comes_before_its_ack(url: str) -> None:
+    async def main(connection: Connection) -> None:
+        events: list[Any] = []
+        channel = await connection.channel(
+            on_confirm=lambda *confirm: events.append(confirm), on_return=lambda *returned: events.append(returned)
+        )
+        await channel.confirm_select()
+        channel.publish("", "is-not-there", b"back", mandatory=True)
+        await channel.confirmed()
+        assert events[0][:4] == (312, "NO_ROUTE", "", "is-not-there")
+        assert events[0][5] == b"back"
+        assert events[1] == (1, False, True)
+
+    asyncio.run(with_connection(url, main))
+
+
+def test_refused_publishes_are_counted(url: str) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("full", arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+        await channel.confirm_select()
+        for _ in range(10):
+            channel.publish("", "full", b"x")
+            await channel.confirmed()
+        assert (channel.answered_to, channel.refused) == (10, 7)
+        await channel.queue_delete("full")
+
+    asyncio.run(with_connection(url, main))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4_087, 4_088, 4_089, 100_000, 2_000_000])
+def test_bodies_are_split_and_put_together(url: str, size: int, loops: Any) -> None:
+    body = bytes(i * 7 % 251 for i in range(min(size, 5_000)))
+    body = (body * (size // max(len(body), 1) + 1))[:size]
+
+    async def main(connection: Connection) -> None:
+        assert connection.frame_max_bytes == 4_096
+        channel = await connection.channel()
+        queue, _, _ = await channel.queue_declare("", exclusive=True)
+        got: list[bytes] = []
+        await channel.consume(queue, lambda *delivery: got.append(delivery[5]), no_ack=True)
+        for _ in range(3):
+            channel.publish("", queue, body)
+        await until(lambda: len(got) == 3)
+        assert got == [body] * 3
+
+    loops(with_connection(url, main, frame_max_bytes=4_096))
+
+
+def test_a_stream_is_written_and_read(lab: Lab, loops: Any) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("LRQ_client_test", arguments=STREAM)
+        await channel.confirm_select()
+        for number in range(1_000):
+            channel.publish("", "LRQ_client_test", b"%d" % number, {"x-lrq-first": str(number)})
+        await channel.confirmed()
+        got: list[tuple[int, bytes]] = []
+
+        def take(tag: int, redelivered: bool, exchange: str, routing_key: str, header: bytes, body: bytes) -> None:
+            value = headers.header_value(header, b"x-lrq-first")
+            assert value == body
+            table = decode.field_table(header[14:])[1]
+            offset = table["x-stream-offset"]
+            assert isinstance(offset, int)
+            got.append((offset, body))
+            channel.ack(tag)
+
+        await channel.qos(100)
+        await channel.consume("LRQ_client_test", take, arguments={"x-stream-offset": "first"})
+        await until(lambda: len(got) == 1_000)
+        assert got == [(n, b"%d" % n) for n in range(1_000)]
+        await channel.queue_delete("LRQ_client_test")
+
+    loops(with_connection(Address.parse(lab.nodes["c1"].admin, "lrq"), main))
+
+
+def test_a_callback_that_fails_ends_the_connection(url: str) -> None:
+    async def main() -> None:
+        ends: list[Any] = []
+        connection = await Connection.open(url, on_close=ends.append)
+        channel = await connection.channel(on_confirm=lambda *_: 1 // 0)  # type: ignore[arg-type, return-value]
+        await channel.confirm_select()
+        channel.publish("", "is-not-there", b"")
+        await until(lambda: ends)
+        assert isinstance(ends[0].__cause__, ZeroDivisionError)
+        with pytest.raises(ConnectionClosed):
+            await channel.confirmed()
+        await connection.close()
+        assert len(ends) == 1
+
+    asyncio.run(main())
+
+
+def test_closing_while_publishing_loses_nothing_that_was_sent(url: str, loops: Any) -> None:
+    async def main() -> None:
+        ends: list[Any] = []
+        connection = await Connection.open(url, on_close=ends.append)
+        channel = await connection.channel()
+        await channel.queue_declare("closing")
+        for _ in range(20_000):
+            channel.publish("", "closing", b"x" * 200)
+        await connection.close()
+        assert ends == [None]
+        with pytest.raises(ConnectionClosed):
+            channel.publish("", "closing", b"")
+        with pytest.raises(ConnectionClosed):
+            await connection.channel()
+        connection = await Connection.open(url)
+        channel = await connection.channel()
+        assert await channel.queue_delete("closing") == 20_000
+        await connection.close()
+        await connection.close()
+
+    loops(main())
+
+
+def test_an_abort_reaches_everyone_who_waits(url: str, loops: Any) -> None:
+    async def main() -> None:
+        ends: list[Any] = []
+        connection = await Connection.open(url, on_close=ends.append)
+        channel = await connection.channel()
+        await channel.queue_declare("abort", exclusive=True)
+        await channel.confirm_select()
+        channel.publish("", "abort", b"")
+        waiting = [asyncio.ensure_future(channel.confirmed()), asyncio.ensure_future(channel.flow())]
+        await asyncio.sleep(0)
+        connection.abort()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(result, ConnectionClosed) for result in results)
+        assert len(ends) == 1
+
+    loops(main())
+
+
+def test_the_broker_ends_the_connection(lab: Lab, url: str) -> None:
+    async def main() -> None:
+        ends: list[ConnectionClosed] = []
+        connection = await Connection.open(url, on_close=ends.append)  # type: ignore[arg-type]
+        await asyncio.to_thread(lab.ctl, "c1", "close_all_connections", "enough")
+        await until(lambda: ends)
+        assert ends == [connection.error]
+        assert (ends[0].code, ends[0].retriable) == (320, True)
+        assert "enough" in ends[0].text
+
+    asyncio.run(main())
+
+
+def test_a_stalled_broker_is_noticed(lab: Lab, url: str, loops: Any) -> None:
+    async def main() -> None:
+        ends: list[Any] = []
+        connection = await Connection.open(url, heartbeat_s=1, on_close=ends.append)
+        await asyncio.sleep(3)
+        assert connection.error is None  # heartbeats alone keep it
+        lab.stop("c1.broker")
+        try:
+            began = time.monotonic()
+            channel = connection.channel()
+            with pytest.raises(ConnectionClosed, match="two heartbeats"):
+                await channel
+            assert 1.5 < time.monotonic() - began < 4
+            assert ends == [connection.error]
+        finally:
+            lab.cont("c1.broker")
+
+    loops(main())
+
+
+def test_writing_to_a_stalled_broker_pauses(lab: Lab, url: str, loops: Any) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("pause", exclusive=True)
+        await channel.confirm_select()
+        lab.stop("c1.broker")
+        try:
+            for _ in range(2_000):
+                if connection.paused:
+                    break
+                channel.publish("", "pause", b"x" * 65_536)
+                await asyncio.sleep(0)
+            assert connection.paused
+            waiting = asyncio.ensure_future(connection.drained())
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+        finally:
+            lab.cont("c1.broker")
+        await waiting
+        await channel.confirmed()
+        assert not connection.paused
+
+    loops(with_connection(url, main))
+
+
+def test_an_alarm_is_told(lab: Lab, url: str) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("alarm", exclusive=True)
+        await channel.confirm_select()
+        await asyncio.to_thread(lab.ctl, "c1", "set_vm_memory_high_watermark", "0")
+        try:
+            channel.publish("", "alarm", b"x")
+            await until(lambda: told)
+            assert told[0] == connection.blocked == "low on memory"
+        finally:
+            await asyncio.to_thread(lab.ctl, "c1", "set_vm_memory_high_watermark", "0.6")
+        await until(lambda: len(told) == 2)
+        assert told[1] is None
+        assert connection.blocked is None
+        await channel.confirmed()
+
+    told: list[str | None] = []
+    asyncio.run(with_connection(url, main, on_blocked=told.append))
+
+
+async def publish_rate(connection: Connection, queue: str, size: int, count: int, window: int) -> float:
+    """Messages a second, from the first publish to the last confirm."""
+    channel: Channel = await connection.channel()
+    await channel.queue_declare(queue, arguments=STREAM)
+    await channel.confirm_select()
+    header = headers.header_payload(size, headers.properties(headers.field(b"x-lrq-id", b"rate/1234567")))
+    body = b"x" * size
+    began = time.perf_counter()
+    for number in range(1, count + 1):
+        channel.publish_content("", queue, header, body)
+        if number % 200 == 0:
+            if connection.paused:
+                await connection.drained()
+            await channel.confirmed(number - window)
+            await asyncio.sleep(0)
+    await channel.confirmed()
+    took = time.perf_counter() - began
+    assert channel.refused == 0
+    await channel.queue_delete(queue)
+    return count / took
+
+
+@pytest.mark.parametrize(("size", "count", "window", "least"), [(1_024, 60_000, 5_000, 15_000), (65_536, 6_000, 400, 1_500)])
+def test_publish_rates_with_confirms(url: str, size: int, count: int, window: int, least: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a slow-down by a multiple only: what else runs on the machine decides the rest."""
+    rates: list[float] = []
+
+    async def main(connection: Connection) -> None:
+        rates.append(await publish_rate(connection, f"rate-{size}", size, count, window))
+
+    uvloop.run(with_connection(url, main))
+    with capsys.disabled():
+        print(f"\n  {size} B: {rates[0]:,.0f} msg/s, {rates[0] * size / 1e6:,.0f} MB/s", end="")
+    assert rates[0] > least
+
+
+def test_read_rate_of_a_stream(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    count, size, rates = 4_000, 65_536, []
+
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("read-rate", arguments=STREAM)
+        await channel.confirm_select()
+        for number in range(count):
+            channel.publish("", "read-rate", b"x" * size)
+            if number % 100 == 0:
+                await connection.drained()
+                await channel.confirmed(number - 300)
+        await channel.confirmed()
+        seen = 0
+
+        def take(tag: int, *_: Any) -> None:
+            nonlocal seen
+            seen += 1
+            if tag % 100 == 0:
+                channel.ack(tag, multiple=True)
+
+        await channel.qos(500)
+        began = time.perf_counter()
+        await channel.consume("read-rate", take, arguments={"x-stream-offset": "first"})
+        await until(lambda: seen == count, 40)
+        rates.append(count / (time.perf_counter() - began))
+        await channel.queue_delete("read-rate")
+
+    uvloop.run(with_connection(url, main))
+    with capsys.disabled():
+        print(f"\n  read: {rates[0] * size / 1e6:,.0f} MB/s", end="")
+    assert rates[0] * size > 50e6
+
+
+def test_a_door_that_speaks_nonsense_after_the_login_is_given_up() -> None:
+    """No broker can be made to send malformed frames, so a few bytes stand in for one here."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        writer.write(frames.method_frame(0, commands.Connection.Start(server_properties={"product": "test"})))
+        await reader.readuntil(b"en_US\xce")
+        writer.write(frames.method_frame(0, commands.Connection.Tune(0, 0, 0)))
+        await asyncio.sleep(0.05)
+        writer.write(frames.method_frame(0, commands.Connection.OpenOk()))
+        await asyncio.sleep(0.05)
+        writer.write(b"\x07nonsense")
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        ends: list[Any] = []
+        connection = await Connection.open(f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}", on_close=ends.append)
+        await until(lambda: connection.error)
+        assert connection.error is not None
+        assert connection.error.code == 501
+        server.close()
+
+    asyncio.run(main())
