@@ -231,7 +231,10 @@ def _check_nested(payload: bytes, value: int, end: int, depth: int) -> None:
 
 
 def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
-    """(queue, visits) for each queue that `x-death` names, visits being the sum of the counts of its entries (R10)."""
+    """(queue, visits) for each queue that `x-death` names, visits being the sum of the counts of its entries (R10).
+
+    The queue of the first death comes first.
+    """
     at = _find(payload, _DEATH_KEY)
     if at < 0 or payload[at] != ord("A"):
         return ()
@@ -247,6 +250,10 @@ def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
             queue, count = entry.get("queue"), entry.get("count")
             if isinstance(queue, str) and isinstance(count, int):
                 visits[queue] = visits.get(queue, 0) + count
+    first = header_value(payload, b"x-first-death-queue")
+    origin = first.decode("utf-8", "surrogateescape") if first is not None else ""
+    if origin in visits:
+        return ((origin, visits.pop(origin)), *visits.items())
     return tuple(visits.items())
 
 
