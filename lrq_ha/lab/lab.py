@@ -18,6 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -107,6 +108,7 @@ class Lab:
         self._plans: dict[str, files.NodePlan] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
         self._write_lock = threading.Lock()
+        self._primaries: dict[str, str | None] = dict.fromkeys(groups)
         self.nodes: dict[str, LabNode] = {}
 
     @classmethod
@@ -125,6 +127,7 @@ class Lab:
         lab._groups = {group: len(entry["nodes"]) for group, entry in groups.items()}
         lab.directory, lab._temporary, lab._keeper, lab._plans = directory.absolute(), False, None, {}
         lab._write_lock = threading.Lock()
+        lab._primaries = {group: entry["primary"] for group, entry in groups.items()}
         lab.nodes = {
             name: LabNode(name, group, node["door"], node["broker"], node["http"], Path(node["config"]), Path(node["log"]),
                           Path(node["broker_log"]), lab.directory)
@@ -165,7 +168,8 @@ class Lab:
             if not self._brokers_only:
                 self._spawn_all("sidecar")
                 for name in self.nodes:
-                    self._wait(f"{name}.sidecar", lambda name=name: self._role(name) in _READY_ROLES, deadline)  # type: ignore[misc]
+                    self._wait(f"{name}.sidecar", partial(self._is_ready, name), deadline)
+                self._primaries = {group: self.primary(group) for group in self._groups}
             self._write()
         except BaseException:
             self.down()
@@ -217,12 +221,16 @@ class Lab:
         for node in self.nodes:
             shutil.rmtree(self.directory / node / "data", ignore_errors=True)
         if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self.remove()
 
     def wait(self) -> None:
         """Returns when the lab has ended, by `down` from another process."""
         if self._keeper is not None:
             self._keeper.wait()
+
+    def remove(self) -> None:
+        """Deletes the lab's folder, logs and all; call it after `down`."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     # -- faults
 
@@ -253,6 +261,9 @@ class Lab:
             self._check_ports(name, part)
             keeper.ask(self.directory, do="spawn", key=f"{name}.{part}")
             self._wait_part(name, part, deadline)
+        if "sidecar" in dead:
+            group = self.nodes[name].group
+            self._primaries[group] = self.primary(group)
         self._write()
 
     # -- asking
@@ -293,7 +304,9 @@ class Lab:
             raise LabError(f"The sidecar of {name} does not answer", todo=f"See {self._node(name).log}", retriable=True) from error
         if status != 200:
             raise LabError(str(answer.get("text", f"The sidecar of {name} answered {status}")))
-        self._write()
+        if not dry_run:
+            self._primaries[self._node(name).group] = self.primary(self._node(name).group)
+            self._write()
         return str(answer.get("text", ""))
 
     def ctl(self, name: str, *arguments: str) -> str:
@@ -343,6 +356,9 @@ class Lab:
         # The sidecar first: a killed node must not see its broker die.
         for key in reversed(running):
             keeper.ask(self.directory, do="signal", key=key, number=int(number))
+        if number == signal.SIGKILL:
+            # Nobody is asked: a fault must not take as long as a stalled node takes to answer.
+            self._primaries = {group: None if primary == name else primary for group, primary in self._primaries.items()}
         self._write()
 
     def _spawn_all(self, part: str) -> None:
@@ -379,6 +395,9 @@ class Lab:
                                todo=f"See {log}; a machine under load may just need longer", retriable=True)
             time.sleep(_POLL_S)
 
+    def _is_ready(self, name: str) -> bool:
+        return self._role(name) in _READY_ROLES
+
     def _role(self, name: str) -> str | None:
         answer = probe.get_json(f"{self._node(name).http}/status")
         return None if answer is None else str(answer.get("role"))
@@ -387,9 +406,8 @@ class Lab:
         """Writes lab.json anew, as a whole; it holds passwords, so it is the user's alone."""
         with self._write_lock:
             pids = self.processes()
-            sidecars = any(key.endswith(".sidecar") for key in pids)
             groups = {
-                group: {"primary": self.primary(group) if sidecars else None,
+                group: {"primary": self._primaries[group],
                         "nodes": {name: {"door": node.door, "broker": node.broker, "http": node.http,
                                          "sidecar_pid": pids.get(f"{name}.sidecar"), "broker_pid": pids.get(f"{name}.broker"),
                                          "config": str(node.config), "log": str(node.log), "broker_log": str(node.broker_log)}
