@@ -1,0 +1,86 @@
+"""`lrq-ha`: the one command. Rules: results go to stdout, everything else to stderr; a failure is one line that says what to do.
+
+Every subcommand's module has `add_parser(subparsers)`, which sets `run`, a function from the parsed arguments to the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from lrq_ha import __version__
+from lrq_ha.cli import nodes, sidecar
+from lrq_ha.replication.errors import LrqError
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+#: Subcommands whose libraries may be missing: without them, the others still work.
+_OPTIONAL = {"lab": ("lrq_ha.cli.lab", "private brokers and sidecars on this machine, to try things out"),
+             "demo": ("lrq_ha.demo", "the main job from start to finish, on this machine")}
+
+_EPILOG = """\
+examples:
+  lrq-ha lab up                                  start a playground: brokers and sidecars on free loopback ports
+  lrq-ha list --watch                            look at its nodes (found in .lab/lab.json)
+  lrq-ha list --config /etc/lrq-ha/e1.toml       look at the group of a configured node
+  lrq-ha sidecar --config /etc/lrq-ha/e1.toml    run one node's sidecar in the foreground
+  lrq-ha promote e2 --down e1                    e1 is down for good: make e2 the primary
+
+exit codes:
+  0 done; 1 refused or failed (stderr says why and what to do); 2 wrong arguments; 130 interrupted with Ctrl-C
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="lrq-ha",
+        description="HA pairs and multi-site log replication for RabbitMQ. A sidecar runs beside each broker; clients connect to the sidecar.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"lrq-ha {__version__}")
+    subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    sidecar.add_parser(subparsers)
+    nodes.add_parser(subparsers)
+    for command, (module, summary) in _OPTIONAL.items():
+        try:
+            importlib.import_module(module).add_parser(subparsers)
+        except (ModuleNotFoundError, AttributeError) as error:
+            _add_unavailable(subparsers, command, summary, str(error))
+    return top
+
+
+def _add_unavailable(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: str, summary: str, reason: str) -> None:
+    def run(_: argparse.Namespace) -> int:
+        raise LrqError(f"{command} cannot run here: {reason}", todo="Install everything it needs with: pip install 'lrq-ha[demo]'")
+
+    stub = subparsers.add_parser(command, help=f"{summary} (not installed)")
+    stub.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    stub.set_defaults(run=run)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; wrong arguments exit with 2 at once."""
+    try:
+        args = parser().parse_args(argv)
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except LrqError as error:
+        print(f"lrq-ha: {sidecar.redact(' '.join(str(error).splitlines()))}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Who read stdout has gone (`lrq-ha list --watch | head`): nothing is left to say, not even when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""The HTTP side of a sidecar: what it is doing, for people, tools and load balancers, and the operator's commands.
+
+    GET  /status   everything about this node, JSON
+    GET  /primary  200 if this node is active, else 503: for a load balancer that must find the primary
+    GET  /ready    200 if this node is active or an in-sync backup, else 503
+    GET  /queues   names of the receive queues known here, a JSON list
+    POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
+    POST /remove   {"node": "e2", "dry_run": false}
+
+Rules: every answer is JSON. A command is answered {"ok", "text"}: 200 done, 409 refused, 400 a body that cannot be used; an unusable
+body changes nothing. Commands need the content type application/json, which a web page of another origin cannot send unasked.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.roles import Role
+
+BODY_BYTES_MAX = 64 << 10
+#: How long `close` waits for requests under way.
+CLOSE_TIMEOUT_S = 2.0
+
+
+class Source(Protocol):
+    """Where the answers come from. A command that is refused returns (False, why); an LrqError means the same."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def queues(self) -> list[str]: ...
+
+    async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]: ...
+
+    async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]: ...
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One key of a command's body."""
+
+    allowed: str
+    fits: Callable[[object], bool]
+    default: object = None
+    required: bool = False
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_name, value))
+
+
+_DRY_RUN = _Key("true or false", _is_bool, False)
+_PROMOTE = {"down": _Key("a list of node names", _is_names, []), "force": _Key("true or false", _is_bool, False), "dry_run": _DRY_RUN}
+_REMOVE = {"node": _Key("the name of a node", _is_name, required=True), "dry_run": _DRY_RUN}
+
+
+class HttpServer:
+    """Serves `source` on one address.
+
+    Args:
+        listen: "HOST:PORT"; an IPv6 host stands in brackets.
+        source: Asked anew for every request.
+    """
+
+    def __init__(self, listen: str, source: Source) -> None:
+        self._listen = listen
+        self._source = source
+        app = web.Application(middlewares=[_errors_as_json], client_max_size=BODY_BYTES_MAX)
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/primary", self._primary)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/queues", self._queues)
+        app.router.add_post("/promote", self._promote)
+        app.router.add_post("/remove", self._remove)
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S)
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            LrqError: The address is in use or cannot be listened on.
+        """
+        host, _, port = self._listen.rpartition(":")
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            if error.errno == errno.EADDRINUSE:
+                raise LrqError(
+                    f"address {self._listen} is in use",
+                    todo="Stop the process that listens there (is this sidecar running already?) or change http.listen",
+                    retriable=True,
+                ) from error
+            raise LrqError(f"cannot listen on {self._listen}: {error.strerror or error}", todo="Change http.listen") from error
+
+    async def close(self) -> None:
+        """Stops listening; requests under way have CLOSE_TIMEOUT_S to end. Harmless if never started."""
+        await self._runner.cleanup()
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._source.status())
+
+    async def _primary(self, _: web.Request) -> web.Response:
+        return self._if_role(Role.ACTIVE)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return self._if_role(Role.ACTIVE, Role.READY)
+
+    def _if_role(self, *roles: Role) -> web.Response:
+        status = self._source.status()
+        fits = status.get("role") in [role.value for role in roles]
+        return web.json_response({"node": status.get("node"), "role": status.get("role")}, status=200 if fits else 503)
+
+    async def _queues(self, _: web.Request) -> web.Response:
+        return web.json_response(self._source.queues())
+
+    async def _promote(self, request: web.Request) -> web.Response:
+        body = await _body(request, _PROMOTE)
+        return await _command(self._source.promote(body["down"], body["force"], body["dry_run"]))
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        body = await _body(request, _REMOVE)
+        return await _command(self._source.remove(body["node"], body["dry_run"]))
+
+
+class _BadBody(LrqError):
+    """The body of a command cannot be used."""
+
+
+async def _command(outcome: Awaitable[tuple[bool, str]]) -> web.Response:
+    try:
+        ok, text = await outcome
+    except LrqError as error:
+        ok, text = False, str(error)
+    return _answer(200 if ok else 409, text)
+
+
+def _answer(status: int, text: str) -> web.Response:
+    return web.json_response({"ok": status == 200, "text": text}, status=status)
+
+
+async def _body(request: web.Request, keys: dict[str, _Key]) -> dict[str, Any]:
+    """The checked body with every key of `keys`; raises _BadBody naming the key, the value and what is allowed."""
+    if request.content_type != "application/json":
+        raise _BadBody(f"content type {request.content_type} is not allowed: send application/json")
+    raw = await request.read()
+    try:
+        body = json.loads(raw or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise _BadBody(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise _BadBody(f"the body must be a JSON object with the keys {', '.join(keys)}")
+    for name, value in body.items():
+        if name not in keys:
+            raise _BadBody(f"{name}: unknown key; allowed: {', '.join(keys)}")
+        if not keys[name].fits(value):
+            raise _BadBody(f"{name}: must be {keys[name].allowed} (value {json.dumps(value)})")
+    for name, key in keys.items():
+        if key.required and name not in body:
+            raise _BadBody(f"{name}: missing; must be {key.allowed}")
+    return {name: body.get(name, key.default) for name, key in keys.items()}
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except _BadBody as error:
+        return _answer(400, str(error))
+    except LrqError as error:
+        return _answer(503, str(error))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return web.json_response({"ok": False, "text": f"{request.path} takes {allowed}"}, status=405, headers={"Allow": allowed})
+    except web.HTTPNotFound:
+        return _answer(404, f"there is no {request.path}; there are /status, /primary, /ready, /queues, /promote and /remove")
+    except web.HTTPRequestEntityTooLarge:
+        return _answer(413, f"the body is larger than {BODY_BYTES_MAX} bytes")

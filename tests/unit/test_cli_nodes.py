@@ -1,0 +1,254 @@
+"""`lrq-ha list`, `promote`, `remove` against real HTTP servers on loopback, and the servers' own answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrq_ha.cli.main import main
+from lrq_ha.lab.ports import free_ports
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.roles import Role
+from lrq_ha.sidecar.http import BODY_BYTES_MAX, HttpServer
+
+TIMEOUT_S = 10.0
+
+
+class Node:
+    """A source of answers that remembers what it was told."""
+
+    def __init__(self, name: str, role: Role = Role.READY) -> None:
+        self.port = next(free_ports())
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.name, self.role = name, role
+        self.told: list[tuple[object, ...]] = []
+        self.answer: tuple[bool, str] = (True, "done")
+        self.error: LrqError | None = None
+        self.peers: dict[str, Any] = {}
+
+    def status(self) -> dict[str, Any]:
+        if self.error:
+            raise self.error
+        return {
+            "node": self.name, "group": "east", "role": self.role.value, "epoch": 0x301, "end": 120, "safe": 119, "applied": 100, "in_set": True,
+            "members": ["e1"], "primary": "e1", "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1, "reason": "started",
+        }  # fmt: skip
+
+    def queues(self) -> list[str]:
+        return ["LRQ_Recv_orders_west"]
+
+    async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("promote", down, force, dry_run))
+        if self.error:
+            raise self.error
+        return self.answer
+
+    async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("remove", node, dry_run))
+        return self.answer
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Node], Node]]:
+    """Serves nodes over HTTP from an event loop of its own thread until the test ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    servers: list[HttpServer] = []
+
+    def start(node: Node) -> Node:
+        servers.append(HttpServer(f"127.0.0.1:{node.port}", node))
+        asyncio.run_coroutine_threadsafe(servers[-1].start(), loop).result(TIMEOUT_S)
+        return node
+
+    yield start
+    for server in servers:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(TIMEOUT_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def call(url: str, body: bytes | None = None, content_type: str = "application/json") -> tuple[int, Any]:
+    request = urllib.request.Request(url, body, {"Content-Type": content_type})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, json.load(refusal)
+
+
+def lab(folder: Path, *nodes: Node) -> list[str]:
+    """Options that make a command find `nodes`."""
+    described = {"groups": {"east": {"primary": "e1", "nodes": {node.name: {"http": node.url} for node in nodes}}}}
+    (folder / "lab.json").write_text(json.dumps(described))
+    return ["--dir", str(folder)]
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+def test_status_and_queues(serve: Callable[[Node], Node]) -> None:
+    node = serve(Node("e1"))
+    assert call(f"{node.url}/status") == (200, node.status())
+    assert call(f"{node.url}/queues") == (200, ["LRQ_Recv_orders_west"])
+
+
+@pytest.mark.parametrize("role", Role)
+def test_codes_for_load_balancers(serve: Callable[[Node], Node], role: Role) -> None:
+    node = serve(Node("e1", role))
+    assert call(f"{node.url}/primary")[0] == (200 if role is Role.ACTIVE else 503)
+    assert call(f"{node.url}/ready")[0] == (200 if role in (Role.ACTIVE, Role.READY) else 503)
+
+
+def test_commands_get_their_defaults(serve: Callable[[Node], Node]) -> None:
+    node = serve(Node("e2"))
+    assert call(f"{node.url}/promote", b"") == (200, {"ok": True, "text": "done"})
+    assert call(f"{node.url}/promote", b'{"down": ["e1"], "force": true, "dry_run": true}')[0] == 200
+    assert call(f"{node.url}/remove", b'{"node": "e1"}')[0] == 200
+    assert node.told == [("promote", [], False, False), ("promote", ["e1"], True, True), ("remove", "e1", False)]
+
+
+def test_a_refusal_and_an_error_are_409_and_503(serve: Callable[[Node], Node]) -> None:
+    node = serve(Node("e2"))
+    node.answer = (False, "e1 is primary and answers")
+    assert call(f"{node.url}/promote", b"{}") == (409, {"ok": False, "text": "e1 is primary and answers"})
+    node.error = LrqError("the broker is gone", todo="Start it")
+    assert call(f"{node.url}/promote", b"{}") == (409, {"ok": False, "text": "the broker is gone. Start it"})
+    assert call(f"{node.url}/status") == (503, {"ok": False, "text": "the broker is gone. Start it"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("promote", b"{", "the body is not JSON"),
+        ("promote", b"\xff", "the body is not JSON"),
+        ("promote", b"[" * 50_000, "the body is not JSON"),
+        ("promote", b"[]", "the body must be a JSON object with the keys down, force, dry_run"),
+        ("promote", b'{"dwon": []}', "dwon: unknown key; allowed: down, force, dry_run"),
+        ("promote", b'{"down": "e1"}', 'down: must be a list of node names (value "e1")'),
+        ("promote", b'{"down": [1]}', "down: must be a list of node names (value [1])"),
+        ("promote", b'{"force": 1}', "force: must be true or false (value 1)"),
+        ("remove", b"{}", "node: missing; must be the name of a node"),
+        ("remove", b'{"node": ""}', 'node: must be the name of a node (value "")'),
+    ],
+)
+def test_an_unusable_body_changes_nothing(serve: Callable[[Node], Node], path: str, body: bytes, told: str) -> None:
+    node = serve(Node("e2"))
+    code, answer = call(f"{node.url}/{path}", body)
+    assert code == 400
+    assert answer["text"].startswith(told)
+    assert not node.told
+
+
+def test_requests_of_the_wrong_kind(serve: Callable[[Node], Node]) -> None:
+    node = serve(Node("e2"))
+    assert call(f"{node.url}/promote", b"{}", "text/plain")[0] == 400
+    assert call(f"{node.url}/promote") == (405, {"ok": False, "text": "/promote takes POST"})
+    assert call(f"{node.url}/nothing")[0] == 404
+    assert call(f"{node.url}/promote", b" " * (BODY_BYTES_MAX + 1))[0] == 413
+    assert not node.told
+
+
+def test_an_occupied_port_says_so(serve: Callable[[Node], Node]) -> None:
+    node = serve(Node("e1"))
+    with pytest.raises(LrqError, match=f"address 127.0.0.1:{node.port} is in use.*change http.listen"):
+        serve(node)
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_every_node(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2, e3 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2")), Node("e3")
+    e1.peers = {"e2": {"connected": True, "acked": 117, "lag_entries": 3, "lag_bytes": 4096, "lag_seconds": 0.25}}
+    assert main(["list", *lab(tmp_path, e1, e2, e3)]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split("  ")[0].strip() == "NODE"
+    assert rows[0].split() == ["e1", "east", "active", "3.1", "120", "119", "100", "-", "-", "-", "yes", "12:00:00", "started"]
+    # The primary's word on who is in sync counts, not the backup's.
+    assert rows[1].split() == ["e2", "east", "ready", "3.1", "120", "119", "100", "3", "4096", "0.2", "no", "12:00:00", "started"]
+    assert "no answer" in rows[2]
+    assert f"tried {e3.url}/status: connection refused" in rows[2]
+
+
+def test_list_as_json(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2 = serve(Node("e1")), Node("e2")
+    assert main(["list", "--format", "json", *lab(tmp_path, e1, e2)]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first == {"name": "e1", "group": "east", "http": e1.url, "answers": True, "failure": None, "status": e1.status()}
+    assert (second["answers"], second["status"]) == (False, None)
+
+
+def test_list_fails_if_no_node_answers(tmp_path: Path) -> None:
+    assert main(["list", *lab(tmp_path, Node("e1"))]) == 1
+
+
+def test_list_finds_a_node_and_its_peers_by_its_configuration(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2"))
+    config = tmp_path / "e1.toml"
+    config.write_text(
+        '[node]\nname = "e1"\nid = 1\ngroup = "east"\n[broker]\nurl = "amqp://u:p@127.0.0.1:5672"\n[door]\nlisten = "127.0.0.1:5673"\n'
+        f'[http]\nlisten = "0.0.0.0:{e1.port}"\n[[peers]]\nname = "e2"\nid = 2\ndoor = "amqp://u:p@127.0.0.1:5674"\nhttp = "{e2.url}"\n'
+    )
+    monkeypatch.setenv("LRQ_HA_CONFIG", str(config))
+    assert main(["list"]) == 0
+    by_environment = capsys.readouterr().out
+    assert [line.split()[2] for line in by_environment.splitlines()[1:]] == ["active", "ready"]
+    assert main(["list", "--config", str(config)]) == 0
+    assert capsys.readouterr().out == by_environment
+
+
+def test_nodes_that_cannot_be_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRQ_HA_CONFIG", raising=False)
+    assert main(["list"]) == 1
+    assert "no nodes are known" in capsys.readouterr().err
+    assert main(["list", "--dir", "nowhere"]) == 1
+    assert "nowhere/lab.json cannot be read: No such file or directory" in capsys.readouterr().err
+    (tmp_path / "lab.json").write_text("[]")
+    assert main(["list", "--dir", "."]) == 1
+    assert "is not the description of a lab" in capsys.readouterr().err
+
+
+def test_promote_prints_what_the_node_says(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2 = Node("e1"), serve(Node("e2"))
+    options = lab(tmp_path, e1, e2)
+    assert main(["promote", "e2", "--down", "e1,", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == "done\n"
+    e2.answer = (False, "e2 was not in sync")
+    assert main(["promote", "e2", "--force", *options]) == 1
+    assert capsys.readouterr().err == "lrq-ha: e2 was not in sync\n"
+    assert e2.told == [("promote", ["e1"], False, True), ("promote", [], True, False)]
+
+
+def test_promote_of_an_unknown_or_silent_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2 = Node("e1"), Node("e2")
+    options = lab(tmp_path, e1, e2)
+    assert main(["promote", "w1", *options]) == 1
+    assert capsys.readouterr().err == "lrq-ha: there is no node w1. Known nodes: e1, e2\n"
+    assert main(["promote", "e2", "--down", "e7", *options]) == 1
+    assert capsys.readouterr().err == "lrq-ha: there is no node e7. Known nodes: e1, e2\n"
+    assert main(["promote", "e2", *options]) == 1
+    assert f"e2 does not answer (POST {e2.url}/promote: connection refused)" in capsys.readouterr().err
+
+
+def test_remove_is_told_to_the_primary(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), Node("e2")
+    options = lab(tmp_path, e1, e2)
+    assert main(["remove", "e2", *options]) == 0
+    assert e1.told == [("remove", "e2", False)]
+    e1.role = Role.CATCH_UP
+    assert main(["remove", "e2", *options]) == 1
+    assert "group east has no primary that answers" in capsys.readouterr().err
