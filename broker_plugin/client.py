@@ -52,7 +52,7 @@ CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 WRITE_BUFFER_HIGH_BYTES = 4_194_304  # `paused` above this
 WRITE_BUFFER_LOW_BYTES = 1_048_576  # and until below this
-PENDING_PIECES_MAX = 2_048  # pieces collected in one turn of the loop before they are written all the same
+PENDING_PIECES_MAX = 512  # pieces collected in one turn of the loop before they are written all the same
 
 PROPERTIES: Mapping[str, Any] = MappingProxyType(
     {
@@ -138,13 +138,15 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(connect_timeout_s):
                 await connection._loop.create_connection(lambda: connection, where.host, where.port)
                 await connection._login(where, client_properties or {}, heartbeat_s, frame_max_bytes)
-        except TimeoutError as error:
-            connection._end(ConnectionClosed(0, "no answer in time"))
-            raise ConnectionRefused(f"{where} did not answer within {connect_timeout_s} s") from error
-        except OSError as error:
-            raise ConnectionRefused(f"{where} cannot be reached: {error}") from error
-        except ConnectionClosed as error:
-            raise _login_error(where, error) from error
+        except BaseException as error:
+            connection.abort()
+            if isinstance(error, TimeoutError):
+                raise ConnectionRefused(f"{where} did not answer within {connect_timeout_s} s") from error
+            if isinstance(error, OSError):
+                raise ConnectionRefused(f"{where} cannot be reached: {error}") from error
+            if isinstance(error, ConnectionClosed):
+                raise _login_error(where, error) from error
+            raise
         connection._on_close = on_close
         return connection
 
@@ -180,9 +182,9 @@ class Connection(asyncio.Protocol):
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await reply
+                self._end(ConnectionClosed(code, text or "closed by this side"), ordered=True)
             except (TimeoutError, LrqError):
-                pass
-            self._end(ConnectionClosed(code, text or "closed by this side"), ordered=True)
+                self._end(ConnectionClosed(0, "closed by this side, without an answer"))
         await self._ended.wait()
 
     def abort(self) -> None:
@@ -211,7 +213,14 @@ class Connection(asyncio.Protocol):
             channel._end(error)
         self._ended.set()
         if self._on_close is not None:
-            self._on_close(None if ordered else error)
+            self._tell(self._on_close, None if ordered else error)
+
+    def _tell(self, callback: Callable[[Any], None], error: LrqError | None) -> None:
+        """Calls an on_close callback; one that fails must not keep the others from being called."""
+        try:
+            callback(error)
+        except Exception as failure:
+            self._loop.call_exception_handler({"message": "an on_close callback failed", "exception": failure, "protocol": self})
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------------
 
@@ -277,7 +286,6 @@ class Connection(asyncio.Protocol):
         method: Any = frames.decode_method(payload)
         if kind == frames.CONNECTION_CLOSE:
             self._write(frames.raw_method_frame(0, frames.CONNECTION_CLOSE_OK))
-            self._flush()
             self._end(ConnectionClosed(method.reply_code, method.reply_text))
         elif kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
             self.blocked = method.reason if kind == frames.CONNECTION_BLOCKED else None
@@ -304,6 +312,8 @@ class Connection(asyncio.Protocol):
         self._write(frames.raw_method_frame(0, method, *arguments))
 
     def _write(self, data: bytes) -> None:
+        if self.error is not None:
+            return
         self._pending.append(data)
         if not self._flush_due:
             self._flush_due = True
@@ -338,7 +348,7 @@ class Connection(asyncio.Protocol):
     def _tick(self, half_s: float) -> None:
         # Turns are counted, not seconds: a pause of this process itself must not look like a silent peer.
         self._silent_ticks = 0 if self._heard else self._silent_ticks + 1
-        if self._silent_ticks > 4:
+        if self._silent_ticks >= 4:
             self._end(ConnectionClosed(0, f"nothing was heard for {half_s * 4:g} s, two heartbeats"))
             return
         if not self._wrote:

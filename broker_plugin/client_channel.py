@@ -53,6 +53,12 @@ def header_fields(table: Mapping[str, Any] | None) -> bytes:
     return encode.field_table(dict(table))[4:]
 
 
+def _fail(waiting: asyncio.Future[Any], error: LrqError) -> None:
+    if not waiting.done():
+        waiting.set_exception(error)
+        waiting.exception()  # nobody may be waiting any more
+
+
 class Channel:
     """One channel. Made by `Connection.channel` only.
 
@@ -103,7 +109,8 @@ class Channel:
     def _take_confirm(self, tag: int, multiple: bool, ok: bool) -> None:
         before = self.answered_to
         if not ok:
-            self.refused += tag - before if multiple else 1
+            known = sum(min(last, tag) - first + 1 for first, last in self._answered if first <= tag)
+            self.refused += tag - before - known if multiple else 1
         if multiple or tag == before + 1:
             self.answered_to = max(before, tag)
         else:
@@ -130,8 +137,8 @@ class Channel:
             if found is not None and found[1] is not None:
                 found[1](cancelled.consumer_tag)
         elif self._replies:
-            if self._closing and kind != frames.CHANNEL_CLOSE_OK:
-                return
+            if (kind == frames.CHANNEL_CLOSE_OK) != self._closing:
+                return  # a late reply, or one to the close of an earlier channel of this number
             reply = self._replies.popleft()
             if not reply.done():
                 reply.set_result(frames.decode_method(payload))
@@ -143,12 +150,16 @@ class Channel:
         self._consumers.clear()
         self.connection._channels.pop(self.number, None)
         self.connection._assembly.drop(self.number)
-        for waiting in (*self._replies, *(pair[1] for pair in self._settled)):
-            if not waiting.done():
-                waiting.set_exception(error)
-                waiting.exception()  # nobody may be waiting any more
+        self._fail_calls(error)
+        for _, waiting in self._settled:
+            _fail(waiting, error)
         if self._on_close is not None:
-            self._on_close(None if ordered else error)
+            self.connection._tell(self._on_close, None if ordered else error)
+
+    def _fail_calls(self, error: LrqError) -> None:
+        for reply in self._replies:
+            _fail(reply, error)
+        self._replies.clear()
 
     # --- calls ------------------------------------------------------------------------------------------------------------
 
@@ -275,26 +286,32 @@ class Channel:
         await self._call(frames.CHANNEL_FLOW, b"\1")
 
     async def close(self) -> None:
-        """Ends the channel in order. Never raises."""
-        if self.error is None:
+        """Ends the channel in order; calls that are under way fail. Never raises."""
+        if self.error is None and not self._closing:
+            ended = ChannelClosed(200, "closed by this side")
+            self._fail_calls(ended)
+            self._closing = True
             try:
-                self._closing = True
-                self._replies.clear()
                 await self._call(frames.CHANNEL_CLOSE, short_int(200), frames.short_string(""), long_int(0))
             except LrqError:
                 pass
-            self._end(ChannelClosed(200, "closed by this side"), ordered=True)
+            self._end(ended, ordered=True)
 
     # --- acknowledging ----------------------------------------------------------------------------------------------------
 
     def ack(self, tag: int, multiple: bool = False) -> None:
-        self.connection._write(frames.ack(self.number, tag, multiple))
+        self._answer(frames.ack(self.number, tag, multiple))
 
     def nack(self, tag: int, multiple: bool = False, requeue: bool = True) -> None:
-        self.connection._write(frames.nack(self.number, tag, multiple, requeue))
+        self._answer(frames.nack(self.number, tag, multiple, requeue))
 
     def reject(self, tag: int, requeue: bool = False) -> None:
-        self.connection._write(frames.reject(self.number, tag, requeue))
+        self._answer(frames.reject(self.number, tag, requeue))
+
+    def _answer(self, frame: bytes) -> None:
+        # On a channel that ended the deliveries are back in their queues, and its number may be another's by now.
+        if self.error is None and not self._closing:
+            self.connection._write(frame)
 
     # --- publishing -------------------------------------------------------------------------------------------------------
 
@@ -322,12 +339,14 @@ class Channel:
         """Publishes `count` messages that are whole frames of this channel already. Returns the publish tag of the last."""
         if self.error is not None:
             raise self.error
+        if self._closing:
+            raise ChannelClosed(200, "being closed by this side")
         self.connection._write_all(pieces)
         self.published += count
         return self.published
 
     async def confirmed(self, tag: int | None = None) -> None:
-        """Returns when all publishes up to `tag` (by default the last so far) were acked or nacked; see `refused`."""
+        """In confirm mode: returns when all publishes up to `tag` (by default the last so far) were acked or nacked; see `refused`."""
         wanted = self.published if tag is None else tag
         if self.error is not None:
             raise self.error

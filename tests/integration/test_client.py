@@ -145,6 +145,45 @@ def test_a_missing_queue_closes_its_channel_only(url: str, loops: Any) -> None:
     loops(with_connection(url, main))
 
 
+def test_closing_a_channel_fails_its_calls_and_frees_its_number(url: str, loops: Any) -> None:
+    async def main(connection: Connection) -> None:
+        ends: list[Any] = []
+        channel = await connection.channel(on_close=ends.append)
+        call = asyncio.ensure_future(channel.flow())
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(channel.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ChannelClosed):
+            channel.publish("", "q", b"")
+        channel.ack(1)  # nothing to acknowledge any more: must reach neither this channel nor the next of its number
+        await closing
+        with pytest.raises(ChannelClosed, match="closed by this side"):
+            await call
+        channel.ack(1)
+        assert ends == [None]
+        again = await connection.channel()
+        assert again.number == channel.number
+        assert (await again.queue_declare("", exclusive=True))[0]
+
+    loops(with_connection(url, main))
+
+
+def test_both_sides_close_a_channel_at_once(url: str, loops: Any) -> None:
+    async def main(connection: Connection) -> None:
+        for _ in range(20):
+            channel = await connection.channel()
+            failing = asyncio.ensure_future(channel.queue_declare("is-not-there", passive=True))
+            await asyncio.sleep(0)
+            await channel.close()
+            with pytest.raises(ChannelClosed):
+                await failing
+            again = await connection.channel()
+            assert (await again.queue_declare("", exclusive=True))[0].startswith("amq.gen-")
+            await again.close()
+
+    loops(with_connection(url, main))
+
+
 def test_topology_calls(url: str, loops: Any) -> None:
     async def main(connection: Connection) -> None:
         channel = await connection.channel()
