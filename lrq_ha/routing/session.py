@@ -67,6 +67,7 @@ class Route:
 
 
 _NO_REQUEST = ""
+FRAMING_BYTES = 6  # of a transaction in a batch, at most
 _HEARD: dict[type[Any], frozenset[State]] = {
     m.Connected: frozenset({State.WAITING_FOR_CONNECTION}),
     m.Disconnected: frozenset(State) - {State.WAITING_FOR_CONNECTION, State.STOPPED},
@@ -103,6 +104,7 @@ class Session:
         self.acked = START  # the sink has everything of the chain up to here: the log is pinned behind it
         self.sent = START  # acked <= sent while sending; the `previous` of the next batch, (0, 0) before a restart
         self._queue = route.queue
+        self._envelope_bytes = self._batch(Position(2**63, 2**63), []).ByteSize()  # at most
         self._effects: list[Effect] = []
         self._now = now
         self._known = log_end  # greatest position heard of
@@ -315,7 +317,7 @@ class Session:
         self._append(self._asked, reason, REQUESTED)
 
     def _ask_later(self) -> None:
-        delay_s = self.limits.backoff_first_s * 2.0 ** min(self._asks - 1, 30)
+        delay_s = self.limits.backoff_first_s * 2.0 ** min(max(self._asks - 1, 0), 30)
         self._ask_at = self._now + min(delay_s, self.limits.backoff_max_s)
 
     def _give_up(self, reason: Reason) -> None:
@@ -373,7 +375,7 @@ class Session:
                 continue
             share = received(transaction, position, self.route.destination)
             if share is not None:
-                items.append(Item(position, stream, share, share.ByteSize()))
+                items.append(Item(position, stream, share, share.ByteSize() + FRAMING_BYTES))
         self._reached(stream, items, event.entries[-1][0])
 
     def _read_end(self, event: m.ReadEnd) -> None:
@@ -423,7 +425,7 @@ class Session:
     def _pack(self) -> list[pb.ReceivedTransaction]:
         room_bytes = self.limits.in_flight_bytes_max - self._in_flight_bytes
         batch: list[pb.ReceivedTransaction] = []
-        size = 0
+        size = self._envelope_bytes
         while (candidate := self._next()) is not None:
             size += candidate.size
             alone = not batch and (size <= room_bytes or not self._in_flight)
@@ -508,18 +510,21 @@ class Session:
     def _send(self, batch: list[pb.ReceivedTransaction]) -> None:
         first, last = position_of(batch[0].position), position_of(batch[-1].position)
         previous = self.sent
-        body = pb.ReceivedBatch(
-            source=self.route.source,
-            client_name=self.route.client_name,
-            previous=pb.Position(epoch=previous.epoch, sequence=previous.sequence),
-            transactions=batch,
-        ).SerializeToString()
+        body = self._batch(previous, batch).SerializeToString()
         if not self._in_flight:
             self._ack_since = self._now
         self._in_flight.append((last, len(body)))
         self._in_flight_bytes += len(body)
         self.sent = last
         self._effects.append(m.Send(self._queue, body, first, last, previous))
+
+    def _batch(self, previous: Position, transactions: list[pb.ReceivedTransaction]) -> pb.ReceivedBatch:
+        return pb.ReceivedBatch(
+            source=self.route.source,
+            client_name=self.route.client_name,
+            previous=pb.Position(epoch=previous.epoch, sequence=previous.sequence),
+            transactions=transactions,
+        )
 
     def _regulate(self, stream: Stream) -> None:
         waiting_bytes, max_bytes = self._merge.waiting_bytes(stream), self.limits.read_ahead_bytes_max

@@ -1,0 +1,712 @@
+"""One session: every state with every event, each step of the table, and what is sent in which case."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing import messages as m
+from lrq_ha.routing.chain import START
+from lrq_ha.routing.messages import Stream
+from lrq_ha.routing.session import Limits, Route, Session
+from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
+
+LOG, SNAP = Stream.LOG_ENTRIES, Stream.SNAP_SYNC
+ROUTE = Route("east", "orders", "west", "v1")
+DELTA, ROWS, END = pb.LOG_ENTRY_SYNC, pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY
+REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
+
+
+def at(sequence: int) -> Position:
+    return Position(257, sequence) if sequence else START
+
+
+def transaction(kind: pb.ReplicationType = DELTA, request: str = "", size: int = 1, **more: object) -> pb.Transaction:
+    entries = [pb.RoutingTableEntryMsg(destinations=["west"], payload=0)]
+    values: dict[str, object] = {"client_name": "orders", "type": kind, "request_id": request, "payloads": [b"x" * size]}
+    return pb.Transaction(**(values | {"entries": entries} | more))  # type: ignore[arg-type]
+
+
+class Bench:
+    """A session and the last effects; `readers` as a driver would keep them."""
+
+    def __init__(self, provider: bool | None = True, **limits: float) -> None:
+        self.session = Session(ROUTE, at(1), 0.0, Limits(**limits))  # type: ignore[arg-type]
+        self.effects: list[m.Effect] = []
+        self.readers: dict[Stream, m.StartRead] = {}
+        self.now = 0.0
+        if provider is not None:
+            self.client(provider)
+
+    def tell(self, event: m.Event) -> list[m.Effect]:
+        self.effects = self.session.handle(event)
+        for effect in self.effects:
+            if isinstance(effect, m.StartRead):
+                self.readers[effect.stream] = effect
+            elif isinstance(effect, m.StopRead):
+                del self.readers[effect.stream]
+        return self.effects
+
+    def client(self, provider: bool, name: str = "orders", sequence: int = 1) -> None:
+        self.tell(m.StatusEntry(at(sequence), pb.Status(client=pb.ClientStatus(client_name=name, full_sync_provider=provider))))
+
+    def request(self, sequence: int, name: str, state: pb.FullSyncRequest.State = REQUESTED, destination: str = "west") -> None:
+        value = pb.FullSyncRequest(client_name="orders", destination=destination, request_id=name, state=state)
+        self.tell(m.StatusEntry(at(sequence), pb.Status(full_sync=value)))
+
+    def report(self, last: int = 0, request: str = "", complete: bool = False, config: str = "v1", known: bool = True) -> None:
+        self.tell(m.SinkReport(at(last), request, complete, config, known))
+
+    def meet(self, *args: object, **more: object) -> Bench:
+        """Connects, and the sink reports."""
+        self.tell(m.Connected())
+        self.report(*args, **more)  # type: ignore[arg-type]
+        return self
+
+    def read(self, stream: Stream, *entries: tuple[int, pb.Transaction]) -> None:
+        self.tell(m.Read(self.readers[stream].reader, tuple((at(sequence), each) for sequence, each in entries)))
+
+    def end(self, stream: Stream, through: int) -> None:
+        self.tell(m.ReadEnd(self.readers[stream].reader, at(through)))
+
+    def trim(self, stream: Stream, first: int) -> None:
+        self.tell(m.Trimmed(self.readers.pop(stream).reader, first))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(m.Tick(self.now))
+
+    @property
+    def sent(self) -> list[tuple[int, list[tuple[int, str, str]]]]:
+        """Per batch: sequence of `previous`, then each transaction's sequence, type (D, R, E or M: start marker) and request."""
+        batches = []
+        for effect in self.effects:
+            if isinstance(effect, m.Send):
+                batch = pb.ReceivedBatch.FromString(effect.body)
+                assert (batch.source, batch.client_name, effect.queue) == ("east", "orders", "LRQ_Recv_orders_east")
+                kinds = {DELTA: "D", ROWS: "R", END: "E"}
+                rows = [
+                    (t.position.sequence, "M" if t.type == ROWS and not t.payloads else kinds[t.type], t.request_id)
+                    for t in batch.transactions
+                ]
+                assert (effect.first.sequence, effect.last.sequence) == (rows[0][0], rows[-1][0])
+                assert effect.previous.sequence == batch.previous.sequence
+                batches.append((effect.previous.sequence, rows))
+        return batches
+
+    @property
+    def appended(self) -> list[tuple[str, pb.FullSyncRequest.State]]:
+        requests = [effect.status.full_sync for effect in self.effects if isinstance(effect, m.AppendStatus)]
+        assert all((each.client_name, each.destination) == ("orders", "west") for each in requests)
+        return [(each.request_id, each.state) for each in requests]
+
+    @property
+    def reasons(self) -> list[Reason]:
+        return [effect.reason for effect in self.effects if isinstance(effect, m.Report)]
+
+    def of(self, kind: type[m.Effect]) -> list[m.Effect]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+
+def in_log_sync(**limits: float) -> Bench:
+    return Bench(**limits).meet(10, "r", True)  # type: ignore[arg-type]
+
+
+def in_snapshot(**limits: float) -> Bench:
+    """Request r at 5 is the chain's last."""
+    bench = Bench(**limits)  # type: ignore[arg-type]
+    bench.request(5, "r")
+    return bench.meet()
+
+
+def in_state(state: State) -> Bench:
+    bench = Bench()
+    match state:
+        case State.NEGOTIATING:
+            bench.tell(m.Connected())
+        case State.IN_SNAPSHOT_SYNC:
+            return in_snapshot()
+        case State.WAIT_SNAPSHOT_APPLY:
+            bench = in_snapshot()
+            bench.read(SNAP, (6, transaction(END, "r")))
+            bench.end(LOG, 6)
+        case State.IN_LOG_ENTRY_SYNC:
+            return in_log_sync()
+        case State.ERROR:
+            bench.meet(config="v2")
+        case State.STOPPED:
+            bench.tell(m.Stop())
+        case _:
+            pass
+    return bench
+
+
+# ---- the tables -----------------------------------------------------------------------------------------------------
+
+EVENTS: list[m.Event] = [
+    m.Connected(),
+    m.Disconnected(),
+    m.SinkReport(at(10), "r", True, "v1"),
+    m.Read(1, ((at(11), transaction()),)),
+    m.ReadEnd(1, at(11)),
+    m.Trimmed(1, 11),
+    m.StatusEntry(at(20), pb.Status(client=pb.ClientStatus(client_name="orders", full_sync_provider=True))),
+    m.Acked(at(2)),
+    m.Refused(),
+    m.Demand(),
+    m.Tick(1.0),
+    m.Stop(),
+]
+
+
+def grid_id(value: object) -> str:
+    return value.name if isinstance(value, State) else type(value).__name__
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, EVENTS)), ids=grid_id)
+def test_every_state_with_every_event(state: State, event: m.Event) -> None:
+    """What is illegal raises and changes nothing; whatever else happens is a step of the table."""
+    session = in_state(state).session
+    assert session.state is state
+    if isinstance(event, m.Connected) and state not in (State.WAITING_FOR_CONNECTION, State.STOPPED):
+        before = repr(vars(session))
+        with pytest.raises(IllegalEvent, match="Connected"):
+            session.handle(event)
+        assert repr(vars(session)) == before
+        return
+    effects = session.handle(event)
+    assert session.state is state or session.state in TRANSITIONS[state].values()
+    if state is State.STOPPED:
+        assert effects == []
+
+
+def test_the_tables_are_whole() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert set(NEGOTIATION) == set(Holds)
+    assert {step for steps in TRANSITIONS.values() for step in steps} == set(Step)
+    for step, _ in NEGOTIATION.values():
+        assert step in TRANSITIONS[State.NEGOTIATING]
+    for state in set(State) - {State.STOPPED}:
+        assert TRANSITIONS[state][Step.STOP] is State.STOPPED
+    for state in SENDING:
+        assert TRANSITIONS[state][Step.LINK_LOST] is State.WAITING_FOR_CONNECTION
+
+
+def test_a_step_that_is_not_in_the_table_is_a_bug() -> None:
+    with pytest.raises(IllegalEvent, match="SNAPSHOT_ACKED in WAITING"):
+        Bench().session._go(Step.SNAPSHOT_ACKED, Reason.SNAPSHOT_DONE)
+
+
+# ---- negotiation ----------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_is_up_leads_to_a_question() -> None:
+    bench = Bench(answer_timeout_s=10)
+    assert bench.tell(m.Connected()) == [m.Report(State.NEGOTIATING, Reason.CONNECTED), m.AskSink("LRQ_Recv_orders_east")]
+    bench.tick(9)
+    assert bench.effects == []
+    bench.tick(1)
+    assert bench.effects == [m.AskSink("LRQ_Recv_orders_east")]
+
+
+def test_another_configuration_is_refused_until_the_link_is_new() -> None:
+    bench = Bench().meet(10, "r", True, config="v2")
+    assert bench.effects == [m.Report(State.ERROR, Reason.OTHER_CONFIG)]
+    bench.tell(m.Disconnected())
+    assert bench.session.state is State.WAITING_FOR_CONNECTION
+
+
+def test_a_sink_that_never_had_a_snapshot_leads_to_a_request() -> None:
+    bench = Bench().meet()
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    assert bench.session.reason is Reason.NEVER_SYNCED
+    bench.request(7, request)
+    assert bench.sent == [(0, [(7, "M", request)])]
+    assert bench.readers[LOG].from_sequence == bench.readers[SNAP].from_sequence == 8
+
+
+def test_a_pending_request_in_the_log_is_used() -> None:
+    bench = in_snapshot()
+    assert bench.appended == []
+    assert bench.sent == [(0, [(5, "M", "r")])]
+
+
+def test_a_whole_snapshot_is_gone_on_from() -> None:
+    bench = in_log_sync()
+    assert bench.session.state is State.IN_LOG_ENTRY_SYNC
+    assert bench.session.acked == at(10)
+    assert bench.of(m.StartRead) == [m.StartRead(LOG, 11, 1)]
+    bench.read(LOG, (11, transaction()), (13, transaction()))
+    assert bench.sent == [(10, [(11, "D", ""), (13, "D", "")])]
+
+
+def test_part_of_a_snapshot_is_gone_on_with() -> None:
+    bench = Bench()
+    bench.request(5, "r")
+    bench.meet(8, "r")
+    assert bench.session.reason is Reason.SNAPSHOT_UNFINISHED
+    assert {effect.from_sequence for effect in bench.readers.values()} == {9}
+    bench.read(SNAP, (9, transaction(ROWS, "r")))
+    bench.end(LOG, 20)
+    assert bench.sent == [(8, [(9, "R", "r")])]
+
+
+@pytest.mark.parametrize(("ahead", "asks"), [(False, 1), (True, 0)])
+def test_part_of_a_snapshot_that_was_cancelled_is_asked_for_again(ahead: bool, asks: int) -> None:
+    bench = Bench()
+    bench.request(5, "r")
+    bench.request(7, "r", CANCELLED)
+    if ahead:
+        bench.request(9, "s")
+    bench.meet(8, "r")
+    assert len(bench.appended) == asks
+    assert SNAP not in bench.readers
+    bench.end(LOG, 9)
+    assert bench.sent == ([(8, [(9, "M", "s")])] if ahead else [])
+
+
+def test_entries_that_the_log_lost_lead_to_a_snapshot() -> None:
+    bench = Bench()
+    bench.request(20, "r")
+    bench.meet(8, "q", True, known=False)
+    assert Reason.OTHER_HISTORY in bench.reasons
+    assert bench.sent == [(0, [(20, "M", "r")])]
+    assert bench.session.acked == START
+
+
+def test_a_log_that_is_behind_its_sink_is_an_error() -> None:
+    bench = Bench().meet(8, "q", True, known=False)
+    assert bench.effects == [m.Report(State.ERROR, Reason.BEHIND_SINK)]
+
+
+# ---- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_and_deltas_go_in_log_order() -> None:
+    bench = in_snapshot()
+    bench.read(SNAP, (7, transaction(ROWS, "r")), (9, transaction(END, "r")))
+    assert bench.sent == []
+    bench.read(LOG, (6, transaction()), (8, transaction()), (10, transaction()))
+    assert bench.sent == [(5, [(6, "D", ""), (7, "R", "r"), (8, "D", ""), (9, "E", "r"), (10, "D", "")])]
+    assert m.StopRead(SNAP) in bench.effects
+    assert bench.session.state is State.WAIT_SNAPSHOT_APPLY
+    bench.tell(m.Acked(at(8)))
+    assert bench.session.state is State.WAIT_SNAPSHOT_APPLY
+    bench.tell(m.Acked(at(9)))
+    assert bench.effects == [m.Report(State.IN_LOG_ENTRY_SYNC, Reason.SNAPSHOT_DONE)]
+
+
+def test_other_requests_data_is_left_out() -> None:
+    bench = in_snapshot()
+    bench.read(SNAP, (6, transaction(ROWS, "q")), (7, transaction(END, "q")), (8, transaction(ROWS, "r")))
+    bench.end(LOG, 9)
+    assert bench.sent == [(5, [(8, "R", "r")])]
+
+
+def test_a_new_request_takes_the_place_of_the_one_under_way() -> None:
+    bench = in_snapshot()
+    bench.request(7, "s")
+    bench.end(LOG, 9)
+    bench.read(SNAP, (6, transaction(ROWS, "r")), (8, transaction(ROWS, "r")))
+    assert bench.sent == [(5, [(6, "R", "r"), (7, "M", "s")])]
+    assert bench.readers[SNAP].from_sequence == 8
+    bench.read(SNAP, (8, transaction(ROWS, "r")), (9, transaction(ROWS, "s")))
+    assert bench.sent == [(7, [(9, "R", "s")])]
+
+
+def test_a_request_while_deltas_flow_begins_a_snapshot_where_it_stands() -> None:
+    bench = in_log_sync()
+    bench.request(12, "s")
+    assert bench.sent == []
+    bench.read(LOG, (11, transaction()), (13, transaction()))
+    assert bench.sent == [(10, [(11, "D", ""), (12, "M", "s")])]
+    bench.end(SNAP, 13)
+    assert bench.sent == [(12, [(13, "D", "")])]
+    assert bench.session.state is State.IN_SNAPSHOT_SYNC
+
+
+def test_a_repeated_request_means_nothing() -> None:
+    bench = in_snapshot()
+    bench.request(7, "r")
+    bench.end(LOG, 7)
+    bench.end(SNAP, 7)
+    bench.request(7, "r")
+    assert bench.sent == []
+    assert bench.appended == []
+
+
+def test_a_request_that_comes_too_late_is_asked_for_anew() -> None:
+    bench = in_log_sync()
+    bench.read(LOG, (15, transaction()))
+    bench.request(12, "s")
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
+def test_a_cancelled_snapshot_is_asked_for_again_later_each_time() -> None:
+    bench = in_snapshot(backoff_first_s=1, backoff_max_s=3)
+    sequence, name = 5, "r"
+    for waits_s in (1, 1, 2, 3, 3):
+        sequence += 1
+        bench.request(sequence, name, CANCELLED)
+        bench.end(LOG, sequence)
+        bench.end(SNAP, sequence)
+        assert bench.reasons == [Reason.SNAPSHOT_CANCELLED]
+        assert bench.session.state is State.IN_SNAPSHOT_SYNC
+        bench.tick(waits_s - 0.5)
+        assert bench.appended == []
+        bench.tick(0.5)
+        ((name, _),) = bench.appended
+        sequence += 1
+        bench.request(sequence, name)
+        bench.end(LOG, sequence)
+
+
+def test_a_cancelled_snapshot_whose_successor_is_in_the_log_needs_no_request() -> None:
+    bench = in_snapshot()
+    bench.request(6, "r", CANCELLED)
+    bench.request(7, "s")
+    bench.end(LOG, 7)
+    bench.end(SNAP, 7)
+    assert bench.sent == [(5, [(7, "M", "s")])]
+    assert bench.appended == []
+
+
+def test_the_cancellation_of_another_request_means_nothing() -> None:
+    bench = in_snapshot()
+    bench.request(6, "q", CANCELLED)
+    bench.end(LOG, 7)
+    bench.end(SNAP, 7)
+    assert SNAP in bench.readers
+    assert bench.effects == []
+
+
+def test_no_data_for_too_long_cancels() -> None:
+    bench = in_snapshot(snapshot_timeout_s=10)
+    bench.tell(m.Acked(at(5)))
+    bench.tick(9)
+    bench.read(SNAP, (6, transaction(ROWS, "r")))
+    bench.end(LOG, 6)
+    bench.tell(m.Acked(at(6)))
+    bench.tick(9)
+    assert bench.effects == []
+    bench.tick(1)
+    assert bench.appended == [("r", CANCELLED)]
+    assert bench.reasons == [Reason.SNAPSHOT_SILENT]
+    bench.tick(20)
+    assert bench.effects == []
+
+
+def test_a_slow_sink_cancels_no_snapshot() -> None:
+    bench = in_snapshot(snapshot_timeout_s=10, in_flight_bytes_max=1, ack_timeout_s=1000)
+    bench.read(SNAP, (6, transaction(ROWS, "r")))
+    bench.end(LOG, 6)
+    bench.tick(100)
+    assert bench.appended == []
+    bench.tell(m.Acked(at(5)))
+    assert bench.sent == [(5, [(6, "R", "r")])]
+    bench.tick(9)
+    assert bench.effects == []
+
+
+def test_deltas_flow_while_nobody_provides() -> None:
+    bench = in_snapshot()
+    bench.end(SNAP, 8)
+    bench.read(LOG, (6, transaction()), (8, transaction()))
+    assert bench.sent == [(5, [(6, "D", ""), (8, "D", "")])]
+
+
+def test_when_the_provider_is_gone_operators_are_told_and_it_waits() -> None:
+    bench = in_snapshot(snapshot_timeout_s=10, backoff_first_s=1)
+    bench.tell(m.Acked(at(5)))
+    bench.client(False, sequence=6)
+    bench.tick(10)
+    bench.request(7, "r", CANCELLED)
+    bench.end(LOG, 7)
+    bench.end(SNAP, 7)
+    bench.tick(1)
+    assert bench.effects == [m.Report(State.IN_SNAPSHOT_SYNC, Reason.NO_PROVIDER)]
+    bench.client(True, sequence=8)
+    bench.tick(10)
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
+def test_a_sink_that_can_do_without_goes_on_with_deltas_when_the_provider_is_gone() -> None:
+    bench = in_log_sync()
+    bench.request(11, "s")
+    bench.end(LOG, 11)
+    bench.client(False, sequence=12)
+    bench.request(13, "s", CANCELLED)
+    bench.end(LOG, 13)
+    bench.end(SNAP, 13)
+    assert bench.effects[-1] == m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)
+    bench.tick(1000)
+    assert bench.appended == []
+
+
+# ---- without a provider ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_provider_an_empty_snapshot_goes_before_the_first_delta() -> None:
+    bench = Bench(provider=False).meet()
+    assert bench.readers[LOG].from_sequence == 1
+    assert bench.reasons == [Reason.NEVER_SYNCED, Reason.EMPTY_SNAPSHOT]
+    bench.tell(m.Read(bench.readers[LOG].reader, ()))
+    assert bench.sent == []
+    bench.read(LOG, (4, transaction()), (6, transaction()))
+    ((previous, rows),) = bench.sent
+    assert previous == 0
+    assert [(sequence, kind) for sequence, kind, _ in rows] == [(3, "E"), (4, "D"), (6, "D")]
+    bench.tell(m.Acked(at(3)))
+    assert bench.session.state is State.IN_LOG_ENTRY_SYNC
+
+
+def test_without_any_delta_the_empty_snapshot_goes_behind_what_was_read() -> None:
+    bench = Bench(provider=False).meet()
+    bench.read(LOG, (4, transaction(client_name="other")), (5, transaction(entries=[])))
+    assert [[row[:2] for row in rows] for _, rows in bench.sent] == [[(5, "E")]]
+
+
+def test_what_was_trimmed_is_passed_over_by_an_empty_snapshot() -> None:
+    bench = Bench(provider=False).meet()
+    bench.trim(LOG, 30)
+    assert bench.readers[LOG].from_sequence == 30
+    bench.read(LOG, (33, transaction()))
+    assert [[row[:2] for row in rows] for _, rows in bench.sent] == [[(32, "E"), (33, "D")]]
+
+
+def test_another_history_without_a_provider_is_read_from_its_beginning() -> None:
+    bench = Bench(provider=False)
+    bench.client(False, sequence=100)
+    bench.meet(50, "q", True, known=False)
+    assert bench.readers[LOG].from_sequence == 1
+    bench.read(LOG, (40, transaction()), (60, transaction()))
+    assert [[row[:2] for row in rows] for _, rows in bench.sent] == [[(59, "E"), (60, "D")]]
+
+
+def test_complete_data_in_the_log_is_better_than_an_empty_snapshot() -> None:
+    bench = Bench(provider=False)
+    bench.request(5, "r")
+    bench.request(8, "r", COMPLETED)
+    bench.meet()
+    assert bench.sent == [(0, [(5, "M", "r")])]
+
+
+def test_a_client_that_says_nothing_is_waited_for_and_then_taken_for_one_without_provider() -> None:
+    bench = Bench(provider=None, snapshot_timeout_s=10).meet()
+    assert bench.reasons == [Reason.NEVER_SYNCED, Reason.CLIENT_UNKNOWN]
+    bench.client(True, name="other")
+    bench.tick(9)
+    assert bench.effects == []
+    bench.tick(1)
+    assert bench.reasons == [Reason.EMPTY_SNAPSHOT]
+
+
+@pytest.mark.parametrize("provider", [True, False])
+def test_a_client_that_speaks_up_is_asked_if_it_can_answer(provider: bool) -> None:
+    bench = Bench(provider=None).meet()
+    bench.client(provider)
+    assert len(bench.appended) == provider
+    assert bench.reasons == ([] if provider else [Reason.EMPTY_SNAPSHOT])
+
+
+def test_a_client_that_loses_its_provider_before_the_request_is_logged_gets_an_empty_snapshot() -> None:
+    bench = Bench().meet()
+    ((request, _),) = bench.appended
+    bench.client(False)
+    assert bench.reasons == [Reason.EMPTY_SNAPSHOT]
+    bench.request(7, request)
+    bench.read(LOG, (5, transaction()))
+    assert [[row[:2] for row in rows] for _, rows in bench.sent] == [[(4, "E"), (5, "D")]]
+
+
+# ---- trims ----------------------------------------------------------------------------------------------------------
+
+
+def test_trimmed_deltas_lead_to_a_snapshot_and_a_new_chain() -> None:
+    bench = in_log_sync()
+    bench.trim(LOG, 30)
+    assert m.Report(State.IN_SNAPSHOT_SYNC, Reason.TRIMMED) in bench.effects
+    assert not bench.of(m.StopRead)
+    ((request, _),) = bench.appended
+    bench.request(40, request)
+    assert bench.sent == [(0, [(40, "M", request)])]
+
+
+def test_a_request_behind_the_trim_starts_the_new_chain() -> None:
+    bench = in_log_sync()
+    bench.request(29, "q")
+    bench.trim(LOG, 30)
+    assert bench.appended == []
+    assert bench.sent == [(0, [(29, "M", "q")])]
+
+
+def test_trimmed_snapshot_data_cancels_only_the_snapshot() -> None:
+    bench = in_snapshot()
+    bench.trim(SNAP, 30)
+    assert bench.appended == [("r", CANCELLED)]
+    bench.read(LOG, (6, transaction()))
+    assert bench.sent == [(5, [(6, "D", "")])]
+    bench.request(31, "r", CANCELLED)
+    bench.end(LOG, 31)
+    assert bench.reasons == [Reason.SNAPSHOT_CANCELLED]
+
+
+def test_a_snapshot_that_is_being_cancelled_is_not_cancelled_twice() -> None:
+    bench = in_snapshot(snapshot_timeout_s=1, ack_timeout_s=100)
+    bench.tick(1)
+    assert bench.appended == [("r", CANCELLED)]
+    bench.trim(SNAP, 30)
+    assert bench.appended == []
+
+
+def test_what_former_readers_say_is_ignored() -> None:
+    bench = in_log_sync()
+    old = bench.readers[LOG].reader
+    bench.tell(m.Disconnected())
+    bench.meet(10, "r", True)
+    for late in (m.Read(old, ((at(50), transaction()),)), m.ReadEnd(old, at(50)), m.Trimmed(old, 60)):
+        assert bench.tell(late) == []
+    bench.read(LOG, (11, transaction()))
+    assert bench.sent == [(10, [(11, "D", "")])]
+
+
+# ---- demands --------------------------------------------------------------------------------------------------------
+
+
+def test_a_demand_is_a_request_unless_one_is_there() -> None:
+    bench = in_log_sync()
+    bench.tell(m.Demand())
+    ((request, _),) = bench.appended
+    assert bench.tell(m.Demand()) == []
+    bench.request(11, request)
+    assert bench.tell(m.Demand()) == []
+    bench.end(LOG, 11)
+    assert bench.tell(m.Demand()) == []
+
+
+def test_a_demand_to_a_client_without_provider_is_answered_at_once() -> None:
+    bench = Bench(provider=False).meet(10, "r", True)
+    assert bench.tell(m.Demand()) == [m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)]
+    bench.tick(1000)
+    assert bench.effects == []
+
+
+def test_request_ids_differ_between_primaries_and_from_each_other() -> None:
+    seen = set()
+    for end in (1, 2):
+        bench = Bench()
+        bench.session = Session(ROUTE, at(end), 0.0)
+        for _ in range(2):
+            seen.add(bench.session._new_request_id())
+    assert len(seen) == 4
+
+
+def test_requests_of_others_are_ignored() -> None:
+    bench = in_log_sync()
+    bench.request(11, "s", destination="south")
+    bench.end(LOG, 12)
+    assert bench.sent == []
+    bench.tell(m.StatusEntry(at(13), pb.Status(key="other")))
+    assert bench.effects == []
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_packed_up_to_their_limit() -> None:
+    bench = in_log_sync(batch_bytes_max=300)
+    bench.read(LOG, *[(sequence, transaction(size=100)) for sequence in range(11, 16)])
+    assert all(len(effect.body) <= 300 for effect in bench.effects if isinstance(effect, m.Send))
+    assert [[row[0] for row in rows] for _, rows in bench.sent] == [[11, 12], [13, 14], [15]]
+    assert [previous for previous, _ in bench.sent] == [10, 12, 14]
+
+
+def test_a_transaction_larger_than_every_limit_goes_alone() -> None:
+    bench = in_log_sync(batch_bytes_max=50, in_flight_bytes_max=80)
+    bench.read(LOG, (11, transaction(size=500)), (12, transaction()))
+    assert [[row[0] for row in rows] for _, rows in bench.sent] == [[11]]
+    bench.tell(m.Acked(at(11)))
+    assert [[row[0] for row in rows] for _, rows in bench.sent] == [[12]]
+
+
+def test_what_is_not_acked_is_bounded() -> None:
+    bench = in_log_sync(in_flight_bytes_max=400, batch_bytes_max=1)
+    bench.read(LOG, *[(sequence, transaction(size=100)) for sequence in range(11, 20)])
+    assert [rows[0][0] for _, rows in bench.sent] == [11, 12]
+    assert 200 < bench.session.in_flight_bytes <= 400
+    bench.tell(m.Acked(at(11)))
+    assert [rows[0][0] for _, rows in bench.sent] == [13]
+    assert bench.tell(m.Acked(at(11))) == []
+
+
+def test_reading_pauses_when_enough_waits() -> None:
+    bench = in_log_sync(in_flight_bytes_max=1, read_ahead_bytes_max=300)
+    bench.read(LOG, *[(sequence, transaction(size=100)) for sequence in range(11, 16)])
+    assert bench.of(m.PauseRead) == [m.PauseRead(LOG)]
+    bench.tell(m.Acked(at(11)))
+    bench.tell(m.Acked(at(12)))
+    assert bench.of(m.ResumeRead) == []
+    bench.tell(m.Acked(at(13)))
+    assert bench.of(m.ResumeRead) == [m.ResumeRead(LOG)]
+
+
+# ---- a link that loses things ---------------------------------------------------------------------------------------
+
+
+def test_a_refused_batch_leads_to_a_question_at_the_next_tick() -> None:
+    bench = in_log_sync()
+    assert bench.tell(m.Refused()) == []  # it is not about anything under way
+    bench.read(LOG, (11, transaction()))
+    assert bench.tell(m.Refused()) == [m.StopRead(LOG), m.Report(State.NEGOTIATING, Reason.BATCH_REFUSED)]
+    assert bench.session.in_flight_bytes == 0
+    bench.tick(0.1)
+    assert bench.of(m.AskSink)
+    bench.report(10, "r", True)
+    bench.read(LOG, (11, transaction()))
+    assert bench.sent == [(10, [(11, "D", "")])]
+
+
+def test_an_overdue_ack_leads_to_a_question() -> None:
+    bench = in_log_sync(ack_timeout_s=10)
+    bench.tick(100)
+    bench.read(LOG, (11, transaction()))
+    bench.tick(9)
+    assert bench.effects == []
+    bench.tick(1)
+    assert bench.session.reason is Reason.ACK_OVERDUE
+    bench.tick(0.1)
+    assert bench.of(m.AskSink)
+
+
+def test_a_request_that_comes_while_the_link_is_down_is_used_when_it_is_up() -> None:
+    bench = Bench().meet()
+    ((request, _),) = bench.appended
+    bench.tell(m.Disconnected())
+    bench.request(7, request)
+    assert bench.effects == []
+    bench.meet()
+    assert bench.sent == [(0, [(7, "M", request)])]
+
+
+def test_a_new_link_does_not_ask_twice() -> None:
+    bench = Bench().meet()
+    bench.tell(m.Disconnected())
+    bench.meet()
+    assert bench.appended == []
+
+
+def test_a_new_link_keeps_to_the_back_off() -> None:
+    bench = in_snapshot(backoff_first_s=5)
+    bench.request(6, "r", CANCELLED)
+    bench.end(LOG, 6)
+    bench.end(SNAP, 6)
+    bench.tell(m.Disconnected())
+    bench.meet()
+    assert bench.appended == []
+    bench.tick(5)
+    assert len(bench.appended) == 1
