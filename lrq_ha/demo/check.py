@@ -1,0 +1,96 @@
+"""What the demo proves, checked against the brokers themselves."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pika
+
+from broker_plugin import wire
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.log import Acceptance, LogIndex
+
+QUIET_S = 1.0
+PREFETCH = 500
+
+
+def with_vhost(url: str, vhost: str) -> str:
+    """The same address with another vhost."""
+    return urlunsplit(urlsplit(url)._replace(path="/" + vhost))
+
+
+def read_stream(url: str, queue: str) -> list[tuple[dict[str, Any], bytes]]:
+    """Every message of a stream in vhost lrq, until nothing has come for a while."""
+    connection = pika.BlockingConnection(pika.URLParameters(with_vhost(url, "lrq")))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=PREFETCH)
+    found: list[tuple[dict[str, Any], bytes]] = []
+    arguments = {"x-stream-offset": "first"}
+    for method, properties, body in channel.consume(queue, inactivity_timeout=QUIET_S, arguments=arguments):
+        if method is None:
+            break
+        found.append((properties.headers, body))
+        if len(found) % (PREFETCH // 4) == 0:
+            channel.basic_ack(method.delivery_tag, multiple=True)
+    connection.close()
+    return found
+
+
+def log_digest(url: str, group: str, node: int) -> list[tuple[int, int, int, int]]:
+    """(epoch, first, last, checksum) of every batch in a node's log, as a reader sees it: what was cut off is not in it."""
+    index = LogIndex(node)
+    batches: list[tuple[int, int, int, int]] = []
+    for headers, body in read_stream(url, f"LRQ_HA_{group}"):
+        if wire.FENCE in headers:
+            index.fence(headers[wire.FENCE], headers[wire.FENCE_OUT])
+        elif wire.FIRST in headers:
+            header, _ = wire.parse_batch(headers)
+            if index.accept(header) is Acceptance.APPEND:
+                while batches and batches[-1][2] >= header.first:
+                    batches.pop()
+                batches.append((header.epoch, header.first, header.last, zlib.crc32(body)))
+    return batches
+
+
+def view_digest(url: str, queue: str) -> list[tuple[int, int]]:
+    """(sequence, checksum) of every entry of a view, repeats skipped as readers do."""
+    last, found = 0, []
+    for headers, body in read_stream(url, queue):
+        sequence = int(str(headers["x-lrq-pos"]).split(".")[1].split("/")[0])
+        if sequence > last:
+            last = sequence
+            found.append((sequence, zlib.crc32(body)))
+    return found
+
+
+def received(url: str, queue: str) -> tuple[list[pb.ReceivedTransaction], int]:
+    """The transactions of a receive queue as readers see them, and how many repeats were skipped. Raises ValueError on disorder."""
+    last, found, repeats = 0, [], 0
+    for _, body in read_stream(url, queue):
+        for transaction in pb.ReceivedBatch.FromString(body).transactions:
+            if transaction.position.sequence <= last:
+                repeats += 1
+                continue
+            last = transaction.position.sequence
+            found.append(transaction)
+    return found, repeats
+
+
+def depth(url: str, queue: str) -> int:
+    """Messages ready in a queue."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    count = int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+    connection.close()
+    return count
+
+
+def wait_for(what: str, done: Any, timeout_s: float) -> None:
+    """Polls until `done()`; raises TimeoutError naming `what`."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not happen within {timeout_s:g} s")
+        time.sleep(0.05)

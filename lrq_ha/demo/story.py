@@ -1,0 +1,271 @@
+"""The demo, step by step: what is started, what is killed, what must hold afterwards. It fails loudly when something is off.
+
+Rules: everything that was started here is ended here, also after Ctrl-C or a failure; every figure printed was measured in this run; a claim that
+does not hold ends the demo with a non-zero exit.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
+
+from . import check, data
+
+QUEUE = "flights"
+RECEIVE_QUEUE = "LRQ_Recv_flights_east"
+KILL_AT_SHARE = 0.4  # of the flights confirmed
+LAG_MAX_S = 2.0  # a message delivered twice must have been acked no longer than this before the kill
+STEP_TIMEOUT_S = 300.0
+
+
+class DemoFailed(LrqError):
+    """A claim of the demo does not hold."""
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def require(holds: bool, claim: str) -> None:
+    """Prints the claim, or fails with it."""
+    if not holds:
+        raise DemoFailed(f"NOT TRUE: {claim}")
+    say(f"   ok: {claim}")
+
+
+def tell(report: Path, flights: int, broker: str | None) -> int:
+    """Runs the whole demo.
+
+    Args:
+        report: Folder for report and chart.
+        flights: How many flights to use; 0 for all.
+        broker: RabbitMQ series; None for the distribution's.
+    """
+    report.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    # SIGTERM ends the demo in the same order as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with tempfile.TemporaryDirectory(prefix="lrq-demo-") as folder:
+        demo = Demo(Path(folder), report, flights, broker)
+        try:
+            demo.run()
+        finally:
+            demo.end()
+    say(f"\nDone in {time.monotonic() - began:.0f} s. Report and chart: {report}/report.json, {report}/delays.png")
+    return 0
+
+
+class Demo:
+    """See above."""
+
+    def __init__(self, folder: Path, report: Path, flights: int, broker: str | None) -> None:
+        self.folder, self.report = folder, report
+        self.flights = data.table("flights")[: flights or None]
+        self.lab = Lab(groups={"east": 2, "west": 1}, directory=folder / "lab", broker=broker, sites={"east": ["west"], "west": []})
+        self.apps: dict[str, subprocess.Popen[bytes]] = {}
+        self.memory: dict[str, list[int]] = {}
+        self.figures: dict[str, Any] = {"flights": len(self.flights)}
+        self._watching = threading.Event()
+
+    def run(self) -> None:
+        """All steps."""
+        self.start()
+        self.publish()
+        self.kill_and_promote()
+        self.finish_and_rejoin()
+        self.prove()
+        self.tables()
+        (self.report / "report.json").write_text(json.dumps(self.figures, indent=2))
+
+    def end(self) -> None:
+        """Ends everything that was started."""
+        self._watching.set()
+        for process in self.apps.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self.lab.down()
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        say("1. Starting three private RabbitMQ brokers with their sidecars on loopback: e1 and e2 (group east), w1 (site west).")
+        self.lab.up()
+        require(self.lab.primary("east") == "e1" and self.lab.status("e2")["role"] == "ready", "e1 is primary of east, e2 its in-sync backup")
+        threading.Thread(target=self._watch_memory, daemon=True).start()
+
+    def publish(self) -> None:
+        say(f"\n2. An ordinary pika application publishes {len(self.flights):,} flights (persistent, confirmed) to the quorum queue '{QUEUE}'; another consumes and acks")
+        say("   them. They know the addresses of the two doors; the publisher also announces its producer name and numbers its messages (x-lrq-id), so that")
+        say("   what it sends again is recognised. lrq_ha.publisher transmits the same flights to site west: the small tables as a full snapshot, then one")
+        say("   transaction per date and hour.")
+        import pika
+
+        connection = pika.BlockingConnection(pika.URLParameters(self.lab.nodes["e1"].door))
+        connection.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+        connection.close()
+        doors = [self.lab.nodes[name].door for name in ("e1", "e2")]
+        for kind in ("publisher", "consumer", "log"):
+            self._spawn(kind, {"nodes": doors, "queue": QUEUE, "destination": "west"})
+        at = int(len(self.flights) * KILL_AT_SHARE)
+        self._wait("confirmed flights", lambda: self._report("publisher").get("confirmed", 0) >= at)
+
+    def kill_and_promote(self) -> None:
+        e1 = self.lab.nodes["e1"]
+        say(f"\n3. SIGKILL of e1's broker (pid {e1.broker_pid}) and sidecar (pid {e1.sidecar_pid}) in the middle of it.")
+        before = self.lab.status("e1")
+        killed = time.time()
+        self.lab.kill("e1")
+        say(f"   The operator's word: lrq-ha promote e2 --down e1 --dir {self.lab.directory}")
+        asked = time.time()
+        say("   " + self.lab.promote("e2", down=["e1"]))
+        promoted = time.time()
+        require(self.lab.status("e2")["role"] == "active", "e2 is primary now")
+        self._wait("the first confirm on e2", lambda: bool(self._report("publisher").get("failovers")))
+        first = self._report("publisher")["failovers"][0]["confirmed_at"]
+        self.figures |= {
+            "killed_at": killed,
+            "unsafe_entries_at_kill": before["end"] - before["safe"],
+            "failover_ms": round(1000 * (first - killed)),
+            "promotion_ms": round(1000 * (promoted - asked)),
+            "promote_to_first_confirm_ms": round(1000 * (first - asked)),
+        }
+        say(f"   Kill to first confirm on e2: {self.figures['failover_ms']} ms, of which the promotion itself took {self.figures['promotion_ms']} ms.")
+
+    def finish_and_rejoin(self) -> None:
+        share = (1 + KILL_AT_SHARE) / 2
+        self._wait("more confirmed flights", lambda: self._report("publisher").get("confirmed", 0) >= len(self.flights) * share)
+        say("\n4. e1 is started again; it finds its epoch over and follows e2.")
+        began = time.time()
+        self.lab.start("e1")
+        for kind in ("publisher", "log", "consumer"):
+            self._wait(f"the {kind}'s end", lambda kind=kind: self.apps[kind].poll() is not None)  # type: ignore[misc]
+            require(self.apps[kind].returncode == 0, f"the {kind} application came to its end without an error")
+        self.lab.wait_role("e1", "ready", 120)
+        self._wait("e1 in the set", lambda: set(self.lab.status("e2")["members"]) == {"e1", "e2"})
+        say(f"   e1 is an in-sync backup of e2 again ({time.time() - began:.1f} s after its start).")
+
+    def prove(self) -> None:
+        say("\n5. What must hold:")
+        publisher, consumer = self._report("publisher"), self._report("consumer")
+        count = len(self.flights)
+        seen = array.array("Q")
+        seen.frombytes((self.folder / "consumer.seen").read_bytes())
+        lost = count - len(set(seen) & set(range(1, count + 1)))
+        require(publisher["confirmed"] == count, f"all {count:,} flights were confirmed ({publisher['resent']:,} were sent twice after the kill, with the same ID)")
+        require(lost == 0, f"0 of {count:,} confirmed flights lost")
+        killed = self.figures["killed_at"]
+        ages = [killed - before for _, before, _ in consumer["twice"]]
+        late = [age for age in ages if not -0.5 <= age <= LAG_MAX_S]
+        oldest = f"; the oldest of their acks was {1000 * max(ages):.0f} ms old at the kill" if ages else ""
+        require(not late, f"0 delivered twice, except {len(ages)} whose ack had not been replicated when e1 was killed{oldest}")
+        require(all(marked for _, _, marked in consumer["twice"]), "each of those was marked as redelivered")
+        require(consumer["order_breaks"] == 0, "each consumer connection saw the flights in the order they were published")
+        rate = count / publisher["seconds"]
+        self.figures |= {"lost": lost, "delivered_twice": len(ages), "resent": publisher["resent"], "confirmed_per_s": round(rate)}
+        say(f"   {rate:,.0f} confirmed publishes/s over the whole run, failover included (everything on this one machine).")
+        self._prove_west()
+        self._prove_same()
+        self._prove_memory()
+
+    def _prove_west(self) -> None:
+        log = self._report("log")
+        door = self.lab.nodes["w1"].door
+        wanted = log["ids"]
+
+        def arrived() -> bool:
+            return self.lab.status("e2")["sessions"] != {} and len(self._deltas(door)[0]) >= len(wanted)
+
+        self._wait("everything at west", arrived)
+        deltas, repeats, snapshot = self._deltas(door)
+        require(deltas == wanted, f"all {len(wanted):,} log entries are on {RECEIVE_QUEUE} at west, once and in order ({repeats} repeats for readers to skip)")
+        require(snapshot > 0, f"the full snapshot of airlines, airports and planes is there ({snapshot} entries)")
+        self.figures |= {"log_entries": len(wanted), "snapshot_entries": snapshot}
+
+    def _deltas(self, door: str) -> tuple[list[str], int, int]:
+        transactions, repeats = check.received(door, RECEIVE_QUEUE)
+        deltas = [t.replication_id for t in transactions if t.type == pb.LOG_ENTRY_SYNC]
+        return deltas, repeats, sum(len(t.payloads) for t in transactions if t.type == pb.SNAPSHOT_SYNC)
+
+    def _prove_same(self) -> None:
+        e1, e2 = self.lab.nodes["e1"], self.lab.nodes["e2"]
+        self._wait("e1's last entry", lambda: self.lab.status("e1")["applied"] == self.lab.status("e2")["end"])
+        logs = [check.log_digest(node.admin, "east", number) for number, node in ((1, e1), (2, e2))]
+        require(logs[0] == logs[1] and len(logs[0]) > 0, f"e1 and e2 hold the same log ({logs[0][-1][2]:,} entries in {len(logs[0]):,} batches)")
+        for view in ("LRQ_Send_LogEntries", "LRQ_Send_SnapSync"):
+            views = [check.view_digest(node.admin, view) for node in (e1, e2)]
+            require(views[0] == views[1], f"e1 and e2 hold the same {view} ({len(views[0]):,} entries)")
+        self._wait("e1's queue to be swept", lambda: check.depth(e1.broker, QUEUE) == check.depth(e2.broker, QUEUE), 60)
+        require(check.depth(e1.broker, QUEUE) == check.depth(e2.broker, QUEUE) == 0, f"the queue '{QUEUE}' is empty on both brokers")
+
+    def _prove_memory(self) -> None:
+        peaks = {name: max(values) >> 20 for name, values in self.memory.items() if values}
+        self.figures["sidecar_memory_peak_mb"] = peaks
+        say("   Peak memory of the sidecars: " + ", ".join(f"{name} {peak} MB" for name, peak in sorted(peaks.items())))
+
+    def tables(self) -> None:
+        say("\n6. A PySpark job at west reads the receive queue with spark.read.format('lrq') and turns snapshot and deltas into tables.")
+        command = [sys.executable, "-m", "lrq_ha.spark.job", "--nodes", self.lab.nodes["w1"].door, "--queue", RECEIVE_QUEUE, "--out", str(self.report)]
+        subprocess.run(command, check=True, timeout=STEP_TIMEOUT_S)
+        found = json.loads((self.report / "results.json").read_text())
+        wanted = data.expected(self.flights)
+        for group, rows in (("carrier", found["by_carrier"]), ("month", found["by_month"])):
+            spark = {str(row[group]): (row["sum"], row["count"], row["mean"]) for row in rows if row["count"]}
+            plain = {key: (total, count, total / count) for key, (total, count) in wanted[group].items()}
+            require(spark == plain, f"mean departure delay by {group}: Spark's {len(spark)} figures equal those computed from the package's files to the last digit")
+        sizes = {"flights": len(self.flights), **{name: len(data.table(name)) for name in ("airlines", "airports", "planes")}}
+        require(found["rows"] == sizes, f"the tables have the right number of rows: {sizes}")
+
+    # ---- tools -------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, kind: str, settings: dict[str, Any]) -> None:
+        settings = settings | {"flights": len(self.flights), "report": str(self.folder / f"{kind}.json")}
+        log = (self.folder / f"{kind}.log").open("wb")
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "lrq_ha.demo.apps", kind, json.dumps(settings)]
+        self.apps[kind] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def _report(self, kind: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.folder / f"{kind}.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def _wait(self, what: str, done: Any, timeout_s: float = STEP_TIMEOUT_S) -> None:
+        deadline, shown = time.monotonic() + timeout_s, 0.0
+        while not done():
+            now = time.monotonic()
+            for kind, process in self.apps.items():
+                if process.poll() not in (None, 0):
+                    tail = (self.folder / f"{kind}.log").read_text(errors="replace")[-2000:]
+                    raise DemoFailed(f"the {kind} application failed: {tail}")
+            if now > deadline:
+                raise DemoFailed(f"{what}: not within {timeout_s:g} s")
+            if now - shown > 5:
+                shown = now
+                publisher, consumer, log = (self._report(kind) for kind in ("publisher", "consumer", "log"))
+                counts = f"{publisher.get('confirmed', 0):,} confirmed, {consumer.get('consumed', 0):,} consumed, {log.get('transactions', 0):,} transactions"
+                say(f"   … {counts}")
+            time.sleep(0.05)
+
+    def _watch_memory(self) -> None:
+        while not self._watching.wait(1.0):
+            for name in self.lab.nodes:
+                try:
+                    self.memory.setdefault(name, []).append(self.lab.status(name)["rss_bytes"])
+                except (LrqError, OSError, KeyError):
+                    continue
