@@ -1,0 +1,255 @@
+"""Reading streams over AMQP 0-9-1 from whichever node takes readers. All I/O of the Spark source is here.
+
+Rules: a stream is consumed with a bounded prefetch and acks for many at once; a consumer is never cancelled with messages under way,
+because the client library would reject them and a stream closes the connection for that (540).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pika
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+
+from lrq_ha.replication.errors import LrqError, MalformedInput
+from lrq_ha.spark.errors import MissingQueue, NoNode, StreamSilent
+from lrq_ha.spark.ranges import Message, parse_message
+
+VHOST = "lrq"
+PREFETCH_MESSAGES = 500
+ACK_MESSAGES = 100
+TCP_TIMEOUT_S = 5
+CONNECT_TIMEOUT_S = 10.0  # all nodes in turn, again and again
+ROUND_PAUSE_S = 0.25
+IDLE_TIMEOUT_S = 30.0  # a message that must be there does not come
+TAIL_ROUNDS_MAX = 64  # times the prefetch: more than any chunk holds; bounds the chase after a writer that goes on
+EMPTY_WAIT_S = 1.0  # no message, and the broker counts none either
+POLL_S = 0.05
+NOT_FOUND = 404
+REFUSED = (403, 530)  # ACCESS_REFUSED; NOT_ALLOWED, as for a vhost that does not exist
+
+
+class ConnectionLost(LrqError):
+    """The node went away, or does not take readers any more: another one, or the same, may do later."""
+
+    def __init__(self, address: str, error: BaseException) -> None:
+        super().__init__(f"Connection to {address} lost: {_answer(error)}", retriable=True)
+
+
+class NodeConnection:
+    """One connection to a node, for one thread. Closes itself as a context manager.
+
+    Attributes:
+        address: host:port of the node.
+    """
+
+    def __init__(self, connection: Any, address: str) -> None:
+        self._connection = connection
+        self.address = address
+
+    @classmethod
+    def open(cls, nodes: Sequence[str], timeout_s: float = CONNECT_TIMEOUT_S) -> NodeConnection:
+        """Connects to the first of `nodes` that takes readers; a backup's door refuses them.
+
+        Raises:
+            NoNode: None did within `timeout_s`, or every one refused the user.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answers: dict[str, str] = {}
+            hopeless = True
+            for node in nodes:
+                parameters = pika.URLParameters(node)
+                parameters.virtual_host = VHOST
+                # Spark may leave a reader waiting for as long as it likes, and nothing could send heartbeats meanwhile.
+                parameters.heartbeat = 0
+                parameters.tcp_options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+                parameters.socket_timeout = parameters.stack_timeout = TCP_TIMEOUT_S
+                parameters.client_properties = {"connection_name": "lrq-ha spark reader"}
+                address = f"{parameters.host}:{parameters.port}"
+                try:
+                    return cls(pika.BlockingConnection(parameters), address)
+                except (AMQPError, OSError) as error:
+                    answers[address] = _answer(error)
+                    hopeless = hopeless and _is_hopeless(error)
+            if hopeless or time.monotonic() + ROUND_PAUSE_S >= deadline:
+                raise NoNode(answers, retriable=not hopeless)
+            time.sleep(ROUND_PAUSE_S)
+
+    def __enter__(self) -> NodeConnection:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        try:
+            self._connection.close()
+        except (AMQPError, OSError):
+            pass  # it is gone
+
+    def count(self, queue: str) -> int:
+        """How many messages the broker says there are: streams bring this up to date every few seconds only.
+
+        Raises:
+            MissingQueue: There is no such queue.
+            ConnectionLost: The node went away.
+        """
+        channel = self.channel()
+        number: int = self.guarded(lambda: channel.queue_declare(queue, passive=True), queue).method.message_count
+        self.guarded(channel.close)
+        return number
+
+    def first(self, queue: str) -> Message | None:
+        """The first message that is left; None if the queue is empty."""
+        return self._look(queue, "first")
+
+    def tail(self, queue: str) -> Message | None:
+        """The last message: every message confirmed before this call is it, or before it. None if the queue is empty.
+
+        A consumer with offset `last` begins with the stream's last chunk, of a number of messages that nobody tells. But a broker's
+        channel gives out all that is there and the prefetch allows before it answers the next request: so acknowledge, ask
+        anything, and what comes before an answer that nothing comes before is the end. No waiting, no guess.
+        """
+        return self._look(queue, "last")
+
+    def at(self, queue: str, offset: int) -> Message:
+        """The message at `offset`, or the first after it. Raises StreamSilent if there is none."""
+        with closing(_Consumer(self, queue, offset, 1)) as consumer:
+            return consumer.next(IDLE_TIMEOUT_S)
+
+    def read(self, queue: str, offset: int, idle_s: float = IDLE_TIMEOUT_S) -> Generator[Message, None, None]:
+        """Messages from `offset` on (from the first that is left if that is trimmed), without end.
+
+        Raises:
+            StreamSilent: None came for `idle_s` seconds.
+            ConnectionLost: The node went away.
+        """
+        with closing(_Consumer(self, queue, offset, PREFETCH_MESSAGES)) as consumer:
+            while True:
+                yield consumer.next(idle_s)
+
+    def _look(self, queue: str, where: str) -> Message | None:
+        to_end = where == "last"
+        with closing(_Consumer(self, queue, where, PREFETCH_MESSAGES if to_end else 1)) as consumer:
+            if not consumer.wait(EMPTY_WAIT_S) and self.count(queue) == 0:
+                return None
+            found = consumer.next(IDLE_TIMEOUT_S)
+            for _ in range(TAIL_ROUNDS_MAX if to_end else 0):
+                while consumer.waiting:
+                    found = consumer.next(0)
+                consumer.settle()
+                if not consumer.waiting:
+                    break
+            return found
+
+    def channel(self) -> Any:
+        return self.guarded(self._connection.channel)
+
+    def process(self, seconds: float) -> None:
+        """Lets the client library work; returns as soon as something came, after `seconds` at the latest."""
+        self.guarded(lambda: self._connection.process_data_events(seconds))
+
+    def guarded(self, call: Callable[[], Any], queue: str = "") -> Any:
+        """What the client library's `call` returns. Raises MissingQueue, or ConnectionLost for all else that goes wrong."""
+        try:
+            return call()
+        except ChannelClosedByBroker as error:
+            if error.reply_code == NOT_FOUND:
+                raise MissingQueue(queue) from error
+            raise ConnectionLost(self.address, error) from error
+        except (AMQPError, OSError) as error:
+            raise ConnectionLost(self.address, error) from error
+
+
+class _Consumer:
+    """One consumer of one stream, on a channel of its own.
+
+    Attributes:
+        waiting: Stream offset, delivery tag and body of what came and was not taken: at most `prefetch` messages, or one chunk.
+    """
+
+    def __init__(self, node: NodeConnection, queue: str, offset: int | str, prefetch: int) -> None:
+        self._node = node
+        self._queue = queue
+        self._prefetch = prefetch
+        self.waiting: deque[tuple[int, int, bytes]] = deque()
+        self._unacked = 0
+        self._tag = 0
+        self._cancelled = False
+        self._channel = node.channel()
+        self._channel.add_on_cancel_callback(self._on_cancel)
+        self._fence()
+        node.guarded(lambda: self._channel.basic_consume(queue, self._on_message, arguments={"x-stream-offset": offset}), queue)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a message is there, within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not self.waiting:
+            if self._cancelled:
+                raise MissingQueue(self._queue)
+            left = deadline - time.monotonic()
+            self._node.process(max(min(left, POLL_S), 0))
+            if left <= 0:
+                break
+        return bool(self.waiting)
+
+    def next(self, idle_s: float) -> Message:
+        """The next message. Raises StreamSilent if none comes within `idle_s` seconds."""
+        if not self.wait(idle_s):
+            raise StreamSilent(self._queue, idle_s, "the next message")
+        offset, self._tag, body = self.waiting.popleft()
+        self._unacked += 1
+        if self._unacked >= ACK_MESSAGES:
+            self._ack()
+        return parse_message(self._queue, offset, body)
+
+    def settle(self) -> None:
+        """Acknowledges what was taken; on return, all that the broker sent for it is here."""
+        self._ack()
+        self._fence()
+        self._node.process(0)
+
+    def close(self) -> None:
+        try:
+            self._fence()  # nothing is acknowledged any more: after this, nothing more comes
+            self._node.process(0)
+            self._node.guarded(self._channel.close)
+        except LrqError:
+            pass  # the connection is gone, and the consumer with it
+
+    def _ack(self) -> None:
+        if self._unacked:
+            self._unacked = 0
+            self._node.guarded(lambda: self._channel.basic_ack(self._tag, multiple=True))
+
+    def _fence(self) -> None:
+        self._node.guarded(lambda: self._channel.basic_qos(prefetch_count=self._prefetch))
+
+    def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        offset = (properties.headers or {}).get("x-stream-offset")
+        if offset is None:
+            raise MalformedInput(f"Queue {self._queue} is no stream", todo="Receive queues are streams, made by the sidecar")
+        self.waiting.append((int(offset), method.delivery_tag, body))
+
+    def _on_cancel(self, _frame: Any) -> None:
+        self._cancelled = True
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    """Whether the node refused this user or address, so that asking again is of no use."""
+    return (
+        isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError) or getattr(error, "reply_code", 0) in REFUSED
+    )
+
+
+def _answer(error: BaseException) -> str:
+    """What a node said, in few words: the innermost cause that says something."""
+    args = getattr(error, "args", ())
+    if args and isinstance(args[0], BaseException):
+        return _answer(args[0])
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

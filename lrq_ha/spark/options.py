@@ -1,0 +1,166 @@
+"""The options of the data source, as one checked value. Pure. Rules: names are those of Spark's Kafka source where it has the same
+thing, case does not matter; an unknown option or a bad value is refused with what is allowed; nothing has two spellings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lrq_ha.routing.names import RECV_PREFIX, parse_recv_queue
+from lrq_ha.spark.errors import OptionError
+
+ALLOWED = {
+    "nodes": "AMQP addresses, comma separated: amqp://USER:PASSWORD@HOST:PORT,…",
+    "subscribe": "receive queues, comma separated: LRQ_Recv_<client_name>_<remote_id>,…",
+    "subscribePattern": "a regular expression that the whole queue name must match; needs option `http`",
+    "http": "HTTP addresses of the sidecars, comma separated: http://HOST:PORT,…",
+    "startingOffsets": '"earliest", or JSON {queue: the least source sequence to read} for every queue; -2 means earliest',
+    "endingOffsets": '"latest", or JSON {queue: the source sequence before which to stop} for every queue; -1 means latest',
+    "minPartitions": "a whole number >= 1",
+    "maxEntriesPerTrigger": "a whole number >= 1 (for streaming; a batch read takes all)",
+    "failOnDataLoss": "true or false",
+    "includeChain": "true or false: adds the columns request_id and restart",
+}
+EARLIEST = -2
+LATEST = -1
+
+Sequences = Mapping[str, int] | None  # per queue; None: earliest or latest for every queue
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to read and how.
+
+    Attributes:
+        nodes: Addresses to try in turn; at least one.
+        subscribe: Queues to read, without repeats; empty if `pattern` is set.
+        pattern: Regular expression for whole queue names; None if `subscribe` is set.
+        http: Sidecars that can be asked for the list of queues.
+        starting: Least source sequence per queue, or None for earliest.
+        ending: Source sequence per queue before which to stop, or None for latest.
+        min_partitions: Partitions wanted; there is at least one for each queue that has something to read.
+        max_entries_per_trigger: Bound of a micro-batch in transactions; None: no bound.
+        fail_on_data_loss: Whether a retention gap is an error.
+        include_chain: Whether the columns `request_id` and `restart` are wanted.
+    """
+
+    nodes: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    pattern: str | None
+    http: tuple[str, ...]
+    starting: Sequences
+    ending: Sequences
+    min_partitions: int
+    max_entries_per_trigger: int | None
+    fail_on_data_loss: bool
+    include_chain: bool
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """Checks what the user gave. Raises OptionError."""
+    values = {key.lower(): value for key, value in given.items()}
+    spelled = {name.lower(): name for name in ALLOWED}
+    for key in values:
+        if key not in spelled:
+            raise OptionError(f"Unknown option {key!r} of format lrq", todo=f"Allowed: {', '.join(ALLOWED)}")
+
+    def text(name: str) -> str | None:
+        return values.get(name.lower())
+
+    def words(name: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(word.strip() for word in (text(name) or "").split(",") if word.strip()))
+
+    nodes, subscribe, pattern, http = words("nodes"), words("subscribe"), text("subscribePattern"), words("http")
+    if not nodes:
+        raise OptionError("Option nodes is missing", todo=f"Allowed: {ALLOWED['nodes']}")
+    for node in nodes:
+        if not re.fullmatch(r"amqps?://[^/]+(/.*)?", node):
+            raise _bad("nodes", _without_password(node))
+    for address in http:
+        if not re.fullmatch(r"https?://[^/]+/?", address):
+            raise _bad("http", _without_password(address))
+    if bool(subscribe) == (pattern is not None):
+        raise OptionError(
+            "Exactly one of the options subscribe and subscribePattern is needed",
+            todo=f"subscribe: {ALLOWED['subscribe']}; subscribePattern: {ALLOWED['subscribePattern']}",
+        )
+    for queue in subscribe:
+        if parse_recv_queue(queue) is None:
+            raise _bad("subscribe", queue)
+    if pattern is not None:
+        _check_pattern(pattern, http)
+    starting = _sequences("startingOffsets", text("startingOffsets"), "earliest", EARLIEST)
+    ending = _sequences("endingOffsets", text("endingOffsets"), "latest", LATEST)
+    for name, sequences in (("startingOffsets", starting), ("endingOffsets", ending)):
+        if subscribe and sequences is not None and set(sequences) != set(subscribe):
+            raise OptionError(
+                f"{name} names {sorted(sequences)}, subscribe names {sorted(subscribe)}", todo=f"Allowed: {ALLOWED[name]}"
+            )
+    most = _number("maxEntriesPerTrigger", text("maxEntriesPerTrigger"))
+    return ReadOptions(
+        nodes=nodes,
+        subscribe=subscribe,
+        pattern=pattern,
+        http=http,
+        starting=starting,
+        ending=ending,
+        min_partitions=_number("minPartitions", text("minPartitions")) or 1,
+        max_entries_per_trigger=most,
+        fail_on_data_loss=_flag("failOnDataLoss", text("failOnDataLoss"), True),
+        include_chain=_flag("includeChain", text("includeChain"), False),
+    )
+
+
+def matching(pattern: str, queues: list[str]) -> tuple[str, ...]:
+    """The receive queues among `queues` whose whole name matches, in order of name."""
+    return tuple(sorted({name for name in queues if name.startswith(RECV_PREFIX) and re.fullmatch(pattern, name)}))
+
+
+def _check_pattern(pattern: str, http: tuple[str, ...]) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionError(f"subscribePattern = {pattern!r} is no regular expression: {error}") from error
+    if not http:
+        raise OptionError(
+            "subscribePattern needs option http, because AMQP cannot list queues",
+            todo=f"http: {ALLOWED['http']}; or name the queues with subscribe",
+        )
+
+
+def _sequences(name: str, value: str | None, word: str, number: int) -> Sequences:
+    if value is None or value.strip().lower() == word:
+        return None
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        raise _bad(name, value) from None
+    if not isinstance(parsed, dict) or not all(type(n) is int and (n >= 0 or n == number) for n in parsed.values()):
+        raise _bad(name, value)
+    return parsed
+
+
+def _number(name: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", value.strip(), re.ASCII):
+        raise _bad(name, value)
+    return int(value)
+
+
+def _flag(name: str, value: str | None, default: bool) -> bool:
+    if value is None:
+        return default
+    if value.strip().lower() not in ("true", "false"):
+        raise _bad(name, value)
+    return value.strip().lower() == "true"
+
+
+def _bad(name: str, value: str) -> OptionError:
+    return OptionError(f"{name} = {value!r} is not allowed", todo=f"Allowed: {ALLOWED[name]}")
+
+
+def _without_password(address: str) -> str:
+    return re.sub(r"//.*@", "//…@", address)

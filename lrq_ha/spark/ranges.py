@@ -1,0 +1,265 @@
+"""Which part of a receive queue a partition reads, and which transactions of what it meets are its own. Pure.
+
+A receive queue is a stream, and each node of the sink group has its own copy of it: the same transactions in the same order, at other
+stream offsets, and after a restart or failover of a sidecar some of them a second time. So a range is fixed by positions in the
+*source's* log, which are the same everywhere; stream offsets in it are hints where to begin, checked before they are used.
+
+Why a range read alone gives each transaction exactly once: read from any message on, a stream steps forward transaction by transaction
+(each batch names its `previous`) or jumps back, over what it repeats. From a message that ends with position a to one that ends with b > a
+it therefore passes all of (a, b], and the first time it does so is the time at which the greatest position seen so far grows. A range
+(after, through] begins at a message that ends with `after`, takes what exceeds the greatest position seen and ends once that is `through`.
+Cuts between ranges are messages whose last positions grow, so ranges do not overlap and leave nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import MalformedInput
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing.chain import START, position_of
+from lrq_ha.spark.errors import DataLoss, OptionError
+
+SEQUENCE_MAX = 2**63 - 1
+
+
+class Message(NamedTuple):
+    """One message of a receive queue: its stream offset on this node, and what it says."""
+
+    offset: int
+    batch: pb.ReceivedBatch
+
+    @property
+    def previous(self) -> Position:
+        return position_of(self.batch.previous)
+
+    @property
+    def last(self) -> Position:
+        return position_of(self.batch.transactions[-1].position)
+
+
+class Hint(NamedTuple):
+    """At `offset` of the stream that was looked at stands a message that ends with `last`."""
+
+    offset: int
+    last: Position
+
+
+class Taken(NamedTuple):
+    """A transaction of the range. `restart`: the chain starts anew with it (`previous` is none)."""
+
+    transaction: pb.ReceivedTransaction
+    restart: bool
+
+
+@dataclass(frozen=True)
+class Range:
+    """An immutable part of one receive queue.
+
+    Attributes:
+        queue: Name of the queue.
+        after: Position before the first transaction of the range.
+        through: Last position of the range. after <= through.
+        start: Message at which to begin: it ends with `after`, or is the first one of the queue.
+        open_until: None where another range goes on after `through`. Else this is the queue's last range: in the stream of `start`,
+            it ends not before this offset, and takes in what exceeds `through` there (only where the sink was repeating itself).
+        least: Least source sequence to give.
+        most: Greatest source sequence to give.
+    """
+
+    queue: str
+    after: Position
+    through: Position
+    start: Hint
+    open_until: int | None
+    least: int = 0
+    most: int = SEQUENCE_MAX
+
+
+class Selection:
+    """Goes with the messages of one range, in stream order, and says which transactions are its own.
+
+    Attributes:
+        greatest: Greatest position seen. It never falls.
+    """
+
+    def __init__(self, part: Range, *, strict: bool) -> None:
+        self._range = part
+        self._strict = strict
+        self.greatest = part.after
+        self.holes: list[str] = []
+
+    def take(self, message: Message, *, same_stream: bool) -> list[Taken]:
+        """The transactions of `message` that belong to the range and were not seen before, in order.
+
+        Args:
+            message: The next message of the stream.
+            same_stream: Whether the stream is the one in which the range was planned.
+
+        Raises:
+            DataLoss: There is a hole before it and the selection is strict; else the hole is noted in `holes`.
+        """
+        part = self._range
+        ceiling = None if same_stream and part.open_until is not None else part.through
+        if message.previous > self.greatest:
+            self._hole(f"Queue {part.queue} lacks what comes after {self.greatest}, up to {message.previous}")
+        taken = []
+        for number, transaction in enumerate(message.batch.transactions):
+            position = position_of(transaction.position)
+            if position <= self.greatest:
+                continue
+            self.greatest = position
+            if (ceiling is None or position <= ceiling) and part.least <= position.sequence <= part.most:
+                taken.append(Taken(transaction, number == 0 and message.previous == START))
+        return taken
+
+    def done(self, offset: int, *, same_stream: bool) -> bool:
+        """Whether the range ends with the message at `offset`, which was taken."""
+        part = self._range
+        return self.greatest >= part.through and (part.open_until is None or not same_stream or offset >= part.open_until)
+
+    def _hole(self, what: str) -> None:
+        if self._strict:
+            raise DataLoss(what)
+        self.holes.append(what)
+
+
+class Stream(Protocol):
+    """A look at one queue on one node."""
+
+    def first(self, queue: str) -> Message | None: ...
+    def tail(self, queue: str) -> Message | None: ...
+    def at(self, queue: str, offset: int) -> Message: ...
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What of a queue is to be read, before it is cut: as Range, with the offset of the last message."""
+
+    whole: Range
+    last_offset: int
+
+    @property
+    def messages(self) -> int:
+        """About how many."""
+        return max(self.last_offset - self.whole.start.offset + 1, 1)
+
+
+def parse_message(queue: str, offset: int, body: bytes) -> Message:
+    """Raises MalformedInput if `body` is no ReceivedBatch with at least one transaction."""
+    try:
+        batch = pb.ReceivedBatch.FromString(body)
+    except Exception as error:
+        raise MalformedInput(f"Message {offset} of queue {queue} is no ReceivedBatch: {error}") from error
+    if not batch.transactions:
+        raise MalformedInput(f"Message {offset} of queue {queue} is a ReceivedBatch without transactions")
+    return Message(offset, batch)
+
+
+def locate(stream: Stream, queue: str, low: Message, high: Message, before: Callable[[Position], bool]) -> Message:
+    """A message whose last position is `before` what is looked for, as late as bisection finds one; `low` if there is none.
+
+    Where the sink repeated itself there may be a later one; any will do to begin a range (see the top of the file).
+    """
+    while high.offset - low.offset > 1:
+        middle = stream.at(queue, (low.offset + high.offset) // 2)
+        if not low.offset < middle.offset < high.offset:  # trimmed meanwhile: what is left of the interval begins at `middle`
+            break
+        if before(middle.last):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def extent(stream: Stream, queue: str, starting: int | None, ending: int | None, *, strict: bool) -> Extent | None:
+    """What of `queue` is to be read; None if nothing.
+
+    Args:
+        stream: The node that is looked at.
+        queue: Its name.
+        starting: Least source sequence, or None for the earliest that is there.
+        ending: Source sequence before which to stop, or None for all that was there when this was called.
+        strict: Whether a range that the queue does not hold as a whole is an error.
+
+    Raises:
+        DataLoss: The range begins before what is left of the queue.
+        OptionError: It ends, or begins, after what has been received.
+    """
+    tail = stream.tail(queue)  # before `first`: so a queue that is trimmed between the two is seen as trimmed
+    head = stream.first(queue) if tail is not None else None
+    if starting is not None and ending is not None and ending < starting:
+        raise OptionError(f"Queue {queue}: endingOffsets {ending} is before startingOffsets {starting}")
+    if head is None or tail is None:
+        return None
+    received = max(head.last, tail.last).sequence
+    start, after, through, open_until = head, head.previous, tail.last, tail.offset
+    if starting is not None:
+        if starting <= head.previous.sequence and strict:
+            raise DataLoss(f"Queue {queue} begins after sequence {head.previous.sequence}: startingOffsets {starting} is trimmed")
+        if starting > received + 1 and strict:
+            raise OptionError(
+                f"Queue {queue} has been received up to sequence {received}: startingOffsets {starting} is after that"
+            )
+        wanted = starting
+        if tail.last.sequence < wanted:
+            start = tail
+        elif head.last.sequence < wanted:
+            start = locate(stream, queue, head, tail, lambda last: last.sequence < wanted)
+        after = start.last if start is not head or head.last.sequence < wanted else head.previous
+    if ending is None:
+        return Extent(
+            Range(queue, after, max(after, through), Hint(start.offset, start.last), open_until, starting or 0), tail.offset
+        )
+    if ending > received + 1:
+        raise OptionError(
+            f"Queue {queue} has been received up to sequence {received}: endingOffsets {ending} is after that",
+            todo="Wait until it has been received, or use latest",
+        )
+    end = tail
+    if head.last.sequence >= ending - 1:
+        end = head
+    elif tail.last.sequence >= ending - 1:
+        below = locate(stream, queue, head, tail, lambda last: last.sequence < ending - 1)
+        end = stream.at(queue, below.offset + 1)
+    through = max(after, end.last)
+    return Extent(
+        Range(queue, after, through, Hint(start.offset, start.last), None, starting or 0, ending - 1),
+        max(end.offset, start.offset),
+    )
+
+
+def split(stream: Stream, extents: Sequence[Extent], partitions_min: int) -> list[Range]:
+    """Cuts what is to be read into about `partitions_min` ranges of like length, at least one per extent.
+
+    There are fewer where there are not enough messages, or where a cut would fall on what the sink repeated.
+    """
+    total = sum(one.messages for one in extents)
+    ranges = []
+    for one in extents:
+        pieces = max(round(partitions_min * one.messages / total), 1)
+        ranges += _cut(one.whole, (stream.at(one.whole.queue, offset) for offset in _offsets(one, pieces)))
+    return ranges
+
+
+def _offsets(one: Extent, pieces: int) -> list[int]:
+    first = one.whole.start.offset
+    return sorted({first + one.messages * number // pieces for number in range(1, pieces)} - {first})
+
+
+def _cut(whole: Range, candidates: Iterable[Message]) -> list[Range]:
+    cuts: list[Hint] = []
+    for message in candidates:
+        last = message.last
+        if (cuts[-1].last if cuts else whole.after) < last < whole.through and message.offset > whole.start.offset:
+            cuts.append(Hint(message.offset, last))
+    starts = [whole.start, *cuts]
+    afters = [whole.after, *(cut.last for cut in cuts)]
+    throughs = [*(cut.last for cut in cuts), whole.through]
+    return [
+        Range(whole.queue, after, through, start, whole.open_until if number == len(cuts) else None, whole.least, whole.most)
+        for number, (start, after, through) in enumerate(zip(starts, afters, throughs))
+    ]
