@@ -119,6 +119,7 @@ class World(RuleBasedStateMachine):
         self.term += 1
         self.append(None)
         self.readings: dict[Stream, Reading] = {}
+        self.stopped: list[tuple[Stream, Reading]] = []
         self.link.clear()
         self.connected = self.asked = False
         self.session = Session(ROUTE, self.log[-1][0], self.now, LIMITS)
@@ -188,6 +189,16 @@ class World(RuleBasedStateMachine):
         elif not cancel and request is None:
             self.status_of(f"own/{len(self.log)}", pb.FullSyncRequest.REQUESTED)
 
+    @precondition(lambda self: self.provider)
+    @rule(which=st.integers(0, 3), ends=st.booleans())
+    def stale_provider(self, which: int, ends: bool) -> None:
+        """One that has not heard yet that its request is no longer the newest."""
+        requests = [what.full_sync for _, what in self.log if isinstance(what, pb.Status) and what.HasField("full_sync")]
+        asked = list(dict.fromkeys(request.request_id for request in requests))
+        if which < len(asked) - 1:
+            kind, payloads = (pb.LAST_FULL_SYNC_ENTRY, []) if ends else (pb.SNAPSHOT_SYNC, ["a=stale"])
+            self.transmit(kind, payloads, asked[which])
+
     def status_of(self, request_id: str, state: pb.FullSyncRequest.State) -> None:
         value = pb.FullSyncRequest(client_name="orders", destination="west", request_id=request_id, state=state)
         self.append(pb.Status(key="fullsync/orders/west", full_sync=value))
@@ -203,9 +214,11 @@ class World(RuleBasedStateMachine):
                     assert queue == ROUTE.queue
                     self.asked = True
                 case m.StartRead(stream, first, number):
+                    if stream in self.readings:
+                        self.stopped.append((stream, self.readings[stream]))
                     self.readings[stream] = Reading(number, first)
                 case m.StopRead(stream):
-                    del self.readings[stream]
+                    self.stopped.append((stream, self.readings.pop(stream)))
                 case m.PauseRead(stream) | m.ResumeRead(stream):
                     self.readings[stream].paused = isinstance(effect, m.PauseRead)
                 case m.Send():
@@ -223,10 +236,22 @@ class World(RuleBasedStateMachine):
     @rule(stream=st.sampled_from(Stream), count=st.integers(1, 6))
     def read(self, stream: Stream, count: int) -> None:
         reading = self.readings.get(stream)
-        if reading is None or reading.paused:
-            return
+        if reading is not None and not reading.paused:
+            self.read_on(stream, reading, count)
+
+    @rule(stream=st.sampled_from(Stream))
+    def read_too_late(self, stream: Stream) -> None:
+        """What a reader had under way when it was stopped."""
+        for number, (of, reading) in enumerate(self.stopped):
+            if of is stream:
+                del self.stopped[number]
+                self.read_on(stream, reading, 20)
+                return
+
+    def read_on(self, stream: Stream, reading: Reading, count: int) -> None:
         if reading.next < self.trimmed[stream]:
-            del self.readings[stream]
+            if self.readings.get(stream) is reading:
+                del self.readings[stream]
             self.tell(m.Trimmed(reading.number, self.trimmed[stream]))
             return
         kinds = (pb.LOG_ENTRY_SYNC,) if stream is Stream.LOG_ENTRIES else (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
@@ -234,7 +259,7 @@ class World(RuleBasedStateMachine):
         reading.next += len(part)
         found = tuple((position, what) for position, what in part if isinstance(what, pb.Transaction) and what.type in kinds)
         self.tell(m.Read(reading.number, found))
-        if self.readings.get(stream) is reading and reading.next > 1:
+        if reading.next > 1:
             self.tell(m.ReadEnd(reading.number, self.log[reading.next - 2][0]))
 
     @rule(stream=st.sampled_from(Stream), back=st.integers(0, 20))
@@ -356,6 +381,29 @@ class World(RuleBasedStateMachine):
             self.append(status)
         self.new_session(compacted)
 
+    @rule(rounds=st.integers(1, 8), carries=st.booleans(), acks=st.booleans(), safe=st.booleans())
+    def all_is_well(self, rounds: int, carries: bool, acks: bool, safe: bool) -> None:
+        """For a while nothing goes wrong, or only something hangs, so that faults strike in every state."""
+        for _ in range(rounds):
+            self.round(carries, acks, safe)
+
+    def round(self, carries: bool = True, acks: bool = True, safe: bool = True) -> None:
+        """Everybody does some of what he has to do."""
+        self.status_safe()
+        self.tick(1)
+        self.connect()
+        self.answer()
+        for stream in Stream:
+            self.read(stream, 10)
+        if self.provider:
+            self.provide(2)
+        if carries:
+            self.carry("deliver", 10)
+        if safe:
+            self.safe_at_sink(10, False)
+        while acks and self.connected and self.acks and self.acks[0][0] <= self.sink_safe:
+            self.ack("deliver")
+
     # ---- what must hold ---------------------------------------------------------------------------------------------
 
     def own(self, first: int, last: int) -> list[Position]:
@@ -395,23 +443,14 @@ class World(RuleBasedStateMachine):
             assert self.session.in_flight_bytes <= LIMITS.in_flight_bytes_max
             assert self.session.state in SENDING or not self.readings
             assert self.session.state is not State.ERROR
+            assert self.session.acked <= position_of(self.sink.status(ROUTE.queue).last)  # else the log is not pinned long enough
 
     def teardown(self) -> None:
         """Faults stop: everything comes to rest, and the reader has what the source has."""
         if not hasattr(self, "session"):
             return
         for _ in range(300):
-            self.status_safe()
-            self.tick(1)
-            self.connect()
-            self.answer()
-            for stream in Stream:
-                self.read(stream, 10)
-            self.provide(2) if self.provider else None
-            self.carry("deliver", 10)
-            self.safe_at_sink(10, False)
-            while self.connected and self.acks and self.acks[0][0] <= self.sink_safe:
-                self.ack("deliver")
+            self.round()
             self.the_receive_queue_has_no_silent_hole()
             self.it_is_bounded()
             if self.at_rest():
