@@ -476,5 +476,5 @@ class World(RuleBasedStateMachine):
         )
 
 
-World.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+World.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 TestWorld = World.TestCase
