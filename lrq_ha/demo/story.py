@@ -108,15 +108,16 @@ class Demo:
         threading.Thread(target=self._watch_memory, daemon=True).start()
 
     def publish(self) -> None:
-        say(f"\n2. An ordinary pika application publishes {len(self.flights):,} flights (persistent, confirmed) to the quorum queue '{QUEUE}'; another consumes and acks")
-        say("   them. They know the addresses of the two doors; the publisher also announces its producer name and numbers its messages (x-lrq-id), so that")
-        say("   what it sends again is recognised. lrq_ha.publisher transmits the same flights to site west: the small tables as a full snapshot, then one")
-        say("   transaction per date and hour.")
+        say(f"\n2. An ordinary pika application publishes {len(self.flights):,} flights (persistent, confirmed) to the quorum queue '{QUEUE}';")
+        say("   another consumes and acks them. They know the addresses of the two doors; the publisher also announces its producer name and")
+        say("   numbers its messages (x-lrq-id), so that what it sends again is recognised. lrq_ha.publisher transmits the same flights to")
+        say("   site west: the small tables as a full snapshot, then one transaction per date and hour.")
         import pika
 
         connection = pika.BlockingConnection(pika.URLParameters(self.lab.nodes["e1"].door))
         connection.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
         connection.close()
+        data.save_flights(self.folder / "flights", self.flights)
         doors = [self.lab.nodes[name].door for name in ("e1", "e2")]
         for kind in ("publisher", "consumer", "log"):
             self._spawn(kind, {"nodes": doors, "queue": QUEUE, "destination": "west"})
@@ -232,7 +233,7 @@ class Demo:
     # ---- tools -------------------------------------------------------------------------------------------------------
 
     def _spawn(self, kind: str, settings: dict[str, Any]) -> None:
-        settings = settings | {"flights": len(self.flights), "report": str(self.folder / f"{kind}.json")}
+        settings = settings | {"flights": str(self.folder / "flights"), "report": str(self.folder / f"{kind}.json")}
         log = (self.folder / f"{kind}.log").open("wb")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "lrq_ha.demo.apps", kind, json.dumps(settings)]
