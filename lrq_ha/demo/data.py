@@ -20,8 +20,10 @@ Row = dict[str, Any]
 
 # Columns that hold numbers; everything else is text. Empty and NA mean unknown.
 _INTEGERS = frozenset(
-    "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay flight air_time distance hour minute "
-    "engines seats speed alt tz".split()
+    {
+        *("year", "month", "day", "hour", "minute", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay"),
+        *("flight", "air_time", "distance", "engines", "seats", "speed", "alt", "tz"),
+    }
 )
 _FLOATS = frozenset({"lat", "lon"})
 

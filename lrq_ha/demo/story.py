@@ -144,7 +144,8 @@ class Demo:
             "promotion_ms": round(1000 * (promoted - asked)),
             "promote_to_first_confirm_ms": round(1000 * (first - asked)),
         }
-        say(f"   Kill to first confirm on e2: {self.figures['failover_ms']} ms, of which the promotion itself took {self.figures['promotion_ms']} ms.")
+        took = self.figures
+        say(f"   Kill to first confirm on e2: {took['failover_ms']} ms, of which the promotion itself took {took['promotion_ms']} ms.")
 
     def finish_and_rejoin(self) -> None:
         share = (1 + KILL_AT_SHARE) / 2
@@ -166,7 +167,8 @@ class Demo:
         seen = array.array("Q")
         seen.frombytes((self.folder / "consumer.seen").read_bytes())
         lost = count - len(set(seen) & set(range(1, count + 1)))
-        require(publisher["confirmed"] == count, f"all {count:,} flights were confirmed ({publisher['resent']:,} were sent twice after the kill, with the same ID)")
+        again = f"{publisher['resent']:,} were sent again after the kill, with the same ID"
+        require(publisher["confirmed"] == count, f"all {count:,} flights were confirmed ({again})")
         require(lost == 0, f"0 of {count:,} confirmed flights lost")
         killed = self.figures["killed_at"]
         ages = [killed - before for _, before, _ in consumer["twice"]]
@@ -192,7 +194,8 @@ class Demo:
 
         self._wait("everything at west", arrived)
         deltas, repeats, snapshot = self._deltas(door)
-        require(deltas == wanted, f"all {len(wanted):,} log entries are on {RECEIVE_QUEUE} at west, once and in order ({repeats} repeats for readers to skip)")
+        skipped = f"{repeats} repeats for readers to skip"
+        require(deltas == wanted, f"all {len(wanted):,} log entries are on {RECEIVE_QUEUE} at west, once and in order ({skipped})")
         require(snapshot > 0, f"the full snapshot of airlines, airports and planes is there ({snapshot} entries)")
         self.figures |= {"log_entries": len(wanted), "snapshot_entries": snapshot}
 
@@ -219,14 +222,15 @@ class Demo:
 
     def tables(self) -> None:
         say("\n6. A PySpark job at west reads the receive queue with spark.read.format('lrq') and turns snapshot and deltas into tables.")
-        command = [sys.executable, "-m", "lrq_ha.spark.job", "--nodes", self.lab.nodes["w1"].door, "--queue", RECEIVE_QUEUE, "--out", str(self.report)]
-        subprocess.run(command, check=True, timeout=STEP_TIMEOUT_S)
+        options = ["--nodes", self.lab.nodes["w1"].door, "--queue", RECEIVE_QUEUE, "--out", str(self.report)]
+        subprocess.run([sys.executable, "-m", "lrq_ha.spark.job", *options], check=True, timeout=STEP_TIMEOUT_S)
         found = json.loads((self.report / "results.json").read_text())
         wanted = data.expected(self.flights)
         for group, rows in (("carrier", found["by_carrier"]), ("month", found["by_month"])):
             spark = {str(row[group]): (row["sum"], row["count"], row["mean"]) for row in rows if row["count"]}
             plain = {key: (total, count, total / count) for key, (total, count) in wanted[group].items()}
-            require(spark == plain, f"mean departure delay by {group}: Spark's {len(spark)} figures equal those computed from the package's files to the last digit")
+            same = f"Spark's {len(spark)} figures equal those computed from the package's files to the last digit"
+            require(spark == plain, f"mean departure delay by {group}: {same}")
         sizes = {"flights": len(self.flights), **{name: len(data.table(name)) for name in ("airlines", "airports", "planes")}}
         require(found["rows"] == sizes, f"the tables have the right number of rows: {sizes}")
 
@@ -259,8 +263,8 @@ class Demo:
             if now - shown > 5:
                 shown = now
                 publisher, consumer, log = (self._report(kind) for kind in ("publisher", "consumer", "log"))
-                counts = f"{publisher.get('confirmed', 0):,} confirmed, {consumer.get('consumed', 0):,} consumed, {log.get('transactions', 0):,} transactions"
-                say(f"   … {counts}")
+                counts = f"{publisher.get('confirmed', 0):,} confirmed, {consumer.get('consumed', 0):,} consumed"
+                say(f"   … {counts}, {log.get('transactions', 0):,} transactions")
             time.sleep(0.05)
 
     def _watch_memory(self) -> None:
