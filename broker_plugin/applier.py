@@ -1,0 +1,318 @@
+"""The applier: brings what waits in `Replica.to_apply` to the broker beside this sidecar, in log order (R5, R11).
+
+Rules:
+- Nothing is applied that is not safe. A follower waits a little more: what is consumed meanwhile, and was routed to one queue only, is never
+  written at all. While an epoch is taken (`hurry`), and on an active node (where only views come here), nothing waits.
+- A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of queues and exchanges do
+  not wait for messages that a full queue refuses: a deletion may be the only thing that makes room.
+- Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
+- A lost connection ends `run`: the incarnation is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError, MalformedInput
+
+from . import frames
+from .apply_lane import FRAME_ANY_BYTES, Group, Lane, Message, Window, routes_on
+from .channels import QueueKey
+from .replica import Entry, Replica
+
+STATUS_VIEW = "LRQ_Status"
+TIMER_MIN_S = 0.01
+TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
+GOES_PAST_PARKED = frozenset({frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE, frames.QUEUE_DELETE})
+
+
+class Views(Protocol):
+    """Who writes view streams."""
+
+    async def append(self, queue: str, body: bytes, sequence: int, epoch: int) -> None:
+        """Returns when written to the socket; the entry is marked as applied when the stream has confirmed it."""
+
+
+class Applier:
+    """See above.
+
+    Args:
+        replica: Where the entries wait.
+        broker_url: The own broker; the vhost in it is replaced.
+        views: Who writes view streams.
+        delay_s: How late a follower applies.
+        delay_entries_max: How many entries may wait for that.
+        window_messages_max: Most unconfirmed messages.
+        window_bytes_max: Most unconfirmed bytes.
+        on_full: Called when the broker refuses messages, with their queue, or None if it is not known.
+
+    Attributes:
+        hurry: Apply everything that is safe at once.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        broker_url: str,
+        views: Views,
+        *,
+        delay_s: float,
+        delay_entries_max: int,
+        window_messages_max: int,
+        window_bytes_max: int,
+        on_full: Callable[[QueueKey | None], None] = lambda _queue: None,
+    ) -> None:
+        self.hurry = False
+        self.on_full = on_full
+        self._replica = replica
+        self._url = broker_url
+        self._views = views
+        self._delay_s = delay_s
+        self._delay_entries_max = delay_entries_max
+        self._window = Window(window_messages_max, window_bytes_max)
+        self._lanes: dict[str, Lane] = {}
+        self._event = asyncio.Event()
+        self._busy = False
+        self._turn = 0
+        self._drained: list[asyncio.Future[None]] = []
+        self._ended: BaseException | None = None
+
+    def wake(self) -> None:
+        """Something has changed: look again."""
+        self._event.set()
+
+    async def run(self) -> None:
+        """Applies until cancelled.
+
+        Raises:
+            LrqError: The broker's connection is lost, or the broker will not take what the log says.
+        """
+        try:
+            while True:
+                self._event.clear()
+                pause = await self._tend()
+                before = self._replica.to_apply_bytes
+                pause = min(pause, await self._take())
+                if self._replica.to_apply_bytes < before:
+                    self._replica.on_wake()  # whoever stopped taking pushes may go on
+                self._tell_drained()
+                await self._pause(pause)
+        except BaseException as error:
+            self._ended = error
+            raise
+        finally:
+            for lane in self._lanes.values():
+                lane.abort()
+            for future in self._drained:
+                if not future.done():
+                    future.set_exception(LrqError(f"the applier has ended: {self._ended}", retriable=True))
+                    future.exception()  # nobody may be waiting any more
+
+    async def drained(self) -> None:
+        """Returns when nothing safe waits and everything published is confirmed. Set `hurry` before.
+
+        Raises:
+            LrqError: The applier has ended.
+        """
+        if self._ended is not None:
+            raise LrqError(f"the applier has ended: {self._ended}", retriable=True)
+        if not self._is_drained():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drained.append(future)
+            self.wake()
+            await future
+
+    def close(self) -> None:
+        """Ends the connections at once; `run` ends with an error if it is still running."""
+        for lane in self._lanes.values():
+            lane.abort()
+
+    # ---- waiting -----------------------------------------------------------------------------------------------------
+
+    def _is_drained(self) -> bool:
+        waiting = self._replica.to_apply
+        return not self._busy and not (waiting and waiting[0].last <= self._replica.safe) and all(lane.idle for lane in self._lanes.values())
+
+    def _tell_drained(self) -> None:
+        if self._drained and self._is_drained():
+            drained, self._drained = self._drained, []
+            for future in drained:
+                if not future.done():
+                    future.set_result(None)
+
+    async def _tend(self) -> float:
+        pause = 3600.0
+        for lane in list(self._lanes.values()):
+            pause = min(pause, await lane.tend())
+        return pause
+
+    async def _pause(self, pause_s: float) -> None:
+        if not self._event.is_set():
+            try:
+                async with asyncio.timeout(max(pause_s, TIMER_MIN_S)):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._event.clear()
+            pause = await self._tend()
+            if condition():
+                return
+            await self._pause(pause)
+
+    async def _lane(self, vhost: str) -> Lane:
+        lane = self._lanes.get(vhost)
+        if lane is None:
+            lane = await Lane.open(self._url, vhost, self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
+            self._lanes[vhost] = lane
+        return lane
+
+    # ---- applying ----------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> float:
+        """Applies as far as it may now; returns the seconds until the next entry is old enough."""
+        replica = self._replica
+        waiting = replica.to_apply
+        while waiting and waiting[0].last <= replica.safe:
+            entry = waiting[0]
+            if not self.hurry and not replica.active and waiting[-1].last - entry.first < self._delay_entries_max:
+                young_s = entry.since + self._delay_s - time.monotonic()
+                if young_s > 0:
+                    return young_s
+            waiting.popleft()
+            replica.to_apply_bytes -= entry.size
+            self._busy = True
+            await self._apply(entry)
+            self._busy = False
+            self._turn += entry.count
+            if self._turn >= TURN_MESSAGES_MAX:
+                self._turn = 0
+                await asyncio.sleep(0)
+        return 3600.0
+
+    async def _apply(self, entry: Entry) -> None:
+        run, first = entry.run, entry.first
+        kind = run.WhichOneof("kind")
+        if entry.last <= self._replica.tracker.applied:
+            return
+        if kind == "enqueues":
+            await self._enqueues(run.enqueues, first, None)
+        elif kind == "tx":
+            await self._transaction(run.tx, first)
+        elif view := _view(run):
+            await self._views.append(*view, first, self._replica.node.log.epoch_at(first))
+        else:
+            await self._other(run)
+            self._replica.applied(first, entry.last)
+
+    async def _other(self, run: pb.Run) -> None:
+        """What is done when this returns."""
+        kind = run.WhichOneof("kind")
+        if kind == "purge":
+            lane = await self._lane(run.purge.vhost)
+            await self._until(lambda: not lane.open_messages)
+            await lane.purge(run.purge.queue)
+        elif kind == "topology":
+            lane = await self._lane(run.topology.vhost)
+            method = int.from_bytes(run.topology.method[:4], "big")
+            if method in GOES_PAST_PARKED:
+                await self._until(lambda: not lane.open_messages)
+            else:
+                await self._until(lambda: lane.idle)
+            if method == frames.QUEUE_DELETE:
+                length = run.topology.method[6]
+                lane.forget_queue(run.topology.method[7 : 7 + length].decode("utf-8", "surrogateescape"))
+            await lane.execute(run.topology.method)
+
+    async def _transaction(self, tx: pb.Tx, sequence: int) -> None:
+        group = Group(sequence)
+        views = []
+        for run in tx.runs:
+            if run.WhichOneof("kind") == "enqueues":
+                await self._enqueues(run.enqueues, sequence, group)
+            elif view := _view(run):
+                views.append(view)
+            else:
+                await self._other(run)
+        if views:  # last, as the entry counts as applied when its view is confirmed
+            await self._until(lambda: group.left == 1)
+            for queue, body in views:
+                await self._views.append(queue, body, sequence, self._replica.node.log.epoch_at(sequence))
+        else:
+            self._part_done(group)
+
+    def _part_done(self, group: Group) -> None:
+        group.left -= 1
+        if not group.left:
+            self._replica.applied(group.sequence, group.sequence)
+
+    async def _enqueues(self, run: pb.Enqueues, first: int, group: Group | None) -> None:
+        replica, window = self._replica, self._window
+        lane = await self._lane(run.vhost)
+        blob = run.frames
+        items, used = frames.scan(blob, 0, FRAME_ANY_BYTES)
+        if used != len(blob) or len(items) != len(run.lengths):
+            raise MalformedInput(f"entry {first} holds {len(items)} messages in {used} of {len(blob)} bytes, not {len(run.lengths)}")
+        number = lane.number
+        if run.channel != number:
+            blob = frames.rechannel(blob, number)
+        prefix = b"%d." % replica.node.log.epoch_at(first)
+        may_skip = replica.filter.may_skip
+        applied = replica.tracker.applied
+        skipped_first = skipped_last = 0
+        batch: list[Message] = []
+        for offset, (kind, _, start, end, header, header_end, stop) in enumerate(items):
+            sequence = first if group is not None else first + offset
+            if sequence <= applied:
+                continue
+            if kind != frames.BASIC_PUBLISH or not stop:
+                raise MalformedInput(f"entry {sequence} is no whole publish")
+            route = lane.route(blob[start:end])
+            payload = blob[header:header_end]
+            queues = route.queues
+            if queues and routes_on(payload):
+                queues = ()
+            if may_skip(queues, sequence) or (queues and not replica.replicates(queues[0])):
+                if queues:
+                    replica.filter.queue(queues[0]).skipped(sequence, sequence)
+                if group is None:
+                    if sequence != skipped_last + 1:
+                        if skipped_first:
+                            replica.applied(skipped_first, skipped_last)
+                        skipped_first = sequence
+                    skipped_last = sequence
+                continue
+            if group is not None:
+                group.left += 1
+            message = Message(sequence, group, route, prefix, payload, blob, number, header_end, stop)
+            batch.append(message)
+            if window.messages + len(batch) >= window.messages_max or window.full:
+                lane.publish(batch)
+                batch = []
+                await lane.room()
+                await self._until(lambda: window.roomy)
+        if skipped_first:
+            replica.applied(skipped_first, skipped_last)
+        if batch:
+            lane.publish(batch)
+            await lane.room()
+            if window.full:
+                await self._until(lambda: window.roomy)
+
+
+def _view(run: pb.Run) -> tuple[str, bytes] | None:
+    """(stream, body) of an entry that stands in a view."""
+    match run.WhichOneof("kind"):
+        case "transmission":
+            return run.transmission.queue, run.transmission.body
+        case "reception":
+            return run.reception.queue, run.reception.body
+        case "status":
+            return STATUS_VIEW, run.status.body
+    return None

@@ -1,0 +1,291 @@
+"""The sweeper: on a backup, takes out of the queues what clients of the primary took there (R9, R11).
+
+Rules:
+- It consumes from a queue only while something in it is due, through a small window, one queue after the other; a consumer that stayed would
+  break delivery limits, expiry and order.
+- A removal counts only after a later reply on its channel has come.
+- What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
+  the channel.
+- Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from enum import Enum
+from typing import NamedTuple
+
+from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.filter import Deaths, QueueFilter, Verdict
+
+from .channels import QueueKey
+from .client import Channel, Connection
+from .client_errors import Address, ChannelClosed
+from .headers import deaths, position
+from .replica import Replica
+
+log = logging.getLogger("lrq_ha.sweeper")
+
+WIDE_WINDOW_MESSAGES = 2_000  # quorum queues give no more to one consumer
+QUIET_S = 0.05  # without a delivery: ask the queue whether there is more
+STUCK_S = 1.0  # without a delivery although there is more: another consumer is in the way
+PASS_MAX_S = 60.0
+RETURNED_MAX_S = 2.0
+BACK_OFF_MIN_S = 1.0
+BACK_OFF_MAX_S = 30.0
+EVERYTHING = 1 << 62  # above every sequence
+
+
+class _End(Enum):
+    """Why a pass ended."""
+
+    DONE = "nothing is due any more"
+    SEEN = "every message was met"
+    FULL = "the window is full of messages that stay"
+    STUCK = "the queue gives nothing"
+    GONE = "there is no such queue"
+
+
+class _Removed(NamedTuple):
+    sequence: int
+    generation: int
+    deaths: Deaths
+
+
+class Sweeper:
+    """See above.
+
+    Args:
+        replica: Whose filter says what is due.
+        broker_url: The own broker; the vhost in it is replaced.
+        window: Most messages held at once, at first.
+        interval_s: How often it looks.
+    """
+
+    def __init__(self, replica: Replica, broker_url: str, *, window: int = 500, interval_s: float = 1.0) -> None:
+        self._replica = replica
+        self._url = broker_url
+        self._window = min(window, WIDE_WINDOW_MESSAGES)
+        self._interval_s = interval_s
+        self._connections: dict[str, Connection] = {}
+        self._event = asyncio.Event()
+        self._stopping = False
+        self._started = False
+        self._ended = asyncio.Event()
+        self._kicked: set[QueueKey] = set()
+        self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
+
+    def kick(self, queue: QueueKey | None = None) -> None:
+        """A queue (None: one that is not known) is full: sweep it now, whatever is due."""
+        if queue is None:
+            self._kicked.update(f.key for f in self._replica.filter.queues() if f.due(EVERYTHING))
+        else:
+            self._kicked.add(queue)
+        self._event.set()
+
+    async def run(self) -> None:
+        """Sweeps until `stop` or cancelled.
+
+        Raises:
+            IllegalEvent: On an active node.
+            LrqError: The broker's connection is lost.
+        """
+        self._started = True
+        try:
+            while not self._stopping:
+                if self._replica.active:
+                    raise IllegalEvent("a sweeper runs on an active node")
+                self._event.clear()
+                kicked, self._kicked = self._kicked, set()
+                for target in self._replica.filter.queues():
+                    if self._stopping:
+                        break
+                    await self._consider(target, target.key in kicked)
+                if not self._stopping and not self._kicked:  # a pass clears the event
+                    await self._wait(self._interval_s)
+        finally:
+            try:
+                for connection in self._connections.values():
+                    await connection.close()
+                self._connections.clear()
+            finally:
+                self._ended.set()
+
+    async def stop(self) -> None:
+        """Ends `run`; returns when everything it held has been given back."""
+        self._stopping = True
+        self._event.set()
+        if self._started:
+            await self._ended.wait()
+
+    async def _wait(self, seconds: float) -> bool:
+        """Whether something happened within that time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _consider(self, target: QueueFilter, kicked: bool) -> None:
+        key = target.key
+        upto = EVERYTHING if kicked else self._replica.tracker.applied
+        if not target.due(upto):
+            self._back_off.pop(key, None)
+            return
+        not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
+        if not kicked and time.monotonic() < not_before:
+            return
+        end = await self._pass(target, upto, self._window)
+        if end is _End.FULL and self._window < WIDE_WINDOW_MESSAGES and not self._stopping:
+            end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES)
+        if end in (_End.FULL, _End.STUCK):
+            log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
+            self._back_off[key] = (time.monotonic() + pause_s, min(2 * pause_s, BACK_OFF_MAX_S))
+        else:
+            self._back_off.pop(key, None)
+
+    async def _pass(self, target: QueueFilter, upto: int, window: int) -> _End:
+        vhost, queue = target.key
+        expected = target.start_pass(self._replica.tracker.applied)
+        connection = await self._connection(vhost)
+        channel = await connection.channel()
+        sweep = _Pass(target, channel, self._replica, self._event)
+        try:
+            end = await self._sweep(sweep, queue, upto, window)
+        except ChannelClosed as error:
+            if error.code == 404:
+                end = _End.GONE
+            else:  # 403: somebody consumes exclusively; 406: it was deleted and declared again meanwhile
+                log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
+                end = _End.STUCK
+        finally:
+            await self._give_back(connection, sweep, queue)
+        if end is _End.SEEN or end is _End.GONE:
+            missed = target.end_pass(expected)
+            if missed:
+                log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
+        return end
+
+    async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int) -> _End:
+        channel, target = sweep.channel, sweep.target
+        self._event.clear()
+        await channel.qos(window)
+        sweep.tag = await channel.consume(queue, sweep.take, on_cancel=sweep.cancelled)
+        began = heard = time.monotonic()
+        while True:
+            got = await self._wait(QUIET_S)
+            self._event.clear()
+            met = sweep.met
+            await sweep.settle()
+            now = time.monotonic()
+            if sweep.is_cancelled:
+                return _End.GONE
+            if self._stopping or not target.due(upto):
+                return _End.DONE
+            if sweep.kept >= window:
+                return _End.FULL
+            if now - began > PASS_MAX_S:
+                return _End.STUCK
+            if got:
+                heard = now
+                continue
+            _, ready, consumers = await channel.queue_declare(queue, passive=True)
+            if sweep.met != met:
+                continue
+            if not ready and consumers <= 1:
+                if not await self._wait(QUIET_S):
+                    return _End.SEEN
+            elif now - heard > STUCK_S:
+                return _End.STUCK
+
+    async def _give_back(self, connection: Connection, sweep: _Pass, queue: str) -> None:
+        channel = sweep.channel
+        if channel.error is not None:
+            return
+        if _counts_closed_channels(connection) and sweep.tag and not sweep.is_cancelled:
+            try:
+                await channel.cancel(sweep.tag)
+                if sweep.kept:
+                    channel.nack(0, multiple=True, requeue=True)
+                await channel.flow()
+            except ChannelClosed as error:
+                log.debug("queue '%s' took back what was held by itself: %s", queue, error.text)
+        await channel.close()
+        if sweep.kept and not sweep.is_cancelled:
+            await self._returned(connection, queue, sweep.kept)
+
+    async def _returned(self, connection: Connection, queue: str, kept: int) -> None:
+        """Waits until the queue has what was given back: it learns of a closed channel a little after its owner does."""
+        until = time.monotonic() + RETURNED_MAX_S  # some of it may have expired since
+        channel = await connection.channel()
+        try:
+            while time.monotonic() < until:
+                _, ready, _ = await channel.queue_declare(queue, passive=True)
+                if ready >= kept:
+                    break
+                await asyncio.sleep(0.01)
+        except ChannelClosed:
+            pass
+        await channel.close()
+
+    async def _connection(self, vhost: str) -> Connection:
+        known = self._connections.get(vhost)
+        if known is None:
+            known = self._connections[vhost] = await Connection.open(Address.parse(self._url, vhost))
+        return known
+
+
+class _Pass:
+    """One pass over a queue: decides on each delivery as it comes."""
+
+    def __init__(self, target: QueueFilter, channel: Channel, replica: Replica, event: asyncio.Event) -> None:
+        self.target = target
+        self.channel = channel
+        self.tag = ""
+        self.met = 0
+        self.kept = 0
+        self.is_cancelled = False
+        self._replica = replica
+        self._event = event
+        self._removed: list[_Removed] = []
+
+    def take(self, tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
+        self.met += 1
+        self._event.set()
+        value = position(header)
+        stamp = self._replica.parse_stamp(value) if value is not None else None
+        if stamp is None:
+            self.kept += 1
+            return
+        sequence, generation = stamp
+        path = deaths(header)
+        verdict = self.target.verdict(sequence, generation, path)
+        if verdict is Verdict.ACK:
+            self.channel.ack(tag)
+        elif verdict is Verdict.REJECT:
+            self.channel.reject(tag)
+        else:
+            self.kept += 1
+            return
+        self._removed.append(_Removed(sequence, generation, path))
+
+    def cancelled(self, _tag: str) -> None:
+        self.is_cancelled = True
+        self._event.set()
+
+    async def settle(self) -> None:
+        """Makes sure of the removals so far."""
+        if self._removed:
+            removed, self._removed = self._removed, []
+            await self.channel.flow()
+            for one in removed:
+                self.target.gone(*one)
+
+
+def _counts_closed_channels(connection: Connection) -> bool:
+    """Whether giving back by closing the channel counts as a delivery attempt on this broker."""
+    major = str(connection.server_properties.get("version", "")).split(".")[0]
+    return not major.isdigit() or int(major) >= 4
