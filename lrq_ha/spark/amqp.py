@@ -15,8 +15,8 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
-from lrq_ha.replication.errors import LrqError, MalformedInput
-from lrq_ha.spark.errors import MissingQueue, NoNode, StreamSilent
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.spark.errors import MissingQueue, NoNode, QueueRefused, StreamSilent
 from lrq_ha.spark.ranges import Message, parse_message
 
 VHOST = "lrq"
@@ -155,13 +155,19 @@ class NodeConnection:
         self.guarded(lambda: self._connection.process_data_events(seconds))
 
     def guarded(self, call: Callable[[], Any], queue: str = "") -> Any:
-        """What the client library's `call` returns. Raises MissingQueue, or ConnectionLost for all else that goes wrong."""
+        """What the client library's `call` returns.
+
+        Raises:
+            MissingQueue: The queue does not exist.
+            QueueRefused: The node does not let us read it.
+            ConnectionLost: The connection is gone.
+        """
         try:
             return call()
         except ChannelClosedByBroker as error:
             if error.reply_code == NOT_FOUND:
                 raise MissingQueue(queue) from error
-            raise ConnectionLost(self.address, error) from error
+            raise QueueRefused(queue, self.address, error.reply_text) from error
         except (AMQPError, OSError) as error:
             raise ConnectionLost(self.address, error) from error
 
@@ -231,10 +237,7 @@ class _Consumer:
         self._node.guarded(lambda: self._channel.basic_qos(prefetch_count=self._prefetch))
 
     def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        offset = (properties.headers or {}).get("x-stream-offset")
-        if offset is None:
-            raise MalformedInput(f"Queue {self._queue} is no stream", todo="Receive queues are streams, made by the sidecar")
-        self.waiting.append((int(offset), method.delivery_tag, body))
+        self.waiting.append((int(properties.headers["x-stream-offset"]), method.delivery_tag, body))
 
     def _on_cancel(self, _frame: Any) -> None:
         self._cancelled = True

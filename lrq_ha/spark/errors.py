@@ -31,6 +31,16 @@ class MissingQueue(LrqError):
         )
 
 
+class QueueRefused(LrqError):
+    """A node takes us, but does not let us read the queue: it is no stream, or the user lacks the right to."""
+
+    def __init__(self, queue: str, address: str, said: str) -> None:
+        super().__init__(
+            f"Queue {queue} cannot be read at {address}: {said}",
+            todo="Receive queues are streams, made by the sidecar; a reader needs the right to read them in vhost lrq",
+        )
+
+
 class DataLoss(LrqError):
     """Transactions that belong to the range are no longer in the queue."""
 

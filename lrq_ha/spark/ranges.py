@@ -175,6 +175,23 @@ def locate(stream: Stream, queue: str, low: Message, high: Message, before: Call
     return low
 
 
+def begin(stream: Stream, part: Range) -> tuple[Message | None, bool]:
+    """Where to begin to read `part` in `stream` (None if it is empty), and whether this is the stream in which it was planned."""
+    tail = stream.tail(part.queue)
+    if tail is None:
+        return None, False
+    if max(part.start.offset, part.open_until or 0) <= tail.offset:  # a stream that ends before is another one
+        found = stream.at(part.queue, part.start.offset)
+        if (found.offset, found.last) == part.start:
+            return found, True
+    head = stream.first(part.queue)
+    if head is None or head.last > part.after:
+        return head, False
+    if tail.last <= part.after:
+        return tail, False
+    return locate(stream, part.queue, head, tail, lambda last: last <= part.after), False
+
+
 def extent(stream: Stream, queue: str, starting: int | None, ending: int | None, *, strict: bool) -> Extent | None:
     """What of `queue` is to be read; None if nothing.
 
@@ -198,7 +215,7 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
     received = max(head.last, tail.last).sequence
     start, after, through, open_until = head, head.previous, tail.last, tail.offset
     if starting is not None:
-        if starting <= head.previous.sequence and strict:
+        if head.previous != START and starting <= head.previous.sequence and strict:
             raise DataLoss(f"Queue {queue} begins after sequence {head.previous.sequence}: startingOffsets {starting} is trimmed")
         if starting > received + 1 and strict:
             raise OptionError(

@@ -25,7 +25,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.spark.amqp import ConnectionLost, NodeConnection
 from lrq_ha.spark.errors import NoNode, OptionError, StreamSilent
 from lrq_ha.spark.options import EARLIEST, LATEST, ReadOptions, Sequences, matching, parse_options
-from lrq_ha.spark.ranges import Hint, Message, Range, Selection, Taken, extent, locate, split
+from lrq_ha.spark.ranges import Hint, Message, Range, Selection, Taken, begin, extent, split
 
 ROWS_MAX = 10_000  # per Arrow batch
 PAYLOAD_BYTES_MAX = 16 << 20  # per Arrow batch, give or take one payload
@@ -149,7 +149,7 @@ def _read_from(
     node: NodeConnection, part: Range, options: ReadOptions
 ) -> Generator[tuple[Message, list[Taken], Range | None], None, None]:
     """As read_range, from one node; with each message what is left of the range, None at its end."""
-    start, same_stream = _begin(node, part)
+    start, same_stream = begin(node, part)
     if start is None:
         raise StreamSilent(part.queue, 0, f"{part.through}: it is empty on {node.address}")
     selection = Selection(part, strict=options.fail_on_data_loss)
@@ -163,23 +163,6 @@ def _read_from(
                 yield message, taken, None
                 return
             yield message, taken, replace(part, after=selection.greatest, start=Hint(message.offset, message.last))
-
-
-def _begin(node: NodeConnection, part: Range) -> tuple[Message | None, bool]:
-    """Where to begin on this node, and whether its stream is the one in which the range was planned."""
-    tail = node.tail(part.queue)
-    if tail is None:
-        return None, False
-    if max(part.start.offset, part.open_until or 0) <= tail.offset:  # a stream that ends before is another one
-        found = node.at(part.queue, part.start.offset)
-        if (found.offset, found.last) == part.start:
-            return found, True
-    head = node.first(part.queue)
-    if head is None or head.last > part.after:
-        return head, False
-    if tail.last <= part.after:
-        return tail, False
-    return locate(node, part.queue, head, tail, lambda last: last <= part.after), False
 
 
 def _batches(part: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,73 @@
+"""One private broker and one Spark session for all tests here; each test writes receive queues of its own, as a sidecar would."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+pytest.importorskip("pyspark", reason="PySpark is not installed")
+
+from pyspark.sql import SparkSession
+from receive_queues import ReceiveQueue
+
+from lrq_ha.lab import Lab
+from lrq_ha.spark.job import session
+
+HERE = Path(__file__).parent
+_NUMBERS = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    if shutil.which("java") is None:
+        pytest.skip("Java is not installed")
+    running = session()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab({"west": 1}, directory=tmp_path_factory.mktemp("lab") / "lab", brokers_only=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def nodes(lab: Lab) -> str:
+    return lab.nodes["w1"].broker
+
+
+@pytest.fixture
+def writer(lab: Lab) -> Iterator[pika.BlockingConnection]:
+    """The sidecar's part: readers have no right to write."""
+    parameters = pika.URLParameters(lab.nodes["w1"].admin)
+    parameters.virtual_host = "lrq"
+    connection = pika.BlockingConnection(parameters)
+    yield connection
+    if connection.is_open:
+        connection.close()
+
+
+@pytest.fixture
+def receive_queue(writer: pika.BlockingConnection) -> Iterator[Callable[..., ReceiveQueue]]:
+    """Makes a receive queue: receive_queue(source="east", **arguments of the stream)."""
+    made: list[ReceiveQueue] = []
+
+    def make(source: str = "east", **arguments: object) -> ReceiveQueue:
+        made.append(ReceiveQueue(writer, source, f"t{next(_NUMBERS)}", arguments))
+        return made[-1]
+
+    yield make
+    for queue in made:
+        queue.delete()

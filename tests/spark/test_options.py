@@ -1,0 +1,85 @@
+"""Options: what is allowed, and that everything else is refused in words that say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from lrq_ha.spark.errors import OptionError
+from lrq_ha.spark.options import ALLOWED, matching, parse_options
+
+NODES = {"nodes": "amqp://u:p@h:1"}
+QUEUE = {"subscribe": "LRQ_Recv_a_east"}
+
+
+def test_defaults() -> None:
+    options = parse_options(NODES | QUEUE)
+    assert options.nodes == ("amqp://u:p@h:1",)
+    assert options.subscribe == ("LRQ_Recv_a_east",)
+    assert (options.starting, options.ending) == (None, None)
+    assert (options.min_partitions, options.max_entries_per_trigger) == (1, None)
+    assert options.fail_on_data_loss
+    assert not options.include_chain
+
+
+def test_case_does_not_matter_and_lists_are_trimmed() -> None:
+    options = parse_options(
+        {"NODES": "amqp://h:1, amqps://g:2,", "SubScribe": "LRQ_Recv_a_east , LRQ_Recv_a_west,LRQ_Recv_a_east"}
+    )
+    assert options.nodes == ("amqp://h:1", "amqps://g:2")
+    assert options.subscribe == ("LRQ_Recv_a_east", "LRQ_Recv_a_west")
+
+
+def test_offsets() -> None:
+    options = parse_options(
+        NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": 7}', "endingOffsets": '{"LRQ_Recv_a_east": -1}'}
+    )
+    assert options.starting == {"LRQ_Recv_a_east": 7}
+    assert options.ending == {"LRQ_Recv_a_east": -1}
+    assert parse_options(NODES | QUEUE | {"startingOffsets": "Earliest", "endingOffsets": "latest"}).starting is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (NODES | QUEUE | {"prefetch": "3"}, "Unknown option 'prefetch'.*startingOffsets"),
+        (QUEUE, "nodes is missing"),
+        ({"nodes": "h:5672"} | QUEUE, "nodes = 'h:5672'"),
+        (NODES, "Exactly one of the options subscribe and subscribePattern"),
+        (NODES | QUEUE | {"subscribePattern": ".*"}, "Exactly one of the options"),
+        (NODES | {"subscribe": "orders"}, "subscribe = 'orders'.*LRQ_Recv_<client_name>_<remote_id>"),
+        (NODES | {"subscribePattern": "LRQ_.*"}, "needs option http"),
+        (NODES | {"subscribePattern": "(", "http": "http://h:1"}, "no regular expression"),
+        (NODES | {"subscribePattern": ".*", "http": "h:1"}, "http = 'h:1'"),
+        (NODES | QUEUE | {"startingOffsets": "latest"}, "startingOffsets = 'latest'.*earliest"),
+        (NODES | QUEUE | {"startingOffsets": "[1]"}, "startingOffsets"),
+        (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": "7"}'}, "startingOffsets"),
+        (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": true}'}, "startingOffsets"),
+        (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": -1}'}, "startingOffsets"),
+        (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_b_east": 1}'}, "LRQ_Recv_b_east.*LRQ_Recv_a_east"),
+        (NODES | QUEUE | {"endingOffsets": "earliest"}, "endingOffsets = 'earliest'.*latest"),
+        (NODES | QUEUE | {"endingOffsets": '{"LRQ_Recv_a_east": -2}'}, "endingOffsets"),
+        (NODES | QUEUE | {"minPartitions": "0"}, "minPartitions = '0'.*whole number >= 1"),
+        (NODES | QUEUE | {"minPartitions": "two"}, "minPartitions"),
+        (NODES | QUEUE | {"maxEntriesPerTrigger": "-5"}, "maxEntriesPerTrigger = '-5'.*whole number >= 1"),
+        (NODES | QUEUE | {"failOnDataLoss": "yes"}, "failOnDataLoss = 'yes'.*true or false"),
+    ],
+)
+def test_what_is_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        parse_options(given)
+
+
+def test_a_refusal_shows_no_password() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options({"nodes": "http://u:secret@h:1"} | QUEUE)
+    assert "secret" not in str(caught.value)
+
+
+def test_every_option_is_described() -> None:
+    assert all(ALLOWED.values())
+
+
+def test_patterns_match_whole_names_of_receive_queues_only() -> None:
+    names = ["LRQ_Recv_b_east", "LRQ_Recv_a_east", "LRQ_Recv_a_eastern", "LRQ_Status", "other"]
+    assert matching("LRQ_Recv_.*_east", names) == ("LRQ_Recv_a_east", "LRQ_Recv_b_east")
+    assert matching(".*", names) == ("LRQ_Recv_a_east", "LRQ_Recv_a_eastern", "LRQ_Recv_b_east")

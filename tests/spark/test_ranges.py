@@ -1,0 +1,204 @@
+"""Ranges: whatever the sink repeats, however the queue is cut, and whichever node's stream is read, each transaction comes once."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from receive_queues import transaction
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+from lrq_ha.spark.errors import DataLoss, OptionError
+from lrq_ha.spark.ranges import Message, Range, Selection, begin, extent, split
+
+Q = "LRQ_Recv_a_b"
+
+
+class Recorded:
+    """A stream that was written before."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+
+    def first(self, queue: str) -> Message | None:
+        return self.messages[0] if self.messages else None
+
+    def tail(self, queue: str) -> Message | None:
+        return self.messages[-1] if self.messages else None
+
+    def at(self, queue: str, offset: int) -> Message:
+        return next(message for message in self.messages if message.offset >= offset)
+
+
+def chain(rng: random.Random, count: int) -> list[pb.ReceivedTransaction]:
+    """Positions as a source has them: sequences with holes (what is for others), epochs that grow now and then."""
+    made, sequence, epoch = [], 0, 257
+    for _ in range(count):
+        sequence += rng.randint(1, 4)
+        epoch += 256 * (rng.random() < 0.1)
+        made.append(transaction(sequence, epoch=epoch))
+    return made
+
+
+def stream(rng: random.Random, made: list[pb.ReceivedTransaction], rewinds: int, *, whole: bool) -> Recorded:
+    """A walk over `made`: forward in batches, and `rewinds` times back. If `whole`, it ends at the end."""
+    messages: list[Message] = []
+    at = offset = 0
+    marks = sorted(rng.randint(0, 2 * len(made)) for _ in range(rewinds))
+    steps = 0
+    while True:
+        if marks and (steps >= marks[0] or at == len(made)):
+            marks.pop(0)
+            at = rng.randint(0, at)
+        if at == len(made) or (not whole and not marks and messages and rng.random() < 0.05):
+            return Recorded(messages)
+        size = min(rng.choice((1, 1, 2, 5)), len(made) - at)
+        previous = made[at - 1].position if at else pb.Position()
+        messages.append(Message(offset, pb.ReceivedBatch(previous=previous, transactions=made[at : at + size])))
+        at, steps, offset = at + size, steps + size, offset + 1 + (rng.random() < 0.1)
+
+
+def read(source: Recorded, part: Range) -> list[int]:
+    """Sequences that a partition gives."""
+    start, same_stream = begin(source, part)
+    assert start is not None
+    selection = Selection(part, strict=True)
+    given = []
+    for message in source.messages[source.messages.index(start) :]:
+        given += [one.transaction.position.sequence for one in selection.take(message, same_stream=same_stream)]
+        if selection.done(message.offset, same_stream=same_stream):
+            return given
+    raise AssertionError(f"{part} does not end in the stream")
+
+
+def read_all(source: Recorded, parts: list[Range]) -> list[int]:
+    return [sequence for part in parts for sequence in read(source, part)]
+
+
+def plan(source: Recorded, pieces: int, starting: int | None = None, ending: int | None = None) -> list[Range]:
+    one = extent(source, Q, starting, ending, strict=True)
+    return split(source, [one], pieces) if one else []
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 4), st.integers(1, 9))
+def test_every_transaction_once_however_it_is_cut(seed: int, count: int, rewinds: int, pieces: int) -> None:
+    rng = random.Random(seed)
+    made = chain(rng, count)
+    source = stream(rng, made, rewinds, whole=True)
+    parts = plan(source, pieces)
+    assert read_all(source, parts) == [one.position.sequence for one in made]
+    assert all(left.through == right.after for left, right in pairwise(parts))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 3))
+def test_a_sink_in_the_middle_of_repeating_hides_nothing_from_a_whole_read(seed: int, count: int, rewinds: int) -> None:
+    rng = random.Random(seed)
+    made = chain(rng, count)
+    source = stream(rng, made, rewinds, whole=False)
+    (part,) = plan(source, 1)
+    reached = max(message.last for message in source.messages)
+    assert read(source, part) == [one.position.sequence for one in made if one.position.sequence <= reached.sequence]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 3), st.integers(2, 9))
+def test_a_sink_in_the_middle_of_repeating_leaves_no_hole_between_cuts(seed: int, count: int, rewinds: int, pieces: int) -> None:
+    rng = random.Random(seed)
+    made = chain(rng, count)
+    source = stream(rng, made, rewinds, whole=False)
+    given = read_all(source, plan(source, pieces))
+    assert given == [one.position.sequence for one in made][: len(given)]
+    assert given[-1] >= source.messages[-1].last.sequence
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 3), st.integers(1, 5))
+def test_another_node_gives_the_same(seed: int, count: int, rewinds: int, pieces: int) -> None:
+    rng = random.Random(seed)
+    made = chain(rng, count)
+    parts = plan(stream(rng, made, rewinds, whole=True), pieces)
+    other = stream(rng, made, rewinds, whole=True)
+    assert read_all(other, parts) == [one.position.sequence for one in made]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 3), st.integers(1, 5), st.data())
+def test_sequences_bound_what_is_read(seed: int, count: int, rewinds: int, pieces: int, data: st.DataObject) -> None:
+    rng = random.Random(seed)
+    made = chain(rng, count)
+    source = stream(rng, made, rewinds, whole=True)
+    last = made[-1].position.sequence
+    low = data.draw(st.integers(0, last + 1))
+    high = data.draw(st.integers(low, last + 1))
+    given = read_all(source, plan(source, pieces, low, high))
+    assert given == [one.position.sequence for one in made if low <= one.position.sequence < high]
+    given = read_all(source, plan(source, pieces, low))
+    assert given == [one.position.sequence for one in made if low <= one.position.sequence]
+
+
+def recorded(*sequences: int, offset: int = 0) -> Recorded:
+    """One transaction per message; the first follows the one before it in number."""
+    batches = [
+        pb.ReceivedBatch(previous=transaction(sequence - 1).position, transactions=[transaction(sequence)])
+        for sequence in sequences
+    ]
+    return Recorded([Message(offset + number, batch) for number, batch in enumerate(batches)])
+
+
+def test_a_trimmed_start_is_data_loss_unless_told_otherwise() -> None:
+    trimmed = recorded(5, 6, 7, offset=4)
+    with pytest.raises(DataLoss, match="begins after sequence 4: startingOffsets 3 is trimmed"):
+        extent(trimmed, Q, 3, None, strict=True)
+    lenient = extent(trimmed, Q, 3, None, strict=False)
+    assert lenient is not None
+    assert read(trimmed, lenient.whole) == [5, 6, 7]
+
+
+def test_what_is_trimmed_between_planning_and_reading_is_data_loss() -> None:
+    parts = plan(recorded(1, 2, 3, 4, 5, 6), 2)
+    trimmed = recorded(3, 4, 5, 6, offset=2)
+    with pytest.raises(DataLoss, match=r"lacks what comes after .*\.0, up to 257\.2"):
+        read(trimmed, parts[0])
+    assert read(trimmed, parts[1]) == [5, 6] or read(trimmed, parts[1]) == [4, 5, 6]
+
+
+def test_a_hole_in_the_middle_is_data_loss_unless_told_otherwise() -> None:
+    holed = recorded(1, 2, 5, 6)
+    (part,) = plan(holed, 1)
+    with pytest.raises(DataLoss, match=r"after 257\.2, up to 257\.4"):
+        read(holed, part)
+    selection = Selection(part, strict=False)
+    given = [one.transaction.position.sequence for message in holed.messages for one in selection.take(message, same_stream=True)]
+    assert given == [1, 2, 5, 6]
+    assert len(selection.holes) == 1
+
+
+def test_bounds_past_the_end_are_refused() -> None:
+    source = recorded(1, 2, 3)
+    with pytest.raises(OptionError, match="received up to sequence 3: endingOffsets 5"):
+        extent(source, Q, None, 5, strict=True)
+    with pytest.raises(OptionError, match="received up to sequence 3: startingOffsets 5"):
+        extent(source, Q, 5, None, strict=True)
+    with pytest.raises(OptionError, match="endingOffsets 1 is before startingOffsets 2"):
+        extent(source, Q, 2, 1, strict=True)
+    assert read_all(source, plan(source, 1, 4)) == []
+
+
+def test_a_restart_is_marked_and_is_no_hole() -> None:
+    marker = transaction(9, [], kind=pb.SNAPSHOT_SYNC, request="r")
+    source = recorded(1, 2)
+    source.messages.append(Message(2, pb.ReceivedBatch(transactions=[marker, transaction(10)])))
+    (part,) = plan(source, 1)
+    selection = Selection(part, strict=True)
+    given = [
+        (one.transaction.position.sequence, one.restart)
+        for message in source.messages
+        for one in selection.take(message, same_stream=True)
+    ]
+    assert given == [(1, False), (2, False), (9, True), (10, False)]
+
+
+def test_an_empty_queue_has_no_ranges() -> None:
+    assert plan(Recorded([]), 3) == []
+    assert begin(Recorded([]), Range(Q, Position(0, 0), Position(1, 1), (0, Position(1, 1)), None)) == (None, False)  # type: ignore[arg-type]

@@ -1,0 +1,342 @@
+"""The data source against a real broker: exactly what is in a receive queue, or an error that says why not."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from receive_queues import ReceiveQueue, transaction
+
+from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import MalformedInput
+from lrq_ha.spark import source
+from lrq_ha.spark.amqp import NodeConnection
+from lrq_ha.spark.errors import DataLoss, MissingQueue, NoNode, OptionError, QueueRefused
+from lrq_ha.spark.options import ReadOptions, parse_options
+from lrq_ha.spark.source import plan, read_range
+
+pytestmark = pytest.mark.broker
+
+Make = Callable[..., ReceiveQueue]
+COLUMNS = [
+    "queue",
+    "source",
+    "client_name",
+    "type",
+    "epoch",
+    "sequence",
+    "transaction",
+    "index",
+    "replication_id",
+    "timestamp",
+    "payload",
+]
+
+
+def read(spark: SparkSession, nodes: str, *queues: str, **options: Any) -> DataFrame:
+    return spark.read.format("lrq").options(nodes=nodes, subscribe=",".join(queues), **options).load()
+
+
+def options_of(nodes: str, *queues: str, **options: str) -> ReadOptions:
+    return parse_options({"nodes": nodes, "subscribe": ",".join(queues), **options})
+
+
+def sequences(options: ReadOptions) -> list[int]:
+    """What all partitions give, without Spark."""
+    return [
+        one.transaction.position.sequence for part in plan(options) for _, taken in read_range(part, options) for one in taken
+    ]
+
+
+def fill(queue: ReceiveQueue, count: int, size: int = 1) -> None:
+    queue.write_burst(queue.batch(transaction(n, [b"x" * size])) for n in range(1, count + 1))
+
+
+def test_rows_and_schema(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue("east")
+    marker = transaction(2, [], kind=pb.SNAPSHOT_SYNC, request="r1", timestamp_us=0)
+    marker.replication_id = ""
+    queue.write(
+        queue.batch(marker, transaction(3, [b"a", b"\x00\xff"], kind=pb.SNAPSHOT_SYNC, request="r1")),
+        queue.batch(transaction(5, [b"c"], kind=pb.LAST_FULL_SYNC_ENTRY, request="r1"), transaction(8, [b""], epoch=513)),
+    )
+    when = dt.datetime(2013, 1, 1, 10, 0, 0, 1, dt.UTC).timestamp()
+    east = (queue.name, "east", queue.client_name)
+    expected = [
+        (*east, "SNAPSHOT_SYNC", 257, 2, None, 0, None, None, None, "r1", True),
+        (*east, "SNAPSHOT_SYNC", 257, 3, "app/3", 0, "app/3.0", when, b"a", "r1", False),
+        (*east, "SNAPSHOT_SYNC", 257, 3, "app/3", 1, "app/3.1", when, b"\x00\xff", "r1", False),
+        (*east, "LAST_FULL_SYNC_ENTRY", 257, 5, "app/5", 0, "app/5.0", when, b"c", "r1", False),
+        (*east, "LOG_ENTRY_SYNC", 513, 8, "app/8", 0, "app/8.0", when, b"", None, False),
+    ]
+    plain = read(spark, nodes, queue.name)
+    assert plain.columns == COLUMNS
+    assert [kind for _, kind in plain.dtypes] == [
+        *("string", "string", "string", "string", "bigint", "bigint", "string", "int", "string", "timestamp", "binary")
+    ]
+
+    def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+        return [tuple(v.timestamp() if isinstance(v, dt.datetime) else bytes(v) if isinstance(v, bytearray) else v for v in row)
+                for row in frame.collect()]  # fmt: skip
+
+    assert rows(plain) == [row[:11] for row in expected]
+    full = read(spark, nodes, queue.name, includeChain=True)
+    assert full.columns == [*COLUMNS, "request_id", "restart"]
+    assert rows(full) == expected
+
+
+def test_repeats_and_partitions_through_spark(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    batches = [queue.batch(transaction(2 * n), transaction(2 * n + 1)) for n in range(1, 301)]
+    queue.write_burst([*batches[:200], *batches[120:250], *batches[100:300], *batches[280:290]])
+    frame = read(spark, nodes, queue.name, minPartitions=4)
+    assert frame.rdd.getNumPartitions() > 1
+    assert [row.sequence for row in frame.select("sequence").collect()] == list(range(2, 602))
+
+
+def test_repeats_however_it_is_cut(nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    batches = [queue.batch(transaction(n)) for n in range(1, 101)]
+    queue.write_burst([*batches[:60], *batches[40:], *batches[49:80]])
+    for pieces in range(1, 9):
+        assert sequences(options_of(nodes, queue.name, minPartitions=str(pieces))) == list(range(1, 101))
+
+
+def test_many_small_batches(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    fill(queue, 12_000)
+    frame = read(spark, nodes, queue.name, minPartitions=3)
+    row = frame.selectExpr("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)").collect()[0]
+    assert tuple(row) == (12_000, 12_000, 1, 12_000)
+
+
+def test_one_large_batch_is_given_in_arrow_batches_of_bounded_size(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    queue.write(queue.batch(transaction(1, (b"%d" % n for n in range(25_000)))))
+    options = options_of(nodes, queue.name, minPartitions="5")
+    sizes = [len(batch) for part in plan(options) for batch in source._batches(part, options)]
+    assert sizes == [10_000, 10_000, 5_000]
+    frame = read(spark, nodes, queue.name)
+    row = frame.selectExpr(
+        "count(*)", "max(index)", "count(distinct replication_id)", "min(cast(payload as string) = index)"
+    ).collect()[0]
+    assert tuple(row) == (25_000, 24_999, 25_000, True)
+
+
+def test_latest_is_the_last_confirmed_message(nodes: str, receive_queue: Make) -> None:
+    """Small and large chunks, and messages so large that a chunk comes in many pieces."""
+    queue = receive_queue()
+    done = 0
+    for count, size in ((1, 1), (500, 1), (1, 1), (40, 300_000), (3, 1), (2_000, 100)):
+        queue.write_burst(queue.batch(transaction(n, [b"x" * size])) for n in range(done + 1, done + count + 1))
+        done += count
+        (part,) = plan(options_of(nodes, queue.name))
+        assert (part.through.sequence, part.open_until) == (done, done - 1)
+
+
+def test_an_idle_and_an_empty_queue(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    empty, full = receive_queue(), receive_queue()
+    fill(full, 3)
+    assert read(spark, nodes, empty.name).count() == 0
+    assert read(spark, nodes, empty.name, full.name, minPartitions=4).count() == 3
+
+
+def test_a_missing_queue(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    with pytest.raises(Exception, match="Queue LRQ_Recv_none_east does not exist"):
+        read(spark, nodes, receive_queue().name, "LRQ_Recv_none_east").count()
+
+
+def test_a_wrong_option_is_refused_by_load(spark: SparkSession, nodes: str) -> None:
+    with pytest.raises(Exception, match=r"Unknown option 'fetchsize'.*Allowed: nodes, subscribe"):
+        read(spark, nodes, "LRQ_Recv_a_east", fetchsize=3)
+
+
+def test_two_sources(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    east, north = receive_queue("east"), receive_queue("north")
+    fill(east, 300)
+    fill(north, 10)
+    frame = read(spark, nodes, east.name, north.name, minPartitions=5)
+    found = {tuple(row) for row in frame.groupBy("queue", "source").agg({"sequence": "count"}).collect()}
+    assert found == {(east.name, "east", 300), (north.name, "north", 10)}
+
+
+def test_bounds(nodes: str, receive_queue: Make) -> None:
+    one, two = receive_queue(), receive_queue()
+    for queue in (one, two):
+        queue.write_burst(queue.batch(transaction(n), transaction(n + 5)) for n in range(10, 1010, 10))
+    for pieces in ("1", "3"):
+        options = options_of(
+            nodes,
+            one.name,
+            two.name,
+            minPartitions=pieces,
+            startingOffsets=json.dumps({one.name: 500, two.name: -2}),
+            endingOffsets=json.dumps({one.name: 516, two.name: 21}),
+        )
+        assert sequences(options) == [500, 505, 510, 515, 10, 15, 20]
+    assert sequences(options_of(nodes, one.name, startingOffsets=json.dumps({one.name: 1005}))) == [1005]
+    assert sequences(options_of(nodes, one.name, startingOffsets=json.dumps({one.name: 1006}))) == []
+    with pytest.raises(OptionError, match="received up to sequence 1005"):
+        plan(options_of(nodes, one.name, endingOffsets=json.dumps({one.name: 1007})))
+
+
+def test_a_trimmed_head(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    limits = {"x-max-length-bytes": 2_000_000, "x-stream-max-segment-size-bytes": 500_000}
+    queue = receive_queue(**limits)
+    for n in range(1, 61):  # one by one: retention looks at closed segments only
+        queue.write(queue.batch(transaction(n, [b"x" * 100_000])))
+    left = sequences(options_of(nodes, queue.name))
+    assert 1 < left[0] < 60
+    assert left == list(range(left[0], 61))
+    trimmed = json.dumps({queue.name: left[0] - 1})
+    with pytest.raises(Exception, match=f"begins after sequence {left[0] - 1}: startingOffsets {left[0] - 1} is trimmed"):
+        read(spark, nodes, queue.name, startingOffsets=trimmed).count()
+    assert read(spark, nodes, queue.name, startingOffsets=trimmed, failOnDataLoss=False, minPartitions=2).count() == len(left)
+    assert sequences(options_of(nodes, queue.name, startingOffsets=json.dumps({queue.name: left[0]}))) == left
+
+
+def test_what_is_trimmed_after_planning(nodes: str, receive_queue: Make) -> None:
+    limits = {"x-max-length-bytes": 2_000_000, "x-stream-max-segment-size-bytes": 500_000}
+    queue = receive_queue(**limits)
+    queue.write(*(queue.batch(transaction(n, [b"x" * 100_000])) for n in range(1, 4)))
+    strict = options_of(nodes, queue.name)
+    (part,) = plan(strict)
+    queue.write(*(queue.batch(transaction(n, [b"x" * 100_000])) for n in range(4, 61)))
+    with pytest.raises(DataLoss, match=r"lacks what comes after 0\.0"):
+        list(read_range(part, strict))
+    lenient = replace(strict, fail_on_data_loss=False)
+    assert [one for _, taken in read_range(part, lenient) for one in taken if one.transaction.position.sequence <= 3] == []
+
+
+def test_a_hole(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    first, _, third = (queue.batch(transaction(n)) for n in (1, 2, 3))
+    queue.write(first, third)
+    with pytest.raises(Exception, match=r"lacks what comes after 257\.1, up to 257\.2"):
+        read(spark, nodes, queue.name).count()
+    assert read(spark, nodes, queue.name, failOnDataLoss=False).count() == 2
+
+
+def test_what_is_no_batch_is_named(nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    queue.write(queue.batch(transaction(1)), b"\xff\xff not a batch", queue.batch(transaction(2)))
+    with pytest.raises(MalformedInput, match=f"Message 1 of queue {queue.name} is no ReceivedBatch"):
+        sequences(options_of(nodes, queue.name))
+
+
+def test_a_queue_that_is_no_stream(nodes: str, writer: pika.BlockingConnection) -> None:
+    channel = writer.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("LRQ_Recv_classic_east", durable=True)
+    channel.basic_publish("", "LRQ_Recv_classic_east", b"x")
+    try:
+        with pytest.raises(QueueRefused, match=r"Queue LRQ_Recv_classic_east cannot be read at .* streams"):
+            plan(options_of(nodes, "LRQ_Recv_classic_east"))
+    finally:
+        channel.queue_delete("LRQ_Recv_classic_east")
+
+
+def test_another_copy_of_the_queue_gives_the_same(nodes: str, receive_queue: Make) -> None:
+    """As after a failover: the same transactions at other offsets. Hints that were right on one node are wrong on the other."""
+    here, there = receive_queue(), receive_queue()
+    bodies = [here.batch(transaction(n)) for n in range(1, 201)]
+    here.write_burst(bodies)
+    there.write_burst([*bodies[:90], *bodies[50:140], *bodies[120:]])
+    options = options_of(nodes, here.name, minPartitions="4")
+    parts = [replace(part, queue=there.name) for part in plan(options)]
+    assert len(parts) == 4
+    given = [one.transaction.position.sequence for part in parts for _, taken in read_range(part, options) for one in taken]
+    assert given == list(range(1, 201))
+
+
+def test_connections_lost_in_mid_range(lab: Lab, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    fill(queue, 3_000, 2_000)
+    options = options_of(nodes, queue.name)
+    given: list[int] = []
+    lost = False
+    with closing(read_range(plan(options)[0], options)) as steps:
+        for _, taken in steps:
+            given += [one.transaction.position.sequence for one in taken]
+            if len(given) >= 1_000 and not lost:
+                lab.ctl("w1", "close_all_user_connections", "app", "a test")
+                lost = True
+    assert given == list(range(1, 3_001))
+
+
+def test_nodes_are_tried_in_turn(nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    fill(queue, 3)
+    assert sequences(options_of(f"amqp://u:p@127.0.0.1:1,{nodes}", queue.name)) == [1, 2, 3]
+
+
+def test_no_node_takes_us(nodes: str) -> None:
+    url = urlsplit(nodes)
+    began = time.monotonic()
+    with pytest.raises(NoNode, match=f"{url.hostname}:{url.port}: .*") as caught:
+        plan(options_of(f"amqp://app:wrong@{url.hostname}:{url.port}", "LRQ_Recv_a_east"))
+    assert time.monotonic() - began < 5, "a wrong password is not tried again and again"
+    assert "wrong" not in str(caught.value)
+    assert not caught.value.retriable
+    with pytest.raises(NoNode) as caught, NodeConnection.open(["amqp://u:p@127.0.0.1:1"], timeout_s=0.6):
+        pass
+    assert caught.value.retriable
+
+
+@pytest.fixture
+def listing() -> Iterator[tuple[str, list[Any]]]:
+    """Something that answers GET /queues with the first of a list."""
+    answers: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers[0]).encode() if self.path == "/queues" else b""
+            self.send_response(200 if body else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", answers
+        server.shutdown()
+
+
+def test_a_pattern_finds_queues(nodes: str, receive_queue: Make, listing: tuple[str, list[Any]]) -> None:
+    address, answers = listing
+    east, north = receive_queue("east"), receive_queue("north")
+    fill(east, 2)
+    fill(north, 3)
+    answers.append([east.name, north.name, "LRQ_Status"])
+    pattern = {"nodes": nodes, "http": f"http://127.0.0.1:1,{address}", "subscribePattern": "LRQ_Recv_.*_north"}
+    assert sequences(parse_options(pattern)) == [1, 2, 3]
+    assert sequences(parse_options(pattern | {"subscribePattern": "LRQ_Recv_.*_south"})) == []
+    with pytest.raises(OptionError, match="startingOffsets does not name queue"):
+        plan(parse_options(pattern | {"startingOffsets": "{}"}))
+    answers[0] = {"no": "list"}
+    with pytest.raises(NoNode, match="no JSON list of names"):
+        plan(parse_options(pattern))
+
+
+def test_a_queue_deleted_while_it_is_read(nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    fill(queue, 2_000, 5_000)
+    options = options_of(nodes, queue.name)
+    with closing(read_range(plan(options)[0], options)) as steps:
+        next(steps)
+        queue.delete()
+        with pytest.raises(MissingQueue):
+            list(steps)
