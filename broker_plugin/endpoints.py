@@ -4,7 +4,8 @@ Rules:
 - In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync` and `LRQ_Status` only; each becomes an entry of the log
   and is acked when that is safe.
 - Only another sidecar (its user is the one that this sidecar itself uses at its broker) pushes batches, control messages and receptions.
-- A question is a passive declaration; the answer stands in the queue name of declare-ok.
+- A question is a passive declaration. What a client library asks is answered in the two counts of declare-ok (pika takes only an answer that
+  names the queue it asked for), what another sidecar asks in the name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pamqp import commands
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.ids import ReplicationId
-from lrq_ha.routing import names
+from lrq_ha.routing import chain, names
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
 from . import frames
@@ -142,6 +143,7 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
     transaction = _parse(pb.Transaction, body)
     if not names.is_name(transaction.client_name):
         raise LrqError(f"client_name {transaction.client_name!r} is not a name", todo="1 to 64 of A-Z a-z 0-9 . -")
+    chain.check(transaction)
     known = relay.door.sites
     for entry in transaction.entries:
         for destination in entry.destinations:
@@ -190,13 +192,13 @@ def _parse(kind: Any, body: bytes) -> Any:
         raise LrqError(f"the body is not a {kind.DESCRIPTOR.name}: {error}") from error
 
 
-def answer(relay: Relay, question: str) -> str | None:
-    """The answer to a passive declaration that is a question; None: it is not one."""
+def answer(relay: Relay, question: str) -> tuple[str, int] | None:
+    """Queue name and number that answer a passive declaration; None: it is no question."""
     producer = names.parse_producer_queue(question)
     if producer is not None:
-        return names.producer_answer(producer, relay.replica.dedup.last(f"{relay.user}:{producer}"))
+        return question, relay.replica.dedup.last(f"{relay.user}:{producer}")
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"
-        return f"{question}/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}"
+        return f"{question}/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}", 0
     return None

@@ -151,6 +151,10 @@ class Relay:
             self.door.counters["client_errors"] += 1
             self.close_client(code, str(error))
             return
+        except Exception:
+            log.exception("a client's frames could not be handled")
+            self.close_client(541, "the door could not handle this; its log says why")
+            return
         self._consider_pausing()
 
     def _work(self, data: bytes, items: list[frames.Item], start: int = 0) -> None:
@@ -487,7 +491,10 @@ class Relay:
         if isinstance(action, topology.Refuse):
             self._close_channel(channel, action.code, action.text, kind)
         elif isinstance(action, topology.Answer):
-            self.to_client(frames.method_frame(channel.number, action.method))
+            name = frames.short_string(action.queue)
+            high, low = divmod(action.number, 1 << 32)
+            counts = low.to_bytes(4, "big") + high.to_bytes(4, "big")
+            self.to_client(frames.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
         elif isinstance(action, topology.PassOn):
             if action.queue:
                 channel.last_queue = action.queue

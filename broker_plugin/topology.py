@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pamqp import base, commands
+from pamqp import commands
 
 from . import endpoints, frames
 from .channels import Channel
@@ -56,9 +56,10 @@ class PassOn:
 
 @dataclass(frozen=True)
 class Answer:
-    """The door answers by itself."""
+    """The door answers by itself: a declare-ok with this queue name, and a number in its two counts (low and high 32 bits)."""
 
-    method: base.Frame
+    queue: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,6 @@ def _routing(relay: Relay, kind: int, method: Any) -> Action:
     if kind == QUEUE_DECLARE and method.passive:
         answer = endpoints.answer(relay, method.queue)
         if answer is not None:
-            return Answer(commands.Queue.DeclareOk(answer, 0, 0))
+            return Answer(*answer)
         return PassOn(method.queue)
     return Refuse(403, f"vhost '{relay.vhost}' holds routing queues, which only lrq-ha declares")

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pika
 import pika.exceptions
@@ -92,7 +93,9 @@ def message_frames(exchange: str, routing_key: str, body_bytes: int, properties:
 
 
 def parameters(url: str, vhost: str, producer: str, heartbeat_s: int, login_timeout_s: float) -> pika.URLParameters:
-    """Connection parameters for one address; one attempt, since the link makes the next ones."""
+    """Connection parameters for one address; one attempt, since the link makes the next ones. ValueError for another kind of URL."""
+    if urlsplit(url).scheme not in ("amqp", "amqps"):
+        raise ValueError("It does not begin with amqp:// or amqps://")  # without the URL: it may hold a password
     found = pika.URLParameters(url)
     found.virtual_host = vhost
     found.heartbeat = heartbeat_s
@@ -110,12 +113,15 @@ def address(params: pika.ConnectionParameters) -> str:
 def describe(error: BaseException) -> str:
     """What a node answered, without the layers that pika wraps around it."""
     while True:
-        inner = getattr(error, "exceptions", None) or [getattr(error, "exception", None)]
-        if not isinstance(inner[-1], BaseException):
+        layers = [*getattr(error, "exceptions", ()), getattr(error, "exception", None), *error.args[:1]]
+        inner = next((each for each in reversed(layers) if isinstance(each, BaseException)), None)
+        if inner is None:
             break
-        error = inner[-1]
+        error = inner
     if isinstance(error, pika.exceptions.ConnectionClosed | pika.exceptions.ChannelClosed):
         return f"{error.reply_code} {error.reply_text}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error) or type(error).__name__
 
 
@@ -216,7 +222,7 @@ class Link:
 
         def answered(frame: Any) -> None:
             channel.add_on_close_callback(lambda *_: self._later(lambda: self._ask(connection, rest)))
-            self._learned(window, frame.method.queue)
+            self._learned(window, _last_sequence(frame.method))
             if channel.is_open:
                 channel.close()
 
@@ -237,11 +243,10 @@ class Link:
         """From the loop, not from within pika's own handling of a channel's end (the number is in use until that returns)."""
         self._loop.call_later(0, callback)
 
-    def _learned(self, window: Window[Outgoing], queue: str) -> None:
-        _, _, last = queue.rpartition(ID_SEPARATOR)
+    def _learned(self, window: Window[Outgoing], last: int) -> None:
         try:
             with self._lock:
-                window.learn(int(last) if last.isdecimal() else 0)
+                window.learn(last)
         except FencedError as error:
             self._handlers.fenced(error)
 
@@ -450,3 +455,8 @@ def _write_frames(connection: Any, frames: bytes) -> None:
 def _abort(connection: Any, why: str) -> None:
     if not connection.is_closed:
         connection._terminate_stream(pika.exceptions.AMQPConnectionError(why))
+
+
+def _last_sequence(answer: Any) -> int:
+    """The door's answer to the question for a producer: its last sequence, in the two counts of declare-ok (low and high 32 bits)."""
+    return int(answer.message_count) | int(answer.consumer_count) << 32

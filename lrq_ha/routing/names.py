@@ -35,13 +35,6 @@ class RecvQueue(NamedTuple):
     remote_id: str
 
 
-class ProducerSequence(NamedTuple):
-    """The door's answer to a producer who asks where it stood; 0: nothing is known of it."""
-
-    producer: str
-    sequence: int
-
-
 def is_name(text: str) -> bool:
     """Whether `text` may be a client name or a remote id."""
     return _NAME.fullmatch(text) is not None
@@ -115,18 +108,6 @@ def parse_producer_queue(queue: str) -> str | None:
     """The producer that asks; None if this is no such name."""
     producer = queue.removeprefix(PRODUCER_PREFIX)
     return producer if producer != queue and is_producer(producer) else None
-
-
-def producer_answer(producer: str, sequence: int) -> str:
-    """The queue name in the door's answer."""
-    return f"{producer_queue(producer)}/{sequence}"
-
-
-def parse_producer_answer(queue: str) -> ProducerSequence | None:
-    """What the door answered; None if this is no such answer."""
-    name, _, sequence = queue.rpartition("/")
-    producer = parse_producer_queue(name)
-    return ProducerSequence(producer, int(sequence)) if producer and sequence.isdecimal() else None
 
 
 def _checked(text: str, valid: bool, what: str, rule: str) -> str:

@@ -507,6 +507,7 @@ class Incarnation:
     async def append(self, queue: str, body: bytes, sequence: int, epoch: int) -> None:
         """Appends an entry to a view stream; it counts as applied when the stream has confirmed it."""
         stamp = format_stamp(epoch, sequence, self.replica.generations.newest).decode()
+        self.sites.view_written(queue, sequence)
         await self.streams.write_view(queue, body, {"x-lrq-pos": stamp}, lambda: self.replica.applied(sequence, sequence))
 
     # ---- operators (HTTP) --------------------------------------------------------------------------------------------

@@ -44,13 +44,6 @@ def test_tags_and_keys() -> None:
 def test_a_producer_asks_where_it_stood() -> None:
     assert names.producer_queue("orders-app_1") == "LRQ_Producer_orders-app_1"
     assert names.parse_producer_queue("LRQ_Producer_orders-app_1") == "orders-app_1"
-    assert names.producer_answer("p", 7) == "LRQ_Producer_p/7"
-    assert names.parse_producer_answer("LRQ_Producer_p/7") == ("p", 7)
-
-
-@pytest.mark.parametrize("queue", ["p/7", "LRQ_Producer_p", "LRQ_Producer_p/x", "LRQ_Producer_/7", "LRQ_Producer_a/b/7"])
-def test_other_answers_are_none(queue: str) -> None:
-    assert names.parse_producer_answer(queue) is None
 
 
 def test_a_producer_name_has_no_slash() -> None:
