@@ -124,6 +124,12 @@ class Streams:
                     f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'",
                     todo=f"run: rabbitmqctl set_permissions -p {ROUTING_VHOST} {self._user} '.*' '.*' '.*'",
                 ) from error
+            elif error.code == 404:
+                raise LrqError(
+                    f"the broker has the stream '{queue}', but not in use: {error}",
+                    todo="wait if the broker has just started; if it stays so, it was killed while the stream was being made: delete the queue",
+                    retriable=True,
+                ) from error
             else:
                 raise LrqError(
                     f"the broker cannot make the stream '{queue}': {error}",
