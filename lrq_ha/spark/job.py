@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = summarise(read_entries(spark, given.nodes, given.queue, given.partitions), given.queue)
     except PySparkException as error:
-        print(_told(str(error)), file=sys.stderr)
+        print(cause(str(error)), file=sys.stderr)
         return 1
     finally:
         spark.stop()
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _told(trace: str) -> str:
+def cause(trace: str) -> str:
     """The line of an error out of Spark that says what is wrong: the last one of a Python trace that names an error of ours."""
     ours = [line.strip() for line in trace.splitlines() if line.strip().startswith("lrq_ha.")]
     return ours[-1] if ours else trace

@@ -98,11 +98,9 @@ def build_tables(
     """
     names = [spec.name for spec in specs]
     op = F.coalesce(F.col("_content.op"), F.lit(PUT))
-    named = _require(
-        F.col("_content.table").isin(names), F.col("_content.table"), "a payload names an unknown table", "_content.table"
-    )
-    known = _require(op.isin(PUT, DELETE), op, f"a payload's op is neither {PUT} nor {DELETE}", "_content.op")
-    rows = _require(F.col("_content.rows").isNotNull(), F.col("_content.rows"), "a payload has no", "rows")
+    named = _require(F.col("_content.table").isin(names), F.col("_content.table"), "a payload names an unknown table")
+    known = _require(op.isin(PUT, DELETE), op, f"a payload's op is neither {PUT} nor {DELETE}")
+    rows = _require(F.col("_content.rows").isNotNull(), F.col("_content.rows"), "a payload has no rows")
     # Kept, and exploded with empty lists (`_outer`): else the optimizer would repeat the decoding in every filter that it moves down.
     writes = (
         live_entries(entries, need_snapshot=need_snapshot)
@@ -152,7 +150,7 @@ def _last_writes(writes: DataFrame, spec: TableSpec) -> DataFrame:
     columns = [name for name in rows.columns if name not in ("queue", "write", "_number", "_op")]
     for name in spec.key:
         rows = rows.withColumn(
-            name, _require(F.col(name).isNotNull(), F.col(name), f"a row of table {spec.name} lacks its key", name)
+            name, _require(F.col(name).isNotNull(), F.col(name), f"a row of table {spec.name} lacks its key column {name}")
         )
     latest_first = Window.partitionBy("queue", *spec.key).orderBy(F.col("write").desc(), F.col("_number").desc())
     return (
@@ -162,7 +160,7 @@ def _last_writes(writes: DataFrame, spec: TableSpec) -> DataFrame:
     )
 
 
-def _require(condition: Column, value: Column, complaint: str, name: str) -> Column:
+def _require(condition: Column, value: Column, complaint: str) -> Column:
     """`value` where `condition` holds; else an error that says where."""
-    where = F.concat_ws(" ", F.lit(f"{complaint} ({name}) at"), F.col("queue"), F.col("write.epoch"), F.col("write.sequence"))
+    where = F.concat_ws(" ", F.lit(f"{complaint}, at"), F.col("queue"), F.col("write.epoch"), F.col("write.sequence"))
     return F.when(F.coalesce(condition, F.lit(False)), value).otherwise(F.raise_error(where))
