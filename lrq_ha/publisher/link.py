@@ -31,9 +31,10 @@ import pika.spec
 
 from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.errors import FencedError
-from lrq_ha.publisher.messages import ID_HEADER, ID_SEPARATOR, PRODUCER_QUERY
+from lrq_ha.publisher.messages import ID_HEADER, ID_SEPARATOR
 from lrq_ha.publisher.nodes import Rotation
 from lrq_ha.publisher.window import Settled, Window
+from lrq_ha.routing.names import PRODUCER_PREFIX
 
 _LOG = logging.getLogger(__name__)
 
@@ -123,6 +124,11 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
+
+
+def _last_sequence(answer: Any) -> int:
+    """The door's answer to the question for a producer: its last sequence, in the two counts of declare-ok (low and high 32 bits)."""
+    return int(answer.message_count) | int(answer.consumer_count) << 32
 
 
 class Link:
@@ -235,7 +241,7 @@ class Link:
 
         def opened(_: Any) -> None:
             channel.add_on_close_callback(closed)
-            channel.queue_declare(PRODUCER_QUERY + window.producer, passive=True, callback=answered)
+            channel.queue_declare(PRODUCER_PREFIX + window.producer, passive=True, callback=answered)
 
         channel = connection.channel(QUERY_CHANNEL, on_open_callback=opened)
 
@@ -455,8 +461,3 @@ def _write_frames(connection: Any, frames: bytes) -> None:
 def _abort(connection: Any, why: str) -> None:
     if not connection.is_closed:
         connection._terminate_stream(pika.exceptions.AMQPConnectionError(why))
-
-
-def _last_sequence(answer: Any) -> int:
-    """The door's answer to the question for a producer: its last sequence, in the two counts of declare-ok (low and high 32 bits)."""
-    return int(answer.message_count) | int(answer.consumer_count) << 32

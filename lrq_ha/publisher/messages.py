@@ -9,39 +9,38 @@ from typing import Final
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.errors import InvalidArgument, MessageTooLarge
+from lrq_ha.routing import names
 
 VHOST: Final = "lrq"
-SEND_LOG_ENTRIES: Final = "LRQ_Send_LogEntries"
-SEND_SNAPSHOT: Final = "LRQ_Send_SnapSync"
-STATUS: Final = "LRQ_Status"
-PRODUCER_QUERY: Final = "LRQ_Producer_"
 ID_HEADER: Final = "x-lrq-id"
 ID_SEPARATOR: Final = "/"
 LOG_PRODUCER_SUFFIX: Final = ".lrq"
 
-NAME_CHARACTERS_MAX: Final = 64
+PRODUCER_CHARACTERS_MAX: Final = 64
 SHORT_STRING_BYTES_MAX: Final = 255
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 
-_NAME = re.compile(rf"[A-Za-z0-9_.\-]{{1,{NAME_CHARACTERS_MAX}}}", re.ASCII)
+_PRODUCER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.\-]{{0,{PRODUCER_CHARACTERS_MAX - 1}}}")
+_NAME_RULE = f"1 to {names.NAME_CHARS_MAX} of A-Z a-z 0-9 . - beginning with a letter or digit"
 
 Addressed = tuple[bytes, Sequence[str]]
 """A payload and the remote_ids of the sites that are to have it."""
 
 
-def checked_name(what: str, name: object) -> str:
-    """`name` if it is 1 to 64 characters of A-Z a-z 0-9 _ . - ; InvalidArgument otherwise."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgument(f"{what} is {name!r}", todo=f"It must be 1 to {NAME_CHARACTERS_MAX} characters of A-Z a-z 0-9 _ . -")
+def checked_client_name(name: object) -> str:
+    if not isinstance(name, str) or not names.is_name(name):
+        raise InvalidArgument(f"client_name is {name!r:.80}", todo=f"It must be {_NAME_RULE}")
     return name
 
 
 def checked_producer(name: object) -> str:
     """A producer name; one that ends like the names this library derives for vhost lrq would share IDs with them."""
-    producer = checked_name("producer", name)
-    if producer.endswith(LOG_PRODUCER_SUFFIX):
-        raise InvalidArgument(f"producer is {producer!r}", todo=f"Names ending in {LOG_PRODUCER_SUFFIX} are taken for log entries")
-    return producer
+    rule = f"It must be 1 to {PRODUCER_CHARACTERS_MAX} of A-Z a-z 0-9 _ . - beginning with a letter or digit"
+    if not isinstance(name, str) or not _PRODUCER.fullmatch(name):
+        raise InvalidArgument(f"producer is {name!r:.80}", todo=rule)
+    if name.endswith(LOG_PRODUCER_SUFFIX):
+        raise InvalidArgument(f"producer is {name!r}", todo=f"Names ending in {LOG_PRODUCER_SUFFIX} are taken for log entries")
+    return name
 
 
 def checked_short_string(what: str, value: object) -> str:
@@ -66,11 +65,11 @@ def checked_size(what: str, size_bytes: int, bytes_max: int) -> None:
 
 def checked_destinations(destinations: object) -> tuple[str, ...]:
     """Destinations without repeats, in their order. A bare str is refused: it would be taken for a list of one-letter sites."""
-    todo = "It must be a non-empty list of non-empty strings (remote_ids of sites)"
+    todo = f"It must be a non-empty list of remote_ids of sites, each {_NAME_RULE}"
     if isinstance(destinations, str | bytes) or not isinstance(destinations, Iterable):
         raise InvalidArgument(f"destinations is {destinations!r:.80}", todo=todo)
     found = tuple(dict.fromkeys(destinations))
-    if not found or not all(isinstance(each, str) and each for each in found):
+    if not found or not all(isinstance(each, str) and names.is_name(each) for each in found):
         raise InvalidArgument(f"destinations is {found!r:.80}", todo=todo)
     return found
 

@@ -32,6 +32,7 @@ from lrq_ha.publisher.provider import QUIET_S, FullSyncs, Provider
 from lrq_ha.publisher.transaction import Transaction
 from lrq_ha.publisher.window import Settled, Window
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.routing import names
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Publisher:
         nodes: Addresses of the group's doors: amqp:// or amqps:// URLs with credentials; a vhost in them is ignored.
         producer: Name of this process as a producer, 1 to 64 characters of A-Z a-z 0-9 _ . - ; one process at a time may use it, and
             after a restart it continues the sequence of its replication IDs.
-        client_name: Name of the log replication client (same characters); needed for log entries only.
+        client_name: Name of the log replication client (the same without _); needed for log entries only.
         vhost: Where `publish` goes.
         window: Most unconfirmed messages, per vhost.
         window_bytes: Most bytes of them, per vhost.
@@ -81,7 +82,7 @@ class Publisher:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         self.producer = messages.checked_producer(producer)
-        self.client_name = messages.checked_name("client_name", client_name) if client_name else ""
+        self.client_name = messages.checked_client_name(client_name) if client_name else ""
         if isinstance(nodes, str) or not nodes:
             raise InvalidArgument(f"nodes is {nodes!r}", todo="It must be a non-empty list of amqp:// URLs")
         limits = {"window": window, "window_bytes": window_bytes, "confirm_timeout_s": confirm_timeout_s}
@@ -140,7 +141,7 @@ class Publisher:
     def transmit_log_entry_messages(self, entries: Sequence[messages.Addressed]) -> Confirm:
         """Sends (payload, destinations) pairs as one transaction: a destination gets its part of it whole, or not at all. Equal
         payloads are stored once. Waits and raises as `publish` does."""
-        return self._transmit(messages.SEND_LOG_ENTRIES, LogEntries.checked(entries))
+        return self._transmit(names.SEND_LOG_ENTRIES, LogEntries.checked(entries))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction[Confirm]]:
@@ -154,7 +155,7 @@ class Publisher:
             raise
         entries = transaction.seal()
         if entries is not None:
-            transaction.sent(self._transmit(messages.SEND_LOG_ENTRIES, entries))
+            transaction.sent(self._transmit(names.SEND_LOG_ENTRIES, entries))
 
     def _transmit(self, queue: str, entries: LogEntries) -> Confirm:
         if not self.client_name:
@@ -216,7 +217,7 @@ class Publisher:
         self._announce(True)
 
         def begin() -> None:
-            self._log_link.consume(messages.STATUS, syncs.replay, syncs.status)
+            self._log_link.consume(names.STATUS, syncs.replay, syncs.status)
             tick()
 
         def tick() -> None:
@@ -235,11 +236,11 @@ class Publisher:
 
     def send_full_sync(self, entries: LogEntries) -> Confirm:
         """For FullSyncContext."""
-        return self._transmit(messages.SEND_SNAPSHOT, entries)
+        return self._transmit(names.SEND_SNAP_SYNC, entries)
 
     def send_status(self, body: bytes) -> Confirm:
         """For FullSyncContext. Few and small, so they pass a full window: a provider can always say that it is through."""
-        return self._enqueue(self._log_link, "", messages.STATUS, lambda _: body, len(body), wait=False)
+        return self._enqueue(self._log_link, "", names.STATUS, lambda _: body, len(body), wait=False)
 
     # ---- waiting
 
@@ -396,7 +397,7 @@ class Publisher:
 def _parameters(url: str, vhost: str, producer: str, heartbeat_s: int, login_timeout_s: float) -> pika.URLParameters:
     try:
         return parameters(url, vhost, producer, heartbeat_s, login_timeout_s)
-    except Exception as error:
+    except ValueError as error:
         raise InvalidArgument("An address in nodes is not an amqp:// URL", todo=str(error)) from None
 
 

@@ -21,13 +21,19 @@ def test_good_names(name: str) -> None:
     assert messages.checked_producer(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "x" * 65, "a/b", "a b", "ä", "a\n", None, b"a", "orders.lrq"])
+@pytest.mark.parametrize("name", ["", "x" * 65, "a/b", "a b", "ä", "a\n", "-a", None, b"a", "orders.lrq"])
 def test_bad_names(name: object) -> None:
     with pytest.raises(InvalidArgument, match="producer is"):
         messages.checked_producer(name)
 
 
-@pytest.mark.parametrize("destinations", [[], "west", b"west", [""], ["west", ""], [1], None, 7])
+@pytest.mark.parametrize("name", ["", "or_ders", "x" * 65, None])
+def test_bad_client_names(name: object) -> None:
+    with pytest.raises(InvalidArgument, match="client_name is"):
+        messages.checked_client_name(name)
+
+
+@pytest.mark.parametrize("destinations", [[], "west", b"west", [""], ["west", ""], ["we_st"], [1], None, 7])
 def test_bad_destinations(destinations: object) -> None:
     with pytest.raises(InvalidArgument, match="destinations"):
         messages.checked_destinations(destinations)
