@@ -1,0 +1,395 @@
+"""The publisher against real brokers: what it stores, what it refuses, and what happens when one stalls or throws us out.
+
+There is no door here, so nothing removes repeats: a message may stand twice in a stream after a lost connection. What must hold is that
+every confirmed message is there, and that the first occurrences of IDs are in order.
+"""
+
+from __future__ import annotations
+
+import decimal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pika
+import pytest
+
+from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import (
+    Confirm,
+    InvalidArgument,
+    MessageTooLarge,
+    NackedError,
+    NoPrimary,
+    Publisher,
+    PublisherClosed,
+    Unconfirmed,
+    WindowFull,
+)
+from lrq_ha.replication.errors import IllegalEvent
+
+pytestmark = pytest.mark.broker
+
+STREAM = {"x-queue-type": "stream"}
+BODY = b"x" * 1024
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    directory: Path = tmp_path_factory.mktemp("publisher") / "lab"
+    with Lab(groups={"east": 2}, directory=directory, brokers_only=True) as found:
+        yield found
+
+
+@contextmanager
+def channel(lab: Lab, node: str = "e1", vhost: str = "/") -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
+    parameters = pika.URLParameters(lab.nodes[node].admin)
+    parameters.virtual_host = vhost
+    with pika.BlockingConnection(parameters) as connection:
+        yield connection.channel()
+
+
+@pytest.fixture(autouse=True)
+def streams(lab: Lab) -> None:
+    """A fresh stream `s` for publish() and fresh routing queues, on both brokers."""
+    for node in lab.nodes:
+        for vhost, names in (("/", ("s",)), ("lrq", ("LRQ_Send_LogEntries", "LRQ_Status"))):
+            with channel(lab, node, vhost) as ch:
+                for name in names:
+                    ch.queue_delete(name)
+                    ch.queue_declare(name, durable=True, arguments=STREAM)
+
+
+def publisher(lab: Lab, *nodes: str, **options: object) -> Publisher:
+    found = {"connect_timeout_s": 10.0, "login_timeout_s": 2.0, **options}
+    # As the sidecar's user: an ordinary client may write LRQ_* only through a door, which does the check that a broker would do on amq.default.
+    return Publisher([lab.nodes[node].admin for node in nodes or ("e1",)], "app-1", "orders", **found)  # type: ignore[arg-type]
+
+
+def read(lab: Lab, node: str = "e1", queue: str = "s", vhost: str = "/") -> list[tuple[pika.BasicProperties, bytes]]:
+    """Everything in a stream, up to a marker that is published after it."""
+    found: list[tuple[pika.BasicProperties, bytes]] = []
+    with channel(lab, node, vhost) as ch:
+        ch.confirm_delivery()
+        ch.basic_publish("", queue, b"", pika.BasicProperties(type="marker"))
+        ch.basic_qos(prefetch_count=500)
+        for method, properties, body in ch.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=20):
+            if method is None or properties.type == "marker":
+                break
+            ch.basic_ack(method.delivery_tag)
+            found.append((properties, body))
+    return [each for each in found if each[0].type != "marker"]
+
+
+def sequences(lab: Lab, node: str = "e1", queue: str = "s", vhost: str = "/") -> list[int]:
+    """Sequences of the IDs in a stream, each once, in the order in which they came first."""
+    found = (str(properties.headers["x-lrq-id"]) for properties, _ in read(lab, node, queue, vhost))
+    return list(dict.fromkeys(int(replication_id.rpartition("/")[2]) for replication_id in found))
+
+
+def until(what: object, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+def refusing_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+# ---- what is stored
+
+
+def test_publish(lab: Lab) -> None:
+    given = pika.BasicProperties(headers={"color": "blue", "x-lrq-id": "forged/1"}, content_type="text/plain", delivery_mode=1)
+    with publisher(lab) as p:
+        first, second = p.publish("", "s", b"one"), p.publish("amq.direct", "k", b"lost", None)
+        with pytest.raises(NackedError, match="312 NO_ROUTE"):
+            second.result(5)
+        third = p.publish("", "s", b"", given)
+        assert (first.result(5), third.result(5)) == ("app-1/1", "app-1/3")
+        assert first.done
+    (one, body), (two, empty) = read(lab)
+    assert (one.headers["x-lrq-id"], one.delivery_mode, body) == ("app-1/1", 2, b"one")
+    assert (two.headers["x-lrq-id"], two.headers["color"], two.content_type, two.delivery_mode) == ("app-1/3", "blue", "text/plain", 1)
+    assert empty == b""
+    assert given.headers["x-lrq-id"] == "forged/1", "the caller's properties are the caller's"
+
+
+def test_log_entries(lab: Lab) -> None:
+    payload = b"p" * 5000
+    with publisher(lab) as p:
+        p.transmit_log_entry_message(b"alone", ["west"]).result(5)
+        p.transmit_log_entry_messages([(payload, ["west", "south"]), (b"other", ["south"]), (payload, ["north"])]).result(5)
+        with p.transaction() as tx:
+            tx.transmit_log_entry_message(b"a", ["west"])
+            tx.transmit_log_entry_message(b"b", ["west"])
+        assert tx.confirm.result(5) == "app-1.lrq/4"
+        with suppress(KeyError), p.transaction() as discarded:
+            discarded.transmit_log_entry_message(b"never", ["west"])
+            raise KeyError
+        with pytest.raises(IllegalEvent):
+            _ = discarded.confirm
+        with p.transaction():
+            pass
+        p.flush(5)
+    found = [(properties, pb.Transaction.FromString(body)) for properties, body in read(lab, "e1", "LRQ_Send_LogEntries", "lrq")]
+    assert [each.replication_id for _, each in found] == ["app-1.lrq/2", "app-1.lrq/3", "app-1.lrq/4"], "1 is the client's announcement"
+    assert all(properties.headers["x-lrq-id"] == each.replication_id for properties, each in found)
+    assert [list(each.payloads) for _, each in found] == [[b"alone"], [payload, b"other"], [b"a", b"b"]]
+    assert [[list(entry.destinations) for entry in each.entries] for _, each in found][1] == [["west", "south"], ["south"], ["north"]]
+    ((_, status),) = read(lab, "e1", "LRQ_Status", "lrq")
+    assert not pb.Status.FromString(status).client.full_sync_provider
+
+
+def test_arguments(lab: Lab) -> None:
+    with publisher(lab, message_bytes_max=1000) as p:
+        with pytest.raises(MessageTooLarge):
+            p.publish("", "s", b"x" * 1001)
+        with pytest.raises(MessageTooLarge):
+            p.transmit_log_entry_message(b"x" * 999, ["west"])
+        with pytest.raises(MessageTooLarge, match="header"):
+            p.publish("", "s", b"", pika.BasicProperties(headers={"h": "x" * 130_000}))
+        with pytest.raises(InvalidArgument):
+            p.publish("", "s", "text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            p.publish("", "x" * 256, b"")
+        assert p.publish("", "s", b"").result(5) == "app-1/1", "what was refused used no ID"
+    with pytest.raises(PublisherClosed):
+        p.publish("", "s", b"")
+    with pytest.raises(InvalidArgument):
+        Publisher([], "app")
+    with pytest.raises(InvalidArgument):
+        Publisher(["http://127.0.0.1"], "app")
+    with pytest.raises(InvalidArgument), Publisher([lab.nodes["e1"].broker], "app") as nameless:
+        nameless.transmit_log_entry_message(b"", ["west"])
+
+
+def test_large_messages(lab: Lab) -> None:
+    with publisher(lab, window_bytes=1024 * 1024) as p:
+        large = bytes(range(256)) * (16 * 1024 * 1024 // 256)
+        confirms = [p.publish("", "s", body) for body in (b"before", large, b"after")]
+        assert [confirm.result(30) for confirm in confirms] == ["app-1/1", "app-1/2", "app-1/3"]
+    assert [body for _, body in read(lab)] == [b"before", large, b"after"]
+
+
+def test_threads(lab: Lab) -> None:
+    def work(p: Publisher, confirms: list[Confirm]) -> None:
+        confirms += [p.publish("", "s", BODY) for _ in range(1500)]
+
+    lists: list[list[Confirm]] = [[] for _ in range(4)]
+    with publisher(lab, window=500) as p:
+        threads = [threading.Thread(target=work, args=(p, confirms)) for confirms in lists]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        p.flush(20)
+    assert all(confirm.done for confirms in lists for confirm in confirms)
+    assert sequences(lab) == list(range(1, 6001))
+
+
+def test_callbacks_may_publish(lab: Lab) -> None:
+    with publisher(lab) as p:
+        follow_ups: list[Confirm] = []
+        p.publish("", "s", b"1").add_done_callback(lambda _: follow_ups.append(p.publish("", "s", b"2")))
+        until(lambda: follow_ups)
+        follow_ups[0].result(5)
+    assert [body for _, body in read(lab)] == [b"1", b"2"]
+
+
+# ---- what the broker refuses
+
+
+def test_a_message_that_closes_the_channel_fails_alone(lab: Lab) -> None:
+    with publisher(lab) as p:
+        confirms = [p.publish("no-such-exchange" if number % 40 == 7 else "", "s", BODY) for number in range(100)]
+        bad_ttl = p.publish("", "s", b"", pika.BasicProperties(expiration="soon"))
+        p.publish("", "s", b"last").result(20)
+        for confirm in (confirms[7], confirms[47], confirms[87]):
+            with pytest.raises(NackedError, match="404 NOT_FOUND") as caught:
+                confirm.result(1)
+            assert caught.value.code == 404
+        with pytest.raises(NackedError, match="406 PRECONDITION_FAILED"):
+            bad_ttl.result(1)
+    assert sequences(lab) == [number for number in range(1, 103) if number not in (8, 48, 88, 101)]
+
+
+def test_a_message_that_closes_the_connection_fails_alone(lab: Lab) -> None:
+    """A decimal header kills a connection that publishes to a stream on some versions."""
+    with publisher(lab) as p:
+        before = [p.publish("", "s", BODY) for _ in range(50)]
+        poison = p.publish("", "s", b"", pika.BasicProperties(headers={"price": decimal.Decimal("1.5")}))
+        after = [p.publish("", "s", BODY) for _ in range(50)]
+        for confirm in before + after:
+            confirm.result(20)
+        if poison.error is not None:
+            assert isinstance(poison.error, NackedError)
+            assert poison.error.code == 541
+    assert [number for number in sequences(lab) if number != 51] == [number for number in range(1, 102) if number != 51]
+
+
+def test_a_full_queue_nacks(lab: Lab) -> None:
+    with channel(lab) as ch:
+        ch.queue_delete("full")
+        ch.queue_declare("full", durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
+    with publisher(lab) as p:
+        confirms = []
+        for _ in range(8):  # one at a time: the queue notices its limit a little late
+            confirms.append(p.publish("", "full", b""))
+            until(lambda: confirms[-1].done)
+        assert sum(confirm.error is None for confirm in confirms) in (5, 6)
+        with pytest.raises(NackedError, match="nack"):
+            confirms[-1].result(5)
+
+
+def test_flush_and_close_raise_what_nobody_looked_at(lab: Lab) -> None:
+    p = publisher(lab)
+    p.publish("", "nowhere", b"")
+    with pytest.raises(NackedError, match="app-1/1"):
+        p.flush(5)
+    p.flush(5)
+    p.publish("", "nowhere", b"")
+    with pytest.raises(NackedError, match="app-1/2"):
+        p.close()
+    p.close()
+
+
+# ---- losing brokers
+
+
+def test_no_primary_at_the_start_lists_what_each_address_answered(lab: Lab) -> None:
+    refusing = refusing_port()
+    wrong = lab.nodes["e2"].broker.replace("app:", "app:not-", 1)
+    with pytest.raises(NoPrimary) as caught:
+        Publisher([f"amqp://app:app@127.0.0.1:{refusing}", wrong], "app-1", connect_timeout_s=1.0)
+    assert "refused" in caught.value.answers[f"127.0.0.1:{refusing}"].lower()
+    assert "ACCESS_REFUSED" in str(caught.value)
+    assert "not-" not in str(caught.value), "no passwords in errors"
+
+
+def test_the_first_address_refuses(lab: Lab) -> None:
+    nodes = [f"amqp://app:app@127.0.0.1:{refusing_port()}", lab.nodes["e1"].admin]
+    with Publisher(nodes, "app-1", connect_timeout_s=5.0) as p:
+        p.publish("", "s", b"").result(5)
+
+
+def test_forced_close_by_the_broker(lab: Lab) -> None:
+    with publisher(lab) as p:
+        confirms = [p.publish("", "s", BODY) for _ in range(2000)]
+        lab.ctl("e1", "close_all_connections", "maintenance")
+        confirms += [p.publish("", "s", BODY) for _ in range(2000)]
+        confirms.append(p.transmit_log_entry_message(b"", ["west"]))
+        for confirm in confirms:
+            confirm.result(20)
+    assert sequences(lab) == list(range(1, 4001))
+
+
+def test_a_stalled_broker_is_left(lab: Lab) -> None:
+    with publisher(lab, "e1", "e2", confirm_timeout_s=1.0) as p:
+        p.publish("", "s", BODY).result(5)
+        lab.stop("e1.broker")
+        try:
+            begin = time.monotonic()
+            confirms = [p.publish("", "s", BODY) for _ in range(100)]
+            confirms.append(p.transmit_log_entry_message(b"", ["west"]))
+            for confirm in confirms:
+                confirm.result(15)
+            assert time.monotonic() - begin < 8
+        finally:
+            lab.cont("e1.broker")
+    assert sequences(lab, "e2") == list(range(2, 102))
+
+
+def test_an_idle_stalled_broker_is_left_by_heartbeats(lab: Lab) -> None:
+    with publisher(lab, "e1", "e2", heartbeat_s=1) as p:
+        p.publish("", "s", b"").result(5)
+        lab.stop("e1.broker")
+        try:
+            until(lambda: "heartbeat" in p._own_link.answers[f"127.0.0.1:{lab.nodes['e1'].broker.rpartition(':')[2]}"].lower(), 20)  # pika looks every interval + 5 s, and twice
+            begin = time.monotonic()
+            p.publish("", "s", b"").result(5)
+            assert time.monotonic() - begin < 2
+        finally:
+            lab.cont("e1.broker")
+
+
+def test_a_full_window_blocks_and_says_so(lab: Lab) -> None:
+    with publisher(lab, window=10, publish_timeout_s=0.3, confirm_timeout_s=30) as p:
+        p.publish("", "s", b"").result(5)
+        lab.stop("e1.broker")
+        try:
+            confirms = [p.publish("", "s", b"") for _ in range(10)]
+            with pytest.raises(WindowFull, match="10 messages"):
+                p.publish("", "s", b"")
+            blocked: list[Confirm] = []
+            p._publish_timeout_s = 20.0
+            thread = threading.Thread(target=lambda: blocked.append(p.publish("", "s", b"")))
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive()
+        finally:
+            lab.cont("e1.broker")
+        thread.join(10)
+        assert [confirm.result(10) for confirm in confirms + blocked] == [f"app-1/{number}" for number in range(2, 13)]
+    assert sequences(lab) == list(range(1, 13))
+
+
+def test_close_with_unconfirmed(lab: Lab) -> None:
+    p = publisher(lab)
+    p.publish("", "s", b"").result(5)
+    lab.stop("e1.broker")
+    try:
+        confirm = p.publish("", "s", b"")
+        called: list[Confirm] = []
+        confirm.add_done_callback(called.append)
+        with pytest.raises(TimeoutError, match="1 messages"):
+            p.close(timeout_s=0.2)
+        with pytest.raises(Unconfirmed, match="app-1/2"):
+            confirm.result(0)
+        assert called == [confirm]
+        with pytest.raises(PublisherClosed):
+            p.publish("", "s", b"")
+    finally:
+        lab.cont("e1.broker")
+
+
+def test_close_wakes_who_is_blocked(lab: Lab) -> None:
+    p = publisher(lab, window=1)
+    p.publish("", "s", b"").result(5)
+    lab.stop("e1.broker")
+    try:
+        p.publish("", "s", b"")
+        raised: list[BaseException] = []
+
+        def blocked() -> None:
+            try:
+                p.publish("", "s", b"")
+            except PublisherClosed as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=blocked)
+        thread.start()
+        with pytest.raises(TimeoutError):
+            p.close(timeout_s=0.2)
+        thread.join(5)
+        assert len(raised) == 1
+    finally:
+        lab.cont("e1.broker")
+
+
+def test_an_exception_in_the_block_is_not_hidden_by_close(lab: Lab) -> None:
+    def work() -> None:
+        with publisher(lab) as p:
+            p.publish("", "nowhere", b"")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()

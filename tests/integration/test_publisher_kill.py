@@ -1,0 +1,132 @@
+"""The publisher while brokers are killed under it.
+
+Classic queues here, under the routing queues' names too: after a kill -9 RabbitMQ 3.10 opens its port 0.3 s before its streams take
+messages (they come back as unroutable), and a stream that was declared in the seconds before the kill never comes back. A door waits
+for its broker's streams; a bare broker does not.
+
+Nothing removes repeats here: what must hold is that every confirmed message is there, and that IDs come first in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pika
+import pytest
+
+from lrq_ha.lab import Lab
+from lrq_ha.publisher import Confirm, NoPrimary, Publisher
+
+pytestmark = pytest.mark.broker
+
+BODY = b"x" * 1024
+QUEUES = (("/", "q"), ("lrq", "LRQ_Send_LogEntries"), ("lrq", "LRQ_Status"))
+COUNT = 8000
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(groups={"east": 2}, directory=tmp_path_factory.mktemp("kill") / "lab", brokers_only=True) as found:
+        for node in found.nodes:
+            for vhost, queue in QUEUES:
+                with channel(found, node, vhost) as ch:
+                    ch.queue_declare(queue, durable=True)
+        yield found
+
+
+@contextmanager
+def channel(lab: Lab, node: str, vhost: str) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
+    parameters = pika.URLParameters(lab.nodes[node].admin)
+    parameters.virtual_host = vhost
+    with pika.BlockingConnection(parameters) as connection:
+        yield connection.channel()
+
+
+@pytest.fixture(autouse=True)
+def empty(lab: Lab) -> None:
+    for node in lab.nodes:
+        for vhost, queue in QUEUES:
+            with channel(lab, node, vhost) as ch:
+                ch.queue_purge(queue)
+
+
+def drain(lab: Lab, node: str, vhost: str, queue: str) -> list[int]:
+    """Sequences of the IDs in a queue, each once, in the order in which they came first."""
+    found: list[int] = []
+    with channel(lab, node, vhost) as ch:
+        ch.basic_qos(prefetch_count=500)
+        left = ch.queue_declare(queue, passive=True).method.message_count
+        if left:
+            for method, properties, _ in ch.consume(queue):
+                found.append(int(properties.headers["x-lrq-id"].rpartition("/")[2]))
+                ch.basic_ack(method.delivery_tag)
+                if len(found) == left:
+                    break
+    return list(dict.fromkeys(found))
+
+
+def publisher(lab: Lab, *nodes: str, **options: float) -> Publisher:
+    return Publisher([lab.nodes[node].admin for node in nodes], "app-1", "orders", login_timeout_s=2.0, window=3000, **options)  # type: ignore[arg-type]
+
+
+def publish_while(p: Publisher, fault: Callable[[], object]) -> list[Confirm]:
+    """Publishes COUNT messages and a log entry after every twentieth; the fault comes in the middle, with a window full of messages."""
+    confirms: list[Confirm] = []
+    for number in range(COUNT):
+        confirms.append(p.publish("", "q", BODY))
+        if number % 20 == 0:
+            confirms.append(p.transmit_log_entry_message(BODY, ["west"]))
+        if number == COUNT // 2:
+            fault()
+    p.flush(60)
+    return confirms
+
+
+def test_the_broker_is_killed_and_comes_back(lab: Lab) -> None:
+    def kill_and_start() -> None:
+        lab.kill("e1.broker")
+        threading.Thread(target=lab.start, args=("e1.broker",)).start()
+
+    with publisher(lab, "e1") as p:
+        confirms = publish_while(p, kill_and_start)
+    assert all(confirm.done and confirm.error is None for confirm in confirms)
+    assert drain(lab, "e1", "/", "q") == list(range(1, COUNT + 1))
+    assert drain(lab, "e1", "lrq", "LRQ_Send_LogEntries") == list(range(2, COUNT // 20 + 2)), "1 is the announcement"
+
+
+def test_failover_to_the_second_address(lab: Lab) -> None:
+    """Two brokers that know nothing of each other: together they must hold everything, in order on each."""
+    with publisher(lab, "e1", "e2") as p:
+        confirms = publish_while(p, lambda: lab.kill("e1.broker"))
+    assert all(confirm.done and confirm.error is None for confirm in confirms)
+    lab.start("e1.broker")
+    first, second = drain(lab, "e1", "/", "q"), drain(lab, "e2", "/", "q")
+    assert first == sorted(first)
+    assert second == list(range(second[0], COUNT + 1)), "everything from the first unconfirmed message on, with the same IDs"
+    assert set(range(1, second[0])) <= set(first), "what was not sent again had been confirmed"
+
+
+def test_timeouts_name_the_missing_primary(lab: Lab) -> None:
+    with publisher(lab, "e1", publish_timeout_s=0.2) as p:
+        p.publish("", "q", b"").result(5)
+        lab.kill("e1.broker")
+        deadline = time.monotonic() + 5
+        confirm = p.publish("", "q", b"")
+        while True:  # until the loss is noticed, a time-out is only that
+            with pytest.raises(TimeoutError) as caught:
+                confirm.result(0.1)
+            if isinstance(caught.value, NoPrimary):
+                break
+            assert time.monotonic() < deadline
+        with pytest.raises(NoPrimary):
+            p.flush(0.1)
+        confirms = [p.publish("", "q", b"") for _ in range(2999)]
+        with pytest.raises(NoPrimary, match="refused"):
+            p.publish("", "q", b"")
+        lab.start("e1.broker")
+        p.flush(20)
+    assert [each.result(0) for each in confirms] == [f"app-1/{number}" for number in range(3, 3002)]
+    assert drain(lab, "e1", "/", "q") == list(range(1, 3002))
