@@ -47,9 +47,12 @@ def share(transaction: pb.Transaction, remote_id: str) -> list[bytes]:
 def received(transaction: pb.Transaction, position: Position, remote_id: str) -> pb.ReceivedTransaction | None:
     """`transaction`, which stands at `position` in the source's log, as `remote_id` gets it; None if nothing is for it.
 
-    An end marker belongs to whoever asked for its request, payloads or not.
+    An end marker belongs to whoever asked for its request, payloads or not. Its publisher names the destination with an empty payload, which
+    is no data and goes no further.
     """
     payloads = share(transaction, remote_id)
+    if transaction.type == pb.LAST_FULL_SYNC_ENTRY:
+        payloads = [payload for payload in payloads if payload]
     if not payloads and transaction.type != pb.LAST_FULL_SYNC_ENTRY:
         return None
     return pb.ReceivedTransaction(

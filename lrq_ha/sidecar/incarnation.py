@@ -119,6 +119,7 @@ class Incarnation:
         self._ready = False
         self._paused = False
         self.replica.on_wake = self._wake
+        self.applier.on_full = self.sweeper.kick
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -355,8 +356,8 @@ class Incarnation:
         began = time.monotonic()
         self.replica.redelivered_upto = self.node.log.end
         self.replica.begin_epoch(epoch)
-        await self.sweeper.stop()
         await self.applier.drained()
+        await self.sweeper.stop()
         log.info("recovered in %.0f ms", 1000 * (time.monotonic() - began))
         self._feed(Recovered(epoch))
 
