@@ -87,7 +87,7 @@ log.console.level = info
 
 
 def _definitions(passwords: Mapping[str, str], vhosts: Sequence[str]) -> dict[str, Any]:
-    tags = {APP_USER: "", SIDECAR_USER: "administrator impersonator"}
+    tags: dict[str, list[str]] = {APP_USER: [], SIDECAR_USER: ["administrator", "impersonator"]}
     rights = [(user, vhost, ".*") for user in tags for vhost in ("/", *vhosts)]
     rights += [(APP_USER, LRQ_VHOST, "^LRQ_.*"), (SIDECAR_USER, LRQ_VHOST, ".*")]
     return {

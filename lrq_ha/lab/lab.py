@@ -152,7 +152,7 @@ class Lab:
         """Starts everything and returns when every broker answers and every sidecar is active or ready.
 
         Raises:
-            LabError: Something did not start; the end of its log is in the text, and nothing is left running.
+            LabError: Something did not start; what its log says is in the text, and nothing is left running.
         """
         self.prepare()
         deadline = time.monotonic() + timeout_s
@@ -389,9 +389,9 @@ class Lab:
         while not ready():
             process = keeper.ask(self.directory, do="list")[key]
             if process["exit"] is not None:
-                raise LabError(f"{key} ended with status {process['exit']}. The end of its log:\n{probe.tail(log)}\n", todo=f"See {log}")
+                raise LabError(f"{key} ended with status {process['exit']}. From its log:\n{probe.excerpt(log)}\n", todo=f"See {log}")
             if time.monotonic() > deadline:
-                raise LabError(f"{key} {failure} in time. The end of its log:\n{probe.tail(log)}\n",
+                raise LabError(f"{key} {failure} in time. From its log:\n{probe.excerpt(log)}\n",
                                todo=f"See {log}; a machine under load may just need longer", retriable=True)
             time.sleep(_POLL_S)
 

@@ -13,6 +13,7 @@ from typing import Any
 _ASK_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 _PROMOTE_TIMEOUT_S = 60.0
+_SEARCHED_LINES_MAX = 100
 # Without the proxies that the environment may name: all of this is on loopback.
 _http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -67,10 +68,12 @@ def post_json(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
             return refusal.code, {"ok": False, "text": text}
 
 
-def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log, indented."""
+def excerpt(log: Path, lines_max: int = 15) -> str:
+    """What a log says about a failure, indented: from its first error on if its last lines name one, as a broker's does, else its end."""
     try:
-        text = log.read_text(errors="replace").splitlines()
+        lines = log.read_text(errors="replace").splitlines()[-_SEARCHED_LINES_MAX:]
     except OSError:
         return "    (no log was written)"
-    return "\n".join(f"    {line}" for line in text[-lines:]) or "    (the log is empty)"
+    # A broker's first error says why; what follows is the state of each process that went down with it.
+    first = next((index for index, line in enumerate(lines) if "[error]" in line), max(0, len(lines) - lines_max))
+    return "\n".join(f"    {line}" for line in lines[first:first + lines_max]) or "    (the log is empty)"
