@@ -1,0 +1,192 @@
+"""The load generator, a process of its own: `python -m bench.generator flood|failover|drain`, settings as JSON on stdin, JSON lines on stdout.
+
+Rules: a window of unconfirmed publishes, never a pause that decides a result; instants are CLOCK_MONOTONIC seconds, which all processes of a
+machine share.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import struct
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from pamqp import commands
+
+from broker_plugin import frames
+
+from . import wire
+
+BATCH_MESSAGES = 50
+RETRY_S = 0.005
+IDLE_S = 0.3
+PREFETCH = 1_000
+ACK_EVERY = 200
+
+
+def flood(url: str, queue: str, messages: int, size_bytes: int, window: int, warm_up: int) -> dict[str, Any]:
+    """Publishes `warm_up` and then `messages` equal messages; the clock runs from the last confirm of the former to the last of the latter."""
+    connection = wire.Raw(url, confirms=True)
+    connection.socket.setblocking(False)
+    chunk = memoryview(wire.message(queue, b"x" * size_bytes) * BATCH_MESSAGES)
+    confirms = wire.Confirms()
+    total, sent, pending = warm_up + messages, 0, chunk[:0]
+    began, first = time.monotonic(), 0
+    poll = select.poll()
+    while confirms.upto < total:
+        wants = bool(pending) or (sent < total and sent - confirms.upto <= window - BATCH_MESSAGES)
+        poll.register(connection.socket, select.POLLIN | (select.POLLOUT if wants else 0))
+        event = poll.poll()[0][1]
+        if event & ~select.POLLOUT:
+            warm = confirms.upto >= warm_up
+            confirms.take(*connection.read())
+            if not warm and confirms.upto >= warm_up:
+                began, first = time.monotonic(), confirms.upto
+        if wants and event & select.POLLOUT:
+            if not pending:
+                pending = chunk
+                sent += BATCH_MESSAGES
+            pending = pending[connection.socket.send(pending) :]
+    seconds = time.monotonic() - began
+    connection.close()
+    return {"messages": total - first, "seconds": seconds, "rate": (total - first) / seconds, "refused": confirms.refused}
+
+
+class Failover:
+    """Publishes numbered messages with replication IDs to whichever node takes them, and sends again what was unconfirmed.
+
+    It ends on a line on stdin, when everything is confirmed. Prints a line when it flows and whenever confirms go on after a loss.
+    """
+
+    def __init__(self, urls: list[str], queue: str, producer: str, size_bytes: int, window: int) -> None:
+        self._urls, self._queue, self._producer = urls, queue, producer
+        self._size_bytes, self._window = size_bytes, window
+        self._next = 1
+        self._open: deque[int] = deque()  # numbers on this connection in the order of their tags
+        self._again: deque[int] = deque()
+        self._confirmed = 0
+        self._resent = 0
+        self._stopping = False
+        self._refused = 0
+
+    def run(self) -> dict[str, Any]:
+        """Runs until told to stop."""
+        turn, lost_at = 0, 0.0
+        while not self._done():
+            try:
+                connection = wire.Raw(self._urls[turn % len(self._urls)], producer=self._producer, confirms=True)
+                self._publish(connection, lost_at)
+            except OSError as error:
+                if self._open or not lost_at:
+                    lost_at = time.monotonic()
+                    print(json.dumps({"lost_at": lost_at, "why": str(error)}), flush=True)
+                self._again = deque((*self._open, *self._again))
+                self._resent += len(self._open)
+                self._open.clear()
+                turn += 1
+                time.sleep(RETRY_S)
+        return {"published": self._next - 1, "resent": self._resent, "refused": self._refused}
+
+    def _done(self) -> bool:
+        return self._stopping and not self._open and not self._again
+
+    def _publish(self, connection: wire.Raw, lost_at: float) -> None:
+        connection.socket.setblocking(False)
+        confirms, pending, taken, flowing = wire.Confirms(), memoryview(b""), 0, False
+        poll = select.poll()
+        poll.register(sys.stdin, select.POLLIN)
+        try:
+            while not self._done():
+                more = bool(self._again) or not self._stopping
+                wants = bool(pending) or (more and len(self._open) <= self._window - BATCH_MESSAGES)
+                poll.register(connection.socket, select.POLLIN | (select.POLLOUT if wants else 0))
+                for descriptor, event in poll.poll():
+                    if descriptor == sys.stdin.fileno():
+                        self._stopping = True
+                        poll.unregister(sys.stdin)
+                        continue
+                    if event & ~select.POLLOUT:
+                        confirms.take(*connection.read())
+                        while taken < confirms.upto:
+                            self._open.popleft()
+                            taken += 1
+                        if taken and not flowing:
+                            flowing = True
+                            print(json.dumps({"confirmed_at": time.monotonic(), "after": lost_at}), flush=True)
+                    if wants and event & select.POLLOUT:
+                        pending = pending or memoryview(self._batch())
+                        pending = pending[connection.socket.send(pending) :]
+        finally:
+            self._refused += confirms.refused
+            connection.close()
+
+    def _batch(self) -> bytes:
+        parts = []
+        for _ in range(BATCH_MESSAGES):
+            if self._again:
+                number = self._again.popleft()
+            elif not self._stopping:
+                number = self._next
+                self._next += 1
+            else:
+                break
+            self._open.append(number)
+            parts.append(wire.message(self._queue, struct.pack(">Q", number).ljust(self._size_bytes, b"x"), f"{self._producer}/{number}"))
+        return b"".join(parts)
+
+
+def drain(url: str, queue: str) -> dict[str, Any]:
+    """Consumes and acks until the queue is empty: how many messages came, how many different ones, and what breaks their order."""
+    connection, asker = wire.Raw(url), wire.Raw(url)
+    connection.call(commands.Basic.Qos(prefetch_count=PREFETCH))
+    connection.call(commands.Basic.Consume(queue=queue))
+    seen: set[int] = set()
+    came = breaks = last = tag = unacked = 0
+    poll = select.poll()
+    poll.register(connection.socket, select.POLLIN)
+    while True:
+        if not poll.poll(1000 * IDLE_S):
+            if unacked:
+                connection.socket.sendall(frames.ack(wire.CHANNEL, tag, True))
+                unacked = 0
+            ready = asker.call(commands.Queue.Declare(queue=queue, passive=True))
+            if isinstance(ready, commands.Queue.DeclareOk) and not ready.message_count:
+                break
+            continue
+        data, items = connection.read()
+        for item in items:
+            if item[0] != frames.BASIC_DELIVER:
+                continue
+            _, tag, origin = frames.deliver_arguments(bytes(data[item[2] : item[3]]))
+            number = struct.unpack(">Q", frames.body_of(data, item[5], item[6])[:8])[0]
+            came += 1
+            unacked += 1
+            breaks += number < last and not origin.redelivered
+            last = number
+            seen.add(number)
+        if unacked >= ACK_EVERY:
+            connection.socket.sendall(frames.ack(wire.CHANNEL, tag, True))
+            unacked = 0
+    connection.close()
+    asker.close()
+    return {"came": came, "different": len(seen), "greatest": max(seen, default=0), "order_breaks": breaks}
+
+
+def main() -> None:
+    """Runs what the first argument names."""
+    settings = json.loads(sys.stdin.readline())
+    kind = sys.argv[1]
+    if kind == "flood":
+        result = flood(**settings)
+    elif kind == "failover":
+        result = Failover(**settings).run()
+    else:
+        result = drain(**settings)
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

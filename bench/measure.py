@@ -1,0 +1,137 @@
+"""What all rows share: the generator's processes, the machine's state, CPU time of processes, results and their lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pamqp import commands
+
+from lrq_ha.lab import Lab
+from lrq_ha.replication.errors import LrqError
+
+from . import wire
+
+RESULTS = Path(__file__).parent / "results"
+WAIT_S = 120.0
+POLL_S = 0.01
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Row:
+    """The result of a row.
+
+    Attributes:
+        name: As "P1".
+        figure: What is compared with the goal, as "ratio=0.98".
+        goal: The goal, as "0.97".
+        ok: Whether it is met.
+        details: The rest of the line.
+        runs: Every run's raw figures.
+    """
+
+    name: str
+    figure: str
+    goal: str
+    ok: bool
+    details: str
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def line(self) -> str:
+        """The line that is printed."""
+        return f"{self.name} {self.figure} goal={self.goal} {'ok' if self.ok else 'short'} {self.details}"
+
+    def save(self) -> None:
+        """Writes results/NAME.json."""
+        RESULTS.mkdir(exist_ok=True)
+        text = json.dumps({"line": self.line(), "machine": machine(), "runs": self.runs}, indent=1)
+        (RESULTS / f"{self.name}.json").write_text(text + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What of the machine matters to a figure."""
+    return {"cores": os.cpu_count(), "load": os.getloadavg(), "python": platform.python_version(), "kernel": platform.release()}
+
+
+def note(text: str) -> None:
+    """Progress, on stderr: stdout has the rows' lines only."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def start(kind: str, **settings: Any) -> subprocess.Popen[str]:
+    """Starts a generator. Its settings go by stdin, as they hold passwords."""
+    process = subprocess.Popen([sys.executable, "-m", "bench.generator", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               cwd=Path(__file__).parents[1])
+    if process.stdin is not None:
+        process.stdin.write(json.dumps(settings) + "\n")
+        process.stdin.flush()
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The last line of a generator that ends by itself.
+
+    Raises:
+        LrqError: It failed; it has said why on stderr.
+    """
+    output, _ = process.communicate(timeout=WAIT_S)
+    if process.returncode:
+        raise LrqError("The load generator failed", todo="See its error above")
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def cpu_s(pid: int | None) -> float:
+    """CPU time that a process has used, in seconds."""
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def cpu_of(lab: Lab) -> dict[str, float]:
+    """CPU time used by every process of a lab, in seconds."""
+    return {key: cpu_s(pid) for key, pid in lab.processes().items() if pid is not None and key != "epmd"}
+
+
+def declare(url: str, queue: str, kind: str) -> None:
+    """Declares a durable queue."""
+    connection = wire.Raw(url)
+    connection.socket.settimeout(WAIT_S)
+    connection.call(commands.Queue.Declare(queue=queue, durable=True, arguments={"x-queue-type": kind}))
+    connection.close()
+
+
+def delete(url: str, queue: str) -> None:
+    """Deletes a queue and returns when it is gone."""
+    connection = wire.Raw(url)
+    connection.socket.settimeout(WAIT_S)
+    connection.call(commands.Queue.Delete(queue=queue))
+    connection.close()
+
+
+def until(what: str, done: Callable[[], bool]) -> float:
+    """Polls until `done()`; returns the seconds it took.
+
+    Raises:
+        LrqError: It has not come true in time.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            if done():
+                return time.monotonic() - began
+        except (LrqError, OSError):
+            pass
+        if time.monotonic() - began > WAIT_S:
+            raise LrqError(f"{what}: not within {WAIT_S:g} s")
+        time.sleep(POLL_S)
