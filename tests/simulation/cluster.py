@@ -1,0 +1,730 @@
+"""A group of nodes in one process: the real `Node` of each, beside a simulated broker, links and operator. The caller says what happens next.
+
+Rules:
+- A node's stream holds batches and fences. What was written and not confirmed is `pending`; of a killed node's, some land before the successor's
+  OPEN and none after (R3).
+- A connection goes one way, as a sidecar's link does: control messages and pushes there, acks of pushes back. What is on it is lost when it breaks.
+- The driver's duties are carried out as in lrq_ha/sidecar/incarnation.py, with the real RoutingQueue and ReplicatingSubscription.
+- Every step is checked against what the cluster as a whole has promised: `Violation` says what was broken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lrq_ha.replication.events import (
+    Ack,
+    Answer,
+    Append,
+    CutTail,
+    Disconnect,
+    Effect,
+    EntryKind,
+    Event,
+    Heartbeat,
+    Message,
+    Opened,
+    OwnConfirmed,
+    PeerAcked,
+    PeerConnected,
+    PeerDisconnected,
+    PeerMessage,
+    PromoteRequest,
+    Push,
+    Recover,
+    Recovered,
+    RefusePush,
+    RemoveRequest,
+    Restart,
+    RoleChanged,
+    SafeAdvanced,
+    Send,
+    Subscribe,
+    Tick,
+    WriteBatch,
+    WriteFence,
+)
+from lrq_ha.replication.log import BatchHeader
+from lrq_ha.replication.node import Node, NodeSettings
+from lrq_ha.replication.positions import epoch_name, owner_of
+from lrq_ha.replication.roles import Role
+from lrq_ha.replication.subscription import ReplicatingSubscription, RoutingQueue, StoredBatch
+
+
+class Violation(Exception):  # noqa: N818: a finding, not an error of the simulation
+    """A promise was broken."""
+
+
+class Fence(NamedTuple):
+    epoch: int
+    out_end: int
+
+
+Record = StoredBatch | Fence
+
+
+class Entry(NamedTuple):
+    """One entry of a log; `message` is 0 for MARKER and MEMBERS."""
+
+    epoch: int
+    message: int
+
+
+@dataclass
+class Conn:
+    """The connection that `src` opened to the door of `dst`."""
+
+    src: int
+    dst: int
+    queue: deque[tuple[object, int]] = field(default_factory=deque)  # (message or Push, confirms that src had given when it sent it)
+    acks: deque[int] = field(default_factory=deque)
+    open: deque[int] = field(default_factory=deque)  # last sequence of pushes that dst has not acked
+    broken: bool = False
+    stalled: bool = False
+
+
+@dataclass
+class Host:
+    """One node with its broker. What is above `node` outlives the sidecar."""
+
+    id: int
+    stream: list[Record] = field(default_factory=list)
+    recorded: int = 0  # R of the applied record
+    lost_host: bool = False
+    heard: int = 0  # how many confirms the last message of the leader it follows had seen
+    node: Node | None = None
+    pending: deque[Record] = field(default_factory=deque)
+    late: deque[Record] = field(default_factory=deque)  # only with `late_writes`
+    entries: list[Entry] = field(default_factory=list)
+    batches: list[StoredBatch] = field(default_factory=list)
+    memory: RoutingQueue = field(default_factory=RoutingQueue)
+    subscriptions: dict[int, ReplicatingSubscription] = field(default_factory=dict)
+    ends: dict[int, Conn] = field(default_factory=dict)
+    applied: int = 0
+    recovering: int = 0
+    ended: str = ""
+    operator: bool = False
+    answer: Answer | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.node is not None
+
+
+def read_stream(stream: Iterable[Record]) -> tuple[list[Entry], int]:
+    """R2 once more, written independently of LogIndex: what a reader makes of a stream. Returns (log, top)."""
+    log: list[Entry] = []
+    top = 0
+    for record in stream:
+        if isinstance(record, Fence):
+            top = max(top, record.epoch)
+            continue
+        batch = record.header
+        before = log[batch.first - 2].epoch if 1 < batch.first <= len(log) + 1 else 0
+        if batch.leader < top or batch.first > len(log) + 1 or before != batch.previous_epoch:
+            continue
+        top = batch.leader
+        if batch.last > len(log) or log[batch.last - 1].epoch != batch.epoch:
+            log[batch.first - 1 :] = entries_of(record)
+    return log, top
+
+
+def entries_of(batch: StoredBatch) -> list[Entry]:
+    return [Entry(batch.header.epoch, int(m)) for m in batch.body.split()]
+
+
+class Cluster:
+    """See above.
+
+    Args:
+        size: Number of nodes; their ids are 1 .. size.
+        strict: Mode of the group.
+        node_class: The core to run; a test may bring one with a rule switched off.
+        memory_bytes_max: Limit of each RoutingQueue; what it lost is read from the stream.
+        late_writes: R3 off: what a killed sidecar had under way lands whenever the caller says so.
+        restart_alone: See NodeSettings.
+        trace: Print every step.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        strict: bool = False,
+        node_class: type[Node] = Node,
+        memory_bytes_max: int = 1 << 20,
+        late_writes: bool = False,
+        restart_alone: bool = False,
+        trace: bool = False,
+    ) -> None:
+        self.hosts = {i: Host(i) for i in range(1, size + 1)}
+        self.conns: dict[tuple[int, int], Conn] = {}
+        self.cuts: set[tuple[int, int]] = set()
+        self.now = 0.0
+        self.strict = strict
+        self.node_class = node_class
+        self.memory_bytes_max = memory_bytes_max
+        self.late_writes = late_writes
+        self.restart_alone = restart_alone
+        self.trace = trace
+        self.messages = 0
+        self.confirmed: dict[int, tuple[int, Entry]] = {}  # message -> (sequence, entry), in the order of the confirms
+        self.lost: set[int] = set()  # what an operator's promotion said is in danger
+        self.history: dict[tuple[int, int], tuple[int, int]] = {}  # (epoch, sequence) -> (epoch before, message)
+        self.safe_at_leader: set[tuple[int, Entry]] = set()
+        self.removed_by_hand: set[int] = set()
+        self.log: deque[str] = deque(maxlen=400)
+
+    def settings(self, node: int) -> NodeSettings:
+        return NodeSettings(
+            node,
+            {i: f"n{i}" for i in self.hosts},
+            strict=self.strict,
+            restart_alone=self.restart_alone,
+            backup_timeout_s=1.0,
+            heartbeat_s=0.1,
+            campaign_timeout_s=0.8,
+            admit_timeout_s=0.1,
+            admit_lag_entries_max=50,
+        )
+
+    def say(self, text: str) -> None:
+        text = f"{self.now:8.3f} {text}"
+        self.log.append(text)
+        if self.trace:
+            print(text)
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------
+
+    def running(self) -> list[Host]:
+        return [h for h in self.hosts.values() if h.node is not None]
+
+    def node(self, i: int) -> Node:
+        node = self.hosts[i].node
+        if node is None:
+            raise ValueError(f"node {i} is down")
+        return node
+
+    def crash(self, i: int, landed: int = 0, *, lost_records: int = 0) -> None:
+        """Kills a node. The `landed` oldest pending writes reach its stream all the same; or its host dies and takes the last records with it."""
+        host = self.hosts[i]
+        writes = list(host.pending)
+        host.stream += writes[:landed]
+        if self.late_writes:
+            host.late.extend(writes[landed:])
+        if lost_records:
+            del host.stream[max(0, len(host.stream) - lost_records) :]
+            host.lost_host = True
+        self.say(f"n{i} goes down" + (f", {landed} of {len(writes)} writes land" if writes else "") + (f", {lost_records} records are lost" if lost_records else ""))
+        host.node = None
+        host.pending.clear()
+        host.subscriptions.clear()
+        host.ends.clear()
+        host.recovering, host.ended, host.operator = 0, "", False
+        for (src, dst), conn in list(self.conns.items()):
+            if src == i:
+                del self.conns[src, dst]
+            elif dst == i:
+                conn.broken = True
+        for other in self.hosts.values():
+            other.ends.pop(i, None)
+
+    def start(self, i: int) -> None:
+        """Starts a node: it reads its stream; its predecessor's writes can no longer land."""
+        host = self.hosts[i]
+        node = self.node_class(self.settings(i))
+        host.entries, host.batches, host.memory = [], [], RoutingQueue(self.memory_bytes_max)
+        for record in host.stream:
+            if isinstance(record, Fence):
+                node.read_fence(record.epoch, record.out_end)
+            else:
+                before = node.log.end
+                if node.read_batch(record.header).value == "append":
+                    self._take(host, record, cut=record.header.first <= before)
+        host.node = node
+        host.applied = min(host.recorded, node.log.end)
+        self.say(f"n{i} starts: log to {node.log.end}, applied {host.applied}")
+        self._feed(host, Opened(host.recorded, host.lost_host))
+        self.check_memory(host)
+
+    def late_write(self, i: int) -> None:
+        """R3 off: a write of a killed sidecar lands now."""
+        host = self.hosts[i]
+        host.stream.append(host.late.popleft())
+        self.say(f"a late write lands at n{i}")
+        self.check_memory(host)
+
+    def _take(self, host: Host, batch: StoredBatch, *, cut: bool) -> None:
+        if cut:
+            self._cut(host, batch.header.first)
+        host.entries += entries_of(batch)
+        host.batches.append(batch)
+        host.memory.append(batch)
+
+    def _cut(self, host: Host, first: int) -> None:
+        del host.entries[first - 1 :]
+        while host.batches and host.batches[-1].header.last >= first:
+            host.batches.pop()
+        host.memory.cut(first)
+
+    # ---- what may happen to a running node ---------------------------------------------------------------------------
+
+    def tick(self, i: int) -> None:
+        self._feed(self.hosts[i], Tick())
+
+    def confirm(self, i: int, count: int = 1) -> None:
+        """The stream confirms the `count` oldest writes."""
+        host = self.hosts[i]
+        count = min(count, len(host.pending))
+        for _ in range(count):
+            record = host.pending.popleft()
+            host.stream.append(record)
+            self.say(f"n{i}'s stream confirms {describe(record)}")
+        if count:
+            self._feed(host, OwnConfirmed(count))
+
+    def append(self, i: int, count: int = 1) -> int:
+        """A client sends `count` messages to the primary; returns the last one."""
+        messages = range(self.messages + 1, self.messages + count + 1)
+        self.messages += count
+        self.say(f"client sends {messages} to n{i}" if count > 1 else f"client sends m{self.messages} to n{i}")
+        self._feed(self.hosts[i], Append(count, list(messages)))
+        return self.messages
+
+    def recovered(self, i: int) -> None:
+        """The driver has done what a new epoch needs."""
+        host = self.hosts[i]
+        epoch, host.recovering = host.recovering, 0
+        host.applied = max(host.applied, self.node(i).safe)
+        self._record(host)
+        self._feed(host, Recovered(epoch))
+
+    def apply(self, i: int, upto: int, *, record: bool = True) -> None:
+        """The node's queues get what is safe, up to `upto`."""
+        host = self.hosts[i]
+        host.applied = max(host.applied, min(upto, self.node(i).safe))
+        if record:
+            self._record(host)
+
+    def _record(self, host: Host) -> None:
+        host.recorded = host.applied
+        if host.node:
+            host.node.applied = host.applied
+            if host.lost_host and not host.node.lost_host:
+                host.lost_host = False
+
+    def end_incarnation(self, i: int, landed: int = 0) -> None:
+        """Carries out a Restart, or an error that ends the incarnation."""
+        self.crash(i, landed)
+        self.start(i)
+
+    # ---- operator ----------------------------------------------------------------------------------------------------
+
+    def promote(self, i: int, down: Iterable[int] = (), *, force: bool = False, dry_run: bool = False) -> Answer | None:
+        """The operator's word. It must be true: `down` are nodes that are down now. Returns the answer if there is one at once."""
+        down = frozenset(down)
+        if any(d in self.hosts and self.hosts[d].up for d in down):
+            raise ValueError(f"the operator's word must be true: {sorted(down)}")
+        host = self.hosts[i]
+        host.answer, host.operator = None, True
+        self.say(f"operator promotes n{i}, down {sorted(down)}" + (", --force" if force else ""))
+        self._feed(host, PromoteRequest(down, force, dry_run))
+        return host.answer
+
+    def remove(self, i: int, node: int) -> Answer | None:
+        """The operator removes `node` from the set, at the primary `i`."""
+        host = self.hosts[i]
+        host.answer = None
+        self.say(f"operator removes n{node} at n{i}")
+        self._feed(host, RemoveRequest(node))
+        if host.answer is not None and host.answer.ok:
+            self.removed_by_hand.add(node)
+        return host.answer
+
+    def discard(self, i: int) -> None:
+        """`reinit --discard`: a node that is down begins again with an empty stream."""
+        host = self.hosts[i]
+        self.say(f"n{i} is made new")
+        host.stream, host.recorded, host.lost_host, host.heard = [], 0, False, 0
+
+    # ---- links -------------------------------------------------------------------------------------------------------
+
+    def cut(self, a: int, b: int, *, both: bool = True) -> None:
+        for src, dst in ((a, b), (b, a)) if both else ((a, b),):
+            self.cuts.add((src, dst))
+            if (src, dst) in self.conns:
+                self._break(self.conns[src, dst])
+        self.say(f"link n{a} {'-' if both else '->'} n{b} cut")
+
+    def heal(self) -> None:
+        self.cuts.clear()
+        for conn in self.conns.values():
+            conn.stalled = False
+        self.say("links healed")
+
+    def _break(self, conn: Conn) -> None:
+        conn.broken = True
+        conn.queue.clear()
+        conn.acks.clear()
+        if self.hosts[conn.dst].ends.get(conn.src) is conn:
+            del self.hosts[conn.dst].ends[conn.src]
+
+    def can_connect(self, src: int, dst: int) -> bool:
+        return (src, dst) not in self.conns and (src, dst) not in self.cuts and self.hosts[src].up and self.hosts[dst].up
+
+    def connect(self, src: int, dst: int) -> None:
+        self.conns[src, dst] = Conn(src, dst)
+        self.say(f"n{src} connects to n{dst}")
+        self._feed(self.hosts[src], PeerConnected(dst))
+
+    def notice(self, src: int, dst: int) -> None:
+        """The node that opened a connection notices that it is broken."""
+        host = self.hosts[src]
+        del self.conns[src, dst]
+        host.subscriptions.pop(dst, None)
+        self.say(f"n{src} lost n{dst}")
+        self._feed(host, PeerDisconnected(dst))
+
+    def deliver(self, src: int, dst: int) -> None:
+        """The oldest message on a connection arrives."""
+        conn = self.conns[src, dst]
+        message, seen = conn.queue.popleft()
+        host = self.hosts[dst]
+        node = self.node(dst)
+        if isinstance(message, Push):
+            if host.ends.get(src) is not conn:
+                self._break(conn)
+                return
+            conn.open.append(message.batch.last)
+            self.say(f"n{src}'s push {describe_batch(message.batch)} reaches n{dst}")
+        else:
+            old = host.ends.get(src)
+            if old is not conn:
+                host.ends[src] = conn
+                if old is not None:
+                    self._break(old)
+            if not isinstance(message, Heartbeat):
+                self.say(f"n{src}'s {message} reaches n{dst}")
+            message = PeerMessage(src, message)  # type: ignore[arg-type]
+        before = node.last_heard_leader
+        node.last_heard_leader = None
+        self._feed(host, message)  # type: ignore[arg-type]
+        if node.last_heard_leader is not None:
+            host.heard = max(host.heard, seen)
+        else:
+            node.last_heard_leader = before
+
+    def deliver_ack(self, src: int, dst: int) -> None:
+        """The newest ack on a connection reaches the node that pushed."""
+        conn = self.conns[src, dst]
+        upto = conn.acks.pop()
+        conn.acks.clear()
+        subscription = self.hosts[src].subscriptions.get(dst)
+        if subscription is not None and upto <= subscription.sent:
+            subscription.acknowledge(upto)
+            self.say(f"ack {upto} of n{dst} reaches n{src}")
+            self._feed(self.hosts[src], PeerAcked(dst, upto))
+            self._pump(self.hosts[src], dst)
+
+    def _pump(self, host: Host, peer: int) -> None:
+        subscription = host.subscriptions.get(peer)
+        conn = self.conns.get((host.id, peer))
+        node = host.node
+        if subscription is None or node is None:
+            return
+        subscription.appended(node.log.end)
+        while subscription.sent < node.log.end and subscription.has_room():
+            index = host.memory.starting_at(subscription.sent + 1)
+            if index is not None:
+                batch = host.memory[index]
+            else:
+                batch = next(b for b in host.batches if b.header.first == subscription.sent + 1)
+            subscription.send(batch)
+            if conn is not None and not conn.broken:
+                h = batch.header
+                header = BatchHeader(h.epoch, h.first, h.last, h.previous_epoch, node.leading, h.sets)
+                conn.queue.append((Push(host.id, header, node.safe, batch.body), len(self.confirmed)))
+
+    # ---- effects -----------------------------------------------------------------------------------------------------
+
+    def _feed(self, host: Host, event: Event) -> None:
+        if host.node is None or host.ended:
+            return
+        for effect in host.node.handle(event, self.now):
+            self._EFFECTS[type(effect)](self, host, host.node, effect)  # type: ignore[operator]
+
+    def _write_batch(self, host: Host, node: Node, effect: WriteBatch) -> None:
+        header = effect.batch
+        if isinstance(effect.body, bytes):
+            body = effect.body
+        elif effect.kind is EntryKind.ENTRIES:
+            body = b" ".join(b"%d" % m for m in effect.body)  # type: ignore[attr-defined]
+        else:
+            body = b"0"
+            self.say(f"n{host.id} writes {effect.kind.value} {sorted(header.sets[0][1])} at {header.first}, epoch {epoch_name(header.epoch)}")
+        batch = StoredBatch(header, body)
+        self._check_history(batch)
+        host.pending.append(batch)
+        self._take(host, batch, cut=False)
+        if len(host.entries) != node.log.end:
+            raise Violation(f"n{host.id} has {len(host.entries)} entries and says {node.log.end}")
+        if effect.kind is EntryKind.MARKER:
+            self._check_take(host, node)
+        if node.leading:
+            for peer in list(host.subscriptions):
+                self._pump(host, peer)
+
+    def _write_fence(self, host: Host, node: Node, effect: WriteFence) -> None:
+        host.pending.append(Fence(effect.epoch, effect.out_end))
+
+    def _send(self, host: Host, node: Node, effect: Send) -> None:
+        conn = self.conns.get((host.id, effect.peer))
+        if conn is not None and not conn.broken:
+            conn.queue.append((effect.message, len(self.confirmed)))
+
+    def _subscribe(self, host: Host, node: Node, effect: Subscribe) -> None:
+        host.subscriptions[effect.peer] = ReplicatingSubscription(effect.start, node.log.end, in_flight_bytes_max=12)
+        self._pump(host, effect.peer)
+
+    def _disconnect(self, host: Host, node: Node, effect: Disconnect) -> None:
+        host.subscriptions.pop(effect.peer, None)
+        if (host.id, effect.peer) in self.conns:
+            self._break(self.conns[host.id, effect.peer])
+
+    def _ack(self, host: Host, node: Node, effect: Ack) -> None:
+        conn = host.ends.get(effect.peer)
+        if conn is not None:
+            last = 0
+            while conn.open and conn.open[0] <= effect.upto:
+                last = conn.open.popleft()
+            if last and not conn.broken:
+                conn.acks.append(last)
+
+    def _refuse_push(self, host: Host, node: Node, effect: RefusePush) -> None:
+        conn = host.ends.get(effect.peer)
+        self.say(f"n{host.id} refuses a push of n{effect.peer}: {effect.reason}")
+        if conn is not None:
+            # What was written before the connection is closed still arrives: nothing here depends on it, so it is lost.
+            self._break(conn)
+
+    def _safe(self, host: Host, node: Node, effect: SafeAdvanced) -> None:
+        self.say(f"n{host.id}: safe {effect.safe}")
+        self._check_safe(host, node, effect.safe)
+        if node.role is Role.ACTIVE:
+            self._confirm_clients(host, node)
+
+    def _cut_tail(self, host: Host, node: Node, effect: CutTail) -> None:
+        self.say(f"n{host.id} cuts from {effect.first}")
+        if effect.first <= host.applied:
+            raise Violation(f"n{host.id} cuts its log at {effect.first}, its queues were applied up to {host.applied}")
+        self._check_cut(host, effect.first)
+        self._cut(host, effect.first)
+
+    def _role_changed(self, host: Host, node: Node, effect: RoleChanged) -> None:
+        self.say(f"n{host.id}: {effect.role.value}: {effect.reason}")
+        if effect.role is Role.ACTIVE:
+            self._check_open(host, node)
+            self._confirm_clients(host, node)
+
+    def _recover(self, host: Host, node: Node, effect: Recover) -> None:
+        host.recovering = effect.epoch
+
+    def _restart(self, host: Host, node: Node, effect: Restart) -> None:
+        self.say(f"n{host.id} must restart: {effect.reason}")
+        host.ended = effect.reason
+
+    def _answer(self, host: Host, node: Node, effect: Answer) -> None:
+        self.say(f"n{host.id} answers {'yes' if effect.ok else 'no'}: {effect.text}")
+        host.answer = effect
+        host.operator = False
+
+    _EFFECTS = {
+        WriteBatch: _write_batch,
+        WriteFence: _write_fence,
+        Send: _send,
+        Subscribe: _subscribe,
+        Disconnect: _disconnect,
+        Ack: _ack,
+        RefusePush: _refuse_push,
+        SafeAdvanced: _safe,
+        CutTail: _cut_tail,
+        RoleChanged: _role_changed,
+        Recover: _recover,
+        Restart: _restart,
+        Answer: _answer,
+    }
+
+    # ---- promises ----------------------------------------------------------------------------------------------------
+
+    def _check_history(self, batch: StoredBatch) -> None:
+        """Log matching: an (epoch, sequence) is the same entry after the same entry, wherever it is written."""
+        before = batch.header.previous_epoch
+        for sequence, entry in enumerate(entries_of(batch), batch.header.first):
+            known = self.history.setdefault((entry.epoch, sequence), (before, entry.message))
+            if known != (before, entry.message):
+                raise Violation(f"entry {epoch_name(entry.epoch)}.{sequence} is {entry.message} after {before}, and was {known}")
+            before = entry.epoch
+
+    def _lacks(self, entries: list[Entry]) -> set[int]:
+        """What was confirmed and no operator was told to be in danger, and is not in this log."""
+        held = len(entries)
+        return {m for m, (seq, entry) in self.confirmed.items() if (seq > held or entries[seq - 1] != entry) and m not in self.lost}
+
+    def _check_open(self, host: Host, node: Node) -> None:
+        missing = self._lacks(host.entries)
+        newer = any(h.node and h.node.role is Role.ACTIVE and h.node.leading > node.leading for h in self.hosts.values())
+        if missing and not newer:
+            raise Violation(f"G1: {sorted(missing)} were confirmed and are not in the log of the open primary n{host.id}, and no operator was told")
+
+    def _confirm_clients(self, host: Host, node: Node) -> None:
+        """The door confirms what is safe."""
+        fresh: list[tuple[int, Entry]] = []
+        for sequence in range(node.safe, 0, -1):
+            entry = host.entries[sequence - 1]
+            if entry.message in self.confirmed or (entry.message == 0 and entry.epoch < node.leading):
+                break
+            if entry.message:
+                fresh.append((sequence, entry))
+        for sequence, entry in reversed(fresh):
+            for other in self.running():
+                o = other.node
+                if o and o.role is Role.ACTIVE and o.leading > node.leading and (len(other.entries) < sequence or other.entries[sequence - 1] != entry):
+                    raise Violation(f"G5: n{host.id} confirms m{entry.message} while n{other.id} (epoch {epoch_name(o.leading)}) is open without it")
+            self.confirmed[entry.message] = (sequence, entry)
+            self.lost.discard(entry.message)
+
+    def _check_safe(self, host: Host, node: Node, safe: int) -> None:
+        if safe > node.durable:
+            raise Violation(f"n{host.id} calls {safe} safe, its stream confirmed {node.durable}")
+        for sequence in range(safe, 0, -1):
+            key = (sequence, host.entries[sequence - 1])
+            if key in self.safe_at_leader:
+                break
+            if not node.leading:
+                raise Violation(f"n{host.id} takes {key} for safe, no leader ever did")
+            self.safe_at_leader.add(key)
+
+    def _check_take(self, host: Host, node: Node) -> None:
+        """What an epoch's new owner lacks must have been said, truly and without need."""
+        missing = self._lacks(host.entries)
+        if not missing or not host.operator:
+            return
+        if self.strict and not self.removed_by_hand:
+            raise Violation(f"strict: n{host.id} is promoted without {sorted(missing)}, which were confirmed")
+        was_in_set = self._said_in_set(host)
+        heard = set(list(self.confirmed)[: host.heard])
+        if was_in_set and missing & heard:
+            raise Violation(f"untrue: n{host.id} says that it was in sync when it last heard its primary, but lacks {sorted(missing & heard)}")
+        self.lost |= missing
+
+    def _said_in_set(self, host: Host) -> bool:
+        """What its own stream says, before the MARKER that it is writing now."""
+        index = type(host.node.log)(host.id) if host.node else None
+        assert index is not None
+        for record in [*host.stream, *list(host.pending)[:-1]]:
+            if isinstance(record, Fence):
+                index.fence(record.epoch, record.out_end)
+            else:
+                index.accept(record.header)
+        return index.in_set
+
+    def _check_cut(self, host: Host, first: int) -> None:
+        gone = {e.message for e in host.entries[first - 1 :]} & self.confirmed.keys()
+        for message in gone - self.lost:
+            sequence, entry = self.confirmed[message]
+            elsewhere = (h for h in self.hosts.values() if h is not host)
+            if not any(len(log) >= sequence and log[sequence - 1] == entry for h in elsewhere for log in (read_stream([*h.stream, *h.pending])[0],)):
+                raise Violation(f"silent loss: n{host.id} cuts off m{message}, the last copy of what was confirmed")
+
+    def check_memory(self, host: Host) -> None:
+        """A node's memory is what its stream will say."""
+        node = host.node
+        if node is None:
+            return
+        log, top = read_stream([*host.stream, *host.pending])
+        if log != host.entries or len(log) != node.log.end or top != node.log.top:
+            raise Violation(
+                f"A: the memory of n{host.id} is not what its stream will say: log to {node.log.end}, top {epoch_name(node.log.top)}; "
+                f"stream to {len(log)}, top {epoch_name(top)}"
+            )
+        index = type(node.log)(host.id)
+        for record in [*host.stream, *host.pending]:
+            if isinstance(record, Fence):
+                index.fence(record.epoch, record.out_end)
+            else:
+                index.accept(record.header)
+        if index.state() != node.log.state():
+            raise Violation(f"A: n{host.id} would rebuild {index.state()}, and has {node.log.state()}")
+
+    # ---- convenience -------------------------------------------------------------------------------------------------
+
+    def settle(self, seconds: float = 0.0, *, only: Iterable[int] | None = None) -> None:
+        """Everything that is under way arrives, in a fixed order, and `seconds` pass with their ticks. Only among the nodes given."""
+        nodes = set(self.hosts) if only is None else set(only)
+        end = self.now + seconds
+        while True:
+            for _ in range(10_000):
+                if not self._one_step(nodes):
+                    break
+            else:
+                raise Violation("no rest: messages beget messages without end")
+            if self.now >= end:
+                return
+            self.now += 0.05
+            for host in self.running():
+                if host.id in nodes:
+                    self.tick(host.id)
+
+    def _one_step(self, nodes: set[int]) -> bool:
+        for i in sorted(nodes):
+            host = self.hosts[i]
+            if host.node is None:
+                continue
+            if host.ended:
+                self.end_incarnation(i, len(host.pending))
+                return True
+            if host.pending:
+                self.confirm(i, len(host.pending))
+                return True
+            if host.recovering:
+                self.recovered(i)
+                return True
+        for src in sorted(nodes):
+            for dst in sorted(nodes - {src}):
+                conn = self.conns.get((src, dst))
+                if conn is None:
+                    if self.can_connect(src, dst):
+                        self.connect(src, dst)
+                        return True
+                elif conn.broken:
+                    self.notice(src, dst)
+                    return True
+                elif not conn.stalled and conn.queue and self.hosts[dst].up:
+                    self.deliver(src, dst)
+                    return True
+                elif not conn.stalled and conn.acks:
+                    self.deliver_ack(src, dst)
+                    return True
+        return False
+
+    def primary(self) -> Host | None:
+        """The open primary of the highest epoch."""
+        open_ones = [h for h in self.running() if h.node and h.node.role is Role.ACTIVE and not h.ended]
+        return max(open_ones, key=lambda h: h.node.leading if h.node else 0, default=None)
+
+
+def describe(record: Record) -> str:
+    if isinstance(record, Fence):
+        return f"FENCE({epoch_name(record.epoch)}{f', out at {record.out_end}' if record.out_end else ''})"
+    return describe_batch(record.header)
+
+
+def describe_batch(batch: BatchHeader) -> str:
+    sets = "".join(f" set {sorted(members)}" for _, members in batch.sets)
+    return f"{epoch_name(batch.epoch)} [{batch.first}..{batch.last}]{sets} by {epoch_name(batch.leader)}"
+
+
+__all__ = ["Cluster", "Conn", "Effect", "Entry", "Fence", "Host", "Message", "Violation", "owner_of", "read_stream"]
