@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
@@ -24,7 +25,11 @@ from lrq_ha.replication.errors import IllegalEvent
 
 _LOG = logging.getLogger(__name__)
 
-QUIET_S: Final = 0.5  # the stream has been read to its end when nothing came for this long
+# A stream does not say where its end is. Old messages come thousands a second, new ones a few: so it has been read to its end when
+# only few came in one look. If that is wrong after all, an old request is begun, and cancelled as soon as its end is read.
+LOOK_S: Final = 0.5
+LOOK_MESSAGES_MAX: Final = 100
+EMPTY_S: Final = 5.0  # the first message, at least the own announcement, has this long to come
 THREAD_END_S: Final = 2.0  # how long close() waits for providers to notice
 
 
@@ -129,6 +134,25 @@ class FullSyncContext:
 Provider = Callable[[FullSyncRequest, FullSyncContext], object]
 
 
+@dataclass(slots=True)
+class _Look:
+    """How many messages came since when (monotonic seconds)."""
+
+    since_s: float
+    messages: int = 0
+    seen: bool = False  # whether any came before
+
+    def caught_up(self, now_s: float) -> bool:
+        lasted_s = now_s - self.since_s
+        if not self.seen and not self.messages:
+            return lasted_s > EMPTY_S
+        if lasted_s < LOOK_S:
+            return False
+        found = self.messages <= LOOK_MESSAGES_MAX
+        self.since_s, self.messages, self.seen = now_s, 0, True
+        return found
+
+
 class FullSyncs:
     """Runs the provider for every request of a client. `replay`, `status` and `tick` are called on the I/O thread."""
 
@@ -139,19 +163,19 @@ class FullSyncs:
         self._sender = sender
         self._contexts: dict[FullSyncRequest, FullSyncContext] = {}
         self._threads: set[threading.Thread] = set()
-        self._last_message_s: float | None = None  # while catching up: when something came last
+        self._look: _Look | None = None  # while catching up
         self._closed = False
 
     def replay(self) -> None:
         """LRQ_Status is read from its beginning."""
         with self._lock:
             self._book.replay()
-        self._last_message_s = time.monotonic()
+        self._look = _Look(time.monotonic())
 
     def status(self, body: bytes) -> None:
         """One message of LRQ_Status."""
-        if self._last_message_s is not None:
-            self._last_message_s = time.monotonic()
+        if self._look is not None:
+            self._look.messages += 1
         try:
             status = pb.Status.FromString(body)
         except DecodeError:
@@ -162,10 +186,10 @@ class FullSyncs:
         self._run(effects)
 
     def tick(self) -> None:
-        """Called several times per QUIET_S: notices that the stream has been read to its end."""
-        if self._last_message_s is None or time.monotonic() - self._last_message_s < QUIET_S:
+        """Called at least every LOOK_S: notices that the stream has been read to its end."""
+        if self._look is None or not self._look.caught_up(time.monotonic()):
             return
-        self._last_message_s = None
+        self._look = None
         with self._lock:
             effects = self._book.caught_up()
         self._run(effects)

@@ -28,7 +28,7 @@ from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.errors import FencedError, InvalidArgument, NoPrimary, PublisherClosed, WaitTimeout, WindowFull
 from lrq_ha.publisher.link import Handlers, Link, Outgoing, State, message_frames, parameters
 from lrq_ha.publisher.messages import MESSAGE_BYTES_MAX, LogEntries
-from lrq_ha.publisher.provider import QUIET_S, FullSyncs, Provider
+from lrq_ha.publisher.provider import LOOK_S, FullSyncs, Provider
 from lrq_ha.publisher.transaction import Transaction
 from lrq_ha.publisher.window import Settled, Window
 from lrq_ha.replication.errors import LrqError
@@ -222,7 +222,7 @@ class Publisher:
 
         def tick() -> None:
             syncs.tick()
-            self._loop.call_later(QUIET_S / 4, tick)
+            self._loop.call_later(LOOK_S / 4, tick)
 
         self._loop.add_callback_threadsafe(begin)
 

@@ -313,7 +313,8 @@ def test_an_idle_stalled_broker_is_left_by_heartbeats(lab: Lab) -> None:
         p.publish("", "s", b"").result(5)
         lab.stop("e1.broker")
         try:
-            until(lambda: "heartbeat" in p._own_link.answers[f"127.0.0.1:{lab.nodes['e1'].broker.rpartition(':')[2]}"].lower(), 20)  # pika looks every interval + 5 s, and twice
+            first = next(iter(p._own_link.answers))
+            until(lambda: "heartbeat" in p._own_link.answers[first], 20)  # pika looks every interval + 5 s, and twice
             begin = time.monotonic()
             p.publish("", "s", b"").result(5)
             assert time.monotonic() - begin < 2

@@ -1,0 +1,247 @@
+"""Full syncs through a real broker: LRQ_Status is a stream that the test writes the requests to, as a server would."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pika
+import pytest
+
+from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import FullSyncCancelled, FullSyncContext, FullSyncRequest, Publisher
+from lrq_ha.publisher.messages import full_sync_status
+from lrq_ha.replication.errors import IllegalEvent
+
+pytestmark = pytest.mark.broker
+
+STREAMS = ("LRQ_Send_LogEntries", "LRQ_Send_SnapSync", "LRQ_Status")
+REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
+End = tuple[str, str, "pb.FullSyncRequest.State"]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(groups={"east": 1}, directory=tmp_path_factory.mktemp("fullsync") / "lab", brokers_only=True) as found:
+        yield found
+
+
+@contextmanager
+def channel(lab: Lab) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
+    parameters = pika.URLParameters(lab.nodes["e1"].admin)
+    parameters.virtual_host = "lrq"
+    with pika.BlockingConnection(parameters) as connection:
+        ch = connection.channel()
+        ch.confirm_delivery()
+        yield ch
+
+
+@pytest.fixture(autouse=True)
+def streams(lab: Lab) -> None:
+    with channel(lab) as ch:
+        for name in STREAMS:
+            ch.queue_delete(name)
+            ch.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+
+
+def publisher(lab: Lab) -> Publisher:
+    return Publisher([lab.nodes["e1"].admin], "app-1", "orders", connect_timeout_s=10)
+
+
+def write(lab: Lab, *statuses: End) -> None:
+    """(destination, request id, state) each."""
+    with channel(lab) as ch:
+        for destination, request_id, state in statuses:
+            ch.basic_publish("", "LRQ_Status", full_sync_status("orders", destination, request_id, "test", state))
+
+
+def read(lab: Lab, queue: str) -> list[bytes]:
+    found: list[bytes] = []
+    with channel(lab) as ch:
+        mark = uuid.uuid4().hex
+        ch.basic_publish("", queue, b"", pika.BasicProperties(type="marker", message_id=mark))
+        ch.basic_qos(prefetch_count=1)  # nothing may be left over at the end: pika would nack it, which a stream does not take
+        for method, properties, body in ch.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=20):
+            assert method is not None, "the marker did not come back"
+            if properties.message_id == mark:
+                break
+            ch.basic_ack(method.delivery_tag)
+            if properties.type != "marker":
+                found.append(body)
+    return found
+
+
+def snapshot(lab: Lab) -> list[pb.Transaction]:
+    return [pb.Transaction.FromString(body) for body in read(lab, "LRQ_Send_SnapSync")]
+
+
+def ends(lab: Lab) -> list[End]:
+    statuses = [pb.Status.FromString(body) for body in read(lab, "LRQ_Status")]
+    return [
+        (s.full_sync.destination, s.full_sync.request_id, s.full_sync.state)
+        for s in statuses
+        if s.WhichOneof("value") == "full_sync" and s.full_sync.state != REQUESTED
+    ]
+
+
+def until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+def transmit_for_ever(context: FullSyncContext, payload: bytes) -> None:
+    while True:
+        context.transmit(payload)
+        time.sleep(0.005)
+
+
+def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab) -> None:
+    write(lab, ("west", "r1", REQUESTED), ("west", "r1", COMPLETED), ("west", "r2", REQUESTED), ("south", "r3", REQUESTED), ("x", "r4", REQUESTED))
+    write(lab, ("x", "r4", CANCELLED))
+    served: list[FullSyncRequest] = []
+
+    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+        served.append(request)
+        for number in range(100):
+            context.transmit(b"%s %d" % (request.destination.encode(), number), progress=number)
+        context.complete().result(10)
+        assert context.progress == 99
+        with pytest.raises(IllegalEvent):
+            context.transmit(b"more")
+
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        until(lambda: len(ends(lab)) == 4)
+        p.flush(5)
+        time.sleep(0.2)
+    assert sorted((request.destination, request.request_id, request.reason) for request in served) == [
+        ("south", "r3", "test"), ("west", "r2", "test"),
+    ]
+    assert sorted(ends(lab)[2:]) == [("south", "r3", COMPLETED), ("west", "r2", COMPLETED)]
+    for destination, request_id in (("west", "r2"), ("south", "r3")):
+        own = [each for each in snapshot(lab) if each.request_id == request_id]
+        assert [each.type for each in own] == [pb.SNAPSHOT_SYNC] * 100 + [pb.LAST_FULL_SYNC_ENTRY]
+        assert [each.payloads[0] for each in own] == [b"%s %d" % (destination.encode(), n) for n in range(100)] + [b""]
+        assert all([list(entry.destinations) for entry in each.entries] == [[destination]] for each in own)
+        assert {each.client_name for each in own} == {"orders"}
+    announced = [pb.Status.FromString(body) for body in read(lab, "LRQ_Status")]
+    assert [each.client.full_sync_provider for each in announced if each.key == "client/orders"] == [True]
+
+    with publisher(lab) as again:
+        again.on_full_sync(provide)
+        time.sleep(1.0)
+    assert len(served) == 2, "a restart serves nothing that has ended"
+
+
+def test_many_requests_at_once_lose_none(lab: Lab) -> None:
+    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+        context.transmit(request.destination.encode())
+        context.complete()
+
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        time.sleep(0.7)  # caught up: from here on requests come live
+        write(lab, *((f"site{number}", f"r{number}", REQUESTED) for number in range(40)))
+        until(lambda: len(ends(lab)) == 40)
+    assert sorted(ends(lab)) == sorted((f"site{number}", f"r{number}", COMPLETED) for number in range(40))
+
+
+def test_a_newer_request_cancels_the_running_one(lab: Lab) -> None:
+    entered, cancelled = threading.Event(), threading.Event()
+
+    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+        if request.request_id == "r1":
+            entered.set()
+            with pytest.raises(FullSyncCancelled, match="r2"):
+                transmit_for_ever(context, b"old")
+            cancelled.set()
+            return
+        context.transmit(b"new")
+        context.complete()
+
+    write(lab, ("west", "r1", REQUESTED))
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        assert entered.wait(5)
+        write(lab, ("west", "r2", REQUESTED))
+        assert cancelled.wait(5)
+        until(lambda: ends(lab))
+    assert ends(lab) == [("west", "r2", COMPLETED)], "what a newer request made obsolete is not reported"
+
+
+def test_a_provider_that_fails_gives_up_or_forgets(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+        context.transmit(b"x", progress="half")
+        if request.destination == "fails":
+            raise RuntimeError("no data")
+        if request.destination == "gives-up":
+            context.cancel()
+            assert context.cancelled
+            with pytest.raises(FullSyncCancelled):
+                context.transmit(b"y")
+
+    write(lab, *((to, f"r-{to}", REQUESTED) for to in ("fails", "gives-up", "forgets")))
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        until(lambda: len(ends(lab)) == 3)
+        write(lab, ("fails", "r-again", REQUESTED))
+        until(lambda: len(ends(lab)) == 4)
+    assert sorted(ends(lab)) == sorted(
+        [*((to, f"r-{to}", CANCELLED) for to in ("fails", "gives-up", "forgets")), ("fails", "r-again", CANCELLED)]
+    )
+    assert "no data" in caplog.text
+    assert "progress: half" in caplog.text
+    assert "without complete()" in caplog.text
+
+
+def test_the_server_cancels_and_a_lost_connection_does_not(lab: Lab) -> None:
+    go_on, over = threading.Event(), threading.Event()
+
+    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+        if request.destination == "south":
+            until(lambda: context.cancelled)
+            over.set()
+            return
+        context.transmit(b"before")
+        go_on.wait(10)
+        context.transmit(b"after")
+        context.complete()
+
+    write(lab, ("west", "r1", REQUESTED), ("south", "r2", REQUESTED))
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        until(lambda: snapshot(lab))
+        lab.ctl("e1", "close_all_connections", "test")
+        write(lab, ("south", "r2", CANCELLED))
+        assert over.wait(10)
+        go_on.set()
+        until(lambda: len(ends(lab)) == 2)
+        p.flush(5)
+    assert ends(lab) == [("south", "r2", CANCELLED), ("west", "r1", COMPLETED)]
+    seen = [each for each in snapshot(lab) if each.request_id == "r1"]
+    assert list(dict.fromkeys(each.payloads[0] for each in seen)) == [b"before", b"after", b""]
+
+
+def test_close_ends_providers_without_a_word(lab: Lab) -> None:
+    entered, raised = threading.Event(), threading.Event()
+
+    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+        entered.set()
+        try:
+            transmit_for_ever(context, b"")
+        except FullSyncCancelled:
+            raised.set()
+            raise
+
+    write(lab, ("west", "r1", REQUESTED))
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        assert entered.wait(5)
+    assert raised.is_set()
+    assert ends(lab) == []
