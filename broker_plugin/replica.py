@@ -74,10 +74,10 @@ class Replica:
     Args:
         node: The pure core.
         patterns: Regular expressions of the names of queues and exchanges that are replicated.
-        emit: Carries out what an append of `runs` with `count` entries leads to (Node.handle and its effects).
+        emit: Carries out what an append leads to (Node.handle and its effects); gets first sequence, number of entries, runs.
     """
 
-    def __init__(self, node: Node, patterns: Sequence[str], emit: Callable[[int, list[pb.Run]], None]) -> None:
+    def __init__(self, node: Node, patterns: Sequence[str], emit: Callable[[int, int, list[pb.Run]], None]) -> None:
         self.node = node
         self._emit = emit
         self._patterns = [re.compile(pattern) for pattern in patterns]
@@ -102,6 +102,7 @@ class Replica:
         self._unsafe: deque[tuple[int, int]] = deque()
         self._done_when_safe: deque[tuple[int, int]] = deque()
         self._open: list[pb.Run] = []
+        self._open_first = 0
         self._open_count = 0
         self._open_bytes = 0
         self._flush_scheduled = False
@@ -165,6 +166,8 @@ class Replica:
         if not self.active:
             raise NotPrimary(f"node {self.node.name(self.node.me)} is not primary any more", retriable=True)
         first = self.next_sequence
+        if not self._open_count:
+            self._open_first = first
         self._open.append(run)
         self._open_count += count
         self._open_bytes += size
@@ -191,9 +194,9 @@ class Replica:
     def flush(self) -> None:
         """Sends the open batch out."""
         if self._open_count and self.active:
-            count, runs = self._open_count, self._open
+            first, count, runs = self._open_first, self._open_count, self._open
             self._open, self._open_count, self._open_bytes = [], 0, 0
-            self._emit(count, runs)
+            self._emit(first, count, runs)
 
     def own_confirmed(self) -> None:
         """A batch of the own stream was confirmed."""

@@ -154,7 +154,7 @@ class Demo:
         began = time.time()
         self.lab.start("e1")
         for kind in ("publisher", "log", "consumer"):
-            self._wait(f"the {kind}'s end", lambda kind=kind: self.apps[kind].poll() is not None)  # type: ignore[misc]
+            self._wait(f"the {kind}'s end", lambda kind=kind: self.apps[kind].poll() is not None)
             require(self.apps[kind].returncode == 0, f"the {kind} application came to its end without an error")
         self.lab.wait_role("e1", "ready", 120)
         self._wait("e1 in the set", lambda: set(self.lab.status("e2")["members"]) == {"e1", "e2"})

@@ -190,6 +190,11 @@ class Node:
         """End of what the own stream has confirmed."""
         return self._durable
 
+    @property
+    def set_may_change(self) -> bool:
+        """Whether an acknowledgement may make this leader append MEMBERS: some configured node is not in the set, or one in it is not configured."""
+        return bool(self.leading) and self.log.members != self.settings.names.keys()
+
     def name(self, node: int) -> str:
         return self.settings.names.get(node, f"node {node}")
 
@@ -535,13 +540,15 @@ class Node:
         return self.peers[node].connected and self.peers[node].hello is not None
 
     def _stakes(self, now: float) -> str:
-        heard = "never heard a primary since it started" if self.last_heard_leader is None else f"heard its primary {now - self.last_heard_leader:.1f} s ago"
+        last = self.last_heard_leader
+        heard = "never heard a primary since it started" if last is None else f"heard its primary {now - last:.1f} s ago"
         in_set = "was in sync then" if self.log.in_set else "was NOT in sync then"
         return f"it {heard} and {in_set}; its log ends at {self.log.end}"
 
     def _remove(self, event: RemoveRequest, now: float) -> None:
         if not self.leading or self.role is not Role.ACTIVE:
-            self._effects.append(Answer(False, f"{self.name(self.me)} is not primary: ask {self.name(self.primary()) if self.primary() else 'the primary'}"))
+            primary = self.name(self.primary()) if self.primary() else "the primary"
+            self._effects.append(Answer(False, f"{self.name(self.me)} is not primary: ask {primary}"))
         elif event.node not in self.peers or event.node not in self.log.members:
             self._effects.append(Answer(False, f"{self.name(event.node)} is not in the set"))
         else:

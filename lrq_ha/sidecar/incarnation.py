@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any
-
-from broker_plugin.applier import Applier
-from broker_plugin.sweeper import Sweeper
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar
 
 from broker_plugin import wire
+from broker_plugin.applier import Applier
 from broker_plugin.client import Channel
 from broker_plugin.door import Door
 from broker_plugin.peers import PeerEnd
 from broker_plugin.replica import Replica
 from broker_plugin.streams import Streams
+from broker_plugin.sweeper import Sweeper
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations, QueueRecord, VisitRecord, format_stamp
 from lrq_ha.replication.errors import IllegalEvent, LrqError
@@ -117,6 +116,7 @@ class Incarnation:
         self._statuses_seen = 0
         self._recorded = (-1, -1)
         self._ready = False
+        self._feeding = False
         self._paused = False
         self.replica.on_wake = self._wake
         self.applier.on_full = self.sweeper.kick
@@ -131,8 +131,8 @@ class Incarnation:
             self._ready = True
             self.door.host = self
             self._feed(Opened(self.replica.tracker.applied, self.streams.lost_host and self.node.log.end > 0))
-            for task in (self._ticks(), self._records(), self.applier.run(), self.sweeper.run()):
-                self._spawn(task)
+            for body in (self._ticks(), self._records(), self.applier.run(), self.sweeper.run()):
+                self._spawn(body)
             for link in self.links.values():
                 self._spawn(link.run())
             return await self._ended
@@ -140,9 +140,10 @@ class Incarnation:
             self._ready = False
             self.door.host = None
             self.door.close_clients(f"node {self.config.node.name} starts again")
-            for task in [*self._tasks, *self._catching_up.values()]:
+            running = [*self._tasks, *self._catching_up.values()]
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*self._tasks, *self._catching_up.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             await self.streams.close()
 
     def end(self, reason: str) -> None:
@@ -243,21 +244,31 @@ class Incarnation:
     def _feed(self, event: Event) -> None:
         if not self._ready or self._ended.done():
             return
+        if not isinstance(event, Append) and self._may_append(event):
+            self.replica.flush()  # what the core appends by itself comes after the sequences that were given out already
         try:
-            effects = self.node.handle(event, time.monotonic())
-            for effect in effects:
+            if self._feeding:
+                raise IllegalEvent(f"{type(event).__name__} while the effects of another event are carried out")
+            self._feeding = True
+            for effect in self.node.handle(event, time.monotonic()):
                 self._EFFECTS[type(effect)](self, effect)
         except IllegalEvent as error:
             log.error("%s", error)
             self.end(str(error))
+        finally:
+            self._feeding = False
+
+    def _may_append(self, event: Event) -> bool:
+        """Whether the core may append MEMBERS at this event; acks and confirms, of which there are many, only where the set may change."""
+        return not isinstance(event, OwnConfirmed | PeerAcked) or self.node.set_may_change
 
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._feed(Tick())
 
-    def _emit(self, count: int, runs: list[pb.Run]) -> None:
-        self._feed(Append(count, runs))
+    def _emit(self, first: int, count: int, runs: list[pb.Run]) -> None:
+        self._feed(Append(count, (first, runs)))
 
     def _write_batch(self, effect: WriteBatch) -> None:
         header = effect.batch
@@ -266,7 +277,10 @@ class Incarnation:
             self.replica.index_batch(header.first, pb.Batch.FromString(body).runs, keep=True)
         else:
             if effect.kind is EntryKind.ENTRIES:
-                runs: Any = effect.body
+                given: tuple[int, list[pb.Run]] = effect.body  # type: ignore[assignment]
+                first, runs = given
+                if first != header.first:
+                    raise IllegalEvent(f"entries given out from {first} on would be written from {header.first} on")
             else:
                 members = sorted(header.sets[0][1])
                 marker = effect.kind is EntryKind.MARKER
@@ -571,7 +585,7 @@ class Incarnation:
         """The receive queues that exist here."""
         return [queue for queue in self.replica.sink.queues() if names.parse_recv_queue(queue)]
 
-    _EFFECTS = {
+    _EFFECTS: ClassVar[dict[type, Callable[[Incarnation, Any], None]]] = {
         WriteBatch: _write_batch,
         WriteFence: _write_fence,
         Send: _send,

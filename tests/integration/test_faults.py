@@ -79,7 +79,12 @@ def test_kills_in_the_middle_of_a_stream(pair: Lab) -> None:
 
 def _equal(lab: Lab, queue: str) -> None:
     primary, _ = _names(lab)
-    eventually("both nodes applied", lambda: len({lab.status(n)["applied"] for n in ("e1", "e2")}) == 1 and lab.status(primary)["safe"] == lab.status(primary)["end"])
+
+    def applied() -> bool:
+        leader = lab.status(primary)
+        return leader["safe"] == leader["end"] == leader["applied"] == lab.status("e1")["applied"] == lab.status("e2")["applied"]
+
+    eventually("both nodes applied", applied)
     digests = [checks.log_digest(lab.nodes[name].admin, "east", node) for node, name in ((1, "e1"), (2, "e2"))]
     assert digests[0] == digests[1]
     eventually("both queues empty", lambda: all(depth(lab.nodes[n].broker, queue) == 0 for n in ("e1", "e2")))
