@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import IllegalEvent
@@ -146,6 +146,7 @@ class Node:
         self._campaign: _Campaign | None = None
         self._following = False
         self._leader_safe = 0
+        self._agreed = 0
         self._acked = 0
         self._recovering = False
         self._admitting: tuple[int, float] | None = None
@@ -214,8 +215,8 @@ class Node:
     def _opened(self, event: Opened, now: float) -> None:
         if self.role is not Role.STANDALONE:
             raise IllegalEvent("Opened twice")
-        self.applied = event.applied
-        self.safe = event.applied
+        # A host that went down may have lost the end of the log and kept the record: what is not in the log is not safe.
+        self.applied = self.safe = min(event.applied, self.log.end)
         self.lost_host = event.lost_host
         self._durable = self.log.end
         self._set_role(Role.CATCH_UP, "waiting for the other nodes of the group")
@@ -376,6 +377,11 @@ class Node:
         peer = self.peers[node]
         peer.hello = message
         peer.diverged = message.role is Role.DIVERGED
+        if message.wants_answer:
+            # A new connection: what was on its way on the old one is lost, an answer to Lead and pushes among it.
+            peer.called = False
+            if self.leader_epoch and owner_of(self.leader_epoch) == node:
+                self._following = False
         if message.wants_answer and peer.connected:
             self._effects.append(Send(node, self._hello(wants_answer=False)))
         if self._superseded_by(message.log.top, node):
@@ -385,6 +391,12 @@ class Node:
         elif not peer.called and (not peer.subscribed or message.following != self.leading):
             self._lead(node)
 
+    def _learn_log(self, node: int, log: LogState) -> None:
+        """A node's log has changed since its Hello: whoever compares logs must not compare with what it was."""
+        peer = self.peers[node]
+        if peer.hello:
+            peer.hello = replace(peer.hello, log=log)
+
     def _superseded_by(self, top: int, node: int) -> bool:
         """A leader that learns of a newer epoch steps down (R13)."""
         if self.leading and top > self.leading:
@@ -393,6 +405,9 @@ class Node:
         return False
 
     def _on_superseded(self, node: int, message: Superseded, now: float) -> None:
+        hello = self.peers[node].hello
+        if hello and message.top > hello.log.top:
+            self._learn_log(node, replace(hello.log, top=message.top))
         if self._campaign and message.top > self._campaign.epoch:
             self._abort(f"{self.name(node)} has promised epoch {epoch_name(message.top)}", now)
         self._superseded_by(message.top, node)
@@ -438,6 +453,9 @@ class Node:
             return
         order = (mine.rank, owner_of(self.log.last_epoch) == self.me, -self.me)
         for node, hello in hellos.items():
+            if refuses_cut(hello.log, mine, self.log.top, self.me):
+                self._set_role(self.role, f"{self.name(node)} would refuse to drop its tail: an operator must choose")
+                return
             if (hello.log.rank, owner_of(self.log.last_epoch) == node, -node) > order:
                 return
         self._start_campaign(frozenset(silent), operator=False, force=False, now=now)
@@ -457,6 +475,7 @@ class Node:
         self._conclude(campaign, now)
 
     def _on_promise(self, node: int, message: Promise, now: float) -> None:
+        self._learn_log(node, message.log)
         campaign = self._campaign
         if campaign and campaign.epoch == message.epoch and node in campaign.waiting:
             campaign.waiting.discard(node)
@@ -522,11 +541,14 @@ class Node:
             names = ", ".join(self.name(node) for node in silent)
             return f"{names} does not answer: if it is down, say so with --down {names}", False
         for node, peer in self.peers.items():
-            if peer.hello and peer.hello.leading and self._answers(node):
+            if peer.hello and (peer.hello.leading or self.primary() == node) and self._answers(node):
                 return f"{self.name(node)} is primary and answers: use switchover", False
             if self._answers(node) and peer.hello and peer.hello.log.rank > self.log.state().rank and peer.hello.role is not Role.DIVERGED:
                 return f"{self.name(node)} answers and has a longer log: promote {self.name(node)} instead", True
-        if self.log.end and event.down and not self.log.in_set:
+        if not self.log.end and event.down:
+            names = ", ".join(self.name(n) for n in sorted(event.down))
+            return f"the log of {me} is empty: what {names} holds would be lost. Bring {names} back, or repeat with --force", True
+        if event.down and not self.log.in_set:
             return (
                 f"{me} was not in sync: what was confirmed without it would be lost (its log ends at {self.log.end}, epoch "
                 f"{epoch_name(self.log.last_epoch)}). Bring {', '.join(self.name(n) for n in sorted(event.down))} back, or repeat with --force",
@@ -546,7 +568,7 @@ class Node:
         return f"it {heard} and {in_set}; its log ends at {self.log.end}"
 
     def _remove(self, event: RemoveRequest, now: float) -> None:
-        if not self.leading or self.role is not Role.ACTIVE:
+        if not self.leading:
             primary = self.name(self.primary()) if self.primary() else "the primary"
             self._effects.append(Answer(False, f"{self.name(self.me)} is not primary: ask {primary}"))
         elif event.node not in self.peers or event.node not in self.log.members:
@@ -579,8 +601,8 @@ class Node:
             return
         mine = self.state()
         start = common_end(mine, lead.log)
-        # Never cut below the applied record: what it applied was safe, so a leader that lacks it lost something.
-        diverged = refuses_cut(mine, lead.log, lead.epoch, node) or start < min(self.applied, mine.end)
+        # Never cut below the applied record, or what it knows to be safe and may be applying: a leader that lacks it lost something.
+        diverged = refuses_cut(mine, lead.log, lead.epoch, node) or start < min(self.safe, mine.end)
         if diverged:
             reason = f"entries {start + 1} to {mine.end} may have been confirmed by this node alone; {self.name(node)} lacks them"
             self._set_role(Role.DIVERGED, reason)
@@ -589,10 +611,11 @@ class Node:
                 self._set_role(Role.CATCH_UP, f"following {self.name(node)}, epoch {epoch_name(lead.epoch)}")
             self._following = True
             self._leader_safe = 0
-            self._acked = 0
+            self._agreed = self._acked = start
         self._effects.append(Send(node, Following(lead.epoch, start, diverged, mine)))
 
     def _on_following(self, node: int, message: Following, now: float) -> None:
+        self._learn_log(node, message.log)
         if self._superseded_by(message.log.top, node) or message.epoch != self.leading:
             return
         peer = self.peers[node]
@@ -603,6 +626,8 @@ class Node:
                 self._change_set(self.log.members - {node})
                 self._advance_safe(now)
             return
+        if not peer.connected:
+            return  # it is called again on the next connection
         peer.subscribed = True
         peer.acknowledged = message.start
         peer.progress_at = now
@@ -632,14 +657,16 @@ class Node:
                 self._effects.append(CutTail(event.batch.first))
             self._pending.append(_Written(event.batch.last))
             self._effects.append(WriteBatch(event.batch, EntryKind.ENTRIES, event.body))
+        self._agreed = max(self._agreed, event.batch.last)
         self._learn_safe(event.safe)
         if verdict is Acceptance.REPEAT:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        if self._durable > self._acked:
-            self._acked = self._durable
-            self._effects.append(Ack(owner_of(self.leader_epoch), self._durable))
+        held = min(self._durable, self._agreed)
+        if held > self._acked:
+            self._acked = held
+            self._effects.append(Ack(owner_of(self.leader_epoch), held))
         self._learn_safe(0)
         if self.log.in_set:
             self.lost_host = False
@@ -651,7 +678,8 @@ class Node:
 
     def _learn_safe(self, leader_safe: int) -> None:
         self._leader_safe = max(self._leader_safe, leader_safe)
-        safe = min(self._leader_safe, self._durable)
+        # A tail that the leader has not overwritten yet is neither acknowledged nor safe, however long it is.
+        safe = min(self._leader_safe, self._durable, self._agreed)
         if safe > self.safe:
             self.safe = safe
             self._effects.append(SafeAdvanced(safe))

@@ -18,6 +18,7 @@ from lrq_ha.replication.node import Node
 from lrq_ha.replication.roles import Role
 
 STEPS = 1_500
+UNSAFE_MAX = 30
 STEP_S = 0.004
 TICK_S = 0.05
 CONVERGE_S = 60.0
@@ -42,6 +43,7 @@ class Chaos:
         self.fault_rate = r.choice((0.004, 0.01, 0.02, 0.04))
         self.slow = {i: r.choice((1, 1, 1, 0.15)) for i in self.cluster.hosts}  # how readily a node's stream confirms
         self.ticks = dict.fromkeys(self.cluster.hosts, 0.0)
+        self.load = 0.12
         self.faults = True
 
     def run(self) -> None:
@@ -81,7 +83,8 @@ class Chaos:
             if choices:
                 r.choice(choices)()
         for primary in c.running():
-            if primary.node and primary.node.role is Role.ACTIVE and not primary.ended and r.random() < 0.12:
+            node = primary.node
+            if node and node.role is Role.ACTIVE and not primary.ended and node.log.end - node.safe < UNSAFE_MAX and r.random() < self.load:
                 c.append(primary.id, r.choice((1, 1, 3)))
 
     def choices(self) -> list[Callable[[], object]]:
@@ -161,6 +164,7 @@ class Chaos:
     def converge(self) -> None:
         c = self.cluster
         self.faults = False
+        self.load = 0.03
         self.slow = dict.fromkeys(c.hosts, 1.0)
         c.say("---- faults end")
         c.heal()
@@ -213,7 +217,7 @@ class Chaos:
     def reinit(self) -> None:
         """A diverged node is a legal end if R14 says so; the operator discards it, and it must be able to join again."""
         c = self.cluster
-        primary = c.primary()
+        primary = max((h for h in c.running() if h.node and h.node.leading and not h.ended), key=lambda h: h.node.leading if h.node else 0, default=None)
         if primary is None or primary.node is None:
             return
         for host in c.running():

@@ -436,7 +436,7 @@ class Cluster:
         if subscription is None or node is None:
             return
         subscription.appended(node.log.end)
-        while subscription.sent < node.log.end and subscription.has_room():
+        while subscription.sent < len(host.entries) and subscription.has_room():
             index = host.memory.starting_at(subscription.sent + 1)
             if index is not None:
                 batch = host.memory[index]
@@ -455,6 +455,8 @@ class Cluster:
             return
         for effect in host.node.handle(event, self.now):
             self._EFFECTS[type(effect)](self, host, host.node, effect)  # type: ignore[operator]
+        if len(host.entries) != host.node.log.end:
+            raise Violation(f"n{host.id} has {len(host.entries)} entries and says {host.node.log.end}")
 
     def _write_batch(self, host: Host, node: Node, effect: WriteBatch) -> None:
         header = effect.batch
@@ -469,8 +471,6 @@ class Cluster:
         self._check_history(batch)
         host.pending.append(batch)
         self._take(host, batch, cut=False)
-        if len(host.entries) != node.log.end:
-            raise Violation(f"n{host.id} has {len(host.entries)} entries and says {node.log.end}")
         if effect.kind is EntryKind.MARKER:
             self._check_take(host, node)
         if node.leading:
