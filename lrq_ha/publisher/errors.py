@@ -42,7 +42,7 @@ class NackedError(LrqError):
     def __init__(self, replication_id: str, code: int, text: str) -> None:
         todo = {
             0: "A nack comes from a queue at its length limit (x-overflow = reject-publish) or from a queue that is not available",
-            312: "No queue is bound for this exchange and routing key: declare and bind it, then publish again",
+            312: "No queue is bound for this exchange and routing key: declare and bind it, then publish again" if text == "NO_ROUTE" else "",
             404: "Declare the exchange, then publish again",
         }.get(code, "")
         said = f"{code} {text}" if code else "nack"

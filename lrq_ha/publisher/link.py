@@ -16,10 +16,12 @@ import enum
 import functools
 import logging
 import random
+import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -50,6 +52,7 @@ FRAME_OVERHEAD_BYTES: Final = 8
 FRAME_END: Final = b"\xce"
 CONNECTION_FORCED: Final = 320  # the node stops, or is a backup: says nothing about our messages
 NOT_FOUND: Final = 404
+_REFUSED_AT_LOGIN = re.compile(r"ConnectionClosedByBroker: \((\d+)\) ['\"](.*)['\"]", re.DOTALL)  # pika keeps only the text of it
 
 
 class State(enum.Enum):
@@ -78,6 +81,35 @@ class Handlers:
     ready: Callable[[], None]
     settle: Callable[[Callable[[], list[Settled[Outgoing]]]], bool]  # runs it under the lock, settles what it returns, if anything
     fenced: Callable[[FencedError], None]
+
+
+class _Quiet(logging.Filter):
+    """Silences what pika logs on publishers' I/O threads: half a dozen errors for every refused connection, all of which a link handles
+    and reports in one line of its own. Other users of pika in this process are not concerned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread not in self.threads or record.levelno >= logging.CRITICAL
+
+
+_QUIET = _Quiet()
+for _module in ("connection", "channel", "heartbeat", "adapters.base_connection", "adapters.select_connection",
+                "adapters.utils.connection_workflow", "adapters.utils.io_services_utils"):  # fmt: skip
+    logging.getLogger(f"pika.{_module}").addFilter(_QUIET)
+
+
+@contextmanager
+def quiet_pika() -> Iterator[None]:
+    """Around the loop that links run on."""
+    thread = threading.get_ident()
+    _QUIET.threads.add(thread)
+    try:
+        yield
+    finally:
+        _QUIET.threads.discard(thread)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -123,7 +155,9 @@ def describe(error: BaseException) -> str:
         return f"{error.reply_code} {error.reply_text}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    refused = _REFUSED_AT_LOGIN.search(text)
+    return f"{refused[1]} {refused[2]}" if refused else text
 
 
 def _last_sequence(answer: Any) -> int:

@@ -26,7 +26,7 @@ from pika.adapters.select_connection import IOLoop
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.errors import FencedError, InvalidArgument, NoPrimary, PublisherClosed, WaitTimeout, WindowFull
-from lrq_ha.publisher.link import Handlers, Link, Outgoing, State, message_frames, parameters
+from lrq_ha.publisher.link import Handlers, Link, Outgoing, State, message_frames, parameters, quiet_pika
 from lrq_ha.publisher.messages import MESSAGE_BYTES_MAX, LogEntries
 from lrq_ha.publisher.provider import LOOK_S, FullSyncs, Provider
 from lrq_ha.publisher.transaction import Transaction
@@ -302,7 +302,8 @@ class Publisher:
         failure: LrqError = PublisherClosed("The publisher is closed")
         try:
             self._loop.add_callback_threadsafe(self._log_link.start)
-            self._loop.start()
+            with quiet_pika():
+                self._loop.start()
         except BaseException as error:
             _LOG.exception("The publisher's I/O thread failed")
             failure = PublisherClosed(f"The publisher's I/O thread failed: {error!r}")
