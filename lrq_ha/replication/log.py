@@ -127,7 +127,7 @@ class LogIndex:
         self._node = node
         self._epochs: list[tuple[int, int]] = []
         self._sets: list[tuple[int, Members]] = []
-        self._out_end = 0
+        self._out_since = (0, 0)
         self.end = 0
         self.top = 0
         self.in_set = False
@@ -183,8 +183,9 @@ class LogIndex:
             self.end = batch.last
             for sequence, members in batch.sets:
                 self._sets.append((sequence, members))
-                # A set entry from before the point where the leader told this node that it is out does not bring it back in (R13).
-                if self._node not in members or sequence > self._out_end:
+                # A set entry from before the point where a leader told this node that it is out does not bring it back in (R13);
+                # one of a later epoch does, wherever it stands: the log of that epoch may be a shorter one.
+                if self._node not in members or (batch.epoch, sequence) > self._out_since:
                     self.in_set = self._node in members
         return verdict
 
@@ -193,7 +194,7 @@ class LogIndex:
         self.top = max(self.top, epoch)
         if out_end:
             self.in_set = False
-            self._out_end = out_end
+            self._out_since = (epoch, out_end)
 
     def _truncate(self, first: int) -> None:
         while self._epochs and self._epochs[-1][1] >= first:

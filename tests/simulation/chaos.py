@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Callable
 
-from cluster import Cluster, Host, Violation
+from cluster import Cluster, Entry, Host, Violation, owner_of
 
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.log import common_end
@@ -94,7 +94,7 @@ class Chaos:
             if host.node is None or host.ended:
                 continue
             if host.pending and r.random() < self.slow[i]:
-                found += [lambda i=i, n=r.randint(1, 3): c.confirm(i, n)] * 2
+                found += [lambda i=i: c.confirm(i, r.randint(1, 3))] * 2
             if host.recovering:
                 found.append(lambda i=i: c.recovered(i))
             if host.node.safe > host.applied:
@@ -183,7 +183,7 @@ class Chaos:
                 led_at = c.now
                 self.operator_chooses()
             self.reinit()
-        raise Violation("no rest after the faults: " + "; ".join(self.describe(h) for h in c.hosts.values()))
+        raise Violation(f"no rest after the faults: {self.describe_all()}")
 
     def at_rest(self) -> bool:
         """One log everywhere, all in the set, all confirmed, and it goes on working."""
@@ -201,7 +201,7 @@ class Chaos:
         self.check()
         logs = [h.entries for h in c.hosts.values()]
         if message not in c.confirmed or any(log != logs[0] for log in logs):
-            raise Violation(f"m{message} is not confirmed, or logs differ, although all are in the set: {'; '.join(map(self.describe, c.hosts.values()))}")
+            raise Violation(f"m{message} is not confirmed, or logs differ, although all are in the set: {self.describe_all()}")
         return True
 
     def operator_chooses(self) -> None:
@@ -217,7 +217,8 @@ class Chaos:
     def reinit(self) -> None:
         """A diverged node is a legal end if R14 says so; the operator discards it, and it must be able to join again."""
         c = self.cluster
-        primary = max((h for h in c.running() if h.node and h.node.leading and not h.ended), key=lambda h: h.node.leading if h.node else 0, default=None)
+        leaders = [h for h in c.running() if h.node and h.node.leading and not h.ended]
+        primary = max(leaders, key=lambda h: h.node.leading if h.node else 0, default=None)
         if primary is None or primary.node is None:
             return
         for host in c.running():
@@ -238,18 +239,22 @@ class Chaos:
         common = common_end(host.node.state(), primary.node.state())
         if host.node.safe > common or host.applied > common:
             return True
-        beyond = primary.entries[common:]
-        marker = next((e for at, e in enumerate(beyond) if e.message == 0 and (at + common == 0 or primary.entries[at + common - 1].epoch != e.epoch)), None)
-        taker = marker.epoch & 0xFF if marker else primary.id
+        log = [Entry(0, 0), *primary.entries]
+        markers = [e for before, e in zip(log[common:], log[common + 1 :]) if e.epoch != before.epoch]
+        taker = owner_of(markers[0].epoch) if markers else primary.id
         sets = host.node.log.sets
         return any(taker not in m for s, m in sets if s > common) or any(taker not in m for _, m in [x for x in sets if x[0] <= common][-1:])
+
+    def describe_all(self) -> str:
+        return "; ".join(self.describe(host) for host in self.cluster.hosts.values())
 
     @staticmethod
     def describe(host: Host) -> str:
         node = host.node
         if node is None:
             return f"n{host.id} down"
-        return f"n{host.id} {node.role.value} ({node.reason}) log {node.state().rank} members {sorted(node.log.members)} safe {node.safe} durable {node.durable}"
+        positions = f"end {node.log.end} safe {node.safe} durable {node.durable}"
+        return f"n{host.id} {node.role.value} ({node.reason}) top {node.log.top} members {sorted(node.log.members)} {positions}"
 
 
 def run(seed: int, **options: object) -> None:
