@@ -4,6 +4,7 @@ Rules:
 - Login is the broker's: frames pass to it and back until the client opens a vhost. Only then does the door decide.
 - Another node of the group (client property `lrq_node`) and another site (`lrq_site`) must log in as the user of this sidecar itself.
 - A node that is not primary refuses clients with CONNECTION_FORCED and names the primary.
+- A producer that connects anew ends its older connection: nothing of that can be appended any more.
 - A login that is not finished in time is closed; so is one that does not speak AMQP 0-9-1, with AMQP's own answer.
 """
 
@@ -112,6 +113,12 @@ class Door:
         """What is replicated has changed."""
         for relay in self.relays:
             relay.forget_decisions()
+
+    def fence_producer(self, newer: Relay) -> None:
+        """A producer has one connection per vhost: with two, each would take the other's numbers for repeats of its own."""
+        for relay in list(self.relays):
+            if newer.producer and (relay.producer_key, relay.vhost) == (newer.producer_key, newer.vhost):
+                relay.close_client(CONNECTION_FORCED, f"producer '{newer.producer}' has connected anew")
 
     def close_clients(self, reason: str) -> None:
         """Ends every connection: this node serves nobody any more."""
@@ -321,6 +328,7 @@ class _Client(asyncio.Protocol):
             frame_max_bytes=self._tune[1],
             heartbeat_s=self._tune[2],
         )
+        self.door.fence_producer(relay)
         self.door.relays.add(relay)
         self.end = self.broker.end = relay
         if rest:
