@@ -565,6 +565,8 @@ class Node:
         last = self.last_heard_leader
         heard = "never heard a primary since it started" if last is None else f"heard its primary {now - last:.1f} s ago"
         in_set = "was in sync then" if self.log.in_set else "was NOT in sync then"
+        if self.lost_host:
+            in_set += "; its broker went down since, and it has not caught up"
         return f"it {heard} and {in_set}; its log ends at {self.log.end}"
 
     def _remove(self, event: RemoveRequest, now: float) -> None:
@@ -660,6 +662,8 @@ class Node:
         self._agreed = max(self._agreed, event.batch.last)
         self._learn_safe(event.safe)
         if verdict is Acceptance.REPEAT:
+            # It is pushed again because the ack did not count: it was for a subscription that had ended.
+            self._acked = min(self._acked, event.batch.last - 1)
             self._acknowledge()
 
     def _acknowledge(self) -> None:

@@ -334,9 +334,11 @@ class Cluster:
         if any(d in self.hosts and self.hosts[d].up for d in down):
             raise ValueError(f"the operator's word must be true: {sorted(down)}")
         host = self.hosts[i]
-        host.answer, host.operator = None, True
+        campaigning, host.answer, host.operator = host.operator, None, True
         self.say(f"operator promotes n{i}, down {sorted(down)}" + (", --force" if force else ""))
         self._feed(host, PromoteRequest(down, force, dry_run))
+        if dry_run or (host.answer is not None and not host.answer.ok):
+            host.operator = campaigning
         return host.answer
 
     def remove(self, i: int, node: int) -> Answer | None:
@@ -619,7 +621,7 @@ class Cluster:
             return
         if self.strict and not self.removed_by_hand:
             raise Violation(f"strict: n{host.id} is promoted without {sorted(missing)}, which were confirmed")
-        was_in_set = self._said_in_set(host)
+        was_in_set = self._said_in_set(host) and not host.lost_host
         heard = set(list(self.confirmed)[: host.heard])
         if was_in_set and missing & heard:
             raise Violation(f"untrue: n{host.id} says that it was in sync when it last heard its primary, but lacks {sorted(missing & heard)}")
