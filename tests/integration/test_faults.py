@@ -7,11 +7,10 @@ import random
 import time
 
 import pytest
+from load import Load, declare, depth, eventually
 
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
-
-from .load import Load, declare, depth, eventually
 
 pytestmark = pytest.mark.broker
 
