@@ -4,6 +4,8 @@ Rules:
 - Everything is published through the exchange of this incarnation. A start declares its own first, then deletes the older ones, then publishes
   OPEN and reads up to it: what a killed predecessor still had under way can no longer land.
 - Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always found.
+- Each incarnation consumes, alone, from a queue named as its exchange. A newer one deletes that queue, and so tells the older at once, however
+  idle it is. A process whose incarnation was shut out so takes nothing back while the newer one lives (its queue has a consumer).
 - A confirm that is negative, a message that comes back, a lost connection: the incarnation is over.
 """
 
@@ -42,12 +44,20 @@ class Streams:
         group: Name of the group.
         url: The broker, with this sidecar's user; the vhost in it is replaced.
         log_bytes_max: Size of the log; older segments are dropped by the broker beyond it.
+        shut_out: Number of an incarnation of this process that a newer sidecar has shut out; 0 if none was.
         on_written: Called with the number of log records (batches, fences) that were confirmed, in order.
         on_end: Called once when this incarnation can write no more.
     """
 
     def __init__(
-        self, group: str, url: str, log_bytes_max: int, on_written: Callable[[int], None], on_end: Callable[[str], None]
+        self,
+        group: str,
+        url: str,
+        log_bytes_max: int,
+        on_written: Callable[[int], None],
+        on_end: Callable[[str], None],
+        *,
+        shut_out: int = 0,
     ) -> None:
         self.log_queue = LOG_PREFIX + group
         self.applied_queue = "LRQ_APPLIED_" + group
@@ -66,6 +76,7 @@ class Streams:
         self._declared: set[str] = set()
         self.exchange = ""
         self.generation = 0
+        self.shut_out = shut_out
         self.lost_host = False
         self.server_version = ""
 
@@ -75,16 +86,30 @@ class Streams:
         """Connects, makes the streams, and shuts out every older incarnation.
 
         Raises:
-            LrqError: The vhost, a right or stream queues are missing; the text says which command sets them up.
+            LrqError: The vhost, a right or stream queues are missing; the text says which command sets them up. Or a newer sidecar beside this
+                broker has taken over from this process, and lives.
         """
         try:
             self._connection = await Connection.open(self._url, on_close=self._closed)
-        except (VhostNotFound, AccessRefused) as error:
+            await self._set_up()
+        except VhostNotFound as error:
             raise LrqError(
-                f"the broker has no vhost '{ROUTING_VHOST}' that user '{self._user}' may enter",
-                todo=f"run: rabbitmqctl add_vhost {ROUTING_VHOST} && rabbitmqctl set_permissions -p {ROUTING_VHOST} {self._user} '.*' '.*' '.*'",
+                f"the broker has no vhost '{ROUTING_VHOST}'", todo=f"run: rabbitmqctl add_vhost {ROUTING_VHOST} && {self._grant}"
             ) from error
-        self.server_version = str(self._connection.server_properties.get("version", ""))
+        except AccessRefused as error:
+            raise LrqError(f"user '{self._user}' may not enter vhost '{ROUTING_VHOST}' of the broker", todo=f"run: {self._grant}") from error
+        except ChannelClosed as error:
+            if error.code != 403:
+                raise
+            raise LrqError(f"user '{self._user}' lacks a right in vhost '{ROUTING_VHOST}': {error.text}", todo=f"run: {self._grant}") from error
+
+    @property
+    def _grant(self) -> str:
+        return f"rabbitmqctl set_permissions -p {ROUTING_VHOST} {self._user} '.*' '.*' '.*'"
+
+    async def _set_up(self) -> None:
+        connection = self._need(self._connection)
+        self.server_version = str(connection.server_properties.get("version", ""))
         for queue, size, segment in (
             (self.log_queue, self._log_bytes_max, SEGMENT_BYTES),
             (self.applied_queue, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
@@ -95,14 +120,22 @@ class Streams:
             await self._declare(queue, size, segment)
         hint = await self._generation_hint()
         existing = [n for n in range(max(hint, 1), hint + PROBE_MAX) if await self._exists(f"{self._exchange_prefix}{n}")]
+        if self.shut_out and any([await self._lives(n) for n in existing if n > self.shut_out]):
+            raise LrqError(
+                "a newer sidecar beside this broker has taken over, and this one stands by",
+                todo="a broker has one sidecar: stop one of the two",
+                retriable=True,
+            )
         self.generation = max([hint, *existing]) + 1
         if self.generation >= hint + PROBE_MAX:
             raise LrqError(f"{PROBE_MAX} starts in a row left an exchange {self._exchange_prefix}… behind and got no further")
         self.exchange = f"{self._exchange_prefix}{self.generation}"
-        channel = await self._connection.channel()
+        await self._announce()
+        channel = await connection.channel()
         await channel.exchange_declare(self.exchange, "direct", durable=True)
         for n in {*existing, hint} - {0}:
             await channel.exchange_delete(f"{self._exchange_prefix}{n}")
+            await channel.queue_delete(f"{self._exchange_prefix}{n}")
         for queue in self._declared:
             await channel.queue_bind(queue, self.exchange, queue)
         await channel.close()
@@ -110,6 +143,7 @@ class Streams:
         self._records = await self._writer(self._record_confirms)
         self._views = await self._writer(self._view_confirms)
         self.lost_host = not await self._exists(self._boot_mark)
+        self.shut_out = 0
 
     async def _declare(self, queue: str, bytes_max: int, segment: int) -> None:
         channel = await self._need(self._connection).channel()
@@ -121,8 +155,7 @@ class Streams:
                 pass  # an operator has chosen other limits for this stream
             elif error.code == 403:
                 raise LrqError(
-                    f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'",
-                    todo=f"run: rabbitmqctl set_permissions -p {ROUTING_VHOST} {self._user} '.*' '.*' '.*'",
+                    f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'", todo=f"run: {self._grant}"
                 ) from error
             elif error.code == 404:
                 raise LrqError(
@@ -149,6 +182,33 @@ class Streams:
             raise
         await channel.close()
         return True
+
+    async def _announce(self) -> None:
+        """Consumes from the queue that says that this incarnation lives; a newer one ends it by deleting the queue."""
+        channel = await self._need(self._connection).channel()
+        try:
+            await channel.queue_declare(self.exchange, durable=True, arguments={"x-queue-type": "classic"})
+            await channel.consume(self.exchange, lambda *_: None, no_ack=True, exclusive=True, on_cancel=self._taken_over)
+        except ChannelClosed as error:
+            if error.code == 403 and "exclusive" in error.text:
+                raise LrqError("another sidecar beside this broker starts at this very moment", todo="stop one of the two", retriable=True) from error
+            raise
+
+    async def _lives(self, generation: int) -> bool:
+        """Whether the sidecar of that incarnation is there."""
+        channel = await self._need(self._connection).channel()
+        try:
+            _, _, consumers = await channel.queue_declare(f"{self._exchange_prefix}{generation}", passive=True)
+        except ChannelClosed as error:
+            if error.code == 404:
+                return False
+            raise
+        await channel.close()
+        return consumers > 0
+
+    def _taken_over(self, _tag: str) -> None:
+        self.shut_out = self.generation
+        self._fail("a newer sidecar beside this broker has taken over")
 
     async def _generation_hint(self) -> int:
         """The newest generation that an applied record names, read without a barrier: only where to begin to look."""
@@ -296,10 +356,12 @@ class Streams:
             self._view_waits.popleft()[1]()
 
     def _returned(self, code: int, text: str, exchange: str, key: str, header: bytes, body: bytes) -> None:
-        self._fail(f"a record for '{key}' came back ({code} {text}): a newer sidecar beside this broker has taken over, or the stream was deleted")
+        self._fail(f"a record for '{key}' came back ({code} {text}): the stream was deleted")
 
     def _closed(self, error: LrqError | None) -> None:
-        if error is not None:
+        if isinstance(error, ChannelClosed) and error.code == 404 and self.exchange in error.text:
+            self._taken_over("")
+        elif error is not None:
             self._fail(f"the connection to the broker is lost: {error}")
 
     def _fail(self, reason: str) -> None:

@@ -14,6 +14,8 @@ from lrq_ha.sidecar import config as configuration
 _LEVELS = ("debug", "info", "warning", "error")
 #: USER:PASSWORD@ of a URL, also of one that is written wrongly.
 _CREDENTIALS = re.compile(r"((?:\w+://)?[^\s/'\":@]*):[^\s'\"]*@")
+#: What an error says is allowed.
+_FORM = "amqp://USER:PASSWORD@"
 
 _EPILOG = """\
 Once the door and the HTTP address listen, stdout gets one line: READY {"node": …, "role": …, "door": …, "http": …, "pid": …}.
@@ -28,7 +30,7 @@ examples:
 
 def redact(text: str) -> str:
     """`text` with the passwords of all URLs replaced by ***."""
-    return _CREDENTIALS.sub(r"\1:***@", text) if "@" in text else text
+    return _CREDENTIALS.sub(lambda found: found[0] if found[0] == _FORM else f"{found[1]}:***@", text) if "@" in text else text
 
 
 class _Formatter(logging.Formatter):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar
 
-from broker_plugin import wire
+from broker_plugin import frames, wire
 from broker_plugin.applier import Applier
 from broker_plugin.client import Channel
 from broker_plugin.door import Door
@@ -73,6 +73,8 @@ ANSWER_TIMEOUT_S = 30.0
 WINDOW_MESSAGES_MAX = 4_000
 WINDOW_BYTES_MAX = 32 << 20
 READER_PREFETCH = 50
+REFUSAL_SHOWN_S = 5.0  # a node that was refused tries again every second
+NOT_ALLOWED = 530  # AMQP reply code
 
 
 class Incarnation:
@@ -81,15 +83,16 @@ class Incarnation:
     Args:
         config: The node's configuration.
         door: The door, which outlives incarnations.
+        shut_out: See Streams.
     """
 
-    def __init__(self, config: Config, door: Door) -> None:
+    def __init__(self, config: Config, door: Door, shut_out: int = 0) -> None:
         self.config = config
         self.door = door
         r = config.replication
         self.node = Node(config.settings())
         self.replica = Replica(self.node, r.replicate, self._emit)
-        self.streams = Streams(config.node.group, config.broker.url, r.log_bytes_max, self._written, self.end)
+        self.streams = Streams(config.node.group, config.broker.url, r.log_bytes_max, self._written, self.end, shut_out=shut_out)
         self.applier = Applier(
             self.replica,
             config.broker.url,
@@ -115,7 +118,8 @@ class Incarnation:
         self._answer: asyncio.Future[tuple[bool, str]] | None = None
         self._statuses_seen = 0
         self._recorded = (-1, -1)
-        self._ready = False
+        self._refused = (0.0, "")
+        self.ready = False
         self._feeding = False
         self._paused = False
         self.replica.on_wake = self._wake
@@ -128,7 +132,7 @@ class Incarnation:
         try:
             await self.streams.open()
             await self._rebuild()
-            self._ready = True
+            self.ready = True
             self.door.host = self
             self._feed(Opened(self.replica.tracker.applied, self.streams.lost_host and self.node.log.end > 0))
             for body in (self._ticks(), self._records(), self.applier.run(), self.sweeper.run()):
@@ -137,7 +141,7 @@ class Incarnation:
                 self._spawn(link.run())
             return await self._ended
         finally:
-            self._ready = False
+            self.ready = False
             self.door.host = None
             self.door.close_clients(f"node {self.config.node.name} starts again")
             running = [*self._tasks, *self._catching_up.values()]
@@ -242,7 +246,7 @@ class Incarnation:
     # ---- the core ----------------------------------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
-        if not self._ready or self._ended.done():
+        if not self.ready or self._ended.done():
             return
         if not isinstance(event, Append) and self._may_append(event):
             self.replica.flush()  # what the core appends by itself comes after the sequences that were given out already
@@ -479,14 +483,27 @@ class Incarnation:
     def control(self, end: PeerEnd, body: bytes) -> None:
         """A control message of another node."""
         sender, message = wire.decode_control(body, self.config.node.group)
-        if sender != end.node or sender not in self.node.peers:
-            raise LrqError(f"a message of node {sender}, which is not configured here")
+        refusal = self._refusal_of(sender) if sender == end.node else f"node {end.node} speaks as node {sender}"
+        if refusal:
+            self._refused = (time.monotonic(), refusal)
+            if end.transport is not None:
+                end.transport.write(frames.connection_close(NOT_ALLOWED, refusal))
+            raise LrqError(refusal)
         old = self.ends.get(end.node)
         if old is not end:
             self.ends[end.node] = end
             if old is not None:
                 old.close()
         self._feed(PeerMessage(sender, message))
+
+    def _refusal_of(self, sender: int) -> str:
+        """Why a node of the group is not taken for one; empty if it is one."""
+        node = self.config.node
+        if sender == node.id:
+            return f"two nodes of group {node.group} have the id {sender}, {node.name} is one: give each its own in [node] id and [[peers]] id"
+        if sender not in self.node.peers:
+            return f"node {sender} is not among the [[peers]] of {node.name} (id {node.id}): correct them or the node's [node] id"
+        return ""
 
     def push(self, end: PeerEnd, header: bytes, body: bytes) -> None:
         """A batch of the log from its leader."""
@@ -564,7 +581,7 @@ class Incarnation:
         primary = node.primary()
         return {
             "role": node.role.value,
-            "reason": node.reason,
+            "reason": node.reason + self._troubles(),
             "epoch": node.leading or node.leader_epoch,
             "end": node.log.end,
             "safe": node.safe,
@@ -580,6 +597,16 @@ class Incarnation:
             "to_apply_bytes": self.replica.to_apply_bytes,
             "memory_bytes": self.memory.bytes,
         }
+
+    def _troubles(self) -> str:
+        """What keeps a node that waits for others from reaching them."""
+        if self.node.role is not Role.CATCH_UP or self.node.primary():
+            return ""
+        troubles = [f"{self.node.name(number)}: {link.problem}" for number, link in self.links.items() if link.problem]
+        refused_at, refusal = self._refused
+        if refusal and time.monotonic() - refused_at < REFUSAL_SHOWN_S:
+            troubles.append(f"refused: {refusal}")
+        return f" ({'; '.join(troubles)})" if troubles else ""
 
     def queues(self) -> list[str]:
         """The receive queues that exist here."""

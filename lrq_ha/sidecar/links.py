@@ -20,6 +20,7 @@ log = logging.getLogger("lrq_ha.links")
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
+STEADY_S = 2.0  # a link that stood that long starts the back-off anew; one that the other node ends each time does not
 CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_S = 2
 
@@ -55,6 +56,7 @@ class Link:
         self._pushes: Channel | None = None
         self._sent: deque[tuple[int, int]] = deque()
         self.problem = "not connected yet"
+        self._noted = ""
 
     @property
     def up(self) -> bool:
@@ -62,6 +64,7 @@ class Link:
 
     async def run(self) -> None:
         """Keeps the link up until cancelled."""
+        loop = asyncio.get_running_loop()
         pause = BACKOFF_FIRST_S
         while True:
             lost = asyncio.Event()
@@ -81,19 +84,28 @@ class Link:
                     await pushes.confirm_select()
                     self._control, self._pushes = control, pushes
                     self._sent.clear()
-                    self.problem, pause = "", BACKOFF_FIRST_S
+                    self.problem = ""
+                    up_at = loop.time()
                     self._on_up(self.peer)
                     await lost.wait()
-                    self.problem = str(connection.error or "closed")
+                    if loop.time() - up_at >= STEADY_S:
+                        pause = BACKOFF_FIRST_S
+                    self._note(str(connection.error or "closed"))
                 finally:
                     was_up, self._connection, self._control, self._pushes = self.up, None, None, None
                     connection.abort()
                     if was_up:
                         self._on_down(self.peer)
             except LrqError as error:
-                self.problem = str(error)
+                self._note(str(error))
             await asyncio.sleep(pause)
             pause = min(BACKOFF_MAX_S, pause * 2)
+
+    def _note(self, problem: str) -> None:
+        self.problem = problem
+        if problem != self._noted:
+            self._noted = problem
+            log.info("no link to node %d: %s", self.peer, problem)
 
     def send(self, body: bytes) -> None:
         """Sends a control message; it is lost if the link is down."""

@@ -64,18 +64,23 @@ class Process:
 
     async def _lives(self) -> None:
         pause = PAUSE_FIRST_S
+        shut_out = 0
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = Incarnation(self.config, self.door)
-                self.problem = await self.incarnation.run()
+                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out)
+                self.problem = await incarnation.run()
                 log.warning("this incarnation is over: %s", self.problem)
             except LrqError as error:
                 if str(error) != self.problem:
                     log.error("%s", error)
                 self.problem = str(error)
+            except Exception as error:
+                log.exception("this incarnation failed")
+                self.problem = f"an internal error, see the log: {error!r}"
             finally:
                 self.incarnation = None
+            shut_out = incarnation.streams.shut_out
             if asyncio.get_running_loop().time() - began > 5:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
@@ -90,7 +95,7 @@ class Process:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
         found["connections"] = len(self.door.relays)
         found["counters"] = dict(self.door.counters)
-        if self.incarnation is not None:
+        if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status()
         return found | {"role": "standalone", "reason": self.problem, "primary": None, "in_set": False}
 
