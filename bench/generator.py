@@ -25,6 +25,7 @@ RETRY_S = 0.005
 IDLE_S = 0.3
 PREFETCH = 1_000
 ACK_EVERY = 200
+MISSING_SHOWN = 20
 
 
 def flood(url: str, queue: str, messages: int, size_bytes: int, window: int, warm_up: int) -> dict[str, Any]:
@@ -138,41 +139,56 @@ class Failover:
         return b"".join(parts)
 
 
-def drain(url: str, queue: str) -> dict[str, Any]:
-    """Consumes and acks until the queue is empty: how many messages came, how many different ones, and what breaks their order."""
-    connection, asker = wire.Raw(url), wire.Raw(url)
-    connection.call(commands.Basic.Qos(prefetch_count=PREFETCH))
-    connection.call(commands.Basic.Consume(queue=queue))
-    seen: set[int] = set()
-    came = breaks = last = tag = unacked = 0
-    poll = select.poll()
-    poll.register(connection.socket, select.POLLIN)
-    while True:
-        if not poll.poll(1000 * IDLE_S):
-            if unacked:
+class Drain:
+    """Consumes and acks until the queue is empty, and counts what came."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        self._url, self._queue = url, queue
+        self._seen: set[int] = set()
+        self._came = self._breaks = self._last = 0
+
+    def run(self) -> dict[str, Any]:
+        """Runs until the queue has neither messages nor a consumer: so nothing is on its way any more."""
+        asker = wire.Raw(self._url)
+        while True:
+            state = asker.call(commands.Queue.Declare(queue=self._queue, passive=True))
+            if isinstance(state, commands.Queue.DeclareOk) and not state.consumer_count:
+                if not state.message_count:
+                    break
+                self._consume()
+        asker.close()
+        missing = sorted(set(range(1, max(self._seen, default=0))) - self._seen)
+        return {"came": self._came, "different": len(self._seen), "order_breaks": self._breaks, "missing": missing[:MISSING_SHOWN]}
+
+    def _consume(self) -> None:
+        """Until nothing comes for a moment."""
+        connection = wire.Raw(self._url)
+        connection.call(commands.Basic.Qos(prefetch_count=PREFETCH))
+        connection.send(wire.CHANNEL, commands.Basic.Consume(queue=self._queue))  # deliveries come right behind its answer
+        poll = select.poll()
+        poll.register(connection.socket, select.POLLIN)
+        tag = unacked = 0
+        while poll.poll(1000 * IDLE_S):
+            data, items = connection.read()
+            for item in items:
+                if item[0] == frames.BASIC_DELIVER:
+                    tag = self._take(data, item)
+                    unacked += 1
+            if unacked >= ACK_EVERY:
                 connection.socket.sendall(frames.ack(wire.CHANNEL, tag, True))
                 unacked = 0
-            ready = asker.call(commands.Queue.Declare(queue=queue, passive=True))
-            if isinstance(ready, commands.Queue.DeclareOk) and not ready.message_count:
-                break
-            continue
-        data, items = connection.read()
-        for item in items:
-            if item[0] != frames.BASIC_DELIVER:
-                continue
-            _, tag, origin = frames.deliver_arguments(bytes(data[item[2] : item[3]]))
-            number = struct.unpack(">Q", frames.body_of(data, item[5], item[6])[:8])[0]
-            came += 1
-            unacked += 1
-            breaks += number < last and not origin.redelivered
-            last = number
-            seen.add(number)
-        if unacked >= ACK_EVERY:
+        if unacked:
             connection.socket.sendall(frames.ack(wire.CHANNEL, tag, True))
-            unacked = 0
-    connection.close()
-    asker.close()
-    return {"came": came, "different": len(seen), "greatest": max(seen, default=0), "order_breaks": breaks}
+        connection.leave()
+
+    def _take(self, data: bytes, item: frames.Item) -> int:
+        _, tag, origin = frames.deliver_arguments(bytes(data[item[2] : item[3]]))
+        number = struct.unpack(">Q", frames.body_of(data, item[5], item[6])[:8])[0]
+        self._came += 1
+        self._breaks += number < self._last and not origin.redelivered
+        self._last = number
+        self._seen.add(number)
+        return tag
 
 
 def main() -> None:
@@ -184,7 +200,7 @@ def main() -> None:
     elif kind == "failover":
         result = Failover(**settings).run()
     else:
-        result = drain(**settings)
+        result = Drain(**settings).run()
     print(json.dumps(result), flush=True)
 
 

@@ -54,20 +54,21 @@ class Raw:
         properties: dict[str, object] = {"product": "lrq-ha bench", "capabilities": _CAPABILITIES}
         if producer:
             properties["lrq_producer"] = producer
-        self._send(0, commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US"))  # type: ignore[arg-type]
+        self.send(0, commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US"))  # type: ignore[arg-type]
         tune = self._reply()
         if not isinstance(tune, commands.Connection.Tune):
             raise Refused(f"{tune.name} instead of connection.tune")
-        self._send(0, commands.Connection.TuneOk(tune.channel_max, tune.frame_max, 0))
-        self._send(0, commands.Connection.Open("/"))
+        self.send(0, commands.Connection.TuneOk(tune.channel_max, tune.frame_max, 0))
+        self.send(0, commands.Connection.Open("/"))
         self._reply()
 
-    def _send(self, channel: int, method: base.Frame) -> None:
+    def send(self, channel: int, method: base.Frame) -> None:
+        """Sends a method; its answer, if any, comes by `read`."""
         self.socket.sendall(frames.method_frame(channel, method))
 
     def call(self, method: base.Frame) -> base.Frame:
         """Sends a method on the channel and returns its answer; only before, or without, publishes and deliveries on the connection."""
-        self._send(CHANNEL, method)
+        self.send(CHANNEL, method)
         return self._reply()
 
     def _reply(self) -> base.Frame:
@@ -96,6 +97,13 @@ class Raw:
             if item[0] in (frames.CONNECTION_CLOSE, frames.CHANNEL_CLOSE):
                 raise Refused(str(vars_of(frames.decode_method(bytes(data[item[2] : item[3]])))))
         return data, items
+
+    def leave(self) -> None:
+        """Closes the connection in order: what was sent before has been taken when this returns. What still comes is dropped."""
+        self.send(0, commands.Connection.Close(200, "", 0, 0))
+        while not any(item[0] == frames.CONNECTION_CLOSE_OK for item in self.read()[1]):
+            pass
+        self.close()
 
     def close(self) -> None:
         """Ends the connection without a farewell."""
