@@ -61,6 +61,11 @@ from .positions import epoch_name, epoch_number, owner_of, term_of
 from .roles import Role, require_legal
 
 
+# What a node that lost the end of its log, or all of it, may have promised or led before. Its next epoch must not be one of those: two
+# histories with the same epoch numbers would pass for one.
+FORGOTTEN_TERMS_MAX = 1 << 16
+
+
 @dataclass(frozen=True)
 class NodeSettings:
     """Static coordination of one group.
@@ -462,7 +467,8 @@ class Node:
 
     def _start_campaign(self, down: frozenset[int], *, operator: bool, force: bool, now: float) -> None:
         seen = max([self.log.top, *(peer.hello.log.top for peer in self.peers.values() if peer.hello)])
-        epoch = epoch_number(term_of(seen) + 1, self.me)
+        forgotten = FORGOTTEN_TERMS_MAX if down and (self.lost_host or not self.log.end) else 0
+        epoch = epoch_number(term_of(seen) + 1 + forgotten, self.me)
         reachable = {node for node, peer in self.peers.items() if peer.connected and peer.hello and node not in down}
         self._campaign = campaign = _Campaign(epoch, down, reachable, now + self.settings.campaign_timeout_s, operator, force)
         self._stop_following()

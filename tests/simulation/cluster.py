@@ -95,6 +95,7 @@ class Host:
     recorded: int = 0  # R of the applied record
     lost_host: bool = False
     heard: int = 0  # how many confirms the last message of the leader it follows had seen
+    heard_durably: int = 0  # the same, without what a FENCE under way answers: a restart forgets that
     node: Node | None = None
     pending: deque[Record] = field(default_factory=deque)
     late: deque[Record] = field(default_factory=deque)  # only with `late_writes`
@@ -229,6 +230,7 @@ class Cluster:
         host.subscriptions.clear()
         host.ends.clear()
         host.recovering, host.ended, host.operator = 0, "", False
+        host.heard = host.heard_durably
         for (src, dst), conn in list(self.conns.items()):
             if src == i:
                 del self.conns[src, dst]
@@ -290,6 +292,7 @@ class Cluster:
             self.say(f"n{i}'s stream confirms {describe(record)}")
         if count:
             self._feed(host, OwnConfirmed(count))
+            self._note_heard(host)
 
     def append(self, i: int, count: int = 1) -> int:
         """A client sends `count` messages to the primary; returns the last one."""
@@ -355,7 +358,8 @@ class Cluster:
         """`reinit --discard`: a node that is down begins again with an empty stream."""
         host = self.hosts[i]
         self.say(f"n{i} is made new")
-        host.stream, host.recorded, host.lost_host, host.heard = [], 0, False, 0
+        host.stream, host.recorded, host.lost_host = [], 0, False
+        host.heard = host.heard_durably = 0
 
     # ---- links -------------------------------------------------------------------------------------------------------
 
@@ -421,8 +425,13 @@ class Cluster:
         self._feed(host, message)  # type: ignore[arg-type]
         if node.last_heard_leader is not None:
             host.heard = max(host.heard, seen)
+            self._note_heard(host)
         else:
             node.last_heard_leader = before
+
+    def _note_heard(self, host: Host) -> None:
+        if not any(isinstance(record, Fence) for record in host.pending):
+            host.heard_durably = host.heard
 
     def deliver_ack(self, src: int, dst: int) -> None:
         """The newest ack on a connection reaches the node that pushed."""
