@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     for command, (module, summary) in _OPTIONAL.items():
         try:
             importlib.import_module(module).add_parser(subparsers)
-        except (ModuleNotFoundError, AttributeError) as error:
+        except ModuleNotFoundError as error:
             _add_unavailable(subparsers, command, summary, str(error))
     return top
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -28,16 +28,23 @@ def _listen(value: str) -> str:
     return value
 
 
+def _port(url: SplitResult) -> int:
+    try:
+        return url.port or 0
+    except ValueError:
+        return 0
+
+
 def _amqp(value: str) -> str:
     url = urlsplit(value)
-    if url.scheme != "amqp" or not url.hostname or not url.port or not url.username:
+    if url.scheme != "amqp" or not url.hostname or not _port(url) or not url.username:
         raise ValueError('must be "amqp://USER:PASSWORD@HOST:PORT"')
     return value
 
 
 def _http(value: str) -> str:
     url = urlsplit(value)
-    if url.scheme != "http" or not url.hostname or not url.port:
+    if url.scheme != "http" or not url.hostname or not _port(url):
         raise ValueError('must be "http://HOST:PORT"')
     return value
 
@@ -70,7 +77,6 @@ class DoorTable(_Table):
     connection_buffer_bytes_max: int = Field(4 << 20, ge=1 << 16, description="bytes on their way to one client or to the broker for one client")
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
     drain_timeout_s: float = Field(30.0, gt=0, description="how long what a vanished client published is still sent to the broker")
-    idle_topology_wait_s: float = Field(10.0, gt=0, description="how long a declaration waits for publishes under way on other connections")
 
 
 class HttpTable(_Table):
@@ -124,7 +130,7 @@ class Config(_Table):
         ids = [self.node.id, *(peer.id for peer in self.peers)]
         names = [self.node.name, *(peer.name for peer in self.peers)]
         if len(set(ids)) < len(ids) or len(set(names)) < len(names):
-            raise ValueError("every node of a group needs its own name and its own id")
+            raise ValueError(f"every node of a group needs its own name and its own id; there are {', '.join(names)} with the ids {ids}")
         if self.node.group in [site.remote_id for site in self.sites]:
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
         return self

@@ -78,7 +78,7 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
         pytest.param("id = 1", 'id = "one"', ["node.id", "'one'", "valid integer"], id="wrong type"),
         pytest.param("id = 1", "id = 256", ["node.id", "256", "less than or equal to 255"], id="id too large"),
         pytest.param("id = 1\n", "", ["node.id", "missing"], id="missing key"),
-        pytest.param("5672", "none", ["broker.url", "none", "Port"], id="port that is no number"),
+        pytest.param("5672", "none", ["broker.url", "none", "amqp://USER:PASSWORD@HOST:PORT"], id="port that is no number"),
         pytest.param("amqp://lrq", "amqps://lrq", ["broker.url", "amqps", "amqp://USER:PASSWORD@HOST:PORT"], id="wrong scheme"),
         pytest.param("lrq:secret@", "", ["broker.url", "amqp://127.0.0.1:5672", "amqp://USER:PASSWORD@HOST:PORT"], id="url without a user"),
         pytest.param("127.0.0.1:8080", "8080", ["http.listen", "'8080'", "HOST:PORT"], id="listen without a host"),
