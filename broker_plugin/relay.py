@@ -114,6 +114,7 @@ class Relay:
         self._from_broker = b""
         self._client_parts = frames.Assembly()
         self._broker_parts = frames.Assembly()
+        self._close: tuple[int, bytes] | None = None  # a close that waits for confirms: channel number, frame
         self._stalled = False  # a declaration is under way: nothing more is taken from the client until it is done
         self._backlog: deque[bytes] = deque()
         self._replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
@@ -455,9 +456,27 @@ class Relay:
         self._forward(0, frames.frame(METHOD, channel.number, payload))
 
     def _channel_close(self, channel: Channel, kind: int, payload: bytes) -> None:
-        channel.closing = True
         channel.deliveries.clear()
-        self._forward(0, frames.frame(METHOD, channel.number, payload))
+        self._close_when_confirmed(channel.number, frames.frame(METHOD, channel.number, payload))
+
+    def _close_when_confirmed(self, number: int, frame: bytes) -> None:
+        """A broker that is told to close answers no publish any more: it hears of the close when it has answered all (number 0: the connection)."""
+        self._close = (number, frame)
+        self._stall()
+        self._consider_closing()
+
+    def _consider_closing(self) -> None:
+        if self._close is None:
+            return
+        number, frame = self._close
+        closing = [self._channel(number)] if number else list(self.channels.values())
+        if any(channel.confirms.open for channel in closing):
+            return
+        self._close = None
+        for channel in closing:
+            channel.closing = True
+        self._forward(0, frame)
+        self._unstall()
 
     def _channel_close_ok(self, channel: Channel, kind: int, payload: bytes) -> None:
         if channel.closing:
@@ -468,7 +487,7 @@ class Relay:
 
     def _connection_close(self, channel: Channel, kind: int, payload: bytes) -> None:
         self.closing_reason = "the client closed it"
-        self._forward(0, frames.frame(METHOD, 0, payload))
+        self._close_when_confirmed(0, frames.frame(METHOD, 0, payload))
 
     def _close_channel(self, channel: Channel, code: int, text: str, cause: int) -> None:
         """Closes a channel on both sides, with an error of the door's own."""
@@ -784,6 +803,8 @@ class Relay:
                     self.replica.applied(run.sequence, run.sequence + run.publishes - 1)
                 else:
                     self.replica.refuse([run])
+        if self._close is not None:
+            asyncio.get_running_loop().call_soon(self._consider_closing)
         first_wanted = next((run for run in settled if run.client_tag), None)
         if first_wanted is None:
             return b""
@@ -817,6 +838,15 @@ class Relay:
             future.set_result((CHANNEL_CLOSE, b""))
         channel.deliveries.clear()
         self._abandon(channel)
+        if self._close is not None and self._close[0] == number:
+            # The client's close was waiting here for answers that will not come: it is answered in the broker's place.
+            self._close = None
+            self.channels.pop(number, None)
+            self._to_broker(frames.method_frame(number, commands.Channel.CloseOk()))
+            asyncio.get_running_loop().call_soon(self._unstall)
+            return frames.method_frame(number, commands.Channel.CloseOk())
+        if self._close is not None:
+            asyncio.get_running_loop().call_soon(self._consider_closing)
         if channel.closing:
             # Both sides close at once: the client has its close already.
             self._to_broker(frames.method_frame(number, commands.Channel.CloseOk()))
@@ -930,9 +960,6 @@ class Relay:
 
     def broker_lost(self) -> None:
         """The broker's side is gone."""
-        if not self.closed:
-            for channel in self.channels.values():
-                self._abandon(channel)
         self.close()
 
     def close(self) -> None:
@@ -940,6 +967,8 @@ class Relay:
         if self.closed:
             return
         self.closed = True
+        for channel in self.channels.values():
+            self._abandon(channel)
         for future in self._replies.values():
             if not future.done():
                 future.set_result((CHANNEL_CLOSE, b""))
