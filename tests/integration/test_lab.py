@@ -18,7 +18,7 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from lrq_ha.lab import Lab, LabError, installations, keeper, probe
+from lrq_ha.lab import Lab, LabError, keeper, probe
 from lrq_ha.lab.files import python_environment
 from lrq_ha.sidecar import config
 
@@ -201,9 +201,7 @@ def test_kill_start_stop_cont(new_lab: NewLab) -> None:
 
 
 def test_a_lab_with_sidecars_follows_a_failover(new_lab: NewLab) -> None:
-    # The newest broker: 3.10 loses a stream for good that is killed within a second or two of its creation, as this test does.
-    newest = max(installations(), key=lambda series: [int(number) for number in series.split(".")])
-    lab = new_lab({"east": 2}, broker=newest)
+    lab = new_lab({"east": 2})
     lab.up()
 
     def told() -> dict[str, Any]:
@@ -219,7 +217,10 @@ def test_a_lab_with_sidecars_follows_a_failover(new_lab: NewLab) -> None:
     with pytest.raises(LabError, match="has not become diverged in time"):
         lab.wait_role(second, "diverged", timeout_s=0.2)
 
-    lab.kill(first)
+    # Only the sidecar: a broker killed within half a second of a stream's creation loses that stream for good (3.10 and 4.3, measured).
+    lab.kill(f"{first}.sidecar")
+    assert lab.nodes[first].sidecar_pid is None
+    assert lab.nodes[first].broker_pid is not None
     assert told()["primary"] is None
     with pytest.raises(LabError, match="does not answer"):
         lab.status(first)
