@@ -1,0 +1,132 @@
+"""What the door's tests share: a pair seen through its primary's door, and a check after each test that nothing was left open."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import ChannelClosedByBroker
+
+from lrq_ha.lab import Lab
+
+from load import eventually
+
+CONVERGE_TIMEOUT_S = 20.0
+
+
+class Rig:
+    """A pair. `primary` and `backup` are node names; connections end with the test."""
+
+    def __init__(self, lab: Lab) -> None:
+        primary = lab.primary("east")
+        assert primary is not None
+        self.lab, self.primary = lab, primary
+        self.backup = "e2" if primary == "e1" else "e1"
+        self._connections: list[BlockingConnection] = []
+        self._pids = self.pids()
+
+    def pids(self) -> dict[str, int | None]:
+        return {name: node.sidecar_pid for name, node in self.lab.nodes.items()}
+
+    @property
+    def url(self) -> str:
+        """The door of the primary."""
+        return self.lab.nodes[self.primary].door
+
+    def broker_url(self, name: str) -> str:
+        return self.lab.nodes[name].broker
+
+    def name(self, what: str = "q") -> str:
+        """A name that nobody else uses."""
+        return f"door-{what}-{uuid.uuid4().hex[:10]}"
+
+    def connect(self, url: str = "", vhost: str = "/", **options: Any) -> BlockingConnection:
+        parameters = pika.URLParameters(url or self.url)
+        parameters.virtual_host = vhost
+        for key, value in options.items():
+            setattr(parameters, key, value)
+        connection = pika.BlockingConnection(parameters)
+        self._connections.append(connection)
+        return connection
+
+    def channel(self, *, confirms: bool = False, **options: Any) -> BlockingChannel:
+        """A channel through the door, on a connection of its own."""
+        channel = self.connect(**options).channel()
+        if confirms:
+            channel.confirm_delivery()
+        return channel
+
+    @contextmanager
+    def at(self, name: str) -> Iterator[BlockingChannel]:
+        """A channel straight to a node's broker."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.broker_url(name)))
+        try:
+            yield connection.channel()
+        finally:
+            connection.close()
+
+    def declare(self, channel: BlockingChannel, *, kind: str = "classic", **arguments: Any) -> str:
+        queue = self.name()
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind, **{f"x-{k.replace('_', '-')}": v for k, v in arguments.items()}})
+        return queue
+
+    def exists(self, name: str, queue: str) -> bool:
+        """Whether a node's broker has the queue."""
+        with self.at(name) as channel:
+            try:
+                channel.queue_declare(queue, passive=True)
+            except ChannelClosedByBroker as error:
+                assert error.reply_code == 404, error
+                return False
+            return True
+
+    def bodies(self, name: str, queue: str) -> list[bytes]:
+        """What is ready in a queue of a node's broker; it stays there."""
+        found = []
+        with self.at(name) as channel:
+            while (got := channel.basic_get(queue))[0] is not None:
+                found.append(got[2])
+        return found
+
+    def both_hold(self, queue: str, bodies: list[bytes]) -> None:
+        """Waits until both brokers' queues hold exactly these, in this order."""
+        for name in (self.primary, self.backup):
+            last: list[list[bytes]] = []
+
+            def same(name: str = name, last: list[list[bytes]] = last) -> bool:
+                last[:] = [self.bodies(name, queue)]
+                return last[0] == bodies
+
+            try:
+                eventually(f"{len(bodies)} messages in {queue} at {name}", same, CONVERGE_TIMEOUT_S)
+            except AssertionError:
+                held = [body[:30] for body in last[0]] if last else []
+                pytest.fail(f"{name} holds {len(held)} messages {held[:10]}, not {len(bodies)} {[b[:30] for b in bodies[:10]]}")
+
+    def unacked(self, name: str, queue: str) -> int:
+        for row in self.lab.ctl(name, "-q", "list_queues", "name", "messages_unacknowledged").splitlines():
+            if row.split("\t")[0] == queue:
+                return int(row.split("\t")[1])
+        raise KeyError(queue)
+
+    def converged(self) -> bool:
+        """Everything in the log is safe and applied, on both."""
+        states = [self.lab.status(name) for name in (self.primary, self.backup)]
+        end = states[0]["end"]
+        return all(s["safe"] == s["end"] == s["applied"] == end for s in states) and states[0]["role"] == "active" and states[1]["role"] == "ready"
+
+    def finish(self) -> None:
+        for connection in self._connections:
+            if connection.is_open:
+                connection.close()
+        assert self.pids() == self._pids, "a sidecar was restarted"
+        try:
+            eventually("the logs", self.converged, CONVERGE_TIMEOUT_S)
+        except AssertionError:
+            keys = ("role", "end", "safe", "applied", "reason")
+            pytest.fail(f"the logs do not converge: {[{k: self.lab.status(n).get(k) for k in keys} for n in (self.primary, self.backup)]}")

@@ -1,0 +1,142 @@
+"""An AMQP client that sends exactly the bytes it is told to, well-formed or not; blocking, for tests."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+from pamqp import commands
+
+from broker_plugin import frames, headers
+
+TIMEOUT_S = 10.0
+
+
+def publish(channel: int, key: str, body: bytes, *, exchange: str = "", fields: bytes = b"", mandatory: bool = False) -> bytes:
+    """The frames of one publish; `fields` are headers (headers.field)."""
+    header = headers.header_payload(len(body), headers.properties(fields))
+    return frames.publish_method(channel, exchange, key, mandatory) + b"".join(frames.content(channel, header, body))
+
+
+class RawClient:
+    """A socket to a door or broker; logged in unless `login` is false. Use it as a context manager.
+
+    Attributes:
+        got: Every frame read so far, as (kind, channel, payload); kind is the method's id or frames.HEADER, BODY, HEARTBEAT.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        vhost: str = "/",
+        *,
+        heartbeat_s: int = 0,
+        frame_max: int = frames.FRAME_MAX_BYTES,
+        properties: dict[str, Any] | None = None,
+        login: bool = True,
+    ) -> None:
+        parts = urlsplit(url)
+        self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), TIMEOUT_S)
+        self.got: list[tuple[int, int, bytes]] = []
+        self._buffer = b""
+        self.user, self.password = unquote(parts.username or ""), unquote(parts.password or "")
+        if login:
+            self.login(vhost, heartbeat_s, frame_max, properties or {})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.socket.close()
+
+    def start_ok(self, properties: dict[str, Any] | None = None) -> bytes:
+        """The frame that logs in."""
+        capabilities = {"authentication_failure_close": True, "publisher_confirms": True, "consumer_cancel_notify": True, "basic.nack": True}
+        table = {"capabilities": capabilities, **(properties or {})}
+        return frames.method_frame(0, commands.Connection.StartOk(table, "PLAIN", f"\0{self.user}\0{self.password}", "en_US"))
+
+    def login(self, vhost: str, heartbeat_s: int, frame_max: int, properties: dict[str, Any]) -> None:
+        self.send(frames.PROTOCOL_HEADER)
+        self.expect(frames.CONNECTION_START)
+        self.send(self.start_ok(properties))
+        self.expect(frames.CONNECTION_TUNE)
+        self.send(frames.method_frame(0, commands.Connection.TuneOk(2047, frame_max, heartbeat_s)))
+        self.send(frames.method_frame(0, commands.Connection.Open(vhost)))
+        self.expect(frames.CONNECTION_OPEN_OK)
+
+    def open_channel(self, number: int = 1, *, confirms: bool = False) -> None:
+        self.call(number, commands.Channel.Open(), frames.CHANNEL_OPEN_OK)
+        if confirms:
+            self.call(number, commands.Confirm.Select(), frames.CONFIRM_SELECT_OK)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def call(self, channel: int, method: Any, answer: int) -> bytes:
+        """Sends a method and waits for its answer; returns that one's payload."""
+        self.send(frames.method_frame(channel, method))
+        return self.expect(answer)
+
+    def read(self, timeout_s: float = TIMEOUT_S) -> tuple[int, int, bytes] | None:
+        """The next frame; None when the other side closed. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            items, _ = frames.scan(self._buffer, 0, 1 << 27, 0)
+            if items:
+                kind, channel, start, end, header, header_end, stop = items[0]
+                found = (kind, channel, self._buffer[start:end])
+                # a whole content is given out frame by frame
+                self._buffer = self._buffer[end + 1 :]
+                self.got.append(found)
+                return found
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"nothing within {timeout_s:g} s")
+            self.socket.settimeout(left)
+            try:
+                data = self.socket.recv(1 << 20)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+
+    def expect(self, *kinds: int, timeout_s: float = TIMEOUT_S) -> bytes:
+        """Reads until a frame of one of these kinds came; returns its payload."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = self.read(max(deadline - time.monotonic(), 0.001))
+            assert found is not None, f"closed while waiting for {[hex(kind) for kind in kinds]}; got {[hex(g[0]) for g in self.got[-5:]]}"
+            if found[0] in kinds:
+                return found[2]
+            assert found[0] not in (frames.CONNECTION_CLOSE, frames.CHANNEL_CLOSE), found[2]
+
+    def confirmed(self, count: int, timeout_s: float = 60.0) -> set[int]:
+        """Reads until publishes 1 .. count of a channel are acked; returns the nacked ones."""
+        open_tags, nacked = set(range(1, count + 1)), set()
+        deadline = time.monotonic() + timeout_s
+        while open_tags:
+            found = self.read(max(deadline - time.monotonic(), 0.001))
+            assert found is not None, f"closed with {len(open_tags)} open"
+            kind, _, payload = found
+            assert kind not in (frames.CONNECTION_CLOSE, frames.CHANNEL_CLOSE), payload
+            if kind in (frames.BASIC_ACK, frames.BASIC_NACK):
+                tag, bits = frames.tag_and_bits(payload)
+                done = {t for t in open_tags if t <= tag} if bits & 1 else {tag}
+                assert done <= open_tags, f"{done - open_tags} answered twice"
+                open_tags -= done
+                if kind == frames.BASIC_NACK:
+                    nacked |= done
+        return nacked
+
+    def closed(self, timeout_s: float = TIMEOUT_S) -> bool:
+        """Reads until the other side has closed."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self.read(max(deadline - time.monotonic(), 0.001)) is not None:
+                pass
+        except TimeoutError:
+            return False
+        return True
