@@ -63,6 +63,7 @@ class Chaos:
     def check(self) -> None:
         for host in self.cluster.hosts.values():
             self.cluster.check_memory(host)
+            self.cluster.check_word(host)
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
@@ -91,6 +92,8 @@ class Chaos:
         c, r = self.cluster, self.random
         found: list[Callable[[], object]] = []
         for i, host in c.hosts.items():
+            if host.late and r.random() < 0.3:
+                found.append(lambda i=i: c.late_write(i))
             if host.node is None or host.ended:
                 continue
             if host.pending and r.random() < self.slow[i]:

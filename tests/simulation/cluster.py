@@ -73,13 +73,20 @@ class Entry(NamedTuple):
     message: int
 
 
+class Heard(NamedTuple):
+    """What had been confirmed when a message was sent: the first `count` confirms, as far as primaries of the sender's own history gave them."""
+
+    count: int = 0
+    line: frozenset[int] = frozenset()
+
+
 @dataclass
 class Conn:
     """The connection that `src` opened to the door of `dst`."""
 
     src: int
     dst: int
-    queue: deque[tuple[object, int]] = field(default_factory=deque)  # (message or Push, confirms that src had given when it sent it)
+    queue: deque[tuple[object, Heard]] = field(default_factory=deque)  # (message or Push, what had been confirmed when it was sent)
     acks: deque[int] = field(default_factory=deque)
     open: deque[int] = field(default_factory=deque)  # last sequence of pushes that dst has not acked
     broken: bool = False
@@ -94,8 +101,8 @@ class Host:
     stream: list[Record] = field(default_factory=list)
     recorded: int = 0  # R of the applied record
     lost_host: bool = False
-    heard: int = 0  # how many confirms the last message of the leader it follows had seen
-    heard_durably: int = 0  # the same, without what a FENCE under way answers: a restart forgets that
+    heard: Heard = field(default_factory=Heard)  # by the last message of the leader it follows
+    heard_durably: Heard = field(default_factory=Heard)  # the same, without what a FENCE under way answers: a restart forgets that
     node: Node | None = None
     pending: deque[Record] = field(default_factory=deque)
     late: deque[Record] = field(default_factory=deque)  # only with `late_writes`
@@ -173,6 +180,8 @@ class Cluster:
         self.trace = trace
         self.messages = 0
         self.confirmed: dict[int, tuple[int, Entry]] = {}  # message -> (sequence, entry), in the order of the confirms
+        self.confirmed_by: list[int] = []  # the epoch that gave each of them
+        self.blind = False  # a node that had lost its host was promoted by force: what it lost counts for nothing any more
         self.lost: set[int] = set()  # what an operator's promotion said is in danger
         self.history: dict[tuple[int, int], tuple[int, int]] = {}  # (epoch, sequence) -> (epoch before, message)
         self.safe_at_leader: set[tuple[int, Entry]] = set()
@@ -222,7 +231,7 @@ class Cluster:
             host.lost_host = True
             left = [read_stream([*h.stream, *h.pending])[0] for h in self.hosts.values()]
             for message, (sequence, entry) in self.confirmed.items():
-                if not any(len(log) >= sequence and log[sequence - 1] == entry for log in left):
+                if not any(log[sequence - 1 : sequence] == [entry] for log in left):
                     self.lost.add(message)  # the last copy went with the host: no in-sync node is left
         lost = f", {lost_records} records are lost" if lost_records else ""
         self.say(f"n{i} goes down" + (f", {landed} of {len(writes)} writes land" if writes else "") + lost)
@@ -238,6 +247,7 @@ class Cluster:
                 conn.broken = True
         for other in self.hosts.values():
             other.ends.pop(i, None)
+        self.check_word(host)
 
     def start(self, i: int) -> None:
         """Starts a node: it reads its stream; its predecessor's writes can no longer land."""
@@ -359,7 +369,7 @@ class Cluster:
         host = self.hosts[i]
         self.say(f"n{i} is made new")
         host.stream, host.recorded, host.lost_host = [], 0, False
-        host.heard = host.heard_durably = 0
+        host.heard = host.heard_durably = Heard()
 
     # ---- links -------------------------------------------------------------------------------------------------------
 
@@ -424,10 +434,13 @@ class Cluster:
         node.last_heard_leader = None
         self._feed(host, message)  # type: ignore[arg-type]
         if node.last_heard_leader is not None:
-            host.heard = max(host.heard, seen)
+            host.heard = seen
             self._note_heard(host)
         else:
             node.last_heard_leader = before
+
+    def _heard_now(self, node: Node) -> Heard:
+        return Heard(len(self.confirmed), frozenset(epoch for epoch, _ in node.log.state().epochs)) if node.leading else Heard()
 
     def _note_heard(self, host: Host) -> None:
         if not any(isinstance(record, Fence) for record in host.pending):
@@ -462,7 +475,7 @@ class Cluster:
             if conn is not None and not conn.broken:
                 h = batch.header
                 header = BatchHeader(h.epoch, h.first, h.last, h.previous_epoch, node.leading, h.sets)
-                conn.queue.append((Push(host.id, header, node.safe, batch.body), len(self.confirmed)))
+                conn.queue.append((Push(host.id, header, node.safe, batch.body), self._heard_now(node)))
 
     # ---- effects -----------------------------------------------------------------------------------------------------
 
@@ -499,7 +512,7 @@ class Cluster:
     def _send(self, host: Host, node: Node, effect: Send) -> None:
         conn = self.conns.get((host.id, effect.peer))
         if conn is not None and not conn.broken:
-            conn.queue.append((effect.message, len(self.confirmed)))
+            conn.queue.append((effect.message, self._heard_now(node)))
 
     def _subscribe(self, host: Host, node: Node, effect: Subscribe) -> None:
         host.subscriptions[effect.peer] = ReplicatingSubscription(effect.start, node.log.end, in_flight_bytes_max=12)
@@ -610,6 +623,7 @@ class Cluster:
                 if o and o.role is Role.ACTIVE and o.leading > node.leading and other.entries[sequence - 1 : sequence] != [entry]:
                     raise Violation(f"G5: n{host.id} confirms m{entry.message} while n{other.id} (epoch {epoch_name(o.leading)}) is open without it")
             self.confirmed[entry.message] = (sequence, entry)
+            self.confirmed_by.append(node.leading)
             self.lost.discard(entry.message)
 
     def _check_safe(self, host: Host, node: Node, safe: int) -> None:
@@ -626,33 +640,42 @@ class Cluster:
     def _check_take(self, host: Host, node: Node) -> None:
         """What an epoch's new owner lacks must have been said, truly and without need."""
         missing = self._lacks(host.entries)
-        if not missing or not host.operator:
+        if not host.operator:
+            return
+        self.blind |= host.lost_host
+        if not missing:
             return
         if self.strict and not self.removed_by_hand:
             raise Violation(f"strict: n{host.id} is promoted without {sorted(missing)}, which were confirmed")
-        was_in_set = self._said_in_set(host) and not host.lost_host
-        heard = set(list(self.confirmed)[: host.heard])
-        if was_in_set and missing & heard:
-            raise Violation(f"untrue: n{host.id} says that it was in sync when it last heard its primary, but lacks {sorted(missing & heard)}")
+        self.check_word(host)
         self.lost |= missing
 
-    def _said_in_set(self, host: Host) -> bool:
-        """What its own stream says, before the MARKER that it is writing now."""
+    def check_word(self, host: Host) -> None:
+        """A node that would say, started from what is on its stream now, that it was in sync when it last heard its primary, lacks nothing
+        that was confirmed before that."""
         index = LogIndex(host.id)
-        for record in [*host.stream, *list(host.pending)[:-1]]:
+        for record in host.stream:
             if isinstance(record, Fence):
                 index.fence(record.epoch, record.out_end)
             else:
                 index.accept(record.header)
-        return index.in_set
+        if not index.in_set or host.lost_host:
+            return
+        log, _ = read_stream(host.stream)
+        count, line = host.heard_durably
+        heard = [m for m, by in list(zip(self.confirmed.items(), self.confirmed_by))[:count] if by in line]
+        missing = [m for m, (sequence, entry) in heard if m not in self.lost and log[sequence - 1 : sequence] != [entry]]
+        if missing:
+            raise Violation(f"untrue: n{host.id} would say that it was in sync when it last heard its primary, but lacks {missing}")
 
     def _check_cut(self, host: Host, first: int) -> None:
-        gone = {e.message for e in host.entries[first - 1 :]} & self.confirmed.keys()
-        for message in gone - self.lost:
-            sequence, entry = self.confirmed[message]
-            elsewhere = (h for h in self.hosts.values() if h is not host)
-            if not any(len(log) >= sequence and log[sequence - 1] == entry for h in elsewhere for log in (read_stream([*h.stream, *h.pending])[0],)):
-                raise Violation(f"silent loss: n{host.id} cuts off m{message}, the last copy of what was confirmed")
+        gone = set(enumerate(host.entries[first - 1 :], first)) & self.safe_at_leader
+        if not gone or self.blind:
+            return
+        elsewhere = [read_stream([*h.stream, *h.pending])[0] for h in self.hosts.values() if h is not host]
+        for sequence, entry in gone:
+            if not any(log[sequence - 1 : sequence] == [entry] for log in elsewhere):
+                raise Violation(f"silent loss: n{host.id} cuts off entry {sequence} (m{entry.message}), the last copy of what was safe")
 
     def check_memory(self, host: Host) -> None:
         """A node's memory is what its stream will say."""
