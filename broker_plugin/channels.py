@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from lrq_ha.replication.errors import IllegalEvent
@@ -53,9 +54,9 @@ class Confirms:
         return bool(self._runs) or bool(self.local)
 
     @property
-    def open(self) -> int:
-        """Publishes that the broker has not answered."""
-        return sum(run.publishes for _, run in self._runs)
+    def open(self) -> bool:
+        """Whether there are publishes that the broker has not answered."""
+        return bool(self._runs)
 
     def forwarded(self, count: int, sequence: int, producer: str = "", number: int = 0) -> None:
         """`count` publishes go to the broker, in order, as the entries from `sequence` on (0: not in the log)."""
@@ -136,6 +137,23 @@ class Consumer:
     tracked: bool
 
 
+class Closing(Enum):
+    """How far a channel is with being closed, and by whom."""
+
+    NO = "it is open"
+    CLIENT = "the client has asked for it; the broker is asked when it has answered all publishes"
+    DOOR = "the door refused something; the same, and the client is told when the broker has closed it"
+    TOLD = "closed at the broker; the client was told why and has not answered"
+    BROKER = "the broker has closed it and waits for the client's answer"
+
+
+class Passed(NamedTuple):
+    """A declaration that was passed on. `local`: the queue is this node's own if the broker accepts it. `silent`: the client wants no answer."""
+
+    local: QueueKey | None
+    silent: bool
+
+
 @dataclass(slots=True)
 class Channel:
     """Everything the door keeps about one channel."""
@@ -143,12 +161,25 @@ class Channel:
     number: int
     confirms: Confirms = field(default_factory=Confirms)
     broker_confirms: bool = False
-    closing: bool = False  # closed from this side: everything but close-ok is ignored
+    state: Closing = Closing.NO
+    on_settled: bytes = b""  # the close that goes to the broker when it has answered all publishes
+    refusal: bytes = b""  # DOOR: what the client is told then
     last_queue: str = ""  # what an empty queue name means
     deliveries: dict[int, Delivery] = field(default_factory=dict)
     consumers: dict[bytes, Consumer] = field(default_factory=dict)
     consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, in order
+    passed: deque[Passed] = field(default_factory=deque)  # declarations that the broker has not answered, in order
     gets: deque[tuple[Consumer, bytes]] = field(default_factory=deque)  # (as a consumer, the method frame) of basic.get under way
+
+    @property
+    def closing(self) -> bool:
+        """Nothing of the client's counts any more but its answer to a close."""
+        return self.state is not Closing.NO
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the client still takes frames on this channel."""
+        return self.state in (Closing.NO, Closing.CLIENT, Closing.DOOR)
 
     def acknowledged(self, tag: int, multiple: bool) -> Iterator[Delivery]:
         """Takes out what an ack of `tag` covers (0 with multiple: everything)."""

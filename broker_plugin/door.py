@@ -1,7 +1,9 @@
 """The sidecar's AMQP port: listens, lets the broker check the login, then hands the connection to a Relay or a PeerEnd.
 
 Rules:
-- Login is the broker's: frames pass to it and back until the client opens a vhost. Only then does the door decide.
+- Login is the broker's: frames pass to it and back until the client opens a vhost. Only then does the door decide. It goes by the one user name
+  that the broker has accepted: a client that goes on before the broker asked it to, or names a user twice, is closed.
+- The broker takes every client for a local one, so the door itself turns away from outside those who may only log in locally.
 - Another node of the group (client property `lrq_node`) and another site (`lrq_site`) must log in as the user of this sidecar itself.
 - A node that is not primary refuses clients with CONNECTION_FORCED and names the primary.
 - A producer that connects anew ends its older connection: nothing of that can be appended any more.
@@ -11,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
 from collections import Counter
@@ -24,7 +27,7 @@ from lrq_ha.sidecar.config import Config
 
 from . import frames
 from .endpoints import Peer, is_routing
-from .frames import CONNECTION_CLOSE, CONNECTION_OPEN, CONNECTION_OPEN_OK, CONNECTION_START_OK, CONNECTION_TUNE_OK, PROTOCOL_HEADER, scan
+from .frames import CONNECTION_CLOSE, CONNECTION_OPEN, CONNECTION_OPEN_OK, PROTOCOL_HEADER, scan
 from .peers import PeerEnd
 from .relay import Relay
 from .replica import Replica
@@ -32,7 +35,14 @@ from .replica import Replica
 log = logging.getLogger("lrq_ha.door")
 
 CLIENT_HIGH_WATER_BYTES = 1 << 20
-CONNECTION_FORCED, NOT_ALLOWED = 320, 530
+CONNECTION_FORCED, ACCESS_REFUSED, NOT_ALLOWED = 320, 403, 530
+LOGIN_BYTES_MAX = 1 << 20
+ANSWERED_WITH = {
+    frames.CONNECTION_START: frames.CONNECTION_START_OK,
+    frames.CONNECTION_SECURE: frames.CONNECTION_SECURE_OK,
+    frames.CONNECTION_TUNE: frames.CONNECTION_TUNE_OK,
+}
+LOOPBACK_USERS = frozenset({"guest"})  # RabbitMQ's default of loopback_users
 
 
 class Host(Protocol):
@@ -157,6 +167,9 @@ class _Client(asyncio.Protocol):
         self.address = ""
         self._buffer = b""
         self._greeted = False
+        self._asked = 0  # what the broker asked in the login and the client has not answered
+        self._tuned = False
+        self._opening = True  # it has not asked for a vhost yet
         self._user = ""
         self._properties: dict[str, Any] = {}
         self._vhost = ""
@@ -188,6 +201,10 @@ class _Client(asyncio.Protocol):
             self.end.client_data(data)
             return
         self._buffer += data
+        if len(self._buffer) > LOGIN_BYTES_MAX:
+            log.info("%s sent %d bytes before its login was finished", self.address, len(self._buffer))
+            self.abort()
+            return
         if not self._greeted and not self._greet():
             return
         if self.broker is not None and self.broker.transport is not None:
@@ -209,30 +226,44 @@ class _Client(asyncio.Protocol):
         return True
 
     def _login(self) -> None:
+        if not self._opening:
+            return  # everything else waits until the broker has answered
         try:
             items, used = scan(self._buffer)
             data, self._buffer = self._buffer, self._buffer[used:]
-            for i, item in enumerate(items):
-                payload = data[item[2] : item[3]]
-                if item[0] == CONNECTION_START_OK:
-                    self._start_ok(frames.decode_method(payload))
-                elif item[0] == CONNECTION_TUNE_OK:
-                    tune: Any = frames.decode_method(payload)
-                    self._tune = (tune.channel_max, tune.frame_max or frames.FRAME_MAX_BYTES, tune.heartbeat)
-                elif item[0] == CONNECTION_OPEN:
-                    opened: Any = frames.decode_method(payload)
-                    self._vhost = opened.virtual_host
-                    rest = data[item[3] + 1 : used] if i + 1 < len(items) else b""
-                    self._buffer = rest + self._buffer
-                    self._open(frames.frame(item[0] and 1, 0, payload))
+            for item in items:
+                self._login_frame(item[0], data[item[2] : item[3]])
+                if not self._opening:
+                    self._buffer = data[item[3] + 1 : used] + self._buffer
                     return
-                if self.broker and self.broker.transport:
-                    self.broker.transport.write(data[item[2] - 7 : item[3] + 1])
-        except LrqError as error:
+        except Exception as error:  # nobody knows yet who sends this
             log.info("%s: %s", self.address, error)
             self.abort()
 
+    def _login_frame(self, kind: int, payload: bytes) -> None:
+        frame = frames.frame(frames.HEARTBEAT if kind == frames.HEARTBEAT else frames.METHOD, 0, payload)
+        method: Any = frames.decode_method(payload) if kind in ANSWERED_WITH.values() or kind == CONNECTION_OPEN else None
+        if ANSWERED_WITH.get(self._asked) == kind:
+            self._asked = 0
+        elif kind == CONNECTION_OPEN and self._tuned:
+            self._opening = False
+        elif kind not in (frames.HEARTBEAT, CONNECTION_CLOSE, frames.CONNECTION_CLOSE_OK):
+            raise LrqError(f"method {kind:#x} has no place in a login")
+        if kind == frames.CONNECTION_START_OK:
+            self._start_ok(method)
+        elif kind == frames.CONNECTION_TUNE_OK:
+            self._tuned = True
+            self._tune = (method.channel_max, method.frame_max or frames.FRAME_MAX_BYTES, method.heartbeat)
+        elif kind == CONNECTION_OPEN:
+            self._vhost = method.virtual_host
+            self._open(frame)
+            return
+        if self.broker and self.broker.transport:
+            self.broker.transport.write(frame)
+
     def _start_ok(self, method: Any) -> None:
+        if method.mechanism not in ("PLAIN", "AMQPLAIN"):
+            raise LrqError(f"the door cannot tell who logs in by {method.mechanism}")
         self._properties = {k: v for k, v in (method.client_properties or {}).items() if k.startswith("lrq_")}
         response = method.response if isinstance(method.response, bytes) else method.response.encode()
         if method.mechanism == "PLAIN":
@@ -245,6 +276,9 @@ class _Client(asyncio.Protocol):
     def _open(self, frame: bytes) -> None:
         """The broker has accepted the login: it answers tune only then."""
         host = self.door.host
+        if self._user in LOOPBACK_USERS and not _is_loopback(self.address):
+            self._refuse(ACCESS_REFUSED, f"user '{self._user}' can only connect via localhost")
+            return
         node, site = self._properties.get("lrq_node"), self._properties.get("lrq_site")
         if node is not None or site is not None:
             if self._user != self.door.sidecar_user or not is_routing(self._vhost):
@@ -299,6 +333,8 @@ class _Client(asyncio.Protocol):
             return
         items, _ = scan(data)
         for i, item in enumerate(items):
+            if item[0] in ANSWERED_WITH:
+                self._asked = item[0]
             self.transport.write(data[item[2] - 7 : item[3] + 1])
             if item[0] == CONNECTION_OPEN_OK:
                 self._become_relay(data[items[i + 1][2] - 7 :] if i + 1 < len(items) else b"")
@@ -353,6 +389,15 @@ class _Client(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self.end is not None:
             self.end.client_full(False)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        host = ipaddress.ip_address(address.rpartition(":")[0].partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(host, "ipv4_mapped", None)
+    return (mapped or host).is_loopback
 
 
 class _Refused:

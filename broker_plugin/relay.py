@@ -6,7 +6,8 @@ Rules:
 - Frames that need nothing are passed on as the slice they came in. A content that needs a stamp has its header frame rebuilt, its body never.
 - The broker's answers to publishes become the client's through channels.Confirms; whatever the broker refuses, or whose fate nobody can
   know, becomes REFUSED, unless a copy of it has been seen.
-- A client that vanishes leaves its broker side behind until what it published is sent and confirmed.
+- A client that vanishes leaves its broker side behind until what it published is sent and confirmed. Likewise a channel or connection is closed
+  at the broker only when the broker has answered all its publishes: what was published before a close is in the queues.
 - Reading from a side stops while the other side, or the log, does not keep up.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -26,7 +28,7 @@ from lrq_ha.replication.ids import ReplicationId
 from lrq_ha.replication.positions import RangeSet
 
 from . import endpoints, frames, topology
-from .channels import Channel, Consumer, Delivery, QueueKey, Settled
+from .channels import Channel, Closing, Consumer, Delivery, Passed, QueueKey, Settled
 from .frames import (
     BASIC_ACK,
     BASIC_CANCEL,
@@ -41,10 +43,10 @@ from .frames import (
     BASIC_RECOVER,
     BASIC_RECOVER_ASYNC,
     BASIC_REJECT,
+    BASIC_RETURN,
     BODY,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
-    CHANNEL_OPEN,
     CONFIRM_SELECT,
     CONNECTION_CLOSE,
     HEADER,
@@ -102,6 +104,7 @@ class Relay:
         self.user, self.vhost = user, vhost
         self.producer = producer
         self.producer_key = f"{user}:{producer}" if producer else ""
+        self._id_prefix = f"{producer}/".encode()
         self.peer = peer
         self.frame_max_bytes = frame_max_bytes
         self._heartbeat_s = heartbeat_s
@@ -114,7 +117,6 @@ class Relay:
         self._from_broker = b""
         self._client_parts = frames.Assembly()
         self._broker_parts = frames.Assembly()
-        self._close: tuple[int, bytes] | None = None  # a close that waits for confirms: channel number, frame
         self._stalled = False  # a declaration is under way: nothing more is taken from the client until it is done
         self._backlog: deque[bytes] = deque()
         self._replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
@@ -125,22 +127,26 @@ class Relay:
         self._client_paused = False
         self._client_full = False
         self._broker_full = False
-        self._repeats: deque[tuple[Channel, int, int]] = deque()  # (channel, client tag, sequence) that waits for another's completion
+        self._repeats: deque[tuple[Channel, int, int, int]] = deque()  # (channel, client tag, sequence, number in the ID): waits for the first
         self._locals: deque[tuple[Channel, int, int]] = deque()  # (channel, client tag, sequence) that waits to be safe
         self._tasks: set[asyncio.Task[None]] = set()
-        self.sent_at = self.door.now()
+        self._on_settled = b""  # the client's connection.close
+        self.sent_at = self.heard_at = self.door.now()
 
     # ---- from the client ---------------------------------------------------------------------------------------------
 
     def client_data(self, data: bytes) -> None:
         """Bytes came from the client."""
-        if self._stalled:
-            self._backlog.append(data)
-            return
-        if self.replica.in_barrier:
-            self._stall(data)
-            self._spawn(self._await_barrier())
-            return
+        self.heard_at = self.door.now()
+        self._backlog.append(data)
+        while self._backlog and not self._stalled and self.client is not None:
+            if self.replica.in_barrier:
+                self._stall()
+                self._spawn(self._await_barrier())
+                return
+            self._take(self._backlog.popleft())
+
+    def _take(self, data: bytes) -> None:
         if self._from_client:
             data = self._from_client + data
         try:
@@ -168,7 +174,8 @@ class Relay:
                 continue
             at += 1
             if kind == BASIC_ACK:
-                self._ack(self._channel(number), bytes(data[item[2] : item[3]]))
+                if not self._channel(number).closing:
+                    self._ack(self._channel(number), bytes(data[item[2] : item[3]]))
                 continue
             self._flush_acks()
             if kind == HEARTBEAT:
@@ -188,10 +195,13 @@ class Relay:
                     self._publishes(blob, whole, 0)
                 continue
             handler = self._CLIENT_METHODS.get(kind)
+            channel = self._channel(number)
+            if channel.closing and kind not in (CHANNEL_CLOSE, CHANNEL_CLOSE_OK):
+                continue  # sent before the client knew
             if handler is not None:
-                handler(self, self._channel(number), kind, payload)
+                handler(self, channel, kind, payload)
             elif kind in topology.METHODS:
-                self._topology(self._channel(number), kind, payload)
+                self._topology(channel, kind, payload)
             else:
                 self._forward(0, frames.frame(METHOD, number, payload))
             if self._stalled:
@@ -261,8 +271,8 @@ class Relay:
             has_id = False
             rid = replication_id(payload) if b"x-lrq-id" in payload else None
             if rid is not None and producer_key:
-                identity = ReplicationId.parse(rid)
-                if identity.producer == self.producer:
+                identity = self._identity(rid)
+                if identity is not None:
                     has_id = True
                     if lengths and not (run_has_ids and identity.sequence == next_number):
                         break
@@ -279,7 +289,7 @@ class Relay:
             if not has_id:
                 if lengths and run_has_ids:
                     break
-                if rid is not None:
+                if b"x-lrq-id" in payload:
                     payload = cut(payload, b"x-lrq-id")  # an ID counts only with its announced producer
             if b"x-lrq-pos" in payload:
                 payload = cut(payload, b"x-lrq-pos")
@@ -329,6 +339,12 @@ class Relay:
             self._forward(first + count - 1, b"".join(out))
         return at
 
+    def _identity(self, raw: bytes) -> ReplicationId | None:
+        """An ID of the announced producer; None for any other, as of a consumer that publishes what it received."""
+        if not raw.startswith(self._id_prefix):
+            return None
+        return ReplicationId.parse(raw)
+
     def _repeat(self, channel: Channel, producer: str, number: int) -> None:
         """R6: the ID is in the log; the confirm waits for the first entry's completion."""
         self.door.counters["repeats"] += 1
@@ -339,12 +355,13 @@ class Relay:
         if sequence is None or self.replica.tracker.is_applied(sequence):
             self._confirm_local(channel, tag)
         else:
-            self._repeats.append((channel, tag, sequence))
+            self._repeats.append((channel, tag, sequence, number))
             self.replica.waiting_applied.add(self)
 
     def _confirm_local(self, channel: Channel, tag: int, ok: bool = True) -> None:
         channel.confirms.local.discard(tag)
-        self.to_client(frames.ack(channel.number, tag) if ok else frames.nack(channel.number, tag))
+        if channel.speaks:
+            self.to_client(frames.ack(channel.number, tag) if ok else frames.nack(channel.number, tag))
 
     def ended_here(self, channel: Channel, sequence: int) -> None:
         """A publish that ended here as log entry `sequence`: it is acked when that is safe (0: now)."""
@@ -408,15 +425,8 @@ class Relay:
     # ---- other methods of the client ---------------------------------------------------------------------------------
 
     def _confirm_select(self, channel: Channel, kind: int, payload: bytes) -> None:
-        nowait = bool(payload[4] & 1) if len(payload) > 4 else False
-        channel.confirms.selected = True
-        if channel.broker_confirms:
-            if not nowait:
-                # The broker has it on already; the answer must not overtake answers to what was sent before.
-                self.to_client(frames.method_frame(channel.number, commands.Confirm.SelectOk()))
-            return
-        channel.broker_confirms = True
-        self._forward(0, frames.frame(METHOD, channel.number, payload))
+        channel.confirms.selected = channel.broker_confirms = True
+        self._forward(0, frames.frame(METHOD, channel.number, payload))  # a broker that has it on already just answers
 
     def _tx_select(self, channel: Channel, kind: int, payload: bytes) -> None:
         self._close_channel(channel, 540, "transactions are not offered here yet: use publisher confirms", TX_SELECT)
@@ -451,51 +461,63 @@ class Relay:
     def _cancel(self, channel: Channel, kind: int, payload: bytes) -> None:
         self._forward(0, frames.frame(METHOD, channel.number, payload))
 
-    def _channel_open(self, channel: Channel, kind: int, payload: bytes) -> None:
-        self.channels[channel.number] = Channel(channel.number)
-        self._forward(0, frames.frame(METHOD, channel.number, payload))
-
     def _channel_close(self, channel: Channel, kind: int, payload: bytes) -> None:
-        channel.deliveries.clear()
-        self._close_when_confirmed(channel.number, frames.frame(METHOD, channel.number, payload))
-
-    def _close_when_confirmed(self, number: int, frame: bytes) -> None:
-        """A broker that is told to close answers no publish any more: it hears of the close when it has answered all (number 0: the connection)."""
-        self._close = (number, frame)
-        self._stall()
-        self._consider_closing()
-
-    def _consider_closing(self) -> None:
-        if self._close is None:
-            return
-        number, frame = self._close
-        closing = [self._channel(number)] if number else list(self.channels.values())
-        if any(channel.confirms.open for channel in closing):
-            return
-        self._close = None
-        for channel in closing:
-            channel.closing = True
-        self._forward(0, frame)
-        self._unstall()
+        frame = frames.frame(METHOD, channel.number, payload)
+        if channel.state is Closing.NO:
+            self._end_channel(channel, Closing.CLIENT, frame)
+        elif channel.state is Closing.BROKER:
+            self._forward(0, frame)  # both sides closed at once
+        elif channel.state in (Closing.DOOR, Closing.TOLD):
+            self.to_client(frames.method_frame(channel.number, commands.Channel.CloseOk()))
 
     def _channel_close_ok(self, channel: Channel, kind: int, payload: bytes) -> None:
-        if channel.closing:
+        if channel.state in (Closing.BROKER, Closing.TOLD):
+            if channel.state is Closing.BROKER:
+                self._forward(0, frames.frame(METHOD, channel.number, payload))
             self.channels.pop(channel.number, None)
             self._client_parts.drop(channel.number)
-        else:
+        elif channel.state is Closing.NO:
             self._forward(0, frames.frame(METHOD, channel.number, payload))
 
     def _connection_close(self, channel: Channel, kind: int, payload: bytes) -> None:
         self.closing_reason = "the client closed it"
-        self._close_when_confirmed(0, frames.frame(METHOD, 0, payload))
+        self._on_settled = frames.frame(METHOD, 0, payload)
+        if any(c.confirms.open for c in self.channels.values()):
+            self._in_time(self._settle_all)
+        else:
+            self._settle_all()
 
     def _close_channel(self, channel: Channel, code: int, text: str, cause: int) -> None:
         """Closes a channel on both sides, with an error of the door's own."""
-        channel.closing = True
+        channel.refusal = frames.channel_close(channel.number, code, text, cause)
+        self._end_channel(channel, Closing.DOOR, frames.method_frame(channel.number, commands.Channel.Close(200, "the door closed it", 0, 0)))
+
+    def _end_channel(self, channel: Channel, state: Closing, frame: bytes) -> None:
+        channel.state, channel.on_settled = state, frame
         channel.deliveries.clear()
-        self.to_client(frames.channel_close(channel.number, code, text, cause))
-        close = commands.Channel.Close(200, "the door closed it", 0, 0)
-        self._forward(0, frames.method_frame(channel.number, close))
+        if channel.confirms.open:
+            self._in_time(lambda: self._settle(channel))
+        else:
+            self._settle(channel)
+
+    def _in_time(self, done: Callable[[], None]) -> None:
+        """A broker that does not answer publishes must not keep a connection for ever."""
+        asyncio.get_running_loop().call_later(self.door.config.drain_timeout_s, done)
+
+    def _settle(self, channel: Channel) -> None:
+        if channel.on_settled and not self.closed:
+            frame, channel.on_settled = channel.on_settled, b""
+            self._forward(0, frame)
+
+    def _settle_all(self) -> None:
+        if self._on_settled and not self.closed:
+            frame, self._on_settled = self._on_settled, b""
+            self._forward(0, frame)
+
+    def _tell(self, channel: Channel) -> None:
+        """The broker's side of a channel that the door refused is closed."""
+        channel.state = Closing.TOLD
+        self.to_client(channel.refusal)
 
     def refuse_publish(self, channel: Channel, code: int, text: str) -> None:
         """A publish that the door does not take: the channel is closed, as a broker would."""
@@ -517,6 +539,14 @@ class Relay:
         elif isinstance(action, topology.PassOn):
             if action.queue:
                 channel.last_queue = action.queue
+            silent = bool(getattr(method, "nowait", False))
+            if action.local is not None:
+                # Whether the queue is this node's own is known when the broker has accepted it: without an answer it would never be.
+                method.nowait = False
+                payload = bytes(frames.method_frame(channel.number, method)[7:-1])
+                channel.passed.append(Passed(action.local, silent))
+            elif not silent:
+                channel.passed.append(Passed(None, False))
             self._forward(0, frames.frame(METHOD, channel.number, payload))
         else:
             self._stall()
@@ -536,6 +566,8 @@ class Relay:
                 answer, payload = await reply
                 if answer != CHANNEL_CLOSE:
                     sequence = self.replica.topology(self.vhost, action, method)
+                    if kind == frames.QUEUE_DECLARE:
+                        self.replica.local_queues.discard((self.vhost, action.queue))
                     if action.queue:
                         channel.last_queue = action.queue
             if answer == CHANNEL_CLOSE:
@@ -552,11 +584,9 @@ class Relay:
         await self.replica.barrier_over()
         self._unstall()
 
-    def _stall(self, data: bytes = b"") -> None:
+    def _stall(self) -> None:
         """Takes nothing more from the client for now."""
         self._stalled = True
-        if data:
-            self._backlog.append(data)
         self._pause_client()
 
     def _unstall(self) -> None:
@@ -564,8 +594,7 @@ class Relay:
         if self.closed or self.client is None:
             return
         self._resume_client()
-        while self._backlog and not self._stalled:
-            self.client_data(self._backlog.popleft())
+        self.client_data(b"")
 
     # ---- to the broker -----------------------------------------------------------------------------------------------
 
@@ -581,10 +610,13 @@ class Relay:
 
     def _to_broker(self, data: bytes) -> None:
         self.sent_at = self.door.now()
-        self.broker.write(data)
+        if not self.broker.is_closing():
+            self.broker.write(data)
 
     def safe_advanced(self) -> None:
         """The log is safe further than before."""
+        if self.closed:
+            return
         safe = self.replica.safe
         while self._locals and self._locals[0][2] <= safe:
             channel, tag, _ = self._locals.popleft()
@@ -610,13 +642,16 @@ class Relay:
 
     def applied_advanced(self) -> None:
         """More of the log is in the queues and confirmed."""
-        tracker = self.replica.tracker
-        left: deque[tuple[Channel, int, int]] = deque()
-        for channel, tag, sequence in self._repeats:
+        if self.closed:
+            return
+        tracker, dedup = self.replica.tracker, self.replica.dedup
+        left: deque[tuple[Channel, int, int, int]] = deque()
+        for channel, tag, sequence, number in self._repeats:
             if tracker.is_applied(sequence):
-                self._confirm_local(channel, tag)
+                # The first one was refused: its ID is free again, and the repeat is refused too.
+                self._confirm_local(channel, tag, dedup.seen(self.producer_key, number))
             else:
-                left.append((channel, tag, sequence))
+                left.append((channel, tag, sequence, number))
         self._repeats = left
         if left:
             self.replica.waiting_applied.add(self)
@@ -625,13 +660,17 @@ class Relay:
 
     def broker_data(self, data: bytes) -> None:
         """Bytes came from the broker."""
+        try:
+            self._from_the_broker(data)
+        except Exception:
+            log.exception("a broker's frames could not be handled")
+            self.close_client(541, "the door could not handle the broker's answer; its log says why")
+            self.close()
+
+    def _from_the_broker(self, data: bytes) -> None:
         if self._from_broker:
             data = self._from_broker + data
-        try:
-            items, used = scan(data, 0, frames.FRAME_MAX_BYTES)
-        except FrameError as error:
-            self.close_client(541, f"the broker sent what is not AMQP: {error}")
-            return
+        items, used = scan(data, 0, max(frames.FRAME_MAX_BYTES, self.frame_max_bytes))
         self._from_broker = data[used:] if used < len(data) else b""
         out: list[bytes] = []
         keep_from = -1  # start of the slice that is passed on as it came
@@ -648,7 +687,7 @@ class Relay:
                 replaced = self._broker_answer(number, kind, data, start)
             elif kind in self._BROKER_METHODS:
                 replaced = self._BROKER_METHODS[kind](self, number, data, item)
-            elif kind in (HEADER, BODY, BASIC_DELIVER, BASIC_GET_OK):
+            elif kind in (HEADER, BODY, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN) and not stop:
                 replaced = self._broker_part(number, kind, data[start:end])
             else:
                 replaced = None
@@ -673,25 +712,29 @@ class Relay:
 
     def _broker_part(self, number: int, kind: int, payload: bytes) -> bytes | None:
         """A content that came in pieces: put together, it is treated as one that came whole."""
-        if kind in (HEADER, BODY) and not self._broker_parts.is_open(number):
-            return None  # a basic.return's header or body
         content = self._broker_parts.take(kind, number, payload)
         if content is None:
             return b""
         blob = b"".join(
-            [frames.frame(METHOD, number, content.method), *frames.content(number, content.header, content.body, frames.FRAME_MAX_BYTES)]
+            [frames.frame(METHOD, number, content.method), *frames.content(number, content.header, content.body, self.frame_max_bytes)]
         )
-        items, _ = scan(blob, 0, frames.FRAME_MAX_BYTES, 1 << 62)
+        items, _ = scan(blob, 0, self.frame_max_bytes, 1 << 62)
         item = items[0]
-        replaced = self._deliver(number, blob, item) if item[0] == BASIC_DELIVER else self._get_ok(number, blob, item)
+        replaced = None
+        if item[0] == BASIC_DELIVER:
+            replaced = self._deliver(number, blob, item)
+        elif item[0] == BASIC_GET_OK:
+            replaced = self._get_ok(number, blob, item)
         return blob if replaced is None else replaced
 
     def _deliver(self, number: int, data: bytes, item: frames.Item) -> bytes | None:
         """None: pass it on as it is; else what the client gets instead (nothing, if it must not see it)."""
         payload = data[item[4] : item[5]]
+        channel = self._channel(number)
+        if self.client is None or channel.state is Closing.DOOR:
+            return b""  # nobody takes it; it goes back when the channel is closed
         if b"x-lrq-pos" not in payload:
             return None
-        channel = self._channel(number)
         consumer_tag, tag, _ = frames.deliver_arguments(data[item[2] : item[3]])
         consumer = channel.consumers.get(consumer_tag)
         if consumer is None or not consumer.tracked or b"x-stream-offset" in payload:
@@ -792,6 +835,14 @@ class Relay:
     def _broker_answer(self, number: int, kind: int, data: bytes, start: int) -> bytes:
         """The broker's ack or nack of publishes. Returns the frames for the client."""
         channel = self._channel(number)
+        answers = self._settled(channel, number, kind, data, start)
+        if not channel.confirms.open:
+            self._settle(channel)
+            if self._on_settled and not any(c.confirms.open for c in self.channels.values()):
+                self._settle_all()
+        return answers if channel.speaks else b""
+
+    def _settled(self, channel: Channel, number: int, kind: int, data: bytes, start: int) -> bytes:
         tag, bits = frames.tag_and_bits(data, start)
         multiple = bool(bits & 1)
         ok = kind == BASIC_ACK
@@ -803,8 +854,6 @@ class Relay:
                     self.replica.applied(run.sequence, run.sequence + run.publishes - 1)
                 else:
                     self.replica.refuse([run])
-        if self._close is not None:
-            asyncio.get_running_loop().call_soon(self._consider_closing)
         first_wanted = next((run for run in settled if run.client_tag), None)
         if first_wanted is None:
             return b""
@@ -825,6 +874,13 @@ class Relay:
 
     def _reply(self, number: int, data: bytes, item: frames.Item) -> bytes | None:
         """The answer to a declaration that waits for it; the client gets it later."""
+        channel = self._channel(number)
+        if channel.passed:
+            passed = channel.passed.popleft()
+            if passed.local is not None:
+                self.replica.local_queues.add(passed.local)
+                self.door.forget_decisions()
+            return b"" if passed.silent else None
         future = self._replies.get(number)
         if future is None or future.done():
             return None
@@ -837,23 +893,34 @@ class Relay:
         if future is not None and not future.done():
             future.set_result((CHANNEL_CLOSE, b""))
         channel.deliveries.clear()
+        channel.passed.clear()
+        channel.gets.clear()
+        channel.consuming.clear()
         self._abandon(channel)
-        if self._close is not None and self._close[0] == number:
-            # The client's close was waiting here for answers that will not come: it is answered in the broker's place.
-            self._close = None
-            self.channels.pop(number, None)
+        self._broker_parts.drop(number)
+        if self.client is None:  # nobody else answers
+            channel.state = Closing.TOLD
+            self._drop_from_fifo(number)
             self._to_broker(frames.method_frame(number, commands.Channel.CloseOk()))
-            asyncio.get_running_loop().call_soon(self._unstall)
-            return frames.method_frame(number, commands.Channel.CloseOk())
-        if self._close is not None:
-            asyncio.get_running_loop().call_soon(self._consider_closing)
-        if channel.closing:
-            # Both sides close at once: the client has its close already.
+            return b""
+        if channel.state in (Closing.CLIENT, Closing.DOOR):
+            # Both sides close at once. The client has asked already, or will be told the door's reason.
+            asked = not channel.on_settled
+            channel.on_settled = b""
             self._to_broker(frames.method_frame(number, commands.Channel.CloseOk()))
+            if asked:
+                return b""  # the broker answers that too
+            if channel.state is Closing.DOOR:
+                self._tell(channel)
+            else:
+                self.channels.pop(number, None)
+                self.to_client(frames.method_frame(number, commands.Channel.CloseOk()))
             return b""
         # What waits in the FIFO for this channel must not reach a channel opened anew under its number.
         self._drop_from_fifo(number)
-        self.channels[number] = Channel(number)
+        channel.state = Closing.BROKER
+        if self._on_settled and not any(c.confirms.open for c in self.channels.values()):
+            self._settle_all()
         return None
 
     def _drop_from_fifo(self, number: int) -> None:
@@ -871,10 +938,16 @@ class Relay:
         self._fifo = deque(kept)
 
     def _broker_close_ok(self, number: int, data: bytes, item: frames.Item) -> bytes | None:
-        channel = self.channels.pop(number, None)
+        channel = self.channels.get(number)
         self._broker_parts.drop(number)
-        if channel is not None:
-            self._abandon(channel)
+        if channel is None or channel.state is Closing.BROKER:
+            return None
+        self._abandon(channel)
+        if channel.state is Closing.DOOR:
+            self._tell(channel)
+            return b""
+        del self.channels[number]
+        self._client_parts.drop(number)
         return None
 
     def _abandon(self, channel: Channel) -> None:
@@ -883,12 +956,17 @@ class Relay:
 
     def _broker_closed_connection(self, number: int, data: bytes, item: frames.Item) -> bytes | None:
         self.closing_reason = "the broker closed it"
+        for future in self._replies.values():
+            if not future.done():
+                future.set_result((CHANNEL_CLOSE, b""))
+        if self.client is None:
+            self._to_broker(frames.method_frame(0, commands.Connection.CloseOk()))
         return None
 
     # ---- to the client -----------------------------------------------------------------------------------------------
 
     def to_client(self, data: bytes) -> None:
-        if self.client is not None:
+        if self.client is not None and not self.client.is_closing():
             self.client.write(data)
 
     def close_client(self, code: int, text: str) -> None:
@@ -916,10 +994,13 @@ class Relay:
     def _resume_client(self) -> None:
         if self.client is not None and self._client_paused and not self._stalled:
             self._client_paused = False
+            self.heard_at = self.door.now()
             self.client.resume_reading()
 
     def client_full(self, full: bool) -> None:
         """The client does not read as fast as the broker sends: stop reading from the broker."""
+        if self.closed or self.broker.is_closing():
+            return
         if full:
             self.broker.pause_reading()
         else:
@@ -932,8 +1013,14 @@ class Relay:
             self._pump()
 
     def tick(self, now: float) -> None:
-        """Once a second: a broker that waits for entries to be safe must not take the client for dead."""
-        if self._heartbeat_s and now - self.sent_at >= self._heartbeat_s / 2 and self.broker.is_reading():
+        """Once a second: a broker that waits for entries to be safe must not take the client for dead; a client that is dead is closed."""
+        if not self._heartbeat_s or self.closed:
+            return
+        if self.client is not None and not self._client_paused and now - self.heard_at > 2 * self._heartbeat_s + 1:
+            log.info("a client of %s sent nothing for %d s", self.user, 2 * self._heartbeat_s)
+            self.client.abort()
+            return
+        if now - self.sent_at >= self._heartbeat_s / 2:
             self._to_broker(HEARTBEAT_FRAME)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
@@ -944,9 +1031,11 @@ class Relay:
             return
         self.client = None
         self._backlog.clear()
+        if not self.closed and not self.broker.is_closing():
+            self.broker.resume_reading()  # its answers are still needed
         self._consider_leaving()
         if not self.closed:
-            asyncio.get_running_loop().call_later(self.door.config.drain_timeout_s, self.close)
+            self._in_time(self.close)
 
     def _consider_leaving(self) -> None:
         if self._fifo or self._stalled or any(channel.confirms.open for channel in self.channels.values()):
@@ -979,9 +1068,9 @@ class Relay:
         if self.client is not None:
             self.client.close()
             self.client = None
-        if self.broker.is_reading():
+        if not self.broker.is_closing():
             self.broker.write(frames.connection_close(200, "the client is gone"))
-        self.broker.close()
+            self.broker.close()
         self.door.gone(self)
 
     def _spawn(self, coroutine: Any) -> None:
@@ -999,7 +1088,6 @@ class Relay:
         BASIC_CANCEL: _cancel,
         CONFIRM_SELECT: _confirm_select,
         TX_SELECT: _tx_select,
-        CHANNEL_OPEN: _channel_open,
         CHANNEL_CLOSE: _channel_close,
         CHANNEL_CLOSE_OK: _channel_close_ok,
         CONNECTION_CLOSE: _connection_close,

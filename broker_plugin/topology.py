@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from . import endpoints, frames
-from .channels import Channel
+from .channels import Channel, QueueKey
 from .frames import (
     EXCHANGE_BIND,
     EXCHANGE_BIND_OK,
@@ -49,9 +49,10 @@ RANDOM_EXCHANGES = frozenset({"x-random", "x-consistent-hash", "x-modulus-hash",
 
 @dataclass(frozen=True)
 class PassOn:
-    """Not replicated, or replicated already. `queue`: what it declares."""
+    """Not replicated, or replicated already. `queue`: what it declares; `local`: that is this node's own from then on."""
 
     queue: str = ""
+    local: QueueKey | None = None
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,14 @@ def _queue_declare(relay: Relay, channel: Channel, method: Any) -> Action:
         return PassOn(method.queue)
     key = (relay.vhost, method.queue)
     if method.exclusive or method.auto_delete:
-        relay.replica.local_queues.add(key)
-        relay.door.forget_decisions()
-        return PassOn(method.queue)
+        return PassOn(method.queue, local=key)
+    # A queue of this node alone may be gone by now; where it is not, the broker refuses this declaration.
+    was_local = key in relay.replica.local_queues
+    relay.replica.local_queues.discard(key)
     if not relay.replica.replicates(key):
         return PassOn(method.queue)
+    if was_local:
+        relay.replica.local_queues.add(key)
     action = Replicate(method.queue)
     # With a default queue type on the vhost an untyped declaration would differ from node to node.
     if "x-queue-type" not in (method.arguments or {}):

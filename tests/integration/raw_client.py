@@ -85,7 +85,7 @@ class RawClient:
         while True:
             items, _ = frames.scan(self._buffer, 0, 1 << 27, 0)
             if items:
-                kind, channel, start, end, header, header_end, stop = items[0]
+                kind, channel, start, end, *_ = items[0]
                 found = (kind, channel, self._buffer[start:end])
                 # a whole content is given out frame by frame
                 self._buffer = self._buffer[end + 1 :]
