@@ -92,6 +92,11 @@ class Chaos:
         c, r = self.cluster, self.random
         found: list[Callable[[], object]] = []
         for i, host in c.hosts.items():
+            found += [
+                lambda i=i, j=j: c.deliver(i, j)
+                for (src, j), conn in c.conns.items()
+                if src == i and not host.up and conn.queue and not conn.broken and c.hosts[j].up and not c.hosts[j].ended
+            ]
             if host.late and r.random() < 0.3:
                 found.append(lambda i=i: c.late_write(i))
             if host.node is None or host.ended:
@@ -129,7 +134,7 @@ class Chaos:
         if what < 0.3:
             if host.up:
                 lose = self.host_losses and r.random() < 0.4 and all(h.up and not h.lost_host for h in c.hosts.values())
-                c.crash(i, r.randint(0, len(host.pending)), lost_records=r.randint(1, 4) if lose else 0)
+                c.crash(i, r.randint(0, len(host.pending)), lost_records=r.randint(1, 4) if lose else 0, sent_arrives=r.random() < 0.5)
             else:
                 c.start(i)
         elif what < 0.45:

@@ -185,6 +185,7 @@ class Cluster:
         self.lost: set[int] = set()  # what an operator's promotion said is in danger
         self.history: dict[tuple[int, int], tuple[int, int]] = {}  # (epoch, sequence) -> (epoch before, message)
         self.safe_at_leader: set[tuple[int, Entry]] = set()
+        self.given_up: set[tuple[int, Entry]] = set()  # what an operator discarded
         self.removed_by_hand: set[int] = set()
         self.log: deque[str] = deque(maxlen=400)
 
@@ -218,8 +219,14 @@ class Cluster:
             raise ValueError(f"node {i} is down")
         return node
 
-    def crash(self, i: int, landed: int = 0, *, lost_records: int = 0) -> None:
-        """Kills a node. The `landed` oldest pending writes reach its stream all the same; or its host dies and takes the last records with it."""
+    def crash(self, i: int, landed: int = 0, *, lost_records: int = 0, sent_arrives: bool = False) -> None:
+        """Kills a node.
+
+        Args:
+            landed: So many of its oldest pending writes reach its stream all the same.
+            lost_records: Its host dies too, and takes so many of the last records with it.
+            sent_arrives: What it had sent stays under way.
+        """
         host = self.hosts[i]
         writes = list(host.pending)
         host.pending.clear()
@@ -241,18 +248,22 @@ class Cluster:
         host.recovering, host.ended, host.operator = 0, "", False
         host.heard = host.heard_durably
         for (src, dst), conn in list(self.conns.items()):
-            if src == i:
+            if src == i and sent_arrives and not conn.broken:
+                conn.acks.clear()
+            elif src == i:
                 del self.conns[src, dst]
             elif dst == i:
                 conn.broken = True
-        for other in self.hosts.values():
-            other.ends.pop(i, None)
+            if not sent_arrives:
+                self.hosts[dst].ends.pop(i, None)
         self.check_word(host)
 
     def start(self, i: int) -> None:
         """Starts a node: it reads its stream; its predecessor's writes can no longer land."""
         host = self.hosts[i]
         node = self.node_class(self.settings(i))
+        for key in [k for k in self.conns if k[0] == i]:
+            self._break(self.conns.pop(key))
         host.entries, host.batches, host.memory = [], [], RoutingQueue(self.memory_bytes_max)
         for record in host.stream:
             if isinstance(record, Fence):
@@ -368,6 +379,7 @@ class Cluster:
         """`reinit --discard`: a node that is down begins again with an empty stream."""
         host = self.hosts[i]
         self.say(f"n{i} is made new")
+        self.given_up |= set(enumerate(host.entries, 1))
         host.stream, host.recorded, host.lost_host = [], 0, False
         host.heard = host.heard_durably = Heard()
 
@@ -529,7 +541,7 @@ class Cluster:
             last = 0
             while conn.open and conn.open[0] <= effect.upto:
                 last = conn.open.popleft()
-            if last and not conn.broken:
+            if last and not conn.broken and self.hosts[conn.src].up:
                 conn.acks.append(last)
 
     def _refuse_push(self, host: Host, node: Node, effect: RefusePush) -> None:
@@ -669,7 +681,7 @@ class Cluster:
             raise Violation(f"untrue: n{host.id} would say that it was in sync when it last heard its primary, but lacks {missing}")
 
     def _check_cut(self, host: Host, first: int) -> None:
-        gone = set(enumerate(host.entries[first - 1 :], first)) & self.safe_at_leader
+        gone = set(enumerate(host.entries[first - 1 :], first)) & self.safe_at_leader - self.given_up
         if not gone or self.blind:
             return
         elsewhere = [read_stream([*h.stream, *h.pending])[0] for h in self.hosts.values() if h is not host]

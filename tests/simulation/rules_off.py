@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from lrq_ha.replication import node as core
 from lrq_ha.replication.events import Ack, Effect, Event, Push, WriteBatch, WriteFence
-from lrq_ha.replication.log import LogIndex, LogState, Members, safe_position
+from lrq_ha.replication.log import LogIndex, LogState, Members, common_end, safe_position
 from lrq_ha.replication.node import Node, _Written
 from lrq_ha.replication.positions import owner_of
 
@@ -86,6 +86,19 @@ def safe_without_marker(sets: Sets, marker: int, leader: int, durable: int, ackn
     return safe_position(sets, 0, leader, durable, acknowledged)
 
 
+def refuses_by_sets_inside(tail: LogState, leader: LogState, leader_epoch: int, owner_of_epoch: int) -> bool:
+    common = common_end(tail, leader)
+    return any(owner_of_epoch not in members for sequence, members in tail.sets if sequence > common)
+
+
+def refuses_by_next_entry(tail: LogState, leader: LogState, leader_epoch: int, owner_of_epoch: int) -> bool:
+    common = common_end(tail, leader)
+    writers = [owner_of(epoch) for epoch, first in leader.epochs if first <= common + 1]
+    taker = writers[-1] if common < leader.end else owner_of_epoch
+    sets = [m for s, m in tail.sets if s <= common][-1:] + [m for s, m in tail.sets if s > common]
+    return tail.end > common and any(taker not in members for members in sets)
+
+
 def fence_without_out(self: LogIndex, epoch: int, out_end: int = 0) -> None:
     self.top = max(self.top, epoch)
 
@@ -118,6 +131,8 @@ _RULES: dict[str, Callable[[], Iterator[Options]]] = {
     "leader restarts when its own set answers": _options(node_class=RestartsWithItsSet),
     "restarts by itself although a second history answers": _options(node_class=IgnoresSecondHistory),
     "tail always cut": _patched(core, "refuses_cut", lambda *_: False),
+    "tail judged by the sets inside it": _patched(core, "refuses_cut", refuses_by_sets_inside),
+    "tail judged by the writer of the next entry": _patched(core, "refuses_cut", refuses_by_next_entry),
     "FENCE does not tell a node that it is out": _patched(LogIndex, "fence", fence_without_out),
     "a set entry from before undoes out": _patched(LogIndex, "fence", fence_without_end),
     "removal counts at append": _patched(core, "safe_position", removal_at_append),
