@@ -1,0 +1,239 @@
+"""Log entries from site to site while sidecars die and the source's primary changes: each once, in order, at every destination (G6).
+
+What stands at a destination is read as every reader reads it: a transaction whose position is not beyond the last is a repeat.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pika
+import pytest
+from load import eventually
+
+from lrq_ha.demo.check import read_stream, received, with_vhost
+from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import Confirm, FullSyncContext, FullSyncRequest, NackedError, Publisher
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A pair as the source, and two destinations."""
+    groups = {"east": 2, "west": 1, "north": 1}
+    with Lab(groups, tmp_path_factory.mktemp("sites") / "lab", sites={"east": ["west", "north"], "west": [], "north": []}) as found:
+        yield found
+
+
+class Source:
+    """A publisher whose full syncs send `rows`; what it transmits is numbered."""
+
+    def __init__(self, lab: Lab, client_name: str, rows: int = 20) -> None:
+        self.client_name = client_name
+        self.requests: list[FullSyncRequest] = []
+        self.sent: list[bytes] = []
+        self.confirms: list[Confirm] = []
+        self._rows = rows
+        doors = [lab.nodes[name].door for name in ("e1", "e2")]
+        self.publisher = Publisher(doors, f"{client_name}-{time.time_ns()}", client_name, confirm_timeout_s=60)
+        self.publisher.on_full_sync(self._provide)
+
+    def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
+        self.requests.append(request)
+        for number in range(self._rows):
+            context.transmit(b"%s row %d" % (self.client_name.encode(), number))
+        context.complete()
+
+    def send(self, count: int, *destinations: str) -> None:
+        for _ in range(count):
+            payload = b"%s %d" % (self.client_name.encode(), len(self.sent))
+            self.sent.append(payload)
+            self.confirms.append(self.publisher.transmit_log_entry_message(payload, list(destinations)))
+
+    def finish(self) -> None:
+        for confirm in self.confirms:
+            confirm.result(60)
+        self.publisher.close()
+
+
+def deltas(lab: Lab, node: str, client_name: str) -> list[bytes]:
+    """Payloads of the log entries at a destination, in order; raises if the queue is not there."""
+    found, _ = received(lab.nodes[node].admin, f"LRQ_Recv_{client_name}_east")
+    return [payload for transaction in found if transaction.type == pb.LOG_ENTRY_SYNC for payload in transaction.payloads]
+
+
+def state(lab: Lab, site: str, client_name: str) -> str:
+    """State of the session at the source."""
+    primary = lab.primary("east")
+    found = lab.status(primary or "")["sessions"][site]["clients"]
+    return str(found.get(client_name, {}).get("state"))
+
+
+def follows(lab: Lab, client_name: str, *sites: str) -> None:
+    """Waits until the snapshots are over: what is transmitted from now on goes as log entries."""
+    for site in sites:
+        eventually(f"{client_name} to follow to {site}", lambda site=site: state(lab, site, client_name) == "in_log_entry_sync", 60)
+
+
+def arrived(lab: Lab, node: str, source: Source) -> None:
+    """Every log entry is there, once and in order."""
+    found: list[bytes] = []
+
+    def last_is_there() -> bool:
+        found[:] = deltas(lab, node, source.client_name)
+        return found[-1:] == source.sent[-1:]
+
+    eventually(f"all of {source.client_name} at {node}", last_is_there, 60)
+    assert found == source.sent
+
+
+class Tail:
+    """What comes to a receive queue, as it comes: payloads of log entries, repeats skipped."""
+
+    def __init__(self, lab: Lab, node: str, client_name: str) -> None:
+        self.payloads: set[bytes] = set()
+        self._stop = threading.Event()
+        self._url, self._queue = with_vhost(lab.nodes[node].admin, "lrq"), f"LRQ_Recv_{client_name}_east"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with pika.BlockingConnection(pika.URLParameters(self._url)) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=100)
+            for method, _, body in channel.consume(self._queue, inactivity_timeout=0.1, arguments={"x-stream-offset": "first"}):
+                if self._stop.is_set():
+                    break
+                if method is not None:
+                    self.payloads.update(payload for each in pb.ReceivedBatch.FromString(body).transactions for payload in each.payloads)
+                    channel.basic_ack(method.delivery_tag)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+
+def test_a_full_sync_comes_first_whole_and_marked(lab: Lab) -> None:
+    source = Source(lab, "full", rows=50)
+    follows(lab, "full", "west")
+    source.send(5, "west")
+    source.finish()
+    arrived(lab, "w1", source)
+    found, repeats = received(lab.nodes["w1"].admin, "LRQ_Recv_full_east")
+    assert repeats == 0
+    request = next(r for r in source.requests if r.destination == "west")
+    assert request.request_id
+    snapshot, end = found[:-6], found[-6]
+    assert {each.type for each in snapshot} == {pb.SNAPSHOT_SYNC}
+    assert [payload for each in snapshot for payload in each.payloads if payload] == [b"full row %d" % number for number in range(50)]
+    assert end.type == pb.LAST_FULL_SYNC_ENTRY
+    assert {each.request_id for each in (*snapshot, end)} == {request.request_id}
+    assert {each.type for each in found[-5:]} == {pb.LOG_ENTRY_SYNC}
+
+
+def test_an_unknown_destination_is_refused_with_the_known_ones(lab: Lab) -> None:
+    source = Source(lab, "lost")
+    wrong = source.publisher.transmit_log_entry_message(b"x", ["south"])
+    mixed = source.publisher.transmit_log_entry_messages([(b"x", ["west"]), (b"y", ["south"])])
+    for confirm in (wrong, mixed):
+        with pytest.raises(NackedError, match="destination 'south' is not known to group 'east'; known: north, west"):
+            confirm.result(20)
+    follows(lab, "lost", "west")
+    source.send(3, "west")  # what was refused holds nothing up, and nothing of it arrives
+    source.finish()
+    arrived(lab, "w1", source)
+
+
+def test_two_clients_do_not_mix_and_two_destinations_share_a_payload(lab: Lab) -> None:
+    first, second = Source(lab, "one"), Source(lab, "two")
+    for name in ("one", "two"):
+        follows(lab, name, "west", "north")
+    marker = b"only once " + b"#" * 4000
+    for number in range(50):
+        first.send(2, "west", "north")
+        second.send(1, "west", "north")
+        if number == 25:
+            first.sent.append(marker)
+            first.confirms.append(first.publisher.transmit_log_entry_message(marker, ["west", "north"]))
+    first.finish()
+    second.finish()
+    for node in ("w1", "n1"):
+        arrived(lab, node, first)
+        arrived(lab, node, second)
+    for name in ("e1", "e2"):
+        for queue in ("LRQ_HA_east", "LRQ_Send_LogEntries"):
+            assert b"".join(body for _, body in read_stream(lab.nodes[name].admin, queue)).count(marker) == 1
+
+
+def test_each_entry_once_and_in_order_through_kills_and_a_promotion(lab: Lab) -> None:
+    """While entries flow: the sink's sidecar is killed, then the source's, then the source's primary for good."""
+    source = Source(lab, "kills")
+    follows(lab, "kills", "west")
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def flow() -> None:
+        try:
+            while not stop.is_set():
+                source.send(1, "west")
+                time.sleep(0.005)
+        except BaseException as error:
+            failed.append(error)
+
+    def goes_on() -> None:
+        """A transaction that was begun now is confirmed, and one is at the destination."""
+        mark = len(source.sent)
+        eventually("confirms to go on", lambda: len(source.confirms) > mark and source.confirms[mark].done)
+        payload = source.sent[mark]
+        eventually("entries to arrive", lambda: payload in tail.payloads, 60)
+
+    tail = Tail(lab, "w1", "kills")
+    thread = threading.Thread(target=flow)
+    thread.start()
+    try:
+        goes_on()
+        lab.kill("w1.sidecar")
+        time.sleep(0.5)
+        lab.start("w1.sidecar")
+        lab.wait_role("w1", "active")
+        goes_on()
+        primary = lab.primary("east") or ""
+        lab.kill(f"{primary}.sidecar")
+        lab.start(f"{primary}.sidecar")
+        goes_on()
+        eventually("both in the set", lambda: len(lab.status(lab.primary("east") or "")["members"]) == 2)
+        primary = lab.primary("east") or ""
+        backup = {"e1": "e2", "e2": "e1"}[primary]
+        lab.kill(primary)
+        lab.promote(backup, down=[primary])
+        goes_on()
+        lab.start(primary)
+        lab.wait_role(primary, "ready", 60)
+    finally:
+        stop.set()
+        thread.join()
+        tail.close()
+    assert failed == []
+    source.finish()
+    arrived(lab, "w1", source)
+    assert len({request.request_id for request in source.requests if request.destination == "west"}) == 1, "no second full sync was needed"
+
+
+def test_a_sink_that_was_away_catches_up(lab: Lab) -> None:
+    source = Source(lab, "away")
+    follows(lab, "away", "west", "north")
+    source.send(1, "west", "north")
+    lab.kill("n1.sidecar")
+    source.send(300, "west", "north")
+    arrived_at_west = source.sent[-1]
+    eventually("the other site not to wait", lambda: arrived_at_west in deltas(lab, "w1", "away"))
+    lab.start("n1.sidecar")
+    source.finish()
+    arrived(lab, "n1", source)
+    arrived(lab, "w1", source)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+        deltas(lab, "w1", "nobody")
