@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -75,6 +76,8 @@ class Sweeper:
         self._started = False
         self._ended = asyncio.Event()
         self._kicked: set[QueueKey] = set()
+        self._suspects: set[QueueKey] = set()
+        self._suspects_from = 0
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
 
     def kick(self, queue: QueueKey | None = None) -> None:
@@ -84,6 +87,14 @@ class Sweeper:
         else:
             self._kicked.add(queue)
         self._event.set()
+
+    def suspect(self, queues: Iterable[QueueKey], upto: int) -> None:
+        """A new generation publishes entries up to `upto` again: older copies of them, which do not count, may be left in these queues.
+
+        Nothing is due for such a copy once the one that counts is gone, so each of these queues is gone through once as a whole.
+        """
+        self._suspects.update(queues)
+        self._suspects_from = upto
 
     async def run(self) -> None:
         """Sweeps until `stop` or cancelled.
@@ -132,29 +143,32 @@ class Sweeper:
     async def _consider(self, target: QueueFilter, kicked: bool) -> None:
         key = target.key
         upto = EVERYTHING if kicked else self._replica.tracker.applied
-        if not target.due(upto):
+        whole = key in self._suspects and self._replica.tracker.applied >= self._suspects_from
+        if not target.due(upto) and not whole:
             self._back_off.pop(key, None)
             return
         not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
         if not kicked and time.monotonic() < not_before:
             return
-        end = await self._pass(target, upto, self._window)
+        end = await self._pass(target, upto, self._window, whole)
         if end is _End.FULL and self._window < WIDE_WINDOW_MESSAGES and not self._stopping:
-            end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES)
+            end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole)
         if end in (_End.FULL, _End.STUCK):
             log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
             self._back_off[key] = (time.monotonic() + pause_s, min(2 * pause_s, BACK_OFF_MAX_S))
         else:
             self._back_off.pop(key, None)
+            if whole and end in (_End.SEEN, _End.GONE):
+                self._suspects.discard(key)
 
-    async def _pass(self, target: QueueFilter, upto: int, window: int) -> _End:
+    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool) -> _End:
         vhost, queue = target.key
         expected = target.start_pass(self._replica.tracker.applied)
         connection = await self._connection(vhost)
         channel = await connection.channel()
         sweep = _Pass(target, channel, self._replica, self._event)
         try:
-            end = await self._sweep(sweep, queue, upto, window)
+            end = await self._sweep(sweep, queue, upto, window, whole)
         except ChannelClosed as error:
             if error.code == 404:
                 end = _End.GONE
@@ -169,7 +183,7 @@ class Sweeper:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
         return end
 
-    async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int) -> _End:
+    async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int, whole: bool) -> _End:
         channel, target = sweep.channel, sweep.target
         self._event.clear()
         await channel.qos(window)
@@ -183,7 +197,7 @@ class Sweeper:
             now = time.monotonic()
             if sweep.is_cancelled:
                 return _End.GONE
-            if self._stopping or not target.due(upto):
+            if self._stopping or not (whole or target.due(upto)):
                 return _End.DONE
             if sweep.kept >= window:
                 return _End.FULL

@@ -202,6 +202,8 @@ class Incarnation:
         await self.streams.read(self.streams.log_queue, take_log)
         replica.safe_advanced(last.applied)
         replica.dedup.completed(last.applied)
+        again = {target.key for target in replica.filter.queues()} if replica.to_apply else set()
+        self.sweeper.suspect(again, self.node.log.end)
         await self.streams.write_applied(self._record().SerializeToString())
         log.info(
             "rebuilt: log to %d (%d batches), applied to %d, generation %d",
