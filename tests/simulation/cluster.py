@@ -327,23 +327,17 @@ class Cluster:
         """The driver has done what a new epoch needs."""
         host = self.hosts[i]
         epoch, host.recovering = host.recovering, 0
-        host.applied = max(host.applied, self.node(i).safe)
-        self._record(host)
+        self.apply(i, self.node(i).safe, record=False)
         self._feed(host, Recovered(epoch))
 
     def apply(self, i: int, upto: int, *, record: bool = True) -> None:
         """The node's queues get what is safe, up to `upto`."""
         host = self.hosts[i]
-        host.applied = max(host.applied, min(upto, self.node(i).safe))
+        node = self.node(i)
+        host.applied = node.applied = max(host.applied, min(upto, node.safe))
         if record:
-            self._record(host)
-
-    def _record(self, host: Host) -> None:
-        host.recorded = host.applied
-        if host.node:
-            host.node.applied = host.applied
-            if host.lost_host and not host.node.lost_host:
-                host.lost_host = False
+            host.recorded = host.applied
+            host.lost_host = host.lost_host and node.lost_host
 
     def end_incarnation(self, i: int, landed: int = 0) -> None:
         """Carries out a Restart, or an error that ends the incarnation."""

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from lrq_ha.replication import node as core
 from lrq_ha.replication.events import Ack, Effect, Event, Push, WriteBatch, WriteFence
-from lrq_ha.replication.log import LogIndex, LogState, Members, common_end, safe_position
+from lrq_ha.replication.log import LogIndex, LogState, Members, common_end
 from lrq_ha.replication.node import Node, _Written
 from lrq_ha.replication.positions import owner_of
 
@@ -83,7 +83,8 @@ def addition_when_safe(sets: Sets, marker: int, leader: int, durable: int, ackno
 
 
 def safe_without_marker(sets: Sets, marker: int, leader: int, durable: int, acknowledged: dict[int, int]) -> int:
-    return safe_position(sets, 0, leader, durable, acknowledged)
+    """The new set counts although no node has its MARKER yet."""
+    return min([durable, *(acknowledged.get(n, 0) for n in sets[-1][1] if n != leader)])
 
 
 def refuses_by_sets_inside(tail: LogState, leader: LogState, leader_epoch: int, owner_of_epoch: int) -> bool:

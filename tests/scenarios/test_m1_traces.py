@@ -1,0 +1,384 @@
+"""The traces that the design models found for the log, step by step on the real core: with every rule on, nothing is broken; without the rule,
+the violation.
+
+Node i of the models is node i + 1 here. Names of the rules: tests/simulation/rules_off.py. Where the core is stricter than the model was, a
+trace takes another way to the same hole; the step says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from cluster import Cluster, Fence, Violation
+from rules_off import rule_off
+
+from lrq_ha.replication.events import Prepare
+from lrq_ha.replication.positions import epoch_number
+from lrq_ha.replication.roles import Role
+
+
+def group(size: int, **options: object) -> Cluster:
+    """Node 1 leads, all are in the set."""
+    cluster = Cluster(size, **options)  # type: ignore[arg-type]
+    for i in cluster.hosts:
+        cluster.start(i)
+    cluster.settle(0.5)
+    assert cluster.primary() is cluster.hosts[1]
+    assert cluster.node(1).log.members == cluster.hosts.keys()
+    return cluster
+
+
+def until(cluster: Cluster, condition: Callable[[], object], *, only: Iterable[int] | None = None) -> None:
+    """Lets what is under way arrive, one thing at a time, until the condition holds."""
+    nodes = set(cluster.hosts) if only is None else set(only)
+    while not condition():
+        assert cluster._one_step(nodes), "the trace does not get there"
+
+
+def confirmed(cluster: Cluster, message: int) -> bool:
+    return message in cluster.confirmed
+
+
+def follows(cluster: Cluster, i: int) -> Callable[[], bool]:
+    return lambda: cluster.node(i)._following and cluster.hosts[cluster.node(i).primary()].subscriptions.get(i) is not None
+
+
+def down(cluster: Cluster, i: int) -> None:
+    """A node goes down, what it was writing is lost, and the others notice."""
+    cluster.crash(i)
+    for src, dst in list(cluster.conns):
+        if dst == i:
+            cluster.notice(src, dst)
+
+
+def drop_silent(cluster: Cluster, primary: int, silent: int) -> None:
+    """The primary takes a silent node out of the set; MEMBERS is not confirmed yet."""
+    cluster.settle(only={primary})
+    while silent in cluster.node(primary).log.members:
+        cluster.now += 0.05
+        cluster.tick(primary)
+
+
+# ---- traces ----------------------------------------------------------------------------------------------------------
+
+
+def late_write(**options: object) -> None:
+    c = group(2, **options)
+    c.append(1)
+    c.deliver(1, 2)
+    down(c, 2)
+    c.start(2)
+    until(c, lambda: any(isinstance(r, Fence) for r in c.hosts[2].pending))
+    if c.hosts[2].late:
+        c.late_write(2)
+    c.settle(0.5)
+
+
+def acked_at_accept(**options: object) -> None:
+    c = group(2, **options)
+    m0 = c.append(1)
+    c.confirm(1)
+    c.deliver(1, 2)
+    if c.conns[1, 2].acks:
+        c.deliver_ack(1, 2)
+    down(c, 2)
+    c.start(2)
+    until(c, follows(c, 2))
+    down(c, 1)
+    answer = c.promote(2, {1})
+    c.settle(only={2})
+    assert not confirmed(c, m0)
+    assert answer is None or answer.ok
+
+
+def promise_late(**options: object) -> None:
+    c = group(3, **options)
+    c.append(1)
+    c.crash(1, sent_arrives=True)
+    c.notice(2, 1)
+    c.promote(2, {1})
+    while c.conns[2, 3].queue[0][0] != Prepare(epoch_number(2, 2)):
+        c.deliver(2, 3)
+    c.deliver(2, 3)
+    c.deliver(1, 3)
+    c.check_memory(c.hosts[3])
+    c.settle(0.5)
+
+
+def restart_alone(**options: object) -> None:
+    c = group(2, **options)
+    down(c, 1)
+    c.promote(2, {1})
+    c.cut(1, 2)
+    c.settle(only={2})
+    m0 = c.append(2)
+    c.settle(only={2})
+    assert confirmed(c, m0)
+    c.start(1)
+    down(c, 2)
+    c.settle(0.5, only={1})
+    assert c.node(1).role is Role.CATCH_UP
+
+
+def restart_with_its_set(**options: object) -> None:
+    c = group(2, **options)
+    c.append(1)
+    c.confirm(1)
+    c.cut(1, 2)
+    drop_silent(c, 1, 2)
+    c.settle(only={1})
+    down(c, 1)
+    c.promote(2, {1})
+    c.start(1)
+    c.settle(0.5, only={2})
+    c.settle(0.5, only={1})
+    if c.node(1).role is Role.ACTIVE:
+        c.append(1)
+        c.settle(only={1})
+    assert c.node(1).role is Role.CATCH_UP
+
+
+def tail_cut(**options: object) -> None:
+    c = group(2, **options)
+    c.cut(1, 2)
+    down(c, 2)
+    m0 = c.append(1)
+    drop_silent(c, 1, 2)
+    c.settle(only={1})
+    assert confirmed(c, m0)
+    down(c, 1)
+    c.start(2)
+    c.promote(2, {1})
+    c.settle(only={2})
+    c.heal()
+    c.start(1)
+    c.settle(0.5)
+    assert c.node(1).role is Role.DIVERGED
+    assert c.lost == {m0}
+
+
+def tail_cut_without_sets_in_it(**options: object) -> None:
+    c = group(2, **options)
+    down(c, 2)
+    drop_silent(c, 1, 2)
+    m0 = c.append(1)
+    c.settle(only={1})
+    assert confirmed(c, m0)
+    c.start(2)
+    until(c, lambda: c.node(2).log.end == c.node(1).log.end - 1)
+    down(c, 1)
+    c.settle(only={2})
+    answer = c.promote(2, {1})
+    assert answer
+    assert "n2 was not in sync" in answer.text
+    c.promote(2, {1}, force=True)
+    c.settle(only={2})
+    c.start(1)
+    c.settle(0.5)
+    assert c.node(1).role is Role.DIVERGED
+
+
+def not_told_that_it_is_out(**options: object) -> None:
+    c = group(2, **options)
+    m0 = c.append(1)
+    down(c, 2)
+    drop_silent(c, 1, 2)
+    c.settle(only={1})
+    assert confirmed(c, m0)
+    c.start(2)
+    until(c, follows(c, 2))
+    down(c, 1)
+    answer = c.promote(2, {1})
+    c.settle(only={2})
+    assert answer
+    assert "n2 was not in sync" in answer.text
+
+
+def older_set_undoes_out(**options: object) -> None:
+    c = group(2, **options)
+    down(c, 1)
+    c.start(1)
+    until(c, lambda: c.node(1).leading)
+    c.cut(1, 2)
+    drop_silent(c, 1, 2)
+    c.settle(only={1})
+    m0 = c.append(1)
+    c.settle(only={1})
+    assert confirmed(c, m0)
+    c.heal()
+    marker = c.node(1).log.state().epochs[-1][1]
+    until(c, lambda: c.node(2).log.end == marker)
+    down(c, 1)
+    c.settle(only={2})
+    c.check_word(c.hosts[2])
+    answer = c.promote(2, {1})
+    assert answer
+    assert "n2 was not in sync" in answer.text
+
+
+def second_history(**options: object) -> None:
+    c = group(2, **options)
+    down(c, 1)
+    c.promote(2, {1})
+    until(c, lambda: c.node(2).leading, only={2})
+    c.confirm(2)
+    down(c, 2)
+    c.start(1)
+    c.promote(1, {2})
+    c.settle(only={1})
+    m0 = c.append(1)
+    c.settle(only={1})
+    assert confirmed(c, m0)
+    down(c, 1)
+    c.start(1)
+    c.start(2)
+    c.settle(1.0)
+    assert c.primary() is None
+    assert "an operator must choose" in c.node(1).reason + c.node(2).reason
+
+
+def removal_at_append(**options: object) -> None:
+    c = group(2, **options)
+    m0 = c.append(1)
+    c.settle(only={1})
+    down(c, 2)
+    drop_silent(c, 1, 2)
+    assert not c.lost
+    down(c, 1)
+    c.start(2)
+    c.promote(2, {1})
+    c.settle(only={2})
+    c.start(1)
+    c.settle(0.5)
+    assert not confirmed(c, m0)
+    assert c.node(1).role is Role.READY
+
+
+def addition_when_safe(**options: object) -> None:
+    c = group(2, **options)
+    down(c, 2)
+    drop_silent(c, 1, 2)
+    c.settle(only={1})
+    c.start(2)
+    until(c, lambda: 2 in c.node(1).log.members)
+    added = c.node(1).log.end
+    m0 = c.append(1)
+    c.confirm(1, 2)
+    while c.node(2).log.end < added:
+        c.deliver(1, 2)
+    c.confirm(2, 5)
+    down(c, 2)
+    c.start(2)
+    until(c, follows(c, 2))
+    down(c, 1)
+    c.check_word(c.hosts[2])
+    c.promote(2, {1})
+    c.settle(only={2})
+    assert not confirmed(c, m0)
+    assert c.primary() is c.hosts[2]
+
+
+def longer_log_ignored(**options: object) -> None:
+    c = group(2, **options)
+    m0 = c.append(1)
+    c.settle(0.2)
+    assert confirmed(c, m0)
+    c.crash(1, lost_records=1)
+    c.start(1)
+    c.settle(1.0)
+    assert c.primary() is c.hosts[2]
+
+
+def applied_queue(**options: object) -> None:
+    c = group(2, **options)
+    c.append(1)
+    c.deliver(1, 2)
+    down(c, 1)
+    c.start(1)
+    c.cut(1, 2)
+    c.confirm(2)
+    down(c, 2)
+    c.promote(1, {2})
+    c.settle(only={1})
+    c.append(1)
+    c.settle(only={1})
+    c.apply(1, c.node(1).safe, record=False)
+    down(c, 1)
+    c.start(2)
+    c.promote(2, {1})
+    c.settle(only={2})
+    c.heal()
+    c.start(1)
+    c.settle(0.5)
+    assert c.node(1).role is Role.DIVERGED
+
+
+def safe_before_marker(**options: object) -> None:
+    """Not among the models' traces: m0 is on the first node only, and becomes safe by a MARKER that no stream has."""
+    c = group(2, **options)
+    c.append(1)
+    c.confirm(1)
+    down(c, 1)
+    down(c, 2)
+    c.start(1)
+    c.promote(1, {2})
+    c.confirm(1)
+    c.tick(1)
+    c.apply(1, c.node(1).safe, record=False)
+    down(c, 1)
+    c.start(2)
+    c.promote(2, {1})
+    c.settle(only={2})
+    c.start(1)
+    c.settle(0.5)
+    assert c.node(1).role is Role.READY
+
+
+TRACES: list[tuple[Callable[..., None], str, str]] = [
+    (late_write, "older exchange not deleted at a start", "A: the memory of n2"),
+    (acked_at_accept, "push acknowledged at accept", "untrue: n2"),
+    (promise_late, "promise raises top only when FENCE is confirmed", "A: the memory of n3"),
+    (restart_alone, "leader restarts alone", "G1"),
+    (restart_with_its_set, "leader restarts when its own set answers", "G5"),
+    (tail_cut, "tail always cut", "silent loss: n1"),
+    (tail_cut_without_sets_in_it, "tail judged by the sets inside it", "silent loss: n1"),
+    (not_told_that_it_is_out, "FENCE does not tell a node that it is out", "untrue: n2"),
+    (older_set_undoes_out, "a set entry from before undoes out", "untrue: n2"),
+    (second_history, "restarts by itself although a second history answers", "G1"),
+    (removal_at_append, "removal counts at append", "silent loss: n1"),
+    (addition_when_safe, "addition counts when safe under the old set", "untrue: n2"),
+    (longer_log_ignored, "shorter log promoted", "G1"),
+    (applied_queue, "tail judged by the writer of the next entry", "silent loss: n1"),
+    (safe_before_marker, "safe before the MARKER is", "silent loss"),
+]
+
+
+@pytest.mark.parametrize("trace", [t for t, _, _ in TRACES], ids=lambda t: t.__name__)
+def test_rules_on(trace: Callable[..., None]) -> None:
+    trace()
+
+
+@pytest.mark.parametrize(("trace", "rule", "violation"), TRACES, ids=[t.__name__ for t, _, _ in TRACES])
+def test_rule_off(trace: Callable[..., None], rule: str, violation: str) -> None:
+    with rule_off(rule) as options, pytest.raises(Violation, match=violation):
+        trace(**options)
+
+
+def test_strict_removed_node_must_rejoin() -> None:
+    """The documented limit of strict: the operator removed a node, and then promotes it before it has rejoined."""
+    c = group(2, strict=True)
+    m0 = c.append(1)
+    c.cut(1, 2)
+    c.settle(2.0, only={1})
+    assert not confirmed(c, m0), "nothing is confirmed without a silent backup"
+    answer = c.remove(1, 2)
+    assert answer
+    assert "do not promote it before it has rejoined" in answer.text
+    c.settle(only={1})
+    assert confirmed(c, m0)
+    down(c, 1)
+    c.settle(0.2, only={2})
+    c.promote(2, {1})
+    c.settle(only={2})
+    assert c.lost == {m0}
