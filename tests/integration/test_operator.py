@@ -1,0 +1,333 @@
+"""What an operator does and sees, on a pair with a short backup_timeout: list, promote and its refusals, restarts, stalls, a forced promotion.
+
+Rules: commands run as an operator runs them (`lrq-ha …`); each test mends what it breaks, but for the last one, which leaves a diverged node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+from load import declare, depth, eventually
+from pika.exceptions import AMQPError, ConnectionClosedByBroker
+from test_bad_input import consumed
+
+from lrq_ha.lab import Lab, keeper
+from lrq_ha.lab.files import python_environment
+from lrq_ha.publisher import Confirm, Publisher
+
+pytestmark = pytest.mark.broker
+
+BACKUP_TIMEOUT_S = 2.0
+NODES = {"e1", "e2"}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    found = Lab({"east": 2}, tmp_path_factory.mktemp("operator") / "lab")
+    found.prepare()
+    for node in found.nodes.values():
+        node.config.write_text(node.config.read_text() + f"backup_timeout_s = {BACKUP_TIMEOUT_S}\n")
+    with found:
+        yield found
+
+
+@pytest.fixture
+def names(lab: Lab) -> tuple[str, str]:
+    """Primary and backup, both in the set."""
+    eventually("both nodes in the set", lambda: set(lab.status(lab.primary("east") or "")["members"]) == NODES, 60)
+    primary = lab.primary("east")
+    assert primary is not None
+    backup = (NODES - {primary}).pop()
+    lab.wait_role(backup, "ready")
+    return primary, backup
+
+
+def run(lab: Lab, *arguments: str) -> tuple[int, str]:
+    """Exit code of a command, and all that it printed, checked for passwords."""
+    command = [sys.executable, "-m", "lrq_ha.cli.main", *arguments, "--dir", str(lab.directory)]
+    done = subprocess.run(command, capture_output=True, text=True, env=python_environment(), timeout=90)
+    said = done.stdout + done.stderr
+    assert not any(str(pika.URLParameters(url).credentials.password) in said for node in lab.nodes.values() for url in (node.door, node.admin))
+    assert "Traceback" not in said
+    return done.returncode, said.strip()
+
+
+def refused(lab: Lab, pattern: str, *arguments: str) -> None:
+    before = {name: _fixed(lab, name) for name in NODES}
+    code, said = run(lab, *arguments)
+    assert code == 1, said
+    assert re.search(pattern, said), said
+    assert len(said.splitlines()) == 1
+    assert {name: _fixed(lab, name) for name in NODES} == before, "a refusal changes nothing"
+
+
+def _fixed(lab: Lab, name: str) -> dict[str, Any]:
+    """What only an operator's command would change."""
+    try:
+        status = lab.status(name)
+    except Exception:
+        return {}
+    return {key: status[key] for key in ("role", "epoch", "members", "primary")}
+
+
+def publisher(lab: Lab, *first: str) -> Publisher:
+    order = [*first, *(NODES - set(first))]
+    return Publisher([lab.nodes[name].door for name in order], f"operator-{time.time_ns()}", confirm_timeout_s=30)
+
+
+def publish(lab: Lab, queue: str, count: int) -> None:
+    """`count` confirmed messages."""
+    with publisher(lab) as p:
+        confirms = [p.publish("", queue, b"%d" % number) for number in range(count)]
+        for confirm in confirms:
+            confirm.result(30)
+
+
+def refusal(door: str) -> str:
+    """What a client is told that may not come in."""
+    with pytest.raises((ConnectionClosedByBroker, AMQPError)) as caught:
+        pika.BlockingConnection(pika.URLParameters(door)).close()
+    return repr(caught.value)
+
+
+def usable(lab: Lab, names: tuple[str, str]) -> None:
+    eventually("a primary and an in-sync backup", lambda: {lab.status(n)["role"] for n in names} == {"active", "ready"}, 60)
+
+
+# ---- looking
+
+
+def test_list(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    code, said = run(lab, "list")
+    rows = {line.split()[0]: line.split() for line in said.splitlines()}
+    assert code == 0
+    assert rows["NODE"][1:8] == ["GROUP", "ROLE", "EPOCH", "END", "SAFE", "APPLIED", "LAG"]
+    assert rows[primary][1:3] == ["east", "active"]
+    assert rows[backup][1:3] == ["east", "ready"]
+    assert all("yes" in rows[name] for name in names)
+    assert rows[primary][3] == rows[backup][3], "the same epoch"
+    code, said = run(lab, "list", "--format", "json")
+    found = {node["name"]: node for node in json.loads(said)}
+    assert code == 0
+    assert found[primary]["status"]["role"] == "active"
+    assert found[primary]["status"]["members"] == ["e1", "e2"]
+    assert found[backup]["status"]["primary"] == primary
+
+    lab.kill(f"{backup}.sidecar")
+    code, said = run(lab, "list")
+    assert code == 0, "the others are shown"
+    assert re.search(rf"(?m)^{backup} .*no answer .*tried http://127.0.0.1:\d+/status: connection refused$", said)
+    assert re.search(rf"(?m)^{primary} .*active", said)
+    lab.start(f"{backup}.sidecar")
+    usable(lab, names)
+
+
+# ---- refusals
+
+
+def test_promotions_that_make_no_sense_are_refused(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    refused(lab, rf"{primary} is primary already \(epoch ", "promote", primary)
+    refused(lab, rf"{primary} is primary already", "promote", primary, "--force")
+    refused(lab, rf"{primary} is primary and answers", "promote", backup)
+    refused(lab, rf"{primary} is primary and answers", "promote", backup, "--force")
+    refused(lab, rf"{primary} is said to be down, but it answers: stop it first", "promote", backup, "--down", primary)
+    refused(lab, rf"{primary} is said to be down, but it answers", "promote", backup, "--down", primary, "--dry-run")
+    refused(lab, r"there is no node e9\. Known nodes: e1, e2", "promote", "e9")
+    refused(lab, r"there is no node e9\. Known nodes: e1, e2", "promote", backup, "--down", "e9")
+    refused(lab, r"there is no node e9", "remove", "e9")
+    request = urllib.request.Request(f"{lab.nodes[backup].http}/promote", b'{"down": ["e9"]}', {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request)
+    with caught.value as answer:
+        assert answer.code == 409
+        assert json.load(answer)["text"] == "e9: no such node in group east; known: e1, e2"
+
+
+def test_the_door_of_a_backup_names_the_primary(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    assert f"(320) 'node {backup} is a backup; primary is {primary}'" in refusal(lab.nodes[backup].door)
+
+
+# ---- restarts
+
+
+def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    epoch = lab.status(primary)["epoch"]
+    lab.kill(f"{primary}.sidecar")
+    eventually("the backup to miss it", lambda: not lab.status(backup)["peers"][primary]["connected"])
+    refused(lab, rf"{primary} does not answer: if it is down, say so with --down {primary}", "promote", backup)
+    before = _fixed(lab, backup)
+    code, said = run(lab, "promote", backup, "--down", primary, "--dry-run")
+    assert code == 0
+    assert re.search(rf"would promote {backup}; it heard its primary [\d.]+ s ago and was in sync then; its log ends at \d+", said), said
+    assert _fixed(lab, backup) == before
+    lab.start(f"{primary}.sidecar")
+    assert lab.wait_role(primary, "active")["epoch"] > epoch
+    usable(lab, names)
+
+
+def test_a_restarted_primary_without_its_backup_stays_closed(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    lab.kill(backup)
+    lab.kill(f"{primary}.sidecar")
+    lab.start(f"{primary}.sidecar")
+    reason = rf"waiting for the other nodes.*{backup}: .*cannot be reached"
+    eventually("its reason", lambda: bool(re.search(reason, lab.status(primary)["reason"])))
+    time.sleep(1)
+    assert lab.status(primary)["role"] == "catch-up"
+    assert re.search(rf"\(320\) 'node {primary} is catch-up \(waiting for the other nodes", refusal(lab.nodes[primary].door))
+    code, said = run(lab, "list")
+    assert re.search(rf"(?m)^{primary} .*catch-up .*waiting for the other nodes", said), said
+    code, said = run(lab, "promote", primary, "--down", backup)
+    assert code == 0
+    assert re.fullmatch(rf"{primary} has taken epoch \S+ and its door is open", said), said
+    assert lab.status(primary)["members"] == [primary]
+    pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)).close()
+    lab.start(backup)
+    usable(lab, names)
+    assert lab.primary("east") == primary
+
+
+@pytest.mark.parametrize("order", [("e1", "e2"), ("e2", "e1")])
+def test_both_nodes_killed_and_started_in_either_order(lab: Lab, names: tuple[str, str], order: tuple[str, str]) -> None:
+    queue = f"both-{order[0]}"
+    declare(lab.nodes[names[0]].door, queue)
+    publish(lab, queue, 200)
+    for name in names:
+        lab.kill(name)
+    first, second = order
+    lab.start(first)
+    time.sleep(1)
+    assert lab.status(first)["role"] == "catch-up", "the other may know more"
+    lab.start(second)
+    usable(lab, names)
+    assert consumed(lab.nodes[lab.primary("east") or ""].door, queue) == list(range(200))
+    publish(lab, queue, 10)
+
+
+# ---- stalls and orderly ends
+
+
+def test_a_stalled_backup_is_taken_out_and_comes_back(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    queue = f"stalled-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue)
+    with publisher(lab, primary) as p:
+        p.publish("", queue, b"").result(10)
+        lab.stop(backup)
+        try:
+            began = time.monotonic()
+            late: Confirm = p.publish("", queue, b"")
+            late.result(BACKUP_TIMEOUT_S + 8)
+            assert time.monotonic() - began > BACKUP_TIMEOUT_S / 2, "nothing is confirmed without it before it is out of the set"
+            assert lab.status(primary)["members"] == [primary]
+            began = time.monotonic()
+            p.publish("", queue, b"").result(5)
+            assert time.monotonic() - began < 1
+            code, said = run(lab, "list")
+            assert code == 0
+            assert re.search(rf"(?m)^{backup} .* (no answer|catch-up|ready) .*no", said), said
+        finally:
+            lab.cont(backup)
+        p.publish("", queue, b"").result(10)
+    usable(lab, names)
+    assert lab.primary("east") == primary
+    eventually("the backup's copy", lambda: depth(lab.nodes[backup].broker, queue) == 4)
+
+
+def test_sigterm_ends_a_sidecar_in_order(lab: Lab, names: tuple[str, str]) -> None:
+    primary, _ = names
+    connection = pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door))
+    for name in names:
+        pid = lab.nodes[name].sidecar_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        began = time.monotonic()
+        eventually("its end", lambda name=name: keeper.ask(lab.directory, do="list")[f"{name}.sidecar"]["exit"] is not None, 10)
+        assert keeper.ask(lab.directory, do="list")[f"{name}.sidecar"]["exit"] == 0
+        assert time.monotonic() - began < 5
+        log = lab.nodes[name].log.read_text()
+        assert "stopping" in log
+        assert "Traceback" not in log
+        assert "never retrieved" not in log
+    with pytest.raises(ConnectionClosedByBroker, match="320"):
+        connection.process_data_events(5)
+    for name in names:
+        lab.start(f"{name}.sidecar")
+    usable(lab, names)
+
+
+# ---- the worst choices
+
+
+@pytest.mark.xfail(reason="taken out of the set while it was down, it still believes its old log: see Node._refusal", strict=False)
+def test_a_backup_that_has_heard_nobody_since_its_start_cannot_vouch_for_itself(lab: Lab, names: tuple[str, str]) -> None:
+    """Its log says that it is in the set; but the primary may have taken it out, and confirmed alone, after it was killed."""
+    primary, backup = names
+    queue = f"vouch-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue)
+    lab.kill(f"{backup}.sidecar")
+    publish(lab, queue, 10)
+    assert lab.status(primary)["members"] == [primary]
+    lab.kill(f"{primary}.sidecar")
+    lab.start(f"{backup}.sidecar")
+    eventually("its reason", lambda: "waiting" in lab.status(backup)["reason"])
+    try:
+        refused(lab, "would be lost.*--force", "promote", backup, "--down", primary, "--dry-run")
+    finally:
+        lab.start(f"{primary}.sidecar")
+        usable(lab, names)
+
+
+# The last test: the lab is not mended.
+
+
+
+def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    queue = f"forced-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue)
+    publish(lab, queue, 10)
+    lab.kill(backup)
+    publish(lab, queue, 10)  # the first of them waits for backup_timeout
+    status = lab.status(primary)
+    assert status["members"] == [primary]
+    lab.kill(primary)
+    lab.start(backup)
+    eventually("its reason", lambda: "waiting" in lab.status(backup)["reason"])
+    refused(lab, rf"{backup} .*(would be lost|what it lost is unknown).*--force", "promote", backup, "--down", primary)
+    code, said = run(lab, "promote", backup, "--down", primary, "--force", "--dry-run")
+    assert code == 0
+    assert re.search(rf"would promote {backup}; it never heard a primary since it started .*its log ends at \d+", said), said
+    assert lab.status(backup)["role"] == "catch-up"
+    code, said = run(lab, "promote", backup, "--down", primary, "--force")
+    assert code == 0, said
+    assert consumed(lab.nodes[backup].door, queue) == list(range(10))
+    publish(lab, queue, 5)
+    lab.start(primary)
+    reason = lab.wait_role(primary, "diverged", 60)["reason"]
+    found = re.search(rf"entries (\d+) to (\d+) may have been confirmed by this node alone; {backup} lacks them", reason)
+    assert found, reason
+    assert int(found[2]) - int(found[1]) >= 9, "the ten messages"
+    assert int(found[2]) >= status["end"]
+    assert re.search("320.*(diverged|primary is)", refusal(lab.nodes[primary].door))
+    code, said = run(lab, "list")
+    assert re.search(rf"(?m)^{primary} .*diverged .*entries \d+ to \d+ may have been confirmed by this node alone", said), said
+    publish(lab, queue, 5)
+    assert lab.status(backup)["members"] == [backup]
+    assert consumed(lab.nodes[backup].door, queue) == [*range(5), *range(5)]
