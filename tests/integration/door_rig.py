@@ -85,28 +85,42 @@ class Rig:
                 return False
             return True
 
+    def depth(self, name: str, queue: str) -> int:
+        """Messages ready in a queue of a node's broker."""
+        with self.at(name) as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+
     def bodies(self, name: str, queue: str) -> list[bytes]:
         """What is ready in a queue of a node's broker; it stays there."""
-        found = []
+        found: list[bytes] = []
         with self.at(name) as channel:
-            while (got := channel.basic_get(queue))[0] is not None:
-                found.append(got[2])
+            count = channel.queue_declare(queue, passive=True).method.message_count
+            channel.basic_qos(prefetch_count=5_000)
+            if count:
+                for method, _, body in channel.consume(queue, inactivity_timeout=0.5):
+                    if method is None:
+                        break
+                    found.append(body)
+                    if len(found) == count:
+                        break
         return found
 
-    def both_hold(self, queue: str, bodies: list[bytes]) -> None:
+    def both_hold(self, queue: str, bodies: list[bytes], *, ordered: bool = True) -> None:
         """Waits until both brokers' queues hold exactly these, in this order."""
         for name in (self.primary, self.backup):
-            last: list[list[bytes]] = []
+            held: list[bytes] = []
 
-            def same(name: str = name, last: list[list[bytes]] = last) -> bool:
-                last[:] = [self.bodies(name, queue)]
-                return last[0] == bodies
+            def same(name: str = name, held: list[bytes] = held) -> bool:
+                if self.depth(name, queue) != len(bodies):
+                    return False
+                held[:] = self.bodies(name, queue)
+                return held == bodies or (not ordered and sorted(held) == sorted(bodies))
 
             try:
                 eventually(f"{len(bodies)} messages in {queue} at {name}", same, CONVERGE_TIMEOUT_S)
             except AssertionError:
-                held = [body[:30] for body in last[0]] if last else []
-                pytest.fail(f"{name} holds {len(held)} messages {held[:10]}, not {len(bodies)} {[b[:30] for b in bodies[:10]]}")
+                there = self.bodies(name, queue) if self.exists(name, queue) else []
+                pytest.fail(f"{name} holds {len(there)} messages {[b[:30] for b in there[:10]]}, not {len(bodies)} {[b[:30] for b in bodies[:10]]}")
 
     def unacked(self, name: str, queue: str) -> int:
         for row in self.lab.ctl(name, "-q", "list_queues", "name", "messages_unacknowledged").splitlines():

@@ -1,0 +1,328 @@
+"""Who gets through the door and how: logins, replication IDs, the vhost of the routing queues, hostile bytes."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pika
+import pytest
+from door_rig import Rig
+from load import eventually
+from pamqp import commands
+from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, UnroutableError
+from raw_client import RawClient, publish
+
+from broker_plugin import frames, headers
+from lrq_ha.proto import lrq_pb2 as pb
+
+pytestmark = pytest.mark.broker
+
+
+def field(key: str, value: str) -> bytes:
+    return headers.field(key.encode(), value.encode())
+
+
+def works(rig: Rig) -> None:
+    """The door still serves a client."""
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    channel.basic_publish("", queue, b"fine")
+    rig.both_hold(queue, [b"fine"])
+    channel.queue_delete(queue)
+
+
+# -- logins
+
+
+def test_a_backups_door_names_the_primary(rig: Rig) -> None:
+    with RawClient(rig.lab.nodes[rig.backup].door, login=False) as client:
+        with pytest.raises(AssertionError, match=f"primary is {rig.primary}") as caught:
+            client.login("/", 0, frames.FRAME_MAX_BYTES, {})
+        assert b"\x01\x40" in client.got[-1][2][:6], caught
+        assert client.closed()
+
+
+@pytest.mark.parametrize("hello", [b"AMQP\x01\x01\x08\x00", b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x00\x09\x00", b"\x16\x03\x01\x02\x00\x01\x00\x01"])
+def test_another_protocol_is_answered_with_the_one_that_is_spoken(rig: Rig, hello: bytes) -> None:
+    with RawClient(rig.url, login=False) as client:
+        client.send(hello)
+        client.socket.settimeout(5)
+        assert client.socket.recv(100) == frames.PROTOCOL_HEADER
+        assert client.socket.recv(100) == b""
+
+
+@pytest.mark.parametrize("wrong", ["password", "user", "vhost"])
+def test_a_wrong_login_is_the_brokers_refusal(rig: Rig, wrong: str) -> None:
+    said = []
+    for url in (rig.broker_url(rig.primary), rig.url):
+        with RawClient(url, login=False) as client:
+            if wrong == "password":
+                client.password = "no"
+            elif wrong == "user":
+                client.user = "nobody"
+            with pytest.raises(AssertionError):
+                client.login("nowhere" if wrong == "vhost" else "/", 0, frames.FRAME_MAX_BYTES, {})
+            said.append(client.got[-1])
+            assert said[-1][0] == frames.CONNECTION_CLOSE
+            client.send(frames.method_frame(0, commands.Connection.CloseOk()))
+            assert client.closed()
+    assert said[0] == said[1]
+
+
+def test_nobody_becomes_a_node_without_the_sidecars_login(rig: Rig) -> None:
+    """Neither by a pipeline that overtakes the check of the password nor by a second name after it."""
+    properties = {"lrq_node": 2, "lrq_group": "east"}
+    rest = frames.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + frames.method_frame(0, commands.Connection.Open("lrq"))
+    with RawClient(rig.url, login=False) as client:
+        client.user, client.password = "lrq", "wrong"
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(client.start_ok(properties) + rest)
+        assert client.closed()
+        assert frames.CONNECTION_OPEN_OK not in [kind for kind, *_ in client.got]
+    with RawClient(rig.url, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(client.start_ok())
+        client.expect(frames.CONNECTION_TUNE)
+        client.user = "lrq"
+        client.send(client.start_ok(properties) + rest)
+        assert client.closed()
+        assert frames.CONNECTION_OPEN_OK not in [kind for kind, *_ in client.got]
+    with RawClient(rig.url, login=False) as client, pytest.raises(AssertionError, match="own user"):
+        client.login("lrq", 0, frames.FRAME_MAX_BYTES, properties)
+    eventually("the pair whole", rig.converged)
+
+
+def test_publishes_that_follow_the_login_at_once_are_logged(rig: Rig) -> None:
+    queue = rig.declare(rig.channel())
+    with RawClient(rig.url, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(client.start_ok())
+        client.expect(frames.CONNECTION_TUNE)
+        methods = [commands.Connection.TuneOk(2047, 131_072, 0), commands.Connection.Open("/")]
+        client.send(b"".join(frames.method_frame(0, m) for m in methods))
+        for piece in (frames.method_frame(1, commands.Channel.Open()), frames.method_frame(1, commands.Confirm.Select()), publish(1, queue, b"early")):
+            client.send(piece)
+            time.sleep(0.002)
+        client.expect(frames.CONFIRM_SELECT_OK)
+        assert client.confirmed(1) == set()
+    rig.both_hold(queue, [b"early"])
+
+
+# -- replication IDs and positions
+
+
+def test_a_repeat_is_confirmed_and_queued_once(rig: Rig) -> None:
+    queue = rig.declare(rig.channel())
+    producer = rig.name("producer")
+    for _ in range(2):  # on a second connection too
+        with RawClient(rig.url, properties={"lrq_producer": producer}) as client:
+            client.open_channel(confirms=True)
+            ids = [1, 2, 3, 3, 2, 1, 4, 4]
+            client.send(b"".join(publish(1, queue, b"%d" % i, fields=field("x-lrq-id", f"{producer}/{i}")) for i in ids))
+            assert client.confirmed(len(ids)) == set()
+    rig.both_hold(queue, [b"1", b"2", b"3", b"4"])
+
+
+def test_a_repeat_of_what_was_refused_is_refused_or_stored(rig: Rig) -> None:
+    """A confirm of a repeat must never stand for a message that is nowhere."""
+    channel = rig.channel()
+    queue = rig.declare(channel, max_length=5, overflow="reject-publish")
+    producer = rig.name("producer")
+    with RawClient(rig.url, properties={"lrq_producer": producer}) as client:
+        client.open_channel(confirms=True)
+        ids = list(range(1, 41)) * 2
+        client.send(b"".join(publish(1, queue, b"%d" % i, fields=field("x-lrq-id", f"{producer}/{i}")) for i in ids))
+        nacked = client.confirmed(len(ids))
+    acked = {ids[tag - 1] for tag in range(1, len(ids) + 1) if tag not in nacked}
+    eventually("convergence", rig.converged)
+    assert {int(body) for body in rig.bodies(rig.primary, queue)} == acked
+
+
+@pytest.mark.parametrize("announced", [None, "somebody-else"])
+@pytest.mark.parametrize("value", ["{producer}/1", "not an ID", "{producer}/x"])
+def test_an_id_of_another_producer_is_cut(rig: Rig, announced: str | None, value: str) -> None:
+    channel = rig.channel()
+    queue = rig.declare(channel)
+    raw = value.format(producer=rig.name("producer"))
+    with RawClient(rig.url, properties={"lrq_producer": announced} if announced else {}) as client:
+        client.open_channel(confirms=True)
+        client.send(publish(1, queue, b"x", fields=field("x-lrq-id", raw) + field("mine", "kept")) * 3)
+        assert client.confirmed(3) == set()
+    rig.both_hold(queue, [b"x"] * 3)
+    _, properties, _ = channel.basic_get(queue, auto_ack=True)
+    assert properties.headers["mine"] == "kept"
+    assert "x-lrq-id" not in properties.headers
+
+
+def test_a_position_that_a_client_brings_is_replaced(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    for value in ("9999.1/1", 12345, None):
+        channel.basic_publish("", queue, b"x", pika.BasicProperties(headers={"x-lrq-pos": value, "other": 1}))
+    rig.both_hold(queue, [b"x"] * 3)
+    epoch = rig.lab.status(rig.primary)["epoch"]
+    seen = set()
+    for _ in range(3):
+        _, properties, _ = channel.basic_get(queue, auto_ack=True)
+        position = properties.headers["x-lrq-pos"]
+        assert position.startswith(f"{epoch}.")
+        seen.add(position)
+    assert len(seen) == 3
+    rig.both_hold(queue, [])
+
+
+# -- the vhost of the routing queues
+
+
+@pytest.mark.parametrize("name", ["LRQ_HA_east_1", "LRQ_APPLIED_east_1", "LRQ_Recv_app_west", "anything"])
+def test_clients_do_not_write_where_the_log_is(rig: Rig, name: str) -> None:
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        rig.channel(vhost="lrq", confirms=True).basic_publish("", name, b"x")
+    assert caught.value.reply_code == 403
+    for what in ("declare", "delete", "purge"):
+        with pytest.raises(ChannelClosedByBroker) as caught:
+            getattr(rig.channel(vhost="lrq"), f"queue_{what}")(name)
+        assert caught.value.reply_code == 403
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        rig.channel(vhost="lrq").exchange_declare(name)
+    assert caught.value.reply_code == 403
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        rig.channel(vhost="lrq", confirms=True).basic_publish("amq.fanout", name, b"x")
+    assert caught.value.reply_code == 403
+
+
+def log_entry(destination: str) -> bytes:
+    transaction = pb.Transaction(client_name="door-test", type=pb.LOG_ENTRY_SYNC, payloads=[b"data"])
+    transaction.entries.add(destinations=[destination], payload=0)
+    return transaction.SerializeToString()
+
+
+def test_an_unknown_destination_comes_back_with_the_known_ones(rig: Rig) -> None:
+    producer = rig.name("producer")
+    channel = rig.channel(vhost="lrq", confirms=True, client_properties={"lrq_producer": producer})
+    properties = pika.BasicProperties(headers={"x-lrq-id": f"{producer}/1"}, delivery_mode=2)
+    with pytest.raises(UnroutableError) as caught:
+        channel.basic_publish("", "LRQ_Send_LogEntries", log_entry("mars"), properties, mandatory=True)
+    returned = caught.value.messages[0].method
+    assert returned.reply_code == 312
+    assert "'mars'" in returned.reply_text
+    assert "known: west" in returned.reply_text
+    channel.basic_publish("", "LRQ_Send_LogEntries", log_entry("west"), properties, mandatory=True)
+    channel.basic_publish("", "LRQ_Send_LogEntries", log_entry("west"), properties, mandatory=True)  # a repeat
+    answer = channel.queue_declare(f"LRQ_Producer_{producer}", passive=True).method
+    assert answer.message_count + (answer.consumer_count << 32) == 1
+
+
+@pytest.mark.parametrize("headers_", [None, {"x-lrq-id": "somebody/1"}])
+def test_a_log_entry_without_its_producer_is_refused(rig: Rig, headers_: dict[str, str] | None) -> None:
+    channel = rig.channel(vhost="lrq", confirms=True)
+    with pytest.raises(ChannelClosedByBroker, match="replication ID") as caught:
+        channel.basic_publish("", "LRQ_Send_LogEntries", log_entry("west"), pika.BasicProperties(headers=headers_))
+    assert caught.value.reply_code == 406
+
+
+# -- hostile bytes
+
+GARBAGE = random.Random(7).randbytes(5_000)
+
+
+def truncated_table(queue: str) -> bytes:
+    whole = publish(1, queue, b"x", fields=field("key", "value" * 10))
+    return whole.replace(b"\x03keyS", b"\x03keyF")
+
+
+def long_table(queue: str) -> bytes:
+    header = headers.header_payload(1, b"\x20\x00" + (1 << 20).to_bytes(4, "big") + b"\x01aI\0\0\0\1")
+    return frames.publish_method(1, "", queue) + b"".join(frames.content(1, header, b"x"))
+
+
+CONTENT = b"".join(frames.content(1, headers.header_payload(1), b"x"))
+HOSTILE = {
+    "garbage": lambda _q: GARBAGE,
+    "a frame over the limit": lambda _q: b"\x01\x00\x01\x7f\xff\xff\xff" + b"x" * 100_000,
+    "a frame without its end": lambda _q: b"\x01\x00\x01\x00\x00\x00\x04\x00\x14\x00\x28\x00" + b"\0" * 20,
+    "a broken table": truncated_table,
+    "a table past its frame": long_table,
+    "a body without a publish": lambda _q: frames.frame(frames.BODY, 1, b"x"),
+    "a header without a publish": lambda _q: frames.frame(frames.HEADER, 1, headers.header_payload(0)),
+    "two publishes in one": lambda q: frames.publish_method(1, "", q) + publish(1, q, b"x"),
+    "an unknown method": lambda _q: frames.raw_method_frame(1, 0x00FF00FF),
+    "what only brokers send": lambda _q: frames.raw_method_frame(1, frames.BASIC_DELIVER, b"\x01a" + b"\0" * 12) + CONTENT,
+    "a declaration cut short": lambda _q: frames.raw_method_frame(1, 0x0032000A, b"\0\0\x20abc"),
+    "a publish cut short": lambda _q: frames.raw_method_frame(1, frames.BASIC_PUBLISH, b"\0\0\x20a") + CONTENT,
+    "an ack cut short": lambda _q: frames.raw_method_frame(1, frames.BASIC_ACK, b"\0\0"),
+    "a channel opened twice": lambda q: publish(1, q, b"x") * 20 + frames.method_frame(1, commands.Channel.Open()),
+    "a channel that is not open": lambda q: publish(9, q, b"x") * 20,
+    "a method on channel 0": lambda _q: frames.method_frame(0, commands.Basic.Qos()),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_bytes_end_their_own_connection_only(rig: Rig, what: str) -> None:
+    bystander = rig.channel(confirms=True)
+    queue = rig.declare(bystander)
+    with RawClient(rig.url) as client:
+        client.open_channel(confirms=True)
+        client.send(publish(1, queue, b"good"))
+        assert client.confirmed(1) == set()
+        try:
+            client.send(HOSTILE[what](queue))
+            while (found := client.read(10)) is not None:
+                if found[0] == frames.CONNECTION_CLOSE:
+                    client.send(frames.method_frame(0, commands.Connection.CloseOk()))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    eventually("convergence", rig.converged)
+    bystander.basic_publish("", queue, b"next")
+    eventually("both", lambda: rig.bodies(rig.backup, queue)[-1:] == [b"next"] and rig.bodies(rig.primary, queue)[0] == b"good")
+    works(rig)
+
+
+def test_hostile_bytes_before_the_login(rig: Rig) -> None:
+    start = frames.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "x", "en_US"))
+    for data in (
+        frames.PROTOCOL_HEADER + GARBAGE,
+        frames.PROTOCOL_HEADER + b"\x01\x00\x00\xff\xff\xff\xff" + b"x" * 1_000,
+        frames.PROTOCOL_HEADER + frames.method_frame(0, commands.Connection.Open("/")),
+        frames.PROTOCOL_HEADER + start[:-30] + b"\xce" * 30,
+        frames.PROTOCOL_HEADER + frames.method_frame(0, commands.Connection.StartOk({}, "AMQPLAIN", "\x05LOGI", "en_US")),
+        frames.PROTOCOL_HEADER + publish(1, "q", b"x"),
+    ):
+        with RawClient(rig.url, login=False) as client:
+            client.send(data)
+            try:
+                assert client.closed(15), data[:60]
+            except ConnectionResetError:
+                pass
+    works(rig)
+
+
+def test_a_client_that_stops_reading_holds_up_nobody(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue, other = rig.declare(channel), rig.declare(channel)
+    body = b"x" * 200_000
+    for _ in range(100):
+        channel.basic_publish("", queue, body)
+    with RawClient(rig.url, heartbeat_s=2) as client:
+        client.open_channel()
+        client.call(1, commands.Basic.Consume(queue=queue), frames.BASIC_CONSUME_OK)
+        for i in range(6):
+            client.send(frames.HEARTBEAT_FRAME)
+            channel.basic_publish("", other, b"%d" % i)
+            time.sleep(1)
+        rig.both_hold(other, [b"%d" % i for i in range(6)])
+        rss = rig.lab.status(rig.primary)["rss_bytes"]
+        assert rss < 400 << 20
+    eventually("the messages back", lambda: rig.unacked(rig.primary, queue) == 0)
+    channel.queue_purge(queue)
+
+
+def test_a_wrong_password_in_pikas_words(rig: Rig) -> None:
+    parameters = pika.URLParameters(rig.url)
+    parameters.credentials = pika.PlainCredentials("app", "wrong")
+    with pytest.raises(AMQPConnectionError):
+        pika.BlockingConnection(parameters)

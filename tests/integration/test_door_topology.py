@@ -1,0 +1,282 @@
+"""Declarations through the door: what the broker says, and what the backup's broker has afterwards."""
+
+from __future__ import annotations
+
+import threading
+
+import pika
+import pytest
+from door_rig import Rig
+from load import eventually
+from pamqp import commands
+from pika.exceptions import ChannelClosedByBroker
+from raw_client import RawClient, publish
+
+from broker_plugin import frames
+
+pytestmark = pytest.mark.broker
+
+
+def bindings(rig: Rig, node: str, exchange: str) -> set[tuple[str, str, str]]:
+    """(destination, kind, routing key) of what is bound to an exchange at a node's broker."""
+    rows = rig.lab.ctl(node, "-q", "list_bindings", "source_name", "destination_name", "destination_kind", "routing_key").splitlines()
+    return {(d, k, r) for s, d, k, r in (row.split("\t") for row in rows if row.count("\t") == 3) if s == exchange}
+
+
+def exchanges(rig: Rig, node: str) -> dict[str, str]:
+    rows = rig.lab.ctl(node, "-q", "list_exchanges", "name", "type").splitlines()
+    return dict(row.split("\t") for row in rows if row.count("\t") == 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "arguments", "hits", "misses"),
+    [
+        ("direct", "a", {}, "a", "b"),
+        ("topic", "a.#", {}, "a.b.c", "b.a"),
+        ("fanout", "", {}, "whatever", None),
+    ],
+)
+def test_exchanges_and_bindings_are_on_both_nodes(rig: Rig, kind: str, key: str, arguments: dict[str, str], hits: str, misses: str | None) -> None:
+    channel = rig.channel(confirms=True)
+    queue, exchange = rig.declare(channel), rig.name("x")
+    channel.exchange_declare(exchange, kind, durable=True)
+    channel.queue_bind(queue, exchange, key, arguments)
+    channel.basic_publish(exchange, hits, b"hit")
+    if misses is not None:
+        channel.basic_publish(exchange, misses, b"miss")
+    rig.both_hold(queue, [b"hit"])
+    for node in (rig.primary, rig.backup):
+        assert exchanges(rig, node)[exchange] == kind
+        assert bindings(rig, node, exchange) == {(queue, "queue", key)}
+    channel.queue_unbind(queue, exchange, key, arguments)
+    channel.basic_publish(exchange, hits, b"late")
+    channel.exchange_delete(exchange)
+    eventually("the exchange gone on the backup", lambda: exchange not in exchanges(rig, rig.backup))
+    rig.both_hold(queue, [b"hit"])
+
+
+def test_an_exchange_bound_to_an_exchange(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue, one, two = rig.declare(channel), rig.name("x1"), rig.name("x2")
+    channel.exchange_declare(one, "topic", durable=True)
+    channel.exchange_declare(two, "fanout", durable=True, internal=True)
+    channel.exchange_bind(two, one, "a.*")
+    channel.queue_bind(queue, two)
+    channel.basic_publish(one, "a.b", b"1")
+    channel.exchange_unbind(two, one, "a.*")
+    channel.basic_publish(one, "a.b", b"2")
+    rig.both_hold(queue, [b"1"])
+
+
+def test_headers_exchange_routes_the_same(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue, exchange = rig.declare(channel), rig.name("x")
+    channel.exchange_declare(exchange, "headers", durable=True)
+    channel.queue_bind(queue, exchange, "", {"x-match": "all", "colour": "red"})
+    channel.basic_publish(exchange, "", b"red", pika.BasicProperties(headers={"colour": "red"}))
+    channel.basic_publish(exchange, "", b"blue", pika.BasicProperties(headers={"colour": "blue"}))
+    rig.both_hold(queue, [b"red"])
+
+
+def test_declaring_the_same_again_is_harmless(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    channel.basic_publish("", queue, b"x")
+    end = rig.lab.status(rig.primary)["end"]
+    for _ in range(5):
+        assert channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"}).method.message_count == 1
+        assert channel.queue_declare(queue, durable=True).method.message_count == 1
+    assert rig.lab.status(rig.primary)["end"] <= end + 1
+    rig.both_hold(queue, [b"x"])
+
+
+@pytest.mark.parametrize("change", [{"durable": False}, {"arguments": {"x-max-length": 3}}, {"auto_delete": True}, {"exclusive": True}])
+def test_declaring_it_otherwise_is_the_brokers_refusal(rig: Rig, change: dict[str, object]) -> None:
+    """And changes nothing: the queue is replicated as before."""
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    texts = []
+    for url in (rig.broker_url(rig.primary), rig.url):
+        with pytest.raises(ChannelClosedByBroker) as caught:
+            rig.channel(url=url).queue_declare(queue, **{"durable": True, **change})
+        texts.append((caught.value.reply_code, caught.value.reply_text))
+    assert texts[0] == texts[1]
+    assert texts[0][0] in (405, 406)
+    channel.basic_publish("", queue, b"still")
+    rig.both_hold(queue, [b"still"])
+
+
+def test_passive_declarations(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    assert channel.queue_declare(queue, passive=True).method.queue == queue
+    name = rig.name("none")
+    texts = []
+    for url in (rig.broker_url(rig.primary), rig.url):
+        for what in ("queue_declare", "exchange_declare"):
+            with pytest.raises(ChannelClosedByBroker) as caught:
+                getattr(rig.channel(url=url), what)(name, passive=True)
+            texts.append((caught.value.reply_code, caught.value.reply_text))
+    assert texts[:2] == texts[2:]
+    assert texts[0][0] == 404
+
+
+@pytest.mark.parametrize("options", [{"exclusive": True}, {"auto_delete": True}, {"exclusive": True, "auto_delete": True}])
+def test_queues_of_one_connection_stay_on_the_primary(rig: Rig, options: dict[str, bool]) -> None:
+    channel = rig.channel(confirms=True)
+    for name in (rig.name("own"), ""):
+        queue = channel.queue_declare(name, **options).method.queue
+        channel.basic_publish("", queue, b"mine")
+        method, _, body = channel.basic_get(queue)
+        assert body == b"mine"
+        channel.basic_ack(method.delivery_tag)
+        assert [b for *_, b in [next(channel.consume(queue, inactivity_timeout=0.1))]] == [None]
+        channel.cancel()
+        eventually("convergence", rig.converged)
+        assert not rig.exists(rig.backup, queue)
+
+
+def test_a_server_named_queue_is_not_replicated(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue = channel.queue_declare("", durable=True).method.queue
+    channel.basic_publish("", queue, b"x")
+    eventually("convergence", rig.converged)
+    assert not rig.exists(rig.backup, queue)
+    channel.queue_delete(queue)
+
+
+def test_a_name_that_was_auto_delete_is_replicated_when_it_is_durable(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue = rig.name()
+    channel.queue_declare(queue, auto_delete=True)
+    channel.queue_delete(queue)
+    channel.queue_declare(queue, durable=True)
+    channel.basic_publish("", queue, b"x")
+    rig.both_hold(queue, [b"x"])
+
+
+def test_publishes_through_an_auto_delete_exchange(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue, exchange = rig.declare(channel), rig.name("x")
+    channel.exchange_declare(exchange, "fanout", auto_delete=True)
+    channel.queue_bind(queue, exchange)
+    channel.basic_publish(exchange, "", b"x")
+    eventually("the message on the primary", lambda: rig.bodies(rig.primary, queue) == [b"x"])
+
+
+def test_no_wait_declarations_are_replicated(rig: Rig) -> None:
+    queue, exchange = rig.name(), rig.name("x")
+    with RawClient(rig.url) as client:
+        client.open_channel(confirms=True)
+        for method in (
+            commands.Queue.Declare(queue=queue, durable=True, nowait=True),
+            commands.Exchange.Declare(exchange=exchange, exchange_type="direct", durable=True, nowait=True),
+            commands.Queue.Bind(queue=queue, exchange=exchange, routing_key="k", nowait=True),
+        ):
+            client.send(frames.method_frame(1, method))
+        client.send(publish(1, "k", b"1", exchange=exchange))
+        client.send(frames.method_frame(1, commands.Exchange.Delete(exchange=exchange, nowait=True)))
+        client.send(publish(1, queue, b"2"))
+        assert client.confirmed(2) == set()
+        own = rig.name("own")
+        client.send(frames.method_frame(1, commands.Queue.Declare(queue=own, exclusive=True, nowait=True)))
+        client.send(publish(1, own, b"3"))
+        client.call(1, commands.Basic.Qos(prefetch_count=1), frames.BASIC_QOS_OK)
+        answers = {frames.QUEUE_DECLARE_OK, frames.EXCHANGE_DECLARE_OK, frames.QUEUE_BIND_OK, frames.EXCHANGE_DELETE_OK}
+        assert not answers & {kind for kind, *_ in client.got}
+    rig.both_hold(queue, [b"1", b"2"])
+    assert exchange not in exchanges(rig, rig.backup)
+    assert not rig.exists(rig.backup, own)
+
+
+def test_pipelined_declarations_are_answered_in_order(rig: Rig) -> None:
+    """Known ones (passed on) and new ones (through the log) mixed: each answer belongs to its question."""
+    known, new = rig.name("known"), rig.name("new")
+    with RawClient(rig.url) as client:
+        client.open_channel(1)
+        client.call(1, commands.Queue.Declare(queue=known, durable=True), frames.QUEUE_DECLARE_OK)
+        asked = [known, new, known, new, known]
+        client.send(b"".join(frames.method_frame(1, commands.Queue.Declare(queue=q, durable=True)) for q in asked))
+        named = [client.expect(frames.QUEUE_DECLARE_OK)[5:].split(b"\0")[0].decode() for _ in asked]
+        assert named == asked
+        # the last of these is refused: what the answers before belong to must not be mistaken for its success
+        missing = rig.name("missing")
+        client.send(
+            frames.method_frame(1, commands.Queue.Declare(queue=known, passive=True))
+            + frames.method_frame(1, commands.Queue.Bind(queue=missing, exchange="amq.direct", routing_key="k"))
+        )
+        client.expect(frames.QUEUE_DECLARE_OK)
+        found = client.read()
+        assert found is not None
+        assert found[0] == frames.CHANNEL_CLOSE
+    rig.both_hold(new, [])
+
+
+def test_an_empty_queue_name_is_the_last_declared(rig: Rig) -> None:
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    channel.basic_publish("", queue, b"x")
+    assert channel.queue_purge("").method.message_count == 1
+    channel.queue_bind("", "amq.direct", queue)
+    channel.basic_publish("amq.direct", queue, b"y")
+    rig.both_hold(queue, [b"y"])
+
+
+def test_an_exchange_that_routes_at_random_is_refused(rig: Rig) -> None:
+    with pytest.raises(ChannelClosedByBroker, match="routes differently") as caught:
+        rig.channel().exchange_declare(rig.name("x"), "x-random", durable=True)
+    assert caught.value.reply_code == 406
+
+
+def test_declarations_while_others_publish_at_full_speed(rig: Rig) -> None:
+    """None lost, and each publish is routed on both nodes by the bindings that held at its place in the log."""
+    setup = rig.channel()
+    exchange = rig.name("x")
+    setup.exchange_declare(exchange, "fanout", durable=True)
+    base = rig.declare(setup)
+    setup.queue_bind(base, exchange)
+    stop = threading.Event()
+    sent = [0, 0]
+    errors: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            with RawClient(rig.url) as client:
+                client.open_channel(confirms=True)
+                while not stop.is_set() and sent[i] < 3_000:
+                    client.send(b"".join(publish(1, "", b"%d:%d" % (i, sent[i] + n), exchange=exchange) for n in range(50)))
+                    client.got.clear()
+                    sent[i] += 50
+                    wait_for(client, sent[i])
+        except BaseException as error:
+            errors.append(error)
+
+    def wait_for(client: RawClient, last: int) -> None:
+        done = 0
+        while done < 50:
+            kind, _, payload = client.read() or (0, 0, b"")
+            if kind != frames.BASIC_ACK:
+                raise AssertionError(hex(kind))
+            tag, bits = frames.tag_and_bits(payload)
+            done = 50 - (last - tag) if bits & 1 else done + 1
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    queues = []
+    for _ in range(15):
+        queue = rig.declare(setup)
+        setup.queue_bind(queue, exchange)
+        queues.append(queue)
+    for queue in queues[::2]:
+        setup.queue_unbind(queue, exchange)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not errors, errors
+    expected = sorted(b"%d:%d" % (i, n) for i in range(2) for n in range(sent[i]))
+    rig.both_hold(base, expected, ordered=False)
+    eventually("convergence", rig.converged)
+    for queue in queues:
+        assert sorted(rig.bodies(rig.primary, queue)) == sorted(rig.bodies(rig.backup, queue)), queue
+    setup.exchange_delete(exchange)
