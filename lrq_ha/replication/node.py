@@ -60,6 +60,8 @@ from .log import Acceptance, BatchHeader, LogIndex, LogState, Members, common_en
 from .positions import epoch_name, epoch_number, owner_of, term_of
 from .roles import Role, require_legal
 
+# After a newcomer was waited for in vain, the next attempt comes so many times admit_timeout_s later.
+ADMIT_PAUSE_TIMES = 10
 
 # What a node that lost the end of its log, or all of it, may have promised or led before. Its next epoch must not be one of those: two
 # histories with the same epoch numbers would pass for one.
@@ -107,6 +109,7 @@ class RemoteBackup:
     applied: int = 0
     heard_at: float = 0.0
     progress_at: float = 0.0
+    admit_after: float = 0.0
 
 
 @dataclass
@@ -305,7 +308,7 @@ class Node:
         confirmed meanwhile) until the newcomer has reached it.
         """
         peer = self.peers[node]
-        if node in self.log.members or not peer.subscribed or not self._set_is_settled() or self._admitting:
+        if node in self.log.members or not peer.subscribed or not self._set_is_settled() or self._admitting or now < peer.admit_after:
             return
         if self.log.end - peer.acknowledged <= self.settings.admit_lag_entries_max:
             self._admitting = (node, now + self.settings.admit_timeout_s)
@@ -314,11 +317,13 @@ class Node:
     def _admit(self, now: float) -> None:
         node, deadline = self._admitting or (0, 0.0)
         peer = self.peers[node]
-        if peer.subscribed and peer.acknowledged >= self.safe:
+        if peer.acknowledged >= self.safe:
             self._admitting = None
             self._change_set(self.log.members | {node})
-        elif not peer.subscribed or now >= deadline:
+        elif now >= deadline:
+            # What stalls must not hold back everybody's confirms over and over: it may try again when it has had time to catch up.
             self._admitting = None
+            peer.admit_after = now + ADMIT_PAUSE_TIMES * self.settings.admit_timeout_s
 
     def _change_set(self, members: Members) -> None:
         self._write(EntryKind.MEMBERS, 1, ((self.log.end + 1, members),))

@@ -9,7 +9,7 @@ from chaos import run
 from cluster import Violation
 from rules_off import rule_off
 
-SEEDS = int(os.environ.get("LRQ_SEEDS", "240"))
+SEEDS = int(os.environ.get("LRQ_SEEDS", "200"))
 SEEDS_PER_TEST = 20
 
 
@@ -18,6 +18,12 @@ SEEDS_PER_TEST = 20
 def test_life(first: int) -> None:
     for seed in range(first, min(first + SEEDS_PER_TEST, SEEDS)):
         run(seed)
+
+
+def lives_without(rule: str, seeds: int) -> None:
+    with rule_off(rule) as options:
+        for seed in range(seeds):
+            run(seed, **options)
 
 
 # The other rules need rarer chains of events: tests/scenarios/test_m1_traces.py has them.
@@ -35,16 +41,14 @@ def test_life(first: int) -> None:
     ],
 )
 def test_life_without_a_rule(rule: str) -> None:
-    with rule_off(rule) as options, pytest.raises(Violation):
-        for seed in range(200):
-            run(seed, **options)
+    with pytest.raises(Violation):
+        lives_without(rule, 200)
 
 
 def test_seed_replays_exactly() -> None:
     def violation() -> str:
-        with rule_off("leader restarts when its own set answers") as options, pytest.raises(Violation) as caught:
-            for seed in range(50):
-                run(seed, **options)
+        with pytest.raises(Violation) as caught:
+            lives_without("leader restarts when its own set answers", 50)
         return str(caught.value)
 
     assert violation() == violation()
