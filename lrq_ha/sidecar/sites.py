@@ -331,7 +331,7 @@ class Sites:
         self._failed = asyncio.get_running_loop().create_future()
         try:
             self._broker = broker = await Connection.open(self._address, on_close=self._broker_lost)
-            await asyncio.gather(*(view.probe(broker) for view in self._views.values()))
+            await asyncio.gather(*(view.probe(broker, self.replica.generations.newest) for view in self._views.values()))
             for client in self._clients:
                 self._add(client)
             for site in self._sites:

@@ -65,25 +65,32 @@ class View:
         index = bisect_right(self._sequences, sequence)
         return self._offsets[index - 1] if index else 0
 
-    async def probe(self, connection: Connection) -> None:
-        """Looks up the tail that is there already."""
+    async def probe(self, connection: Connection, generation: int) -> None:
+        """Looks up the tail that older incarnations left.
+
+        A busy view is never quiet; but behind the first entry of this incarnation, whose `generation` is given, nothing older stands (R3).
+        """
         channel = await connection.channel()
         arrived = asyncio.Event()
+        own = False
 
         def take(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
+            nonlocal own
             self.tail = max(self.tail, _position(header).sequence)
+            own = own or _generation(header) == generation
             channel.ack(tag)
             arrived.set()
 
         await channel.qos(PREFETCH_MESSAGES)
         await channel.consume(self.queue, take, arguments={OFFSET: "last"})
         try:
-            while True:
+            while not own:
                 async with asyncio.timeout(PROBE_QUIET_S):
                     await arrived.wait()
                 arrived.clear()
         except TimeoutError:
-            await channel.close()
+            pass
+        await channel.close()
 
 
 class ViewReader:
@@ -229,6 +236,14 @@ def _position(header: bytes) -> Position:
     except MalformedInput:
         return Position(0, 0)
     return Position(epoch, sequence)
+
+
+def _generation(header: bytes) -> int:
+    """Of the incarnation that wrote the entry; 0 for what no sidecar wrote."""
+    try:
+        return parse_stamp(headers.position(header) or b"")[2]
+    except MalformedInput:
+        return 0
 
 
 def _offset(header: bytes) -> int:
