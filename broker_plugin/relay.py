@@ -169,6 +169,8 @@ class Relay:
         while at < count:
             item = items[at]
             kind, number = item[0], item[1]
+            if kind not in (HEADER, BODY, HEARTBEAT) and self._client_parts.is_open(number):
+                raise FrameError(f"a method on channel {number} stands inside a content")
             if kind == BASIC_PUBLISH and item[6]:
                 at = self._publishes(data, items, at)
                 continue
@@ -528,7 +530,7 @@ class Relay:
 
     def _topology(self, channel: Channel, kind: int, payload: bytes) -> None:
         method: Any = decode_method(payload)
-        action = topology.classify(self, channel, kind, method)
+        action = topology.classify(self, channel, kind, payload, method)
         if isinstance(action, topology.Refuse):
             self._close_channel(channel, action.code, action.text, kind)
         elif isinstance(action, topology.Answer):
@@ -542,8 +544,7 @@ class Relay:
             silent = bool(getattr(method, "nowait", False))
             if action.local is not None:
                 # Whether the queue is this node's own is known when the broker has accepted it: without an answer it would never be.
-                method.nowait = False
-                payload = bytes(frames.method_frame(channel.number, method)[7:-1])
+                payload = topology.answered(payload)
                 channel.passed.append(Passed(action.local, silent))
             elif not silent:
                 channel.passed.append(Passed(None, False))
@@ -560,9 +561,7 @@ class Relay:
                 reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
                 self._replies[number] = reply
                 nowait = bool(getattr(method, "nowait", False))
-                if nowait:
-                    method.nowait = False
-                self._forward(0, frames.method_frame(number, method))
+                self._forward(0, frames.frame(METHOD, number, action.asked))
                 answer, payload = await reply
                 if answer != CHANNEL_CLOSE:
                     sequence = self.replica.topology(self.vhost, action, method)

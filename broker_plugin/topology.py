@@ -1,16 +1,14 @@
 """Declarations, deletions, bindings and purges: which are replicated, and in what form they enter the log.
 
 Rules: the tables below are the whole dispatch. What is this node's own (server-named, exclusive, auto-delete, `amq.*`) is passed on and not
-replicated, as are passive declarations. An entry holds the method with its arguments resolved (the queue's type), and without
-`if_unused` and `if_empty`: whether they held was decided on the primary.
+replicated, as are passive declarations. An entry holds the method as the client sent it, to the octet, but for its names and arguments resolved
+(the last declared queue, the queue's type), and without `if_unused` and `if_empty`: whether they held was decided on the primary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from pamqp import commands
 
 from . import endpoints, frames
 from .channels import Channel, QueueKey
@@ -33,6 +31,7 @@ from .frames import (
     QUEUE_UNBIND,
     QUEUE_UNBIND_OK,
 )
+from .headers import field
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -44,6 +43,19 @@ DELETES = frozenset({EXCHANGE_DELETE, EXCHANGE_UNBIND, QUEUE_DELETE, QUEUE_UNBIN
 REPLIES = frozenset(
     {EXCHANGE_BIND_OK, EXCHANGE_DECLARE_OK, EXCHANGE_DELETE_OK, EXCHANGE_UNBIND_OK, QUEUE_BIND_OK, QUEUE_DELETE_OK, QUEUE_PURGE_OK, QUEUE_UNBIND_OK}
 )
+_CLASSIC = field(b"x-queue-type", b"classic")
+_DECLARED = 0b1110  # neither passive nor no-wait
+_LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and those that stand in the log
+    EXCHANGE_BIND: (3, 1, 0),
+    EXCHANGE_DECLARE: (2, 16, _DECLARED),
+    EXCHANGE_DELETE: (1, 2, 0),
+    EXCHANGE_UNBIND: (3, 1, 0),
+    QUEUE_BIND: (3, 1, 0),
+    QUEUE_DECLARE: (1, 16, _DECLARED),
+    QUEUE_DELETE: (1, 4, 0),
+    QUEUE_PURGE: (1, 1, 0),
+    QUEUE_UNBIND: (3, 0, 0),
+}
 RANDOM_EXCHANGES = frozenset({"x-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"})
 
 
@@ -73,57 +85,72 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Replicate:
-    """To the broker between two barriers, then into the log."""
+    """To the broker between two barriers, then into the log. `asked`: what the broker is asked; `entry`: what stands in the log."""
 
     queue: str = ""
     purge: bool = False
+    asked: bytes = b""
+    entry: bytes = b""
 
-    def payload(self, method: Any) -> bytes:
+    def payload(self, _method: Any) -> bytes:
         """The method as it stands in the log."""
-        for flag in ("if_unused", "if_empty", "nowait"):
-            if hasattr(method, flag):
-                setattr(method, flag, False)
-        if isinstance(method, commands.Queue.Declare):
-            method.arguments = {"x-queue-type": "classic", **(method.arguments or {})}
-        return bytes(frames.method_frame(0, method)[7:-1])
+        return self.entry
+
+
+def _replicate(kind: int, payload: bytes, method: Any, queue: str = "") -> Replicate:
+    names, nowait, kept = _LAYOUT[kind]
+    at = 6
+    for _ in range(names):
+        at += 1 + payload[at]
+    head, flags, tail = payload[:at], payload[at : at + 1], payload[at + 1 :]
+    if queue:
+        head = b"".join((payload[:6], frames.short_string(queue), payload[7 + payload[6] : at]))
+    if kind == QUEUE_DECLARE and "x-queue-type" not in (method.arguments or {}):
+        # With a default queue type on the vhost an untyped declaration would differ from node to node.
+        tail = b"".join(((len(tail) - 4 + len(_CLASSIC)).to_bytes(4, "big"), tail[4:], _CLASSIC))
+    if not nowait:  # queue.unbind has no flags
+        whole = head + flags + tail
+        return Replicate(queue, asked=whole, entry=whole)
+    asked, entry = flags[0] & ~nowait, flags[0] & kept
+    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail))
 
 
 Action = PassOn | Answer | Refuse | Replicate
 
 
-def classify(relay: Relay, channel: Channel, kind: int, method: Any) -> Action:
-    """What becomes of a declaration."""
+def answered(payload: bytes) -> bytes:
+    """A queue.declare without no-wait."""
+    at = 7 + payload[6]
+    return b"%b%c%b" % (payload[:at], payload[at] & 0b1111, payload[at + 1 :])
+
+
+def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: Any) -> Action:
+    """What becomes of a declaration. `method` is what `payload` says."""
     if endpoints.is_routing(relay.vhost):
         return _routing(relay, kind, method)
     if kind == QUEUE_DECLARE:
-        return _queue_declare(relay, channel, method)
+        return _queue_declare(relay, payload, method)
     if kind == EXCHANGE_DECLARE:
-        return _exchange_declare(relay, method)
+        return _exchange_declare(relay, payload, method)
     if kind in (QUEUE_DELETE, QUEUE_PURGE, QUEUE_BIND, QUEUE_UNBIND):
         method.queue = method.queue or channel.last_queue
         if not relay.replica.replicates((relay.vhost, method.queue)):
             return PassOn()
-        action = Replicate(method.queue, purge=kind == QUEUE_PURGE)
+        action = _replicate(kind, payload, method, method.queue)
     else:
         names = [method.source, method.destination] if hasattr(method, "source") else [method.exchange]
         if not all(relay.replica.replicates((relay.vhost, name)) for name in names):
             return PassOn()
-        action = Replicate()
-    return PassOn() if kind not in DELETES and _is_known(relay, action, method) else action
+        action = _replicate(kind, payload, method)
+    return PassOn() if kind not in DELETES and _is_known(relay, action) else action
 
 
-def _is_known(relay: Relay, action: Replicate, method: Any) -> bool:
+def _is_known(relay: Relay, action: Replicate) -> bool:
     """Whether the log holds the very same declaration, with no deletion since: applications declare at every start."""
-    if action.purge:
-        return False
-    nowait = getattr(method, "nowait", False)
-    known = (relay.vhost, action.payload(method)) in relay.replica.known_topology
-    if nowait:
-        method.nowait = True
-    return known
+    return not action.purge and (relay.vhost, action.entry) in relay.replica.known_topology
 
 
-def _queue_declare(relay: Relay, channel: Channel, method: Any) -> Action:
+def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
     if method.passive or not method.queue:
         return PassOn(method.queue)
     key = (relay.vhost, method.queue)
@@ -136,14 +163,11 @@ def _queue_declare(relay: Relay, channel: Channel, method: Any) -> Action:
         return PassOn(method.queue)
     if was_local:
         relay.replica.local_queues.add(key)
-    action = Replicate(method.queue)
-    # With a default queue type on the vhost an untyped declaration would differ from node to node.
-    if "x-queue-type" not in (method.arguments or {}):
-        method.arguments = {"x-queue-type": "classic", **(method.arguments or {})}
-    return PassOn(method.queue) if _is_known(relay, action, method) else action
+    action = _replicate(QUEUE_DECLARE, payload, method, method.queue)
+    return PassOn(method.queue) if _is_known(relay, action) else action
 
 
-def _exchange_declare(relay: Relay, method: Any) -> Action:
+def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
     if method.passive or method.auto_delete or not relay.replica.replicates((relay.vhost, method.exchange)):
         return PassOn()
     if method.exchange_type in RANDOM_EXCHANGES:
@@ -152,8 +176,8 @@ def _exchange_declare(relay: Relay, method: Any) -> Action:
             f"exchange '{method.exchange}' of type {method.exchange_type} routes differently on every node and cannot be replicated; "
             "give it a name outside the replicated patterns",
         )
-    action = Replicate()
-    return PassOn() if _is_known(relay, action, method) else action
+    action = _replicate(EXCHANGE_DECLARE, payload, method)
+    return PassOn() if _is_known(relay, action) else action
 
 
 def _routing(relay: Relay, kind: int, method: Any) -> Action:
