@@ -329,11 +329,11 @@ class Node:
         self._write(EntryKind.MEMBERS, 1, ((self.log.end + 1, members),))
 
     def _remove_from_set(self, node: int) -> None:
-        if node in self.log.members:
-            self._change_set(self.log.members - {node})
-        # The connection is opened again and the node told that it is out: its FENCE records it (R13).
-        self._unsubscribe(node)
-        self._effects.append(Disconnect(node))
+        self._change_set(self.log.members - {node})
+        if node in self.peers:
+            # The connection is opened again and the node told that it is out: its FENCE records it (R13).
+            self._unsubscribe(node)
+            self._effects.append(Disconnect(node))
 
     def _unsubscribe(self, node: int) -> None:
         self.peers[node].subscribed = False
@@ -584,7 +584,7 @@ class Node:
         if not self.leading:
             primary = self.name(self.primary()) if self.primary() else "the primary"
             self._effects.append(Answer(False, f"{self.name(self.me)} is not primary: ask {primary}"))
-        elif event.node not in self.peers or event.node not in self.log.members:
+        elif event.node == self.me or event.node not in self.log.members:
             self._effects.append(Answer(False, f"{self.name(event.node)} is not in the set"))
         else:
             self._remove_from_set(event.node)
@@ -724,7 +724,7 @@ class Node:
         for node in sorted(self.log.members - {self.me}):
             peer = self.peers.get(node)
             if peer is None:
-                self._change_set(self.log.members - {node})  # a node that is no longer configured
+                self._remove_from_set(node)  # a node that is no longer configured
                 continue
             if peer.subscribed and peer.acknowledged >= self.log.end:
                 peer.progress_at = max(peer.progress_at, peer.heard_at)
