@@ -1,0 +1,1037 @@
+"""One node's core, event by event: who leads, promises, following, the set, refusals. Its whole life under faults: tests/simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.events import (
+    Ack,
+    Answer,
+    Append,
+    CutTail,
+    Disconnect,
+    Effect,
+    EntryKind,
+    Event,
+    Following,
+    Heartbeat,
+    Hello,
+    Lead,
+    Opened,
+    OwnConfirmed,
+    PeerAcked,
+    PeerConnected,
+    PeerDisconnected,
+    PeerMessage,
+    Prepare,
+    Promise,
+    PromoteRequest,
+    Push,
+    Recover,
+    Recovered,
+    RefusePush,
+    RemoveRequest,
+    Restart,
+    RoleChanged,
+    SafeAdvanced,
+    Send,
+    Subscribe,
+    Superseded,
+    Tick,
+    WriteBatch,
+    WriteFence,
+)
+from lrq_ha.replication.log import BatchHeader, LogState
+from lrq_ha.replication.node import FORGOTTEN_TERMS_MAX, Node, NodeSettings
+from lrq_ha.replication.positions import epoch_number
+from lrq_ha.replication.roles import Role
+
+E1_1, E2_1, E2_2, E3_1, E3_2 = (epoch_number(t, o) for t, o in ((1, 1), (2, 1), (2, 2), (3, 1), (3, 2)))
+BOTH, ONE, TWO = frozenset({1, 2}), frozenset({1}), frozenset({2})
+# The log that most tests begin with: MARKER of node 1 with both nodes in the set, and four entries.
+LOG = (BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, BOTH),)), BatchHeader(E1_1, 2, 5, E1_1, E1_1))
+
+
+class Driver:
+    """Feeds a node and keeps count of what its stream has not confirmed."""
+
+    def __init__(self, me: int, *, size: int = 2, log: tuple[BatchHeader, ...] = LOG, applied: int = 0, lost_host: bool = False, **settings: Any):
+        self.now = 100.0
+        self.open = 0
+        self.effects: list[Effect] = []
+        self.node = Node(NodeSettings(me, {i: f"e{i}" for i in range(1, size + 1)}, **settings))
+        for batch in log:
+            self.node.read_batch(batch)
+        self.feed(Opened(applied, lost_host))
+
+    def feed(self, event: Event, *, after: float = 0.0) -> list[Effect]:
+        self.now += after
+        if isinstance(event, OwnConfirmed):
+            self.open -= event.count
+        self.effects = self.node.handle(event, self.now)
+        self.open += sum(isinstance(e, (WriteBatch, WriteFence)) for e in self.effects)
+        return self.effects
+
+    def confirm(self) -> list[Effect]:
+        """The stream confirms all that is open, and what is written meanwhile."""
+        effects = []
+        while self.open:
+            effects += self.feed(OwnConfirmed(self.open))
+        return effects
+
+    def hear(self, peer: int, message: Any) -> list[Effect]:
+        return self.feed(PeerMessage(peer, message))
+
+    def meet(self, peer: int, log: LogState | None = None, **hello: Any) -> list[Effect]:
+        """A connection both ways."""
+        effects = self.feed(PeerConnected(peer))
+        role, leading = hello.pop("role", Role.CATCH_UP), hello.pop("leading", 0)
+        return effects + self.hear(peer, Hello(role, log or self.node.state(), leading, **hello))
+
+    def answer(self) -> Answer:
+        return only(self.effects, Answer)
+
+    def ask(self, *down: int, **flags: bool) -> Answer | None:
+        self.feed(PromoteRequest(frozenset(down), **flags))
+        return next((e for e in self.effects if isinstance(e, Answer)), None)
+
+
+def only(effects: list[Effect], kind: type[Any]) -> Any:
+    found = [e for e in effects if isinstance(e, kind)]
+    assert len(found) == 1, effects
+    return found[0]
+
+
+def kinds(effects: list[Effect]) -> list[type[Effect]]:
+    return [type(e) for e in effects]
+
+
+def sent(effects: list[Effect], kind: type[Any]) -> list[Any]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def state(log: tuple[BatchHeader, ...] = LOG, *, top: int = 0, lost_host: bool = False) -> LogState:
+    node = Node(NodeSettings(2, {1: "e1", 2: "e2"}))
+    for batch in log:
+        node.read_batch(batch)
+    if top:
+        node.read_fence(top, 0)
+    return node.log.state(lost_host=lost_host)
+
+
+def follower(**options: Any) -> Driver:
+    """Node 2, in sync with primary 1 (epoch 2.1), whose MARKER is entry 6."""
+    d = Driver(2, **options)
+    d.meet(1)
+    d.hear(1, Lead(E2_1, True, leaders_log()))
+    d.confirm()
+    d.feed(Push(1, MARKER, 5, b"marker"))
+    d.confirm()
+    assert d.node.role is Role.READY
+    return d
+
+
+MARKER = BatchHeader(E2_1, 6, 6, E1_1, E2_1, ((6, BOTH),))
+
+
+def leaders_log() -> LogState:
+    return state((*LOG, MARKER))
+
+
+def candidate(size: int = 2, **options: Any) -> Driver:
+    """Node 1, asking all others for their promise of epoch 2.1."""
+    d = Driver(1, size=size, **options)
+    for peer in range(2, size + 1):
+        d.meet(peer, state())
+    assert d.node.role is Role.RECOVERING
+    return d
+
+
+def leader(size: int = 2, *, active: bool = True, **options: Any) -> Driver:
+    """Node 1, primary of epoch 2.1; all follow and have everything."""
+    d = candidate(size, **options)
+    for peer in range(2, size + 1):
+        d.hear(peer, Promise(E2_1, state(top=E2_1)))
+    d.confirm()
+    for peer in range(2, size + 1):
+        d.hear(peer, Following(E2_1, 5, False, state(top=E2_1)))
+    if active:
+        for peer in range(2, size + 1):
+            d.feed(PeerAcked(peer, 6))
+        d.feed(Recovered(E2_1))
+        assert d.node.role is Role.ACTIVE
+    return d
+
+
+def alone(**options: Any) -> Driver:
+    """Node 1, primary by the operator's word that node 2 is down; its set is {1}."""
+    d = Driver(1, **options)
+    assert d.ask(2) is None
+    d.confirm()
+    d.feed(Recovered(d.node.leading))
+    assert d.node.role is Role.ACTIVE
+    return d
+
+
+def diverged() -> Driver:
+    """Node 2 holds an entry that it may have confirmed alone."""
+    d = Driver(2, log=(*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, TWO),)), BatchHeader(E1_1, 7, 7, E1_1, E1_1)))
+    d.meet(1, state(top=E2_1), leading=E2_1)
+    d.hear(1, Lead(E2_1, False, leaders_log()))
+    d.confirm()
+    assert d.node.role is Role.DIVERGED
+    return d
+
+
+# ---- the driver's duties ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_before_opened_and_opened_once() -> None:
+    node = Node(NodeSettings(1, {1: "e1"}))
+    with pytest.raises(IllegalEvent, match="Tick before Opened"):
+        node.handle(Tick(), 0.0)
+    node.handle(Opened(0, False), 0.0)
+    with pytest.raises(IllegalEvent, match="Opened twice"):
+        node.handle(Opened(0, False), 0.0)
+
+
+def test_more_confirms_than_writes() -> None:
+    with pytest.raises(IllegalEvent, match="3 writes confirmed, 0 are open"):
+        Driver(2).feed(OwnConfirmed(3))
+
+
+def test_entries_only_while_active() -> None:
+    with pytest.raises(IllegalEvent, match="an entry for the log while catch-up"):
+        Driver(2).feed(Append(1))
+
+
+def test_own_log_must_take_what_it_writes() -> None:
+    d = leader()
+    d.node.log.fence(E3_2)
+    with pytest.raises(IllegalEvent, match=r"the own log refuses entry 7 of epoch 2\.1"):
+        d.feed(Append(1))
+
+
+def test_ack_beyond_the_log() -> None:
+    with pytest.raises(IllegalEvent, match="e2 acknowledged 99, the log ends at 6"):
+        leader().feed(PeerAcked(2, 99))
+
+
+STATES: dict[str, Any] = {
+    "catch-up": lambda: Driver(2),
+    "ready": follower,
+    "candidate": candidate,
+    "recovering": lambda: leader(active=False),
+    "active": leader,
+    "diverged": diverged,
+}
+NEW = state(top=E3_2)
+EVENTS: list[Event] = [
+    Tick(),
+    OwnConfirmed(0),
+    Recovered(E2_1),
+    Recovered(E3_1),
+    RemoveRequest(1),
+    RemoveRequest(2),
+    PromoteRequest(),
+    PromoteRequest(dry_run=True),
+]
+
+
+def peer_events(peer: int) -> list[Event]:
+    epoch = epoch_number(3, peer)
+    messages = [
+        Hello(Role.CATCH_UP, state(), 0, 0, True),
+        Hello(Role.ACTIVE, NEW, epoch),
+        Hello(Role.DIVERGED, state(), 0, E2_1),
+        Prepare(E1_1),
+        Prepare(epoch),
+        Promise(E2_1, state(top=E2_1)),
+        Promise(epoch, NEW),
+        Lead(E1_1, True, state()),
+        Lead(epoch, True, NEW),
+        Lead(epoch, False, NEW),
+        Following(E2_1, 5, False, state(top=E2_1)),
+        Following(E2_1, 5, True, state(top=E2_1)),
+        Following(E1_1, 5, False, NEW),
+        Heartbeat(E2_1, 6, 6, 0),
+        Superseded(E1_1),
+        Superseded(epoch),
+    ]
+    pushes = [Push(peer, BatchHeader(e, 7, 7, E2_1, e), 6, b"") for e in (E1_1, E2_1, epoch)]
+    return [PeerConnected(peer), PeerDisconnected(peer), PeerAcked(peer, 6), *pushes, *(PeerMessage(peer, m) for m in messages)]
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("number", range(len(EVENTS) + len(peer_events(1))))
+def test_every_event_in_every_role(name: str, number: int) -> None:
+    """No message of another node and no request breaks a node, and what a node must not do in a role it does not do."""
+    d = STATES[name]()
+    event = [*EVENTS, *peer_events(3 - d.node.me)][number]
+    role, top, end, safe, leading = d.node.role, d.node.log.top, d.node.log.end, d.node.safe, d.node.leading
+    effects = d.feed(event)
+    assert d.node.log.top >= top
+    assert d.node.safe >= safe
+    assert d.node.log.end >= end or CutTail in kinds(effects)
+    if leading:
+        assert d.node.leading == leading, "an epoch ends with its incarnation"
+        assert d.node.role in ({Role.ACTIVE} if role is Role.ACTIVE else {Role.ACTIVE, Role.RECOVERING})
+    if isinstance(event, PeerMessage) and isinstance(event.message, (Hello, Prepare, Lead, Superseded)):
+        seen = getattr(event.message, "epoch", 0) or getattr(event.message, "top", 0) or getattr(getattr(event.message, "log", None), "top", 0)
+        assert (Restart in kinds(effects)) == bool(leading and seen > leading)
+    if Restart not in kinds(effects):
+        d.feed(Tick(), after=0.05)
+        d.confirm()
+
+
+# ---- starting, and taking an epoch without an operator ---------------------------------------------------------------
+
+
+def test_a_group_of_one_opens_by_itself() -> None:
+    d = Driver(1, size=1, log=(BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, ONE),)), LOG[1]))
+    assert d.node.role is Role.RECOVERING
+    effects = d.confirm()
+    assert only(effects, WriteBatch).batch == BatchHeader(E2_1, 6, 6, E1_1, E2_1, ((6, ONE),))
+    assert only(effects, WriteBatch).kind is EntryKind.MARKER
+    assert only(effects, SafeAdvanced).safe == 6
+    assert only(effects, Recover).epoch == E2_1
+    assert kinds(d.feed(Recovered(E2_1))) == [RoleChanged]
+    assert d.node.role is Role.ACTIVE
+    d.feed(Append(3, "runs"))
+    assert only(d.effects, WriteBatch) == WriteBatch(BatchHeader(E2_1, 7, 9, E2_1, E2_1), EntryKind.ENTRIES, "runs")
+    assert d.feed(OwnConfirmed(1)) == [SafeAdvanced(9)]
+    assert d.node.durable == 9
+    assert not d.node.set_may_change
+
+
+def test_a_record_beyond_the_log_is_not_believed() -> None:
+    """The host lost the end of the log, not the record: what is appended there is not safe yet."""
+    d = Driver(1, size=1, applied=50, lost_host=True)
+    assert (d.node.applied, d.node.safe) == (5, 5)
+
+
+def test_nothing_happens_while_another_node_is_silent() -> None:
+    d = Driver(1, size=3)
+    d.meet(2, state())
+    d.feed(Tick())
+    assert d.node.role is Role.CATCH_UP
+    assert d.node.primary() == 0
+
+
+def test_all_promise_before_the_marker() -> None:
+    d = candidate(3)
+    assert d.node.log.top == E2_1
+    assert not sent(d.confirm(), Lead)
+    d.hear(2, Promise(E2_1, state(top=E2_1)))
+    d.hear(2, Promise(E2_1, state(top=E2_1)))
+    assert not d.node.leading
+    effects = d.hear(3, Promise(E2_1, state(top=E2_1)))
+    assert only(effects, WriteBatch).batch.sets == ((6, BOTH),)
+    assert [lead.in_set for lead in sent(effects, Lead)] == [True, False]
+    assert d.node.primary() == 1
+    assert d.node.set_may_change
+
+
+def test_own_fence_comes_last() -> None:
+    d = candidate()
+    d.hear(2, Promise(E2_1, state(top=E2_1)))
+    assert not d.node.leading
+    d.confirm()
+    assert d.node.leading == E2_1
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "takes"),
+    [
+        (LOG, LOG, True),  # equal: whoever owned the last epoch
+        (LOG[:1], LOG, False),
+        (LOG, LOG[:1], True),
+        ((), (), True),  # nothing anywhere: the lowest id
+    ],
+)
+def test_the_longest_log_takes_it(mine: tuple[BatchHeader, ...], theirs: tuple[BatchHeader, ...], takes: bool) -> None:
+    d = Driver(1, log=mine)
+    d.meet(2, state(theirs))
+    assert (d.node.role is Role.RECOVERING) is takes
+    other = Driver(2, log=theirs)
+    other.meet(1, state(mine))
+    assert (other.node.role is Role.RECOVERING) is not takes
+
+
+def test_not_while_another_leads() -> None:
+    d = Driver(1)
+    d.meet(2, state(), leading=E2_2)
+    assert d.node.role is Role.CATCH_UP
+
+
+def test_not_where_another_would_refuse_to_be_cut() -> None:
+    """R14: nobody takes an epoch by itself, and nobody tries again and again."""
+    d = Driver(1, log=(*LOG, BatchHeader(E2_1, 6, 6, E1_1, E2_1, ((6, ONE),))))
+    d.meet(2, state((*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, TWO),)))))
+    assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "e2 would refuse to drop its tail: an operator must choose")
+    assert WriteFence not in kinds(d.feed(Tick()))
+
+
+def test_a_promise_shows_that_it_would_refuse() -> None:
+    d = candidate()
+    d.confirm()
+    d.hear(2, Promise(E2_1, state((*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, TWO),))), top=E2_1)))
+    assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "e2 would refuse to drop its tail: an operator must choose")
+    assert WriteFence not in kinds(d.feed(Tick()))
+
+
+def test_a_promise_shows_a_longer_log() -> None:
+    d = candidate()
+    d.confirm()
+    d.hear(2, Promise(E2_1, state((*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1)), top=E2_1)))
+    assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "e2 answered and has a longer log: promote e2 instead")
+    assert WriteFence not in kinds(d.feed(Tick())), "it has learnt that, and waits for e2"
+
+
+def test_no_promise_in_time() -> None:
+    d = candidate(3)
+    d.hear(3, Promise(E2_1, state(top=E2_1)))
+    d.feed(Tick(), after=5.0)
+    assert "no promise from e2 within 5 s" in [e.reason for e in d.effects if isinstance(e, RoleChanged)]
+
+
+def test_own_stream_is_too_slow() -> None:
+    d = candidate()
+    d.hear(2, Promise(E2_1, state(top=E2_1)))
+    d.feed(Tick(), after=5.0)
+    assert "no promise from the own stream within 5 s" in [e.reason for e in d.effects if isinstance(e, RoleChanged)]
+    old = d.open
+    d.feed(OwnConfirmed(old))
+    assert d.node.leading == 0, "the FENCE of a campaign that is over concludes nothing"
+
+
+def test_a_node_that_stops_answering_ends_the_campaign() -> None:
+    d = candidate(3)
+    d.feed(PeerDisconnected(2))
+    assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "e2 stopped answering")
+
+
+def test_one_that_has_promised_may_go() -> None:
+    d = candidate(3)
+    d.hear(2, Promise(E2_1, state(top=E2_1)))
+    d.feed(PeerDisconnected(2))
+    assert d.node.role is Role.RECOVERING
+
+
+def test_a_higher_promise_ends_the_campaign_and_is_learnt() -> None:
+    d = candidate()
+    d.hear(2, Superseded(epoch_number(7, 2)))
+    assert d.node.reason == "e2 has promised epoch 7.2"
+    assert sent(d.feed(Tick()), Prepare) == [Prepare(epoch_number(8, 1))]
+
+
+def test_superseded_by_what_is_known_changes_nothing() -> None:
+    d = candidate()
+    assert d.hear(2, Superseded(E1_1)) == []
+    fresh = Driver(1)
+    assert fresh.hear(2, Superseded(E2_2)) == []
+
+
+def test_another_candidate_wins() -> None:
+    d = candidate()
+    effects = d.hear(2, Prepare(E3_2))
+    assert d.node.reason == "promised epoch 3.2 to e2"
+    assert only(effects, WriteFence).epoch == E3_2
+    assert sent(d.confirm(), Promise)[-1].epoch == E3_2
+
+
+def test_a_lower_candidate_is_told() -> None:
+    d = candidate()
+    assert sent(d.hear(2, Prepare(E2_1)), Superseded) == [Superseded(E2_1)]
+
+
+def test_another_leads_already() -> None:
+    d = candidate()
+    d.hear(2, Lead(E3_2, True, NEW))
+    assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "following e2, epoch 3.2")
+
+
+def test_restart_alone() -> None:
+    d = Driver(1, restart_alone=True)
+    assert d.node.role is Role.RECOVERING
+    d.confirm()
+    assert d.node.log.members == {1}
+    other = Driver(2, restart_alone=True)
+    assert other.node.role is Role.CATCH_UP, "only whoever owned the last epoch"
+
+
+# ---- leading ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_door_opens_when_the_marker_is_safe() -> None:
+    d = leader(active=False)
+    assert d.node.safe == 0
+    effects = d.feed(PeerAcked(2, 6))
+    assert (only(effects, SafeAdvanced).safe, only(effects, Recover).epoch) == (6, E2_1)
+    assert Recover not in kinds(d.feed(Tick()))
+    d.feed(Recovered(E1_1))
+    assert d.node.role is Role.RECOVERING
+    d.feed(Recovered(E2_1))
+    assert d.node.role is Role.ACTIVE
+    assert d.feed(Recovered(E2_1)) == []
+
+
+def test_safe_needs_the_own_stream_and_every_member() -> None:
+    d = leader()
+    d.feed(Append(2))
+    assert SafeAdvanced not in kinds(d.feed(PeerAcked(2, 8)))
+    assert d.feed(OwnConfirmed(1)) == [SafeAdvanced(8)]
+    d.feed(Append(1))
+    assert d.feed(OwnConfirmed(1)) == []
+    assert d.feed(PeerAcked(2, 8)) == []
+
+
+def test_acks_without_a_subscription_count_for_nothing() -> None:
+    d = leader()
+    d.feed(Append(1))
+    d.feed(OwnConfirmed(1))
+    d.feed(PeerDisconnected(2))
+    assert d.feed(PeerAcked(2, 7)) == []
+    assert Driver(2).feed(PeerAcked(1, 7)) == []
+
+
+@pytest.mark.parametrize(
+    "message", [Hello(Role.CATCH_UP, NEW, 0), Prepare(E3_2), Lead(E3_2, True, NEW), Superseded(E3_2), Following(E2_1, 5, False, NEW)]
+)
+def test_a_newer_epoch_ends_the_incarnation(message: Any) -> None:
+    d = leader()
+    assert "has seen epoch 3.2; mine, 2.1, is over" in only(d.hear(2, message), Restart).reason
+
+
+def test_a_node_is_called_once_until_it_answers() -> None:
+    d = leader()
+    hello = Hello(Role.CATCH_UP, state(top=E2_1), 0)
+    assert len(sent(d.hear(2, hello), Lead)) == 1
+    assert not sent(d.hear(2, hello), Lead)
+    d.hear(2, Following(E2_1, 6, False, state(top=E2_1)))
+    assert only(d.effects, Subscribe) == Subscribe(2, 6)
+    assert not sent(d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0, E2_1)), Lead), "it follows"
+    assert sent(d.hear(2, hello), Lead), "it does not"
+
+
+def test_a_new_connection_is_called_again() -> None:
+    """Its answer to the first Lead was lost with its old connection."""
+    d = leader()
+    d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0))
+    assert sent(d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0, 0, True)), Lead)
+
+
+def test_an_answer_that_outlives_the_connection_does_not_count() -> None:
+    d = leader()
+    d.feed(PeerDisconnected(2))
+    assert d.hear(2, Following(E2_1, 6, False, state(top=E2_1))) == []
+    d.feed(PeerConnected(2))
+    assert sent(d.hear(2, Hello(Role.READY, state(top=E2_1), 0, E2_1)), Lead)
+
+
+def test_a_node_that_cannot_be_reached_is_not_called() -> None:
+    d = leader()
+    d.feed(PeerDisconnected(2))
+    assert d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0, 0, True)) == []
+
+
+def test_an_answer_for_another_epoch() -> None:
+    assert leader().hear(2, Following(E1_1, 5, False, state())) == []
+
+
+def test_heartbeats() -> None:
+    d = leader()
+    d.feed(Tick(), after=1.0)
+    assert sent(d.effects, Heartbeat) == [Heartbeat(E2_1, 6, 6, 0)]
+    assert d.feed(Tick()) == []
+    d.hear(2, Heartbeat(E2_1, 6, 6, 4))
+    assert d.node.peers[2].applied == 4
+
+
+# ---- the set ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_member_is_dropped_and_told() -> None:
+    d = leader()
+    d.feed(Append(1))
+    d.confirm()
+    d.feed(PeerDisconnected(2))
+    assert WriteBatch not in kinds(d.feed(Tick(), after=4.0))
+    effects = d.feed(Tick(), after=2.0)
+    assert only(effects, WriteBatch).batch == BatchHeader(E2_1, 8, 8, E2_1, E2_1, ((8, ONE),))
+    assert only(effects, Disconnect) == Disconnect(2)
+    assert SafeAdvanced not in kinds(effects), "a removal counts when it is on the new set"
+    assert only(d.confirm(), SafeAdvanced).safe == 8
+    d.feed(PeerConnected(2))
+    assert [m.in_set for m in sent(d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0)), Lead)] == [False]
+
+
+def test_a_member_that_has_everything_is_not_dropped_while_it_is_heard() -> None:
+    d = leader()
+    for _ in range(10):
+        d.hear(2, Heartbeat(E2_1, 6, 6, 6))
+        d.feed(Tick(), after=2.0)
+    assert d.node.log.members == BOTH
+
+
+def test_strict_waits_for_a_silent_member() -> None:
+    d = leader(strict=True)
+    d.feed(PeerDisconnected(2))
+    d.feed(Append(1))
+    d.confirm()
+    d.feed(Tick(), after=60.0)
+    assert (d.node.log.members, d.node.safe) == (BOTH, 6)
+    d.feed(RemoveRequest(2))
+    assert d.answer() == Answer(True, "e2 is removed from the set; do not promote it before it has rejoined")
+    assert only(d.confirm(), SafeAdvanced).safe == 8
+
+
+def test_strict_keeps_who_is_down_and_lets_it_be_removed_while_recovering() -> None:
+    d = Driver(1, strict=True)
+    d.ask(2)
+    d.confirm()
+    assert (d.node.role, d.node.log.members, d.node.safe) == (Role.RECOVERING, BOTH, 0)
+    d.feed(RemoveRequest(2))
+    assert d.answer().ok
+    assert only(d.confirm(), Recover)
+
+
+def test_a_node_that_is_no_longer_configured() -> None:
+    three = (BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, frozenset({1, 7})),)),)
+    d = Driver(1, size=1, log=three)
+    d.confirm()
+    assert d.node.role is Role.RECOVERING
+    d.feed(Tick())
+    assert d.node.log.members == {1}
+    assert only(d.confirm(), Recover)
+    strict = Driver(1, size=1, log=three, strict=True)
+    strict.confirm()
+    strict.feed(RemoveRequest(7))
+    assert strict.answer().text == "node 7 is removed from the set; do not promote it before it has rejoined"
+
+
+@pytest.mark.parametrize(
+    ("make", "node", "text"),
+    [
+        (leader, 1, "e1 is not in the set"),
+        (leader, 9, "node 9 is not in the set"),
+        (follower, 1, "e2 is not primary: ask e1"),
+        (lambda: Driver(2), 1, "e2 is not primary: ask the primary"),
+    ],
+)
+def test_remove_is_refused(make: Any, node: int, text: str) -> None:
+    d = make()
+    d.feed(RemoveRequest(node))
+    assert d.answer() == Answer(False, text)
+
+
+def rejoining(**options: Any) -> Driver:
+    """Node 1 leads alone; node 2 has subscribed from entry 5 and is not in the set."""
+    d = alone(**options)
+    d.meet(2, state())
+    assert not sent(d.effects, Lead)[0].in_set
+    return d
+
+
+def test_a_newcomer_is_admitted_when_it_has_all_that_is_safe() -> None:
+    d = rejoining()
+    d.hear(2, Following(E2_1, 5, False, state(top=E2_1)))
+    assert d.node.log.members == ONE, "it lacks entry 6, which is safe"
+    effects = d.feed(PeerAcked(2, 6))
+    assert only(effects, WriteBatch).batch.sets == ((7, BOTH),)
+    assert WriteBatch not in kinds(d.feed(PeerAcked(2, 6)))
+    assert d.feed(OwnConfirmed(1)) == [], "an addition counts from its append"
+    assert d.feed(PeerAcked(2, 7)) == [SafeAdvanced(7)]
+
+
+def test_admission_under_load_holds_safe_for_a_moment() -> None:
+    d = rejoining()
+    d.feed(Append(5))
+    d.confirm()
+    assert d.node.safe == 11
+    d.hear(2, Following(E2_1, 5, False, state(top=E2_1)))
+    d.feed(Append(5))
+    d.confirm()
+    assert d.node.safe == 11, "held: entries 12 to 16 are on the only member's stream"
+    assert WriteBatch not in kinds(d.feed(PeerAcked(2, 10)))
+    effects = d.feed(PeerAcked(2, 11))
+    assert only(effects, WriteBatch).batch.sets == ((17, BOTH),)
+    d.confirm()
+    assert d.node.safe == 11
+    d.feed(PeerAcked(2, 17))
+    assert d.node.safe == 17
+
+
+def test_admission_gives_up_and_does_not_stall_the_rest() -> None:
+    d = rejoining()
+    d.feed(Append(5))
+    d.confirm()
+    d.hear(2, Following(E2_1, 5, False, state(top=E2_1)))
+    d.feed(Append(5))
+    d.confirm()
+    assert only(d.feed(Tick(), after=0.6), SafeAdvanced).safe == 16
+    d.feed(Append(1))
+    assert SafeAdvanced(17) in d.confirm(), "not held again at once"
+    d.feed(Tick(), after=6.0)
+    d.feed(Append(1))
+    assert SafeAdvanced not in kinds(d.confirm()), "tried again"
+    d.feed(PeerDisconnected(2))
+    assert SafeAdvanced(18) in d.feed(Tick())
+
+
+def test_a_newcomer_that_lacks_too_much_is_not_waited_for() -> None:
+    d = rejoining(admit_lag_entries_max=3)
+    d.feed(Append(9))
+    d.confirm()
+    d.hear(2, Following(E2_1, 5, False, state(top=E2_1)))
+    d.feed(Append(1))
+    assert SafeAdvanced(16) in d.confirm()
+
+
+def test_one_change_at_a_time() -> None:
+    d = leader(3)
+    assert d.node.log.members == BOTH | {3}, d.node.log.members
+    d.feed(PeerDisconnected(2))
+    d.feed(RemoveRequest(2))
+    d.feed(PeerConnected(2))
+    d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0))
+    d.hear(2, Following(E2_1, 7, False, state(top=E2_1)))
+    d.feed(PeerAcked(2, 8))
+    assert 2 not in d.node.log.members, "its removal is not safe yet"
+
+
+def test_a_lost_host_leaves_the_set_before_it_follows() -> None:
+    """R16."""
+    d = leader()
+    d.feed(PeerDisconnected(2))
+    effects = d.meet(2, state(top=E2_1, lost_host=True))
+    assert only(effects, WriteBatch).batch.sets == ((7, ONE),)
+    assert not sent(effects, Lead)[0].in_set
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_diverged_member_leaves_the_set(strict: bool) -> None:
+    d = leader(strict=strict)
+    d.hear(2, Following(E2_1, 5, True, state(top=E2_1)))
+    assert d.node.log.members == (BOTH if strict else ONE)
+    assert d.node.peers[2].diverged
+    assert WriteBatch not in kinds(d.hear(2, Following(E2_1, 5, True, state(top=E2_1)))) or strict
+
+
+# ---- promoting -------------------------------------------------------------------------------------------------------
+
+
+OUT = BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, ONE),))
+LONGER = (*LOG, BatchHeader(E1_1, 6, 9, E1_1, E1_1))
+
+
+def met(d: Driver, log: LogState | None = None, **hello: Any) -> Driver:
+    d.meet(1, log, **hello)
+    return d
+
+
+@pytest.mark.parametrize(
+    ("make", "down", "text", "overridden"),
+    [
+        (leader, [], "e1 is primary already (epoch 2.1)", False),
+        (lambda: leader(active=False), [], "e1 is primary already (epoch 2.1)", False),
+        (candidate, [], "e1 is taking epoch 2.1 already", False),
+        (lambda: Driver(2), [9], "there is no node 9 in this group", False),
+        (lambda: met(Driver(2)), [1], "e1 is said to be down, but it answers: stop it first, or use switchover", False),
+        (lambda: Driver(2), [], "e1 does not answer: if it is down, say so with --down e1", False),
+        (lambda: met(Driver(2), leading=E2_1), [], "e1 is primary and answers: use switchover", False),
+        (follower, [], "e1 is primary and answers: use switchover", False),
+        (lambda: met(Driver(2), state(LONGER)), [], "e1 answers and has a longer log: promote e1 instead", True),
+        (
+            lambda: Driver(2, log=(*LOG, OUT)),
+            [1],
+            "e2 was not in sync: what was confirmed without it would be lost (its log ends at 6, epoch 1.1). Bring e1 back, or repeat with --force",
+            True,
+        ),
+        (lambda: Driver(2, log=()), [1], "the log of e2 is empty: what e1 holds would be lost. Bring e1 back, or repeat with --force", True),
+        (
+            lambda: Driver(2, lost_host=True),
+            [1],
+            "the broker of e2 went down and it has not caught up since: what it lost is unknown. Repeat with --force to accept that",
+            True,
+        ),
+    ],
+)
+def test_promotion_is_refused(make: Any, down: list[int], text: str, overridden: bool) -> None:
+    d = make()
+    assert d.ask(*down) == Answer(False, text)
+    assert d.ask(*down, dry_run=True) == Answer(False, text)
+    forced = d.ask(*down, force=True)
+    assert (forced is None) is overridden
+    assert forced in (None, Answer(False, text))
+
+
+def test_a_diverged_node_does_not_stand_in_the_way() -> None:
+    d = met(Driver(2), state(LONGER), role=Role.DIVERGED)
+    assert d.ask(dry_run=True) == Answer(True, "would promote e2; it never heard a primary since it started and was in sync then; its log ends at 5")
+
+
+def test_dry_run_tells_the_stakes() -> None:
+    d = follower()
+    d.feed(PeerDisconnected(1), after=2.0)
+    assert d.node.role is Role.READY, "in sync when it last heard: may be promoted"
+    assert d.ask(1, dry_run=True) == Answer(True, "would promote e2; it heard its primary 2.0 s ago and was in sync then; its log ends at 6")
+    assert d.open == 0
+    d.node.lost_host = True
+    d.node.log.fence(E2_1, 6)
+    d.ask(1, dry_run=True, force=True)
+    assert "was NOT in sync then; its broker went down since, and it has not caught up" in d.answer().text
+
+
+def test_promotion_with_the_operators_word() -> None:
+    d = Driver(2)
+    assert d.ask(1) is None
+    effects = d.confirm()
+    assert only(effects, Answer) == Answer(True, "e2 has taken epoch 2.2")
+    assert d.node.log.members == TWO
+    assert d.node.leading == E2_2
+
+
+def test_promotion_with_answers() -> None:
+    d = Driver(2, size=3)
+    d.meet(3)
+    d.ask(1)
+    d.confirm()
+    assert d.node.leading == 0
+    d.hear(3, Promise(E2_2, state(top=E2_2)))
+    assert d.answer().ok
+
+
+def test_promotion_fails_later() -> None:
+    d = Driver(2, size=3)
+    d.meet(3)
+    d.ask(1)
+    d.feed(PeerDisconnected(3))
+    assert d.answer() == Answer(False, "e3 stopped answering")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_promotion_finds_a_longer_log_late(force: bool) -> None:
+    d = Driver(2, size=3)
+    d.meet(3)
+    d.ask(1, force=force)
+    d.confirm()
+    d.hear(3, Promise(E2_2, state(LONGER, top=E2_2)))
+    assert d.answer().ok is force
+
+
+def test_the_operator_may_choose_between_two_histories() -> None:
+    d = met(Driver(2), state((*LOG, OUT)))
+    assert d.ask(force=True) is None
+    d.confirm()
+    d.hear(1, Promise(E2_2, state((*LOG, OUT), top=E2_2)))
+    assert d.answer().ok
+
+
+@pytest.mark.parametrize(("options", "forgotten"), [({}, 0), ({"lost_host": True}, FORGOTTEN_TERMS_MAX), ({"log": ()}, FORGOTTEN_TERMS_MAX)])
+def test_who_may_have_forgotten_epochs_skips_them(options: dict[str, Any], forgotten: int) -> None:
+    """Nobody that answers knows which epochs the node led before: the same number must not name two histories."""
+    d = Driver(2, **options)
+    d.ask(1, force=True)
+    assert only(d.effects, WriteFence).epoch == epoch_number((d.node.log.last_epoch >> 8) + 1 + forgotten, 2)
+
+
+# ---- following -------------------------------------------------------------------------------------------------------
+
+
+def test_following() -> None:
+    d = Driver(2)
+    effects = d.meet(1, state(top=E2_1), leading=E2_1)
+    assert [h.wants_answer for h in sent(effects, Hello)] == [True]
+    effects = d.hear(1, Lead(E2_1, True, leaders_log()))
+    assert only(effects, WriteFence) == WriteFence(E2_1, 0)
+    assert d.node.primary() == 1
+    effects = d.confirm()
+    assert sent(effects, Following) == [Following(E2_1, 5, False, d.node.state())]
+    assert Ack not in kinds(effects), "it has said what it has"
+    assert d.node.role is Role.READY
+    assert d.feed(Push(1, MARKER, 5, b"body")) == [WriteBatch(MARKER, EntryKind.ENTRIES, b"body"), SafeAdvanced(5)]
+    assert d.feed(OwnConfirmed(1)) == [Ack(1, 6)]
+    assert d.hear(1, Heartbeat(E2_1, 6, 6, 6)) == [SafeAdvanced(6)]
+    assert d.hear(1, Heartbeat(E1_1, 9, 9, 9)) == []
+    hello = sent(d.hear(1, Hello(Role.ACTIVE, leaders_log(), E2_1, 0, False)), Hello)
+    assert hello == []
+
+
+def test_hello_is_answered() -> None:
+    d = Driver(2)
+    assert d.hear(1, Hello(Role.ACTIVE, leaders_log(), E2_1, 0, True)) == [], "it cannot be reached yet"
+    d.feed(PeerConnected(1))
+    assert [h.wants_answer for h in sent(d.hear(1, Hello(Role.ACTIVE, leaders_log(), E2_1, 0, True)), Hello)] == [False]
+
+
+def test_pushes_that_are_not_taken() -> None:
+    d = follower()
+    stale = d.feed(Push(1, BatchHeader(E1_1, 7, 7, E2_1, E1_1), 0))
+    assert stale == [Send(1, Superseded(E2_1)), RefusePush(1, "epoch 1.1 is over")]
+    assert d.feed(Push(1, BatchHeader(E3_1, 7, 7, E2_1, E3_1), 0)) == [RefusePush(1, "this node does not follow you")]
+    assert d.feed(Push(1, BatchHeader(E2_1, 9, 9, E2_1, E2_1), 0)) == [RefusePush(1, "entry 9 does not continue a log that ends at 6")]
+    assert d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 0)) == [RefusePush(1, "this node does not follow you")]
+    assert kinds(d.feed(Push(2, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 0))) == [RefusePush]
+
+
+def test_a_push_that_is_repeated_is_acked_again() -> None:
+    """The first ack was for a subscription that had ended."""
+    d = follower()
+    push = Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 6)
+    d.feed(push)
+    assert d.feed(push) == [], "its own stream has not confirmed it"
+    assert d.confirm() == [Ack(1, 7)]
+    assert d.feed(push) == [Ack(1, 7)]
+
+
+def test_a_longer_tail_is_neither_acked_nor_safe() -> None:
+    """Entries 6 to 9 are an old tail; the leader has others there."""
+    d = Driver(2, log=LONGER)
+    d.meet(1, state(top=E2_1), leading=E2_1)
+    d.hear(1, Lead(E2_1, True, leaders_log()))
+    effects = d.confirm()
+    assert sent(effects, Following)[0].start == 5
+    assert Ack not in kinds(effects)
+    assert d.hear(1, Heartbeat(E2_1, 6, 6, 6)) == [SafeAdvanced(5)]
+    effects = d.feed(Push(1, MARKER, 6, b""))
+    assert effects[0] == CutTail(6)
+    assert d.feed(OwnConfirmed(1)) == [Ack(1, 6), SafeAdvanced(6)]
+
+
+def test_nothing_safe_is_cut() -> None:
+    d = follower()
+    d.node.safe = 6
+    with pytest.raises(IllegalEvent, match="entry 6 is safe and would be cut"):
+        d.feed(Push(1, BatchHeader(E1_1, 6, 6, E1_1, E2_1), 0))
+
+
+def test_a_lower_leader_and_a_false_one() -> None:
+    d = follower()
+    assert d.hear(1, Lead(E1_1, True, state())) == [Send(1, Superseded(E2_1))]
+    assert d.hear(1, Lead(E3_2, True, state())) == [Send(1, Superseded(E2_1))]
+
+
+def test_the_connection_to_the_primary() -> None:
+    d = follower()
+    d.feed(PeerDisconnected(1))
+    assert (d.node.role, d.node.reason, d.node.primary()) == (Role.READY, "the connection to the primary e1 is lost", 0)
+    assert kinds(d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 0))) == [RefusePush]
+    three = Driver(2, size=3)
+    three.meet(3)
+    assert three.feed(PeerDisconnected(3)) == []
+
+
+def test_the_primarys_new_connection_carries_a_new_lead() -> None:
+    """What it sends before that is no sign that this node is still in its set."""
+    d = follower()
+    d.hear(1, Hello(Role.ACTIVE, leaders_log(), E2_1, 0, True))
+    heard = d.node.last_heard_leader
+    d.now += 1.0
+    assert d.hear(1, Heartbeat(E2_1, 6, 6, 6)) == []
+    assert d.node.last_heard_leader == heard
+    assert d.feed(Tick()) != []
+    assert d.node.role is Role.READY
+
+
+def test_a_fence_that_comes_too_late_answers_nobody() -> None:
+    d = Driver(2)
+    d.meet(1, state(top=E2_1), leading=E2_1)
+    d.hear(1, Lead(E2_1, True, leaders_log()))
+    d.hear(1, Lead(E3_1, True, leaders_log()))
+    assert [m.epoch for m in sent(d.confirm(), Following)] == [E3_1]
+
+
+def test_told_to_be_out_until_a_set_says_otherwise() -> None:
+    d = follower()
+    d.hear(1, Lead(E2_1, False, state((*LOG, MARKER, BatchHeader(E2_1, 7, 7, E2_1, E2_1, ((7, ONE),))))))
+    assert only(d.effects, WriteFence) == WriteFence(E2_1, 7)
+    d.confirm()
+    assert d.node.role is Role.CATCH_UP
+    d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1, ((7, ONE),)), 6))
+    d.confirm()
+    d.feed(Push(1, BatchHeader(E2_1, 8, 8, E2_1, E2_1, ((8, BOTH),)), 6))
+    d.confirm()
+    assert d.node.role is Role.READY
+
+
+def test_taken_out_by_an_entry() -> None:
+    d = follower()
+    d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1, ((7, ONE),)), 6))
+    d.confirm()
+    assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "taken out of the set")
+
+
+def test_an_empty_leader_still_records_out() -> None:
+    d = Driver(2, log=())
+    d.meet(1, LogState(top=E1_1), leading=E1_1)
+    d.hear(1, Lead(E1_1, False, LogState(top=E1_1)))
+    assert only(d.effects, WriteFence).out_end == 1
+
+
+def test_a_lost_host_has_caught_up_when_it_is_in_the_set() -> None:
+    d = Driver(2, lost_host=True)
+    d.meet(1, state(top=E2_1), leading=E2_1)
+    d.hear(1, Lead(E2_1, False, leaders_log()))
+    d.confirm()
+    assert d.node.state().lost_host
+    d.feed(Push(1, MARKER, 5))
+    d.confirm()
+    assert d.node.state().lost_host, "that set is from before it was told that it is out"
+    d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1, ((7, BOTH),)), 6))
+    d.confirm()
+    assert not d.node.state().lost_host
+
+
+# ---- promising and diverging -----------------------------------------------------------------------------------------
+
+
+def test_a_promise_deposes_the_primary() -> None:
+    d = follower(size=3)
+    d.feed(PeerConnected(3))
+    epoch = epoch_number(3, 3)
+    d.hear(3, Prepare(epoch))
+    assert d.node.role is Role.CATCH_UP
+    assert d.node.primary() == 0
+    assert sent(d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 0)), Superseded) == [Superseded(epoch)], "before its FENCE is confirmed"
+    assert sent(d.confirm(), Promise) == [Promise(epoch, d.node.state())]
+
+
+def test_diverged() -> None:
+    d = diverged()
+    assert d.node.reason == "entries 6 to 7 may have been confirmed by this node alone; e1 lacks them"
+    assert d.feed(Tick())
+    d.hear(1, Lead(E2_1, False, leaders_log()))
+    assert sent(d.confirm(), Following)[-1].diverged
+    d.hear(1, Prepare(E3_1))
+    assert d.node.role is Role.DIVERGED
+    d.confirm()
+    d.feed(PeerDisconnected(1))
+    assert d.node.role is Role.DIVERGED
+
+
+def test_diverged_no_more() -> None:
+    """Another leader has what the first one lacked."""
+    d = diverged()
+    log = (*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, TWO),)), BatchHeader(E1_1, 7, 7, E1_1, E1_1), BatchHeader(E3_1, 8, 8, E1_1, E3_1))
+    d.hear(1, Lead(E3_1, True, state(log)))
+    d.confirm()
+    assert sent(d.effects, Following) or d.node.role is Role.CATCH_UP
+    assert d.node.role is Role.CATCH_UP
+
+
+def test_what_was_applied_is_not_cut() -> None:
+    """By the sets alone it might be: node 1 is in all of them."""
+    d = Driver(2, log=LONGER, applied=6)
+    d.meet(1, state(top=E2_1), leading=E2_1)
+    d.hear(1, Lead(E2_1, True, leaders_log()))
+    d.confirm()
+    assert d.node.role is Role.DIVERGED
+
+
+def test_names() -> None:
+    node = Driver(1, size=3).node
+    assert (node.name(3), node.name(9)) == ("e3", "node 9")
