@@ -40,11 +40,20 @@ def p5(brokers: list[str], rounds: int) -> Row:
                 kind = KINDS[number % len(KINDS)]
                 runs.append(_round(lab, kind, queues[kind], f"bench-{number}"))
                 note(f"P5 {broker}/{kind} " + " ".join(f"{key}={runs[-1][key]}" for key in _FIGURES))
-    promote = [run["promote_ms"] for run in runs]
-    lost, twice = sum(run["lost"] for run in runs), sum(run["duplicated"] for run in runs)
-    kill = median(run["kill_ms"] for run in runs)
-    details = f"to the first confirm, median of {len(runs)} kills (max {max(promote):.0f}); from kill {kill:.0f}; lost={lost} duplicated={twice}"
-    return Row("P5", f"promote_ms={median(promote):.0f}", str(GOAL_MS), median(promote) <= GOAL_MS and not lost and not twice, details, runs)
+    return summary(runs)
+
+
+def summary(runs: list[dict[str, Any]]) -> Row:
+    """The row of these kills: the worst broker's median counts, and any message lost or duplicated is short."""
+    details, worst = [], 0.0
+    for broker in sorted({run["broker"] for run in runs}):
+        promote, kill = ([run[key] for run in runs if run["broker"] == broker] for key in ("promote_ms", "kill_ms"))
+        worst = max(worst, median(promote))
+        spread = f"{min(promote):.0f} to {max(promote):.0f}"
+        details.append(f"{broker} {median(promote):.0f} ms (median of {len(promote)}, {spread}), {median(kill):.0f} ms from the kill")
+    lost, twice = (sum(run[key] for run in runs) for key in ("lost", "duplicated"))
+    details.append(f"lost={lost} duplicated={twice}")
+    return Row("P5", f"promote_ms={worst:.0f}", str(GOAL_MS), worst <= GOAL_MS and not lost and not twice, "; ".join(details), runs)
 
 
 _FIGURES = ("promote_ms", "active_ms", "kill_ms", "published", "resent", "lost", "duplicated", "order_breaks")
