@@ -104,6 +104,7 @@ def test_publishes_that_follow_the_login_at_once_are_logged(rig: Rig) -> None:
         client.expect(frames.CONNECTION_TUNE)
         methods = [commands.Connection.TuneOk(2047, 131_072, 0), commands.Connection.Open("/")]
         client.send(b"".join(frames.method_frame(0, m) for m in methods))
+        pieces = [frames.method_frame(1, method) for method in (commands.Channel.Open(), commands.Confirm.Select())]
         for piece in (*pieces, publish(1, queue, b"early")):
             client.send(piece)
             time.sleep(0.002)
