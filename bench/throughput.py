@@ -61,7 +61,9 @@ def _row(name: str, nodes: int, brokers: list[str], plan: Plan, goals: dict[str,
 def _detail(variant: str, ratio: float, rounds: list[dict[str, dict[str, Any]]], nodes: int) -> str:
     door, direct = (median(pair[side]["rate"] for pair in rounds) for side in ("door", "direct"))
     cpu = {name: median(pair["door"]["cpu_us"][name] for pair in rounds) for name in rounds[0]["door"]["cpu_us"]}
-    text = f"{variant} {ratio:.2f} ({door:,.0f} of {direct:,.0f} msg/s, sidecar {cpu['e1.sidecar']:.1f} µs/msg"
+    ratios = [pair["door"]["rate"] / pair["direct"]["rate"] for pair in rounds]
+    text = f"{variant} {ratio:.2f} (rounds {min(ratios):.2f} to {max(ratios):.2f}; {door:,.0f} of {direct:,.0f} msg/s"
+    text += f"; sidecar {cpu['e1.sidecar']:.1f} µs/msg"
     if nodes > 1:
         applied = median(pair["door"]["applied_after_s"] for pair in rounds)
         text += f", backup's {cpu['e2.sidecar']:.1f}, applied {applied:.2f} s after the last confirm"
