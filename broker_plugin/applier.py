@@ -14,20 +14,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError, MalformedInput
+from lrq_ha.replication.positions import RangeSet
+from lrq_ha.routing import names
 
 from . import frames
-from .apply_lane import FRAME_ANY_BYTES, Group, Lane, Message, Window, routes_on
+from .apply_lane import Lane, Message, Window, routes_on
 from .channels import QueueKey
+from .client_errors import Address
 from .replica import Entry, Replica
+from .topology import first_name
 
-STATUS_VIEW = "LRQ_Status"
 TIMER_MIN_S = 0.01
 TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
-GOES_PAST_PARKED = frozenset({frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE, frames.QUEUE_DELETE})
 
 
 class Views(Protocol):
@@ -42,7 +45,7 @@ class Applier:
 
     Args:
         replica: Where the entries wait.
-        broker_url: The own broker; the vhost in it is replaced.
+        broker: The own broker; the vhost in it is replaced.
         views: Who writes view streams.
         delay_s: How late a follower applies.
         delay_entries_max: How many entries may wait for that.
@@ -57,7 +60,7 @@ class Applier:
     def __init__(
         self,
         replica: Replica,
-        broker_url: str,
+        broker: Address,
         views: Views,
         *,
         delay_s: float,
@@ -69,7 +72,7 @@ class Applier:
         self.hurry = False
         self.on_full = on_full
         self._replica = replica
-        self._url = broker_url
+        self._broker = broker
         self._views = views
         self._delay_s = delay_s
         self._delay_entries_max = delay_entries_max
@@ -113,7 +116,10 @@ class Applier:
                     future.exception()  # nobody may be waiting any more
 
     async def drained(self) -> None:
-        """Returns when nothing safe waits and everything published is confirmed. Set `hurry` before.
+        """Returns when nothing safe waits and everything published is confirmed, but for what a full queue refuses. Set `hurry` before.
+
+        A full queue gets room from the consumers that the door will let in. (The primary's held more than its limit if consumers that had messages
+        of it vanished.)
 
         Raises:
             LrqError: The applier has ended.
@@ -131,11 +137,15 @@ class Applier:
         for lane in self._lanes.values():
             lane.abort()
 
+    def parked(self) -> RangeSet:
+        """The entries that full queues refuse, and that are tried again."""
+        return RangeSet.of(sequence for lane in self._lanes.values() for sequence in lane.parked_sequences())
+
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
     def _is_drained(self) -> bool:
         waiting = self._replica.to_apply
-        return not self._busy and not (waiting and waiting[0].last <= self._replica.safe) and all(lane.idle for lane in self._lanes.values())
+        return not self._busy and not (waiting and waiting[0].last <= self._replica.safe) and all(lane.settled for lane in self._lanes.values())
 
     def _tell_drained(self) -> None:
         if self._drained and self._is_drained():
@@ -169,7 +179,7 @@ class Applier:
     async def _lane(self, vhost: str) -> Lane:
         lane = self._lanes.get(vhost)
         if lane is None:
-            lane = await Lane.open(self._url, vhost, self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
+            lane = await Lane.open(replace(self._broker, vhost=vhost), self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
             self._lanes[vhost] = lane
         return lane
 
@@ -202,16 +212,14 @@ class Applier:
         if entry.last <= self._replica.tracker.applied:
             return
         if kind == "enqueues":
-            await self._enqueues(run.enqueues, first, None)
-        elif kind == "tx":
-            await self._transaction(run.tx, first)
+            await self._enqueues(run.enqueues, first)
         elif view := _view(run):
             await self._views.append(*view, first, self._replica.node.log.epoch_at(first))
         else:
-            await self._other(run)
+            await self._other(run, first)
             self._replica.applied(first, entry.last)
 
-    async def _other(self, run: pb.Run) -> None:
+    async def _other(self, run: pb.Run, sequence: int) -> None:
         """What is done when this returns."""
         kind = run.WhichOneof("kind")
         if kind == "purge":
@@ -221,42 +229,27 @@ class Applier:
         elif kind == "topology":
             lane = await self._lane(run.topology.vhost)
             method = int.from_bytes(run.topology.method[:4], "big")
-            if method in GOES_PAST_PARKED:
-                await self._until(lambda: not lane.open_messages)
-            else:
-                await self._until(lambda: lane.idle)
+            # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
+            await self._until(lambda: lane.settled)
+            await self._until(lambda: self._replica.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
+            await self._replica.settle_record(sequence)
             if method == frames.QUEUE_DELETE:
-                length = run.topology.method[6]
-                lane.forget_queue(run.topology.method[7 : 7 + length].decode("utf-8", "surrogateescape"))
+                lane.forget_queue(first_name(run.topology.method))
             await lane.execute(run.topology.method)
+            if method == frames.QUEUE_DELETE:
+                key = (run.topology.vhost, first_name(run.topology.method))
+                self._replica.filter.forget_queue(key, sequence)
 
-    async def _transaction(self, tx: pb.Tx, sequence: int) -> None:
-        group = Group(sequence)
-        views = []
-        for run in tx.runs:
-            if run.WhichOneof("kind") == "enqueues":
-                await self._enqueues(run.enqueues, sequence, group)
-            elif view := _view(run):
-                views.append(view)
-            else:
-                await self._other(run)
-        if views:  # last, as the entry counts as applied when its view is confirmed
-            await self._until(lambda: group.left == 1)
-            for queue, body in views:
-                await self._views.append(queue, body, sequence, self._replica.node.log.epoch_at(sequence))
-        else:
-            self._part_done(group)
+        elif kind == "checkpoint" and sequence == self._replica.begins_at:
+            for each in run.checkpoint.definitions:
+                await (await self._lane(each.vhost)).execute(each.method)
 
-    def _part_done(self, group: Group) -> None:
-        group.left -= 1
-        if not group.left:
-            self._replica.applied(group.sequence, group.sequence)
-
-    async def _enqueues(self, run: pb.Enqueues, first: int, group: Group | None) -> None:
+    async def _enqueues(self, run: pb.Enqueues, first: int) -> None:
         replica, window = self._replica, self._window
+        replica.published(first + len(run.lengths) - 1)
         lane = await self._lane(run.vhost)
         blob = run.frames
-        items, used = frames.scan(blob, 0, FRAME_ANY_BYTES)
+        items, used = frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)
         if used != len(blob) or len(items) != len(run.lengths):
             raise MalformedInput(f"entry {first} holds {len(items)} messages in {used} of {len(blob)} bytes, not {len(run.lengths)}")
         number = lane.number
@@ -268,7 +261,7 @@ class Applier:
         skipped_first = skipped_last = 0
         batch: list[Message] = []
         for offset, (kind, _, start, end, header, header_end, stop) in enumerate(items):
-            sequence = first if group is not None else first + offset
+            sequence = first + offset
             if sequence <= applied:
                 continue
             if kind != frames.BASIC_PUBLISH or not stop:
@@ -281,16 +274,13 @@ class Applier:
             if may_skip(queues, sequence) or (queues and not replica.replicates(queues[0])):
                 if queues:
                     replica.filter.queue(queues[0]).skipped(sequence, sequence)
-                if group is None:
-                    if sequence != skipped_last + 1:
-                        if skipped_first:
-                            replica.applied(skipped_first, skipped_last)
-                        skipped_first = sequence
-                    skipped_last = sequence
+                if sequence != skipped_last + 1:
+                    if skipped_first:
+                        replica.applied(skipped_first, skipped_last)
+                    skipped_first = sequence
+                skipped_last = sequence
                 continue
-            if group is not None:
-                group.left += 1
-            message = Message(sequence, group, route, prefix, payload, blob, number, header_end, stop)
+            message = Message(sequence, route, prefix, payload, blob, number, header_end, stop)
             batch.append(message)
             if window.messages + len(batch) >= window.messages_max or window.full:
                 lane.publish(batch)
@@ -314,5 +304,5 @@ def _view(run: pb.Run) -> tuple[str, bytes] | None:
         case "reception":
             return run.reception.queue, run.reception.body
         case "status":
-            return STATUS_VIEW, run.status.body
+            return names.STATUS, run.status.body
     return None

@@ -4,19 +4,19 @@ Rules:
 - Publish tags of a channel are consecutive, so the open messages are a deque, and a tag is an index into it.
 - A message that the broker refused (a full reject-publish queue) is parked by its route; what comes later on that route waits behind it, and
   everything else goes on. It is tried again until it is in, or until the log says that nobody needs it.
-- A channel that the broker closed is opened again and gets what was unconfirmed again: a second copy is harmless, a missing one is not.
+- A channel that the broker closed over an exchange that takes nothing is opened again and gets what came from there on; what it was sent before is in
+  the queues, as a channel is carried out in order. Any other error ends the incarnation: what is sent again needs a new generation (R8).
 - Declarations go over a channel of their own: their failures concern no message.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,8 +32,6 @@ log = logging.getLogger("lrq_ha.applier")
 RETRY_S = 0.2
 RETRY_MESSAGES_MIN = 16
 RETRY_MESSAGES_MAX = 1_024
-CHANNEL_FAILURES_MAX = 6  # in a row, without a confirm in between
-FRAME_ANY_BYTES = 1 << 31  # whatever the publisher's connection had agreed to
 PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so is counted as done
 
 _NO_EXCHANGE = re.compile(r"no exchange '(.*)' in vhost")
@@ -49,26 +47,15 @@ class Route(NamedTuple):
     queues: tuple[QueueKey, ...]
 
 
-class Group:
-    """A transaction: one sequence, applied when all of its parts are."""
-
-    __slots__ = ("left", "sequence")
-
-    def __init__(self, sequence: int) -> None:
-        self.sequence = sequence
-        self.left = 1
-
-
 class Message:
     """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: its content header's."""
 
-    __slots__ = ("blob", "group", "header_end", "number", "payload", "prefix", "retried", "route", "sequence", "size", "stop")
+    __slots__ = ("blob", "header_end", "number", "payload", "prefix", "retried", "route", "sequence", "size", "stop")
 
     def __init__(
-        self, sequence: int, group: Group | None, route: Route, prefix: bytes, payload: bytes, blob: bytes, number: int, header_end: int, stop: int
+        self, sequence: int, route: Route, prefix: bytes, payload: bytes, blob: bytes, number: int, header_end: int, stop: int
     ) -> None:
         self.sequence = sequence
-        self.group = group
         self.route = route
         self.prefix = prefix
         self.payload = payload
@@ -134,17 +121,16 @@ class Lane:
         self._channel: Channel
         self._control: Channel | None = None
         self._broken: Exception | None = None
-        self._failures = 0
         self._tag = 1  # of open_messages[0]
         self._routes: dict[bytes, Route] = {}
 
     @classmethod
     async def open(
-        cls, url: str, vhost: str, replica: Replica, window: Window, wake: Callable[[], None], on_full: Callable[[QueueKey | None], None]
+        cls, address: Address, replica: Replica, window: Window, wake: Callable[[], None], on_full: Callable[[QueueKey | None], None]
     ) -> Lane:
         """Connects to the broker. Raises what `Connection.open` raises."""
-        lane = cls(vhost, replica, window, wake, on_full)
-        lane._connection = await Connection.open(Address.parse(url, vhost), frame_max_bytes=FRAME_ANY_BYTES, on_close=lambda _error: wake())
+        lane = cls(address.vhost, replica, window, wake, on_full)
+        lane._connection = await Connection.open(address, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: wake())
         try:
             await lane._reopen()
         except BaseException:
@@ -175,6 +161,19 @@ class Lane:
     def idle(self) -> bool:
         """Whether everything published is confirmed."""
         return not self.open_messages and not self.parked and self._broken is None
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything published is confirmed, or was refused and is tried again."""
+        if not self.parked:
+            return self.idle
+        return self._broken is None and all(m is None or m.retried for m in self.open_messages)
+
+    def parked_sequences(self) -> Iterator[int]:
+        """The entries that the broker has refused and that are tried again."""
+        for parked in self.parked.values():
+            yield from (m.sequence for m in parked.waiting)
+        yield from (m.sequence for m in self.open_messages if m is not None and m.retried)
 
     # ---- publishing --------------------------------------------------------------------------------------------------
 
@@ -248,7 +247,6 @@ class Lane:
             waiting.popleft()
             self._tag += 1
         if ok:
-            self._failures = 0
             self._finish(settled)
         else:
             for message in settled:
@@ -263,9 +261,7 @@ class Lane:
             self._window.bytes -= message.size
             if message.retried:
                 self._landed(message)
-            if message.group is not None:
-                self.part_done(message.group)
-            elif message.sequence == last + 1 and first:
+            if message.sequence == last + 1 and first:
                 last += 1
             else:
                 if first:
@@ -273,12 +269,6 @@ class Lane:
                 first = last = message.sequence
         if first:
             self._replica.applied(first, last)
-
-    def part_done(self, group: Group) -> None:
-        """A part of a transaction is applied."""
-        group.left -= 1
-        if not group.left:
-            self._replica.applied(group.sequence, group.sequence)
 
     def _landed(self, message: Message) -> None:
         message.retried = False
@@ -317,7 +307,7 @@ class Lane:
 
         Raises:
             ConnectionClosed: The connection is lost.
-            ChannelClosed: The broker keeps closing the channel over these messages.
+            ChannelClosed: The broker closed the channel over one of these messages, and nobody can say which.
         """
         if self._connection.error is not None:
             raise self._connection.error
@@ -364,21 +354,21 @@ class Lane:
         if isinstance(error, ConnectionClosed) or not isinstance(error, ChannelClosed):
             raise error
         unanswered = [m for m in self.open_messages if m is not None]
-        self.open_messages.clear()
         match = _NO_EXCHANGE.search(error.text) or _INTERNAL_EXCHANGE.search(error.text)
-        if match is not None and any(m.route.exchange == match[1] for m in unanswered) and await self._takes_nothing(match[1], error.code):
-            passed = [m for m in unanswered if m.route.exchange == match[1]]
+        first = next((i for i, m in enumerate(unanswered) if match is not None and m.route.exchange == match[1]), None)
+        if match is None or first is None:
+            raise error
+        self.open_messages.clear()
+        # What was sent before has been routed, with or without a confirm: sent again under the same generation, it would be there twice.
+        landed, left = unanswered[:first], unanswered[first:]
+        if await self._takes_nothing(match[1], error.code):
+            passed = [m for m in left if m.route.exchange == match[1]]
             log.warning("%d messages to exchange '%s' in vhost '%s' are passed over: %s", len(passed), match[1], self.vhost, error.text)
-            unanswered = [m for m in unanswered if m.route.exchange != match[1]]
-            self._finish(passed)
-        else:
-            self._failures += 1
-            if self._failures > CHANNEL_FAILURES_MAX:
-                raise error
-            log.warning("the channel for vhost '%s' was closed: %s; what was unconfirmed is sent again", self.vhost, error.text)
-            await asyncio.sleep(RETRY_S * self._failures)  # the primary's broker may have refused it too: then the log says so soon
+            left = [m for m in left if m.route.exchange != match[1]]
+            landed += passed
+        self._finish(landed)
         await self._reopen()
-        self._send(self._needed(unanswered))
+        self._send(self._needed(left))
 
     async def _takes_nothing(self, exchange: str, code: int) -> bool:
         """Whether nobody can publish to the exchange: it is internal, or still gone."""

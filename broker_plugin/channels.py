@@ -10,11 +10,11 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 
 QueueKey = tuple[str, str]  # vhost, queue
@@ -115,6 +115,46 @@ def _part(run: Settled, skip: int, count: int) -> Settled:
     )
 
 
+class Commit:
+    """A transaction that is in the log and whose commit-ok the broker owes. No publish of it counts as answered before.
+
+    Attributes:
+        runs: Its publishes: (sequence of the first, the run).
+        after: The client is answered only when this entry is applied too: the greatest that a repeat in the transaction stands for.
+        own: The client knows nothing of it: acks of the door's own.
+    """
+
+    __slots__ = ("after", "own", "runs")
+
+    def __init__(self, *, own: bool = False) -> None:
+        self.runs: list[tuple[int, pb.Run]] = []
+        self.after = 0
+        self.own = own
+
+
+class Transaction:
+    """What a client has done since tx.select or the last commit or rollback.
+
+    Attributes:
+        frames: Its publishes, acks and rejections, whole, in order.
+        bytes: Their length.
+        settled, others: Deliveries that they cover; a rollback brings them back.
+    """
+
+    __slots__ = ("bytes", "frames", "others", "settled")
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.bytes = 0
+        self.settled: dict[int, Delivery] = {}
+        self.others: set[int] = set()
+
+    def keep(self, data: bytes) -> None:
+        """These frames are part of it."""
+        self.frames.append(data)
+        self.bytes += len(data)
+
+
 class Delivery(NamedTuple):
     """A message of the log that a client holds."""
 
@@ -130,11 +170,12 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True)
 class Consumer:
-    """A consumer as the client asked for it. `automatic`: without acks; the door acks for it."""
+    """A consumer as the client asked for it. `no_ack`: without acks; `automatic`: the door acks for it."""
 
     queue: QueueKey
     automatic: bool
     tracked: bool
+    no_ack: bool = False
 
 
 class Closing(Enum):
@@ -166,10 +207,23 @@ class Channel:
     refusal: bytes = b""  # DOOR: what the client is told then
     last_queue: str = ""  # what an empty queue name means
     deliveries: dict[int, Delivery] = field(default_factory=dict)
+    others: set[int] = field(default_factory=set)  # tags of deliveries that the log knows nothing of
+    returning: set[QueueKey] = field(default_factory=set)  # closing: where its deliveries go back to, when the broker has closed it
+    undelivered: list[int] = field(default_factory=list)  # tags that came while the door drains
     consumers: dict[bytes, Consumer] = field(default_factory=dict)
     consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, in order
     passed: deque[Passed] = field(default_factory=deque)  # declarations that the broker has not answered, in order
     gets: deque[tuple[Consumer, bytes]] = field(default_factory=deque)  # (as a consumer, the method frame) of basic.get under way
+    tx: Transaction | None = None  # after tx.select, but while what is in it is done in earnest:
+    committing: Commit | None = None
+    commits: deque[Commit] = field(default_factory=deque)  # that the broker has not answered, in order
+    unseen: list[bytes] = field(default_factory=list)  # the door's own acks, that wait for their turn between the client's transactions
+    rollbacks: deque[bool] = field(default_factory=deque)  # that the broker has not answered, in order: whether the client asked for it
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the broker owes an answer to publishes or to a commit."""
+        return self.confirms.open or bool(self.commits)
 
     @property
     def closing(self) -> bool:
@@ -181,13 +235,34 @@ class Channel:
         """Whether the client still takes frames on this channel."""
         return self.state in (Closing.NO, Closing.CLIENT, Closing.DOOR)
 
-    def acknowledged(self, tag: int, multiple: bool) -> Iterator[Delivery]:
-        """Takes out what an ack of `tag` covers (0 with multiple: everything)."""
+    def forget(self) -> None:
+        """The broker has closed it: nothing that it owed will come."""
+        self.deliveries.clear()
+        self.others.clear()
+        self.passed.clear()
+        self.gets.clear()
+        self.consuming.clear()
+
+    def outstanding(self, upto: int = 0) -> int:
+        """The highest tag (<= `upto`, if that is not 0) of what the client was given and has not settled; 0: there is none."""
+        return max((tag for tags in (self.deliveries, self.others) for tag in tags if not upto or tag <= upto), default=0)
+
+    def take_out(self, tag: int, multiple: bool) -> dict[int, Delivery]:
+        """Takes out what an ack of `tag` covers (0 with multiple: everything), by tag."""
+        deliveries = self.deliveries
         if not multiple:
-            one = self.deliveries.pop(tag, None)
-            if one is not None:
-                yield one
-            return
-        covered = [t for t in self.deliveries if t <= tag] if tag else list(self.deliveries)
-        for t in covered:
-            yield self.deliveries.pop(t)
+            one = deliveries.pop(tag, None)
+            return {} if one is None else {tag: one}
+        covered = sorted(t for t in deliveries if t <= tag) if tag else sorted(deliveries)
+        return {t: deliveries.pop(t) for t in covered}
+
+    def take_others(self, tag: int, multiple: bool) -> set[int]:
+        """The same of what the log knows nothing of: the tags."""
+        covered = {t for t in self.others if t <= tag} if multiple and tag else set(self.others) if multiple else self.others & {tag}
+        self.others -= covered
+        return covered
+
+    def give_back(self, tx: Transaction) -> None:
+        """What a transaction had settled is not settled."""
+        self.deliveries |= tx.settled
+        self.others |= tx.others

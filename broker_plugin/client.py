@@ -32,6 +32,7 @@ from broker_plugin.client_errors import (
     ReplyTimeout,
     VhostNotFound,
 )
+from broker_plugin.sockets import connect
 from lrq_ha.replication.errors import LrqError
 
 __all__ = [
@@ -136,7 +137,7 @@ class Connection(asyncio.Protocol):
         connection = cls(None, on_blocked)
         try:
             async with asyncio.timeout(connect_timeout_s):
-                await connection._loop.create_connection(lambda: connection, where.host, where.port)
+                await connect(where, connection)
                 await connection._login(where, client_properties or {}, heartbeat_s, frame_max_bytes)
         except BaseException as error:
             connection.abort()

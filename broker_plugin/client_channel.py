@@ -169,11 +169,12 @@ class Channel:
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._replies.append(reply)
         self.connection._write(frames.raw_method_frame(self.number, method, *arguments))
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                return await reply
-        except TimeoutError as error:
-            raise ReplyTimeout(f"no reply to method {method:#010x} on channel {self.number} within {REPLY_TIMEOUT_S} s") from error
+        while True:
+            done, _ = await asyncio.wait((reply,), timeout=REPLY_TIMEOUT_S)
+            if done:
+                return reply.result()
+            if self.connection.blocked is None:  # else the broker has an alarm and does not read from this connection
+                raise ReplyTimeout(f"no reply to method {method:#010x} on channel {self.number} within {REPLY_TIMEOUT_S} s")
 
     async def exchange_declare(
         self,

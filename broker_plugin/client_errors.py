@@ -7,7 +7,9 @@ from urllib.parse import unquote, urlsplit
 
 from lrq_ha.replication.errors import LrqError, MalformedInput
 
-PORT = 5672
+from .tls import TlsFiles
+
+PORT, TLS_PORT = 5672, 5671
 
 TODO = {
     0: "Look at the broker's log and at the network between",
@@ -28,34 +30,47 @@ TODO = {
 
 @dataclass(frozen=True)
 class Address:
-    """Where a broker or door listens, and as whom to log in. Shown without the password."""
+    """Where a broker or door listens, how it is reached, and as whom to log in. Shown without the password.
+
+    Attributes:
+        tls: With TLS; None: without.
+        server_name: The name in the other side's certificate, if it is not `host`.
+        proxied: The other side expects the PROXY protocol's header first.
+    """
 
     host: str
     port: int = PORT
     user: str = "guest"
     password: str = field(default="guest", repr=False)
     vhost: str = "/"
+    tls: TlsFiles | None = field(default=None, repr=False)
+    server_name: str = ""
+    proxied: bool = False
 
     @classmethod
-    def parse(cls, url: str, vhost: str | None = None) -> Address:
+    def parse(cls, url: str, vhost: str | None = None, *, tls: TlsFiles | None = None, server_name: str = "", proxied: bool = False) -> Address:
         """Reads amqp://USER:PASSWORD@HOST:PORT/VHOST, all but the host optional, each part percent-encoded.
 
         Args:
-            url: The URL. Without a path the virtual host is `/`.
+            url: The URL; amqps:// for TLS. Without a path the virtual host is `/`.
             vhost: Instead of the URL's.
+            tls: What amqps:// stands for.
+            server_name, proxied: See the class.
 
         Raises:
-            MalformedInput: It has another form.
+            MalformedInput: It has another form, or is amqps:// and there is no `tls`.
         """
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname, parts.port or PORT
+            host, port = parts.hostname, parts.port or (TLS_PORT if parts.scheme == "amqps" else PORT)
         except ValueError as error:
             raise MalformedInput(f"a broker's URL is malformed: {error}") from error
-        if parts.scheme != "amqp" or not host:
+        secure = parts.scheme == "amqps"
+        if parts.scheme not in ("amqp", "amqps") or not host or (secure and tls is None):
             raise MalformedInput("a broker's URL has another form", todo="Write amqp://USER:PASSWORD@HOST:PORT/VHOST")
         path = unquote(parts.path[1:]) or "/"
-        return cls(host, port, unquote(parts.username or "guest"), unquote(parts.password or "guest"), path if vhost is None else vhost)
+        user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
+        return cls(host, port, user, password, path if vhost is None else vhost, tls if secure else None, server_name, proxied)
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port} vhost {self.vhost}"
@@ -115,3 +130,8 @@ class ConnectionClosed(AmqpError):
 
 class ChannelClosed(AmqpError):
     said = "the channel ended"
+
+    @property
+    def no_such_queue(self) -> bool:
+        """Whether there is no such queue; RabbitMQ says 404 also of one that is there and does not answer, or does not come up."""
+        return self.code == 404 and "no queue '" in self.text

@@ -3,9 +3,12 @@
 Rules:
 - In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync` and `LRQ_Status` only; each becomes an entry of the log
   and is acked when that is safe.
+- A publish that ends here never reaches the broker. So that it takes no less right than there, the broker is asked at the login of a producer
+  whether the user may publish to queues by their names (write on `amq.default`); who announces no producer, publishes nothing here.
+- Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold what belongs to others.
 - Only another sidecar (its user is the one that this sidecar itself uses at its broker) pushes batches, control messages and receptions.
 - A question is a passive declaration. What a client library asks is answered in the two counts of declare-ok (pika takes only an answer that
-  names the queue it asked for), what another sidecar asks in the name.
+  names the queue it asked for), what another sidecar asks in the name, which has room for 255 bytes.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from lrq_ha.replication.ids import ReplicationId
 from lrq_ha.routing import chain, names
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
-from . import frames
+from . import frames, publishing
 from .channels import Channel
-from .headers import replication_id
+from .headers import cut, replication_id
+from .logins import producer_key
 
 if TYPE_CHECKING:
     from .frames import Route
@@ -34,6 +38,8 @@ ROUTING_VHOST = "lrq"
 LOG_PREFIX = "LRQ_HA_"
 SINK_QUESTION = "LRQ_Sink_"
 NO_ROUTE = 312
+TRANSMISSION_BYTES_MAX = (16 << 20) - (64 << 10)  # with what a view and the log add, RabbitMQ 4 still takes it in one message
+REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
 
 
 class Decision(Enum):
@@ -48,6 +54,7 @@ class Decision(Enum):
 
 
 LOGGED = Decision.LOGGED
+_OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
 
 
 @dataclass(frozen=True)
@@ -82,12 +89,24 @@ def decide(relay: Relay, route: Route) -> Decision:
     return Decision.FORBIDDEN
 
 
+def may_read(relay: Relay, queue: str) -> bool:
+    """Whether a client may read a queue, as far as the door is asked; the broker is asked afterwards."""
+    return not is_routing(relay.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
+
+
 def take(relay: Relay, channel: Channel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
     """A publish that is not LOGGED."""
     if decision is Decision.PASSED:
-        relay.pass_publish(channel, blob)
+        if b"x-lrq-pos" in header:  # only the door says where in the log a message stands
+            pieces = frames.content(channel.number, cut(header, b"x-lrq-pos"), body, relay.frame_max_bytes)
+            blob = b"".join((frames.frame(frames.METHOD, channel.number, method), *pieces))
+        publishing.pass_on(relay, channel, blob)
         return
     route = frames.publish_route(method)
+    if decision in _OF_PRODUCERS and relay.producer and not relay.may_write:
+        text = f"ACCESS_REFUSED - user '{relay.user}' lacks the right to write to 'amq.default' in vhost '{relay.vhost}'"
+        publishing.refuse(relay, channel, 403, text)
+        return
     try:
         if decision is Decision.TRANSMIT:
             _transmit(relay, channel, route.routing_key, header, body)
@@ -97,12 +116,12 @@ def take(relay: Relay, channel: Channel, decision: Decision, method: bytes, head
             _receive(relay, channel, route.routing_key, body)
         else:
             what = f"exchange '{route.exchange}'" if route.exchange else f"'{route.routing_key}'"
-            relay.refuse_publish(channel, 403, f"{what} in vhost '{relay.vhost}' takes no messages from clients")
+            publishing.refuse(relay, channel, 403, f"{what} in vhost '{relay.vhost}' takes no messages from clients")
     except _Unroutable as error:
         _return(relay, channel, route, header, body, str(error))
-        relay.ended_here(channel, 0)
+        publishing.ended_here(relay, channel, 0)
     except LrqError as error:
-        relay.refuse_publish(channel, 406, str(error))
+        publishing.refuse(relay, channel, 406, str(error))
 
 
 class _Unroutable(LrqError):
@@ -128,7 +147,7 @@ def _is_repeat(relay: Relay, channel: Channel, identity: ReplicationId | None) -
     if identity is None or not relay.replica.dedup.seen(relay.producer_key, identity.sequence):
         return False
     relay.door.counters["repeats"] += 1
-    relay.ended_here(channel, relay.replica.dedup.position_of(relay.producer_key, identity.sequence) or 0)
+    publishing.ended_here(relay, channel, relay.replica.dedup.position_of(relay.producer_key, identity.sequence) or 0)
     return True
 
 
@@ -144,6 +163,7 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
     if not names.is_name(transaction.client_name):
         raise LrqError(f"client_name {transaction.client_name!r} is not a name", todo="1 to 64 of A-Z a-z 0-9 . -")
     chain.check(transaction)
+    _check_request(transaction.request_id)
     known = relay.door.sites
     for entry in transaction.entries:
         for destination in entry.destinations:
@@ -152,23 +172,38 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
                 raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
         if entry.payload >= len(transaction.payloads):
             raise LrqError(f"entry refers to payload {entry.payload}, the transaction has {len(transaction.payloads)}")
+    if len(body) > TRANSMISSION_BYTES_MAX:
+        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=f"transmit at most {TRANSMISSION_BYTES_MAX} at once")
     transaction.source = relay.door.group
     transaction.replication_id = str(identity)
     entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
-    relay.ended_here(channel, relay.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
+    publishing.ended_here(relay, channel, relay.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
 
 
 def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
+    if not relay.producer:
+        raise LrqError("a status needs a producer", todo="announce it in the client property lrq_producer")
     identity = _identity(relay, header)
     if _is_repeat(relay, channel, identity):
         return
     status = _parse(pb.Status, body)
     if status.WhichOneof("value") is None or not status.key:
         raise LrqError("a status without key or value")
+    _check_request(status.full_sync.request_id)
+    if status.full_sync.state != pb.FullSyncRequest.REQUESTED:
+        last = relay.replica.statuses.last(status.key)
+        if last is not None and last.full_sync.request_id not in ("", status.full_sync.request_id):
+            publishing.ended_here(relay, channel, 0)  # the end of an older request, which a newer one has overtaken: it would hide that
+            return
     entry = pb.StatusEntry(body=body)
     if identity is not None:
         entry.producer, entry.id = relay.producer_key, identity.sequence
-    relay.ended_here(channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
+    publishing.ended_here(relay, channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
+
+
+def _check_request(request_id: str) -> None:
+    if len(request_id.encode()) > REQUEST_ID_BYTES_MAX:
+        raise LrqError(f"the request id of a full sync has at most {REQUEST_ID_BYTES_MAX} bytes")
 
 
 def _receive(relay: Relay, channel: Channel, queue: str, body: bytes) -> None:
@@ -180,25 +215,25 @@ def _receive(relay: Relay, channel: Channel, queue: str, body: bytes) -> None:
         raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)
     if isinstance(verdict, Accept | AcceptTrimmed):
         kept = verdict.body if isinstance(verdict, AcceptTrimmed) else body
-        relay.ended_here(channel, relay.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
+        publishing.ended_here(relay, channel, relay.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
     else:
-        relay.ended_here(channel, verdict.op_seq)
+        publishing.ended_here(relay, channel, verdict.op_seq)
 
 
 def _parse(kind: Any, body: bytes) -> Any:
     try:
         return kind.FromString(body)
     except Exception as error:
-        raise LrqError(f"the body is not a {kind.DESCRIPTOR.name}: {error}") from error
+        raise LrqError(f"the body is not a {kind.DESCRIPTOR.name}") from error
 
 
 def answer(relay: Relay, question: str) -> tuple[str, int] | None:
     """Queue name and number that answer a passive declaration; None: it is no question."""
     producer = names.parse_producer_queue(question)
     if producer is not None:
-        return question, relay.replica.dedup.last(f"{relay.user}:{producer}")
+        return question, relay.replica.dedup.last(producer_key(relay.user, producer))
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"
-        return f"{question}/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}", 0
+        return f"/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}", 0
     return None

@@ -27,8 +27,11 @@ HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 FRAME_OVERHEAD_BYTES = 8
 FRAME_MAX_BYTES = 131_072  # what RabbitMQ offers by default; counts the overhead
+FRAME_MAX_ANY_BYTES = 1 << 31  # whatever was agreed on
+HEADROOM_BYTES = 512  # clients are offered so much less than the broker takes: room for a position in a content's header frame
 FRAME_MIN_BYTES = 4_096  # the least frame_max the protocol allows
 HOLD_BYTES_MAX = 262_144  # an unfinished content is waited for as a whole up to here, then given out frame by frame
+HOLD_FRAMES_MAX = 64  # likewise
 BODY_BYTES_MAX = 134_217_728  # RabbitMQ's own default limit before 4.0
 ROUTES_MAX = 4_096  # how many parsed methods are remembered
 
@@ -156,11 +159,21 @@ def scan(
         except (struct.error, IndexError):
             ran_out = True
         item = _one_frame(buffer, at, payload_max)
-        if item is None or (ran_out and item[0] in CONTENT_METHODS and length - at < hold_bytes_max):
+        if item is None or (ran_out and item[0] in CONTENT_METHODS and length - at < hold_bytes_max and _few_frames(buffer, at)):
             break
         append(item)
         at = item[3] + 1
     return items, at
+
+
+def _few_frames(buffer: Buffer, at: int) -> bool:
+    """Whether what is left over is cheap to look through again each time that more comes: a body in thousands of tiny frames is not."""
+    length = len(buffer)
+    for _ in range(HOLD_FRAMES_MAX):
+        if at + 7 > length:
+            return True
+        at += int(_u32(buffer, at + 3)[0]) + FRAME_OVERHEAD_BYTES
+    return False
 
 
 def _one_frame(buffer: Buffer, at: int, payload_max: int) -> Item | None:
@@ -191,6 +204,11 @@ def _one_frame(buffer: Buffer, at: int, payload_max: int) -> Item | None:
     return kind, channel, at + 7, end, 0, 0, 0
 
 
+def end_of(item: Item) -> int:
+    """The offset of the first octet behind an item."""
+    return item[6] or item[3] + 1
+
+
 def body_of(buffer: Buffer, header_end: int, stop: int) -> bytes:
     """The body of a whole content that `scan` found, copied out of its body frames."""
     at = header_end + 1
@@ -215,15 +233,39 @@ class Content(NamedTuple):
     body: bytes
 
 
+class Budget:
+    """Bytes that may be held by all who share it.
+
+    Args:
+        limit: How many.
+        name: The limit's, for the error.
+    """
+
+    __slots__ = ("_limit", "_name", "bytes")
+
+    def __init__(self, limit: int, name: str) -> None:
+        self.bytes = 0
+        self._limit, self._name = limit, name
+
+    def take(self, size: int) -> None:
+        """Raises FrameError if there is no room."""
+        if self.bytes + size > self._limit:
+            raise FrameError(f"messages of which a part has arrived hold {self.bytes} bytes already; the limit is {self._name}")
+        self.bytes += size
+
+
 class Assembly:
     """Puts contents together whose frames `scan` gave out one by one, per channel.
 
-    Holds at most `body_bytes_max` bytes of body per open channel.
+    Holds at most `body_bytes_max` bytes of body per open channel, and of all that share it what is left of `budget`.
     """
 
-    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    __slots__ = ("_body_bytes_max", "_budget", "_open")
+
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX, budget: Budget | None = None) -> None:
         self._body_bytes_max = body_bytes_max
-        self._open: dict[int, tuple[bytes, bytes, int, list[bytes]]] = {}  # method, header (b"" before it came), missing, parts
+        self._budget = budget
+        self._open: dict[int, tuple[bytes, bytes, int, bytearray]] = {}  # method, header (b"" before it came), missing, body so far
 
     def take(self, kind: int, channel: int, payload: bytes) -> Content | None:
         """Adds one frame: a content method (its id as kind), HEADER or BODY. Returns the content when it is complete.
@@ -231,7 +273,7 @@ class Assembly:
         Raises:
             FrameError: A frame that does not belong there, or a body over the limit.
         """
-        method, header, missing, parts = self._open.get(channel, (b"", b"", 0, []))
+        method, header, missing, body = self._open.get(channel, (b"", b"", 0, bytearray()))
         if kind == HEADER and method and not header:
             if len(payload) < HEADER_FIXED_BYTES or _u32(payload)[0] != BASIC_CLASS:
                 raise FrameError(f"a malformed content header on channel {channel}")
@@ -239,17 +281,19 @@ class Assembly:
             if missing > self._body_bytes_max:
                 raise FrameError(f"a body of {missing} bytes on channel {channel} exceeds the limit of {self._body_bytes_max}")
         elif kind == BODY and header and len(payload) <= missing:
-            if payload:  # or empty frames would pile up without end
-                parts.append(payload)
-                missing -= len(payload)
+            if self._budget is not None:
+                self._budget.take(len(payload))
+            body += payload
+            missing -= len(payload)
         elif kind not in (HEADER, BODY, HEARTBEAT) and not method:
             method = payload
         else:
             raise FrameError(f"a frame of kind {kind:#x} on channel {channel} is out of place in a content")
         if header and not missing:
             self._open.pop(channel, None)
-            return Content(method, header, b"".join(parts))
-        self._open[channel] = (method, header, missing, parts)
+            self._release(body)
+            return Content(method, header, bytes(body))
+        self._open[channel] = (method, header, missing, body)
         return None
 
     def is_open(self, channel: int) -> bool:
@@ -258,7 +302,17 @@ class Assembly:
 
     def drop(self, channel: int) -> None:
         """Forgets the unfinished content of a channel that closed."""
-        self._open.pop(channel, None)
+        _, _, _, body = self._open.pop(channel, (b"", b"", 0, bytearray()))
+        self._release(body)
+
+    def clear(self) -> None:
+        """Forgets everything: the connection is gone."""
+        for channel in list(self._open):
+            self.drop(channel)
+
+    def _release(self, body: bytearray) -> None:
+        if self._budget is not None:
+            self._budget.bytes -= len(body)
 
 
 # --- reading methods --------------------------------------------------------------------------------------------------------
@@ -274,10 +328,14 @@ def decode_method(payload: bytes) -> base.Frame:
         method: base.Frame = commands.INDEX_MAPPING[_u32(payload)[0]]()
         method.unmarshal(payload[4:])
     except (struct.error, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
-        raise FrameError(f"a method of {len(payload)} bytes, {payload[:4].hex()}, cannot be decoded: {error!r}") from error
+        raise FrameError(_undecodable(payload, error)) from None  # the error's text may hold what the method held
     except exceptions.PAMQPException as error:
-        raise FrameError(f"a method of {len(payload)} bytes, {payload[:4].hex()}, cannot be decoded: {error!r}") from error
+        raise FrameError(_undecodable(payload, error)) from None
     return method
+
+
+def _undecodable(payload: bytes, error: Exception) -> str:
+    return f"a method of {len(payload)} bytes, {payload[:4].hex()}, cannot be decoded ({type(error).__name__})"
 
 
 class Route(NamedTuple):
@@ -342,6 +400,12 @@ def get_ok_arguments(payload: bytes) -> tuple[int, Origin]:
         raise FrameError("a basic.get-ok ends too early") from error
 
 
+def delivery_tag(content: bytes) -> int:
+    """The delivery tag of a basic.deliver or basic.get-ok, given as frames."""
+    payload = content[7 : 7 + _u32(content, 3)[0]]
+    return deliver_arguments(payload)[1] if _u32(payload)[0] == BASIC_DELIVER else get_ok_arguments(payload)[0]
+
+
 def tag_and_bits(payload: Buffer, at: int = 0) -> tuple[int, int]:
     """(delivery tag, bits) of a basic.ack, nack or reject whose payload begins at `at`."""
     try:
@@ -388,8 +452,18 @@ def method_frame(channel: int, method: base.Frame) -> bytes:
     return raw_method_frame(channel, method.index, *arguments)
 
 
+def header_head(channel: int, size: int) -> bytes:
+    """What stands before a content header's payload of `size` bytes in its frame."""
+    return _pack_head(HEADER, channel, size)
+
+
 def ack(channel: int, tag: int, multiple: bool = False) -> bytes:
     return _pack_ack(METHOD, channel, 13, BASIC_ACK, tag, multiple, FRAME_END)
+
+
+def is_ack(blob: bytes) -> bool:
+    """Whether a run of frames begins with a basic.ack."""
+    return len(blob) > 11 and blob[0] == METHOD and _u32(blob, 7)[0] == BASIC_ACK
 
 
 def nack(channel: int, tag: int, multiple: bool = False, requeue: bool = False) -> bytes:
@@ -452,6 +526,12 @@ def content(channel: int, header: bytes, body: bytes, frame_max_bytes: int = FRA
             pieces += (b"\xce" + _pack_head(BODY, channel, len(part)), part)
     pieces.append(b"\xce")
     return pieces
+
+
+def whole(channel: int, parts: Content, frame_max_bytes: int) -> tuple[bytes, list[Item]]:
+    """A content that was put together, as if it had come whole: its frames, and the one item that `scan` finds in them."""
+    blob = b"".join((frame(METHOD, channel, parts.method), *content(channel, parts.header, parts.body, frame_max_bytes)))
+    return blob, scan(blob, 0, frame_max_bytes, 1 << 62)[0]
 
 
 def rechannel(frames: Iterable[bytes] | bytes, channel: int) -> bytes:

@@ -58,20 +58,20 @@ def _value_end(payload: bytes, at: int) -> int:
     return at + 5 + int(_u32(payload, at + 1)[0])
 
 
-def _fields(payload: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
+def fields(payload: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     """(start, value, end) of each field of the table between two offsets; value is the offset of its kind octet."""
-    fields = []
+    found = []
     try:
         while at < end:
             value = at + 1 + payload[at]
             after = _value_end(payload, value)
-            fields.append((at, value, after))
+            found.append((at, value, after))
             at = after
     except (IndexError, struct.error) as error:
         raise FrameError("a headers table ends too early") from error
     if at != end:
         raise FrameError("the last header runs past the end of its table")
-    return fields
+    return found
 
 
 def _find(payload: bytes, key: bytes) -> int:
@@ -86,7 +86,7 @@ def _find(payload: bytes, key: bytes) -> int:
         return -1
     if hit == at < end:  # the first header of the table: no walk is needed
         return at + len(key)
-    for start, value, _ in _fields(payload, at, end):
+    for start, value, _ in fields(payload, at, end):
         if payload.startswith(key, start):
             return value
     return -1
@@ -163,7 +163,7 @@ def _cut(payload: bytes, key: bytes) -> bytes:
     at, end = _table(payload)
     if end < 0:
         return payload
-    kept = [payload[start:after] for start, _, after in _fields(payload, at, end) if not payload.startswith(key, start)]
+    kept = [payload[start:after] for start, _, after in fields(payload, at, end) if not payload.startswith(key, start)]
     table = b"".join(kept)
     return b"".join((payload[: at - 4], _pack_u32(len(table)), table, payload[end:]))
 
@@ -192,7 +192,7 @@ def check_header(payload: bytes) -> None:
     fixed, short, more_fixed, more_short = _shape(payload[12] << 8 | payload[13])
     try:
         if end >= 0:
-            for _, value, after in _fields(payload, at, end):
+            for _, value, after in fields(payload, at, end):
                 if payload[value] in _NESTING_KINDS:
                     _check_nested(payload, value, after, 1)
             at = end
@@ -213,7 +213,7 @@ def _check_nested(payload: bytes, value: int, end: int, depth: int) -> None:
         raise FrameError(f"headers nested deeper than {TABLE_DEPTH_MAX}")
     at = value + 5
     if payload[value] == ord("F"):
-        values = [(inner, after) for _, inner, after in _fields(payload, at, end)]
+        values = [(inner, after) for _, inner, after in fields(payload, at, end)]
     else:
         values = []
         try:
@@ -243,7 +243,7 @@ def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
         _check_nested(payload, at, end, 1)
         entries = decode.field_array(payload[at + 1 : end])[1]
     except (IndexError, struct.error, ValueError, OverflowError) as error:
-        raise FrameError(f"a malformed x-death: {error!r}") from error
+        raise FrameError(f"a malformed x-death ({type(error).__name__})") from None
     visits: dict[str, int] = {}
     for entry in entries:
         if isinstance(entry, dict):

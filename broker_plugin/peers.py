@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, place
 
-from . import frames
+from . import farewell, frames
+from .ends import End
 from .frames import (
     BASIC_PUBLISH,
     BODY,
@@ -39,7 +40,7 @@ log = logging.getLogger("lrq_ha.door")
 CONTROL_CHANNEL, PUSH_CHANNEL = 1, 2
 
 
-class PeerEnd:
+class PeerEnd(End):
     """See above. `node`: id of the node at the other end."""
 
     def __init__(self, door: Door, host: Host, transport: asyncio.Transport, node: int, *, heartbeat_s: int) -> None:
@@ -47,7 +48,7 @@ class PeerEnd:
         self.transport: asyncio.Transport | None = transport
         self._heartbeat_s = heartbeat_s
         self._buffer = b""
-        self._parts = frames.Assembly()
+        self._parts = frames.Assembly(2 * frames.BODY_BYTES_MAX)  # a batch with the largest message, and more
         self._tag = 0
         self._open: deque[tuple[int, int]] = deque()  # (last sequence, publish tag) of pushes that are not acked
         self._heard_at = door.now()
@@ -64,6 +65,9 @@ class PeerEnd:
                 self._take(data, item)
         except LrqError as error:
             log.warning("node %d: %s", self.node, error)
+            self.close()
+        except Exception as error:
+            log.error("node %d: what it sent could not be handled: %s", self.node, place(error))
             self.close()
 
     def _take(self, data: bytes, item: frames.Item) -> None:
@@ -129,18 +133,10 @@ class PeerEnd:
 
     def close(self) -> None:
         if self.transport is not None:
-            self.transport.close()
+            farewell.end(self.transport)
             self.client_lost()
 
     def client_lost(self) -> None:
         if self.transport is not None:
             self.transport = None
             self.door.gone(self)
-
-    def broker_data(self, data: bytes) -> None: ...
-
-    def broker_lost(self) -> None: ...
-
-    def client_full(self, full: bool) -> None: ...
-
-    def broker_full(self, full: bool) -> None: ...

@@ -15,10 +15,10 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker, Generations, parse_stamp
@@ -28,17 +28,27 @@ from lrq_ha.replication.ids import Dedup
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.roles import Role
-from lrq_ha.routing.sink import Sink
+from lrq_ha.routing.sink import Row, Sink
+from lrq_ha.routing.statuses import Statuses, Told
 
-from .channels import QueueKey, Settled
+from . import frames, wire
+from .channels import Delivery, QueueKey, Settled
+from .definitions import Definitions
+from .tallying import Tallies
 
 if TYPE_CHECKING:
     from . import topology
 
 BATCH_BYTES_MAX = 256 << 10
 BATCHES_IN_FLIGHT_MAX = 4
+PARKED_POLL_S = 0.2
+GIVEN_BACK_RANGES_MAX = 10_000
+CHECKPOINT_BYTES_MAX = 8 << 20  # well below the 16 MiB that RabbitMQ takes in one message
 VIEWS = ("transmission", "reception", "status")
 OPERATIONS = ("dequeue", "reject", "moved", "refused", "purge")
+
+
+async def _no_record() -> None: ...
 
 
 class NotPrimary(LrqError):
@@ -88,19 +98,36 @@ class Replica:
         self.filter = DeliveryFilter(self.generations)
         self.tracker = AppliedTracker()
         self.sink = Sink()
-        self.statuses: dict[str, tuple[int, pb.Status]] = {}  # last value per key, and its entry
+        self.statuses = Statuses()
         self.known_topology: dict[tuple[str, bytes], int] = {}
+        self.declared: dict[QueueKey, int] = {}  # queues that the log declares, and the entry that deletes them again; 0: none
+        self.declarations: dict[QueueKey, bytes] = {}  # how: the method of the last declaration
+        self.declared_here: set[QueueKey] = set()  # by clients of this node in this epoch
+        self.tallies = Tallies()
+        self.given_back: dict[QueueKey, RangeSet] = {}  # by clients of this node, and not settled since
+        self.epoch_from = 0  # everything up to it is of earlier epochs, while this node leads
+        self.last_publish = 0  # the last entry that is one
+        self.recorded = 0  # R of the last applied record that is confirmed
+        self.write_record: Callable[[], Awaitable[None]] = _no_record
+        self.parked: Callable[[], RangeSet] = RangeSet  # what full queues refuse, and is tried again
+        self._settling: asyncio.Event | None = None
+        self._published = 0  # last entry that this node has published
+        self.definitions = Definitions()
+        self.begins_at = 0  # the CHECKPOINT at which this node's log began (R17); 0: at entry 1
+        self.moved: dict[QueueKey, int] = {}  # since the last renewal began: publishes to a queue by its name
+        self.auto_delete_exchanges: dict[tuple[str, str], bytes] = {}  # and their declarations
         self.to_apply: deque[Entry] = deque()
         self.to_apply_bytes = 0
         self.safe = 0
         self.redelivered_upto = 0
         self.last_operation = 0
         self.unsafe_bytes = 0
+        self.bytes_since_checkpoint = 0
         self.waiting_safe: set[Waiter] = set()
         self.waiting_applied: set[Waiter] = set()
         self.on_wake: Callable[[], None] = lambda: None
         self._unsafe: deque[tuple[int, int]] = deque()
-        self._done_when_safe: deque[tuple[int, int]] = deque()
+        self._done_when_safe: deque[tuple[int, int, int]] = deque()  # (when this is safe, first, last); the first ones ascend
         self._open: list[pb.Run] = []
         self._open_first = 0
         self._open_count = 0
@@ -157,12 +184,15 @@ class Replica:
 
     def begin_epoch(self, epoch: int) -> None:
         """The node leads `epoch`: what is stamped on messages from now on."""
+        self.epoch_from = self.node.log.end
+        self.tallies = Tallies()  # of the primary before
+        self.declared_here.clear()
         self.stamp_affixes = (b"%d." % epoch, b"/%d" % self.generations.newest)
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 
-    def append(self, run: pb.Run, count: int = 1, size: int = 64, *, sweep: bool = False) -> int:
-        """Appends a run of entries; returns the first's sequence. Raises NotPrimary."""
+    def append(self, run: pb.Run, count: int = 1, size: int = 64, *, apply: bool = False) -> int:
+        """Appends a run of entries; returns the first's sequence. `apply`: publishes are brought by the applier. Raises NotPrimary."""
         if not self.active:
             raise NotPrimary(f"node {self.node.name(self.node.me)} is not primary any more", retriable=True)
         first = self.next_sequence
@@ -173,11 +203,13 @@ class Replica:
         self._open_bytes += size
         self.unsafe_bytes += size
         self._unsafe.append((first + count - 1, size))
-        kind = self.index(run, first, sweep=sweep)
-        if kind in VIEWS:
+        kind = self.index(run, first, sweep=False)
+        if kind in VIEWS or apply:
             self.to_apply.append(Entry(first, count, run, size, 0.0))
             self.to_apply_bytes += size
-        elif kind != "enqueues":
+        elif kind == "enqueues":
+            self._published = first + count - 1
+        else:
             self.done_when_safe(first, first + count - 1)
         if kind in OPERATIONS:
             self.last_operation = first
@@ -195,6 +227,7 @@ class Replica:
         """Sends the open batch out."""
         if self._open_count and self.active:
             first, count, runs = self._open_first, self._open_count, self._open
+            self.bytes_since_checkpoint += self._open_bytes
             self._open, self._open_count, self._open_bytes = [], 0, 0
             self._emit(first, count, runs)
 
@@ -211,7 +244,21 @@ class Replica:
         """A client rejected these for good; returns the entry's sequence."""
         return self._operate("reject", queue, sequences, deaths)
 
+    def gave_back(self, deliveries: Iterable[Delivery]) -> None:
+        """These go back to their queues."""
+        for delivery in deliveries:
+            known = self.given_back.setdefault(delivery.queue, RangeSet())
+            known.add(delivery.sequence)
+            if known.ranges > GIVEN_BACK_RANGES_MAX:  # coarser, but no less
+                known.add(known.first, known.last)
+
     def _operate(self, kind: str, queue: QueueKey, sequences: list[int], deaths: Deaths) -> int:
+        if queue in self.given_back:
+            given_back = self.given_back[queue]
+            for sequence in sequences:
+                given_back.remove(sequence)
+            if not given_back:
+                del self.given_back[queue]
         origin = origin_of(deaths)
         if deaths:
             for sequence in sequences:  # R10: what the log lacks of its way comes first, in the same batch
@@ -226,12 +273,14 @@ class Replica:
         op.origin = origin
         return self.append(run)
 
-    def topology(self, vhost: str, action: topology.Replicate, method: Any) -> int:
-        """A declaration succeeded on the own broker; returns the entry's sequence."""
+    def topology(self, vhost: str, action: topology.Replicate) -> int:
+        """A declaration succeeded on the own broker; returns its entry's sequence."""
         if action.purge:
             ranges = pb.Purge(vhost=vhost, queue=action.queue, before=self.next_sequence)
             return self.append(pb.Run(purge=ranges))
-        return self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=action.payload(method))))
+        if action.entry[:4] == frames.QUEUE_DECLARE.to_bytes(4, "big"):
+            self.declared_here.add((vhost, action.queue))
+        return [self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=entry))) for entry in action.entries][-1]
 
     def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> None:
         """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again."""
@@ -249,9 +298,24 @@ class Replica:
         for first, last in ranges:
             for producer, id_first, id_last in self.dedup.ids_of(first, last):
                 refused.producers.add(producer=producer, ids=[id_first, id_last])
-        self.append(pb.Run(refused=refused))
+        # Not before REFUSED is safe: R must never pass an entry that could still fall out of the log, or a publish whose refusal could.
+        when = self.append(pb.Run(refused=refused))
         for first, last in ranges:
-            self.applied(first, last)
+            self._done_when_safe.append((when, first, last))
+
+    def doubt(self, runs: Sequence[tuple[int, pb.Run]]) -> None:
+        """Nobody can know whether the broker has done the transaction that these publishes belong to, but it is in the log, so it is to be done.
+
+        Unless a copy has been seen they are logged anew, and what may be there of the first ones counts for nothing.
+        """
+        spans = [(first, first + len(run.enqueues.lengths) - 1) for first, run in runs]
+        if any(self._seen.intersects(*span) for span in spans):
+            for span in spans:
+                self.applied(*span)
+        elif self.active:
+            self.refuse(Settled(0, last - first + 1, first, "", 0) for first, last in spans)
+            for _, run in runs:
+                self.append(run, len(run.enqueues.lengths), len(run.enqueues.frames), apply=True)
 
     def seen(self, sequence: int) -> None:
         """A copy of an entry was met in a queue: it is there, whatever the broker's confirm says."""
@@ -262,6 +326,88 @@ class Replica:
         """A copy was turned away."""
         self.filter.queue(queue).gone(sequence, generation, deaths)
 
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, *, renewal: bool = False) -> bool:
+        """Appends a CHECKPOINT, in a batch of its own; whether it did: one that is too large for a message is left out.
+
+        `renewal`: it begins one (R17).
+        """
+        self.flush()
+        self.bytes_since_checkpoint = 0
+        self.declared = {key: gone for key, gone in self.declared.items() if not 0 < gone <= self.safe}
+        self.declarations = {key: method for key, method in self.declarations.items() if key in self.declared}
+        log = self.node.log.state()
+        epochs, sets = wire.history_to_pb(log)
+        entry = pb.Checkpoint(
+            epochs=epochs,
+            sets=sets,
+            producers=[pb.ProducerRanges(producer=producer, ids=ids) for producer, ids in self.dedup.snapshot()],
+            received=[
+                pb.ReceiveState(
+                    queue=r.queue,
+                    last=pb.Position(epoch=r.epoch, sequence=r.sequence),
+                    snapshot_request=r.snapshot_request,
+                    snapshot_complete=r.snapshot_complete,
+                )
+                for r in self.sink.rows()
+            ],
+            auto_delete_exchanges=[pb.Topology(vhost=vhost, method=method) for (vhost, _), method in self.auto_delete_exchanges.items()],
+            queues=[
+                pb.QueueName(vhost=key[0], queue=key[1], method=self.declarations.get(key, b"")) for key, gone in self.declared.items() if not gone
+            ],
+            statuses=[pb.KeptStatus(sequence=told.sequence, body=told.status.SerializeToString()) for told in self.statuses.rows()],
+            definitions=[pb.Topology(vhost=vhost, method=method) for vhost, method in self.definitions.rows()],
+            renewal=renewal,
+            renewals=[pb.Renewal(sequence=at, renewal=which) for at, which in log.renewals],
+        )
+        size = entry.ByteSize()
+        if size > CHECKPOINT_BYTES_MAX or not self.active:
+            return False
+        self.append(pb.Run(checkpoint=entry), size=size)
+        self.flush()
+        return True
+
+    def renewed(self, checkpoint: int, *, given_up: bool = False) -> int:
+        """Ends the renewal that began with the CHECKPOINT `checkpoint`; returns the entry's sequence."""
+        self.flush()
+        sequence = self.append(pb.Run(renewed=pb.Renewed(checkpoint=checkpoint, given_up=given_up)))
+        self.flush()
+        return sequence
+
+    def move(self, queue: QueueKey, content: tuple[bytes, bytes], sequence: int | None, deaths: Deaths) -> int:
+        """Publishes a live message to its queue again, in one batch with the DEQUEUE of its old copy; returns the last entry's sequence.
+
+        Args:
+            content: Content header, without a position, and body.
+            sequence, deaths: Of the old copy; None if it had no position.
+        """
+        frames_of = [frames.publish_method(1, "", queue[1]), *frames.content(1, *content, frames.FRAME_MAX_BYTES)]
+        blob = b"".join(frames_of)
+        run = pb.Run(enqueues=pb.Enqueues(vhost=queue[0], channel=1, frames=blob, lengths=[len(blob)]))
+        last = self.append(run, size=len(blob), apply=True)
+        return last if sequence is None else self.dequeue(queue, [sequence], deaths)
+
+    def begin(self, sequence: int, entry: pb.Checkpoint) -> None:
+        """R17: this node's log begins with the CHECKPOINT at `sequence`, and nothing was in it before."""
+        self.tracker = AppliedTracker(sequence - 1)
+        self.begins_at = sequence
+        self.restore(sequence, entry)
+        self.node.applied = self.recorded = sequence - 1
+        self.dedup.completed(sequence - 1)
+        self.safe_advanced(sequence - 1)
+
+    def restore(self, sequence: int, entry: pb.Checkpoint) -> None:
+        """Starts from the CHECKPOINT at `sequence`, which is safe, instead of from the first entry. The core's log is restored by the caller."""
+        self.dedup = Dedup.restored((part.producer, part.ids) for part in entry.producers)
+        self.sink.load([Row(r.queue, r.last.epoch, r.last.sequence, r.snapshot_request, r.snapshot_complete) for r in entry.received], sequence - 1)
+        self.declared = {(q.vhost, q.queue): 0 for q in entry.queues}
+        self.definitions = Definitions((row.vhost, row.method) for row in entry.definitions)
+        self.declarations = {(q.vhost, q.queue): q.method for q in entry.queues if q.method}
+        for each in entry.auto_delete_exchanges:
+            self._index_topology(each, sequence)
+        self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)
+
     # ---- indexing ----------------------------------------------------------------------------------------------------
 
     def index(self, run: pb.Run, first: int, *, sweep: bool) -> str:
@@ -269,8 +415,14 @@ class Replica:
         kind = run.WhichOneof("kind") or ""
         match kind:
             case "enqueues":
+                self.last_publish = first + len(run.enqueues.lengths) - 1
                 if run.enqueues.producer:
                     self.dedup.add(run.enqueues.producer, run.enqueues.id_first, len(run.enqueues.lengths), first)
+                elif self.node.log.unfinished:
+                    self._count_moved(run.enqueues)
+            case "checkpoint":
+                if run.checkpoint.renewal:
+                    self.moved.clear()
             case "dequeue" | "reject":
                 op = run.dequeue if kind == "dequeue" else run.reject
                 which = Kind.DEQUEUE if kind == "dequeue" else Kind.REJECT
@@ -295,19 +447,40 @@ class Replica:
             case "status":
                 if run.status.producer:
                     self.dedup.add(run.status.producer, run.status.id, 1, first)
-                status = pb.Status.FromString(run.status.body)
-                self.statuses[status.key] = (first, status)
+                self.statuses.noted(first, pb.Status.FromString(run.status.body))
             case "topology":
                 self._index_topology(run.topology, first)
+            case "tally" if sweep:  # of its own queues a node knows
+                self.tallies.noted(first, run.tally)
         return kind
 
-    def _index_topology(self, entry: pb.Topology, sequence: int) -> None:
-        from .topology import DELETES  # the table of methods lives there
+    def _count_moved(self, run: pb.Enqueues) -> None:
+        for item in frames.scan(run.frames, 0, frames.FRAME_MAX_ANY_BYTES)[0]:
+            key = (run.vhost, frames.publish_route(run.frames[item[2] : item[3]]).routing_key)
+            self.moved[key] = self.moved.get(key, 0) + 1
 
-        if int.from_bytes(entry.method[:4], "big") in DELETES:
+    def _index_topology(self, entry: pb.Topology, sequence: int) -> None:
+        from . import topology  # the table of methods lives there
+
+        kind = int.from_bytes(entry.method[:4], "big")
+        if kind in (frames.QUEUE_DECLARE, frames.QUEUE_DELETE):
+            key = (entry.vhost, topology.first_name(entry.method))
+            self.declared[key] = sequence if kind == frames.QUEUE_DELETE else 0
+            if kind == frames.QUEUE_DECLARE:
+                self.declarations[key] = entry.method
+            else:
+                self.tallies.done(key)
+        self.definitions.noted(sequence, entry.vhost, entry.method)
+        if kind in topology.DELETES:
             self.known_topology.clear()
         else:
             self.known_topology[entry.vhost, entry.method] = sequence
+        if kind in (frames.EXCHANGE_DECLARE, frames.EXCHANGE_DELETE):
+            exchange, auto_delete = topology.exchange_of(entry.method)
+            if auto_delete:
+                self.auto_delete_exchanges[entry.vhost, exchange] = entry.method
+            else:
+                self.auto_delete_exchanges.pop((entry.vhost, exchange), None)
 
     def index_batch(self, first: int, runs: Iterable[pb.Run], *, keep: bool) -> None:
         """Indexes a batch that came from elsewhere; `keep`: what is behind R waits for the applier."""
@@ -325,7 +498,10 @@ class Replica:
         """Entries from `first` on fell out of the log."""
         self.dedup.cut(first)
         self.filter.cut(first)
+        self.definitions.cut(first)
         self.sink.cut(first)
+        self.statuses.cut(first)
+        self.tallies.cut(first)
         self.known_topology = {key: s for key, s in self.known_topology.items() if s < first}
         while self.to_apply and self.to_apply[-1].first >= first:
             self.to_apply_bytes -= self.to_apply.pop().size
@@ -338,11 +514,14 @@ class Replica:
         self.safe = safe
         self.dedup.safe(safe)
         self.filter.safe(safe)
+        self.definitions.safe(safe)
         self.sink.safe(safe)
+        self.statuses.safe(safe)
         while self._unsafe and self._unsafe[0][0] <= safe:
             self.unsafe_bytes -= self._unsafe.popleft()[1]
-        while self._done_when_safe and self._done_when_safe[0][1] <= safe:
-            self.applied(*self._done_when_safe.popleft())
+        while self._done_when_safe and self._done_when_safe[0][0] <= safe:
+            _, first, last = self._done_when_safe.popleft()
+            self.applied(first, last)
         while self._safe_futures and self._safe_futures[0][0] <= safe:
             future = self._safe_futures.popleft()[1]
             if not future.done():
@@ -355,7 +534,10 @@ class Replica:
 
     def applied(self, first: int, last: int) -> None:
         """These are in the queues and confirmed, or not needed there."""
-        if not self.tracker.mark(first, last):
+        moved = self.tracker.mark(first, last)
+        if self._settling:
+            self._settling.set()
+        if not moved:
             if self.waiting_applied:
                 self._wake_applied()
             return
@@ -380,7 +562,7 @@ class Replica:
 
     def done_when_safe(self, first: int, last: int) -> None:
         """These entries need nothing but to be safe."""
-        self._done_when_safe.append((first, last))
+        self._done_when_safe.append((last, first, last))
 
     async def wait_safe(self, sequence: int) -> None:
         """Returns when entry `sequence` is safe."""
@@ -396,6 +578,24 @@ class Replica:
             self._applied_futures.append((sequence, future))
             await future
 
+    async def _wait_settled(self, upto: int) -> None:
+        """Returns when everything up to `upto` is in the queues and confirmed, or waits before a full one."""
+        self._settling = asyncio.Event()
+        while self.tracker.applied < upto and not self._only_parked(upto):
+            self._settling.clear()
+            try:
+                async with asyncio.timeout(PARKED_POLL_S):
+                    await self._settling.wait()
+            except TimeoutError:
+                pass
+        self._settling = None
+
+    def _only_parked(self, upto: int) -> bool:
+        missing = self.tracker.needs(1, upto)
+        for first, last in self.parked():
+            missing.remove(first, last)
+        return not missing
+
     @asynccontextmanager
     async def barrier(self) -> AsyncIterator[None]:
         """Everything appended before is in the queues; no publish is taken from any connection inside."""
@@ -403,11 +603,25 @@ class Replica:
             self._barrier_free.clear()
             try:
                 self.flush()
-                await self.wait_applied(self.end)
+                await self._wait_settled(self.end)
+                await self.settle_record(self.end)
                 yield
             finally:
                 self._barrier_free.set()
                 self.on_wake()
+
+    def published(self, upto: int) -> None:
+        """The applier has published entries up to this one."""
+        self._published = max(self._published, upto)
+
+    async def settle_record(self, upto: int) -> None:
+        """Returns when a restart would publish nothing of the entries up to `upto` again.
+
+        What is published again goes by the bindings of that moment, and older copies no longer count (R8). So before bindings change, everything
+        published is on record.
+        """
+        if self.recorded < min(upto, self._published):
+            await self.write_record()
 
     @property
     def in_barrier(self) -> bool:

@@ -6,6 +6,8 @@ Rules:
 - Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always found.
 - Each incarnation consumes, alone, from a queue named as its exchange. A newer one deletes that queue, and so tells the older at once, however
   idle it is. A process whose incarnation was shut out so takes nothing back while the newer one lives (its queue has a consumer).
+- One connection publishes and does nothing else: a broker with an alarm (memory, disk) stops reading from it, and then nothing else would be
+  heard on it. Declarations, acks and the sign of life go over another.
 - A confirm that is negative, a message that comes back, a lost connection: the incarnation is over.
 """
 
@@ -13,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from lrq_ha.replication.errors import LrqError
@@ -21,7 +24,7 @@ from lrq_ha.replication.log import BatchHeader
 from lrq_ha.routing import names
 
 from . import wire
-from .client import Channel, Connection
+from .client import Address, Channel, Connection
 from .client_errors import AccessRefused, AmqpError, ChannelClosed, VhostNotFound
 from .endpoints import LOG_PREFIX, ROUTING_VHOST
 
@@ -29,10 +32,14 @@ PROBE_MAX = 16
 READ_PREFETCH = 500
 READ_ACK_EVERY = 100
 QUIET_S = 0.2
+LOCATE_BACK_RECORDS = 64
+LOCATE_GROWTH = 8
+OFFSET = "x-stream-offset"
 # RabbitMQ loses a stream, with everything confirmed in it, if the broker is killed within about half a second of the stream's making
 # (measured on 3.10 and 4.3): nothing is entrusted to one that is younger than this.
 YOUNG_STREAM_S = 2.0
-SEGMENT_BYTES = 64 << 20
+SEGMENT_BYTES_MAX = 64 << 20
+SEGMENTS_MIN = 8  # of the log: the broker drops whole ones
 APPLIED_BYTES_MAX = 64 << 20
 APPLIED_SEGMENT_BYTES = 16 << 20
 
@@ -45,43 +52,49 @@ class Streams:
 
     Args:
         group: Name of the group.
-        url: The broker, with this sidecar's user; the vhost in it is replaced.
+        broker: The own broker, with this sidecar's user; vhost lrq.
         log_bytes_max: Size of the log; older segments are dropped by the broker beyond it.
         shut_out: Number of an incarnation of this process that a newer sidecar has shut out; 0 if none was.
         on_written: Called with the number of log records (batches, fences) that were confirmed, in order.
         on_end: Called once when this incarnation can write no more.
+        on_blocked: Called with the broker's reason when an alarm keeps it from taking records, with "" when it takes them again.
     """
 
     def __init__(
         self,
         group: str,
-        url: str,
+        broker: Address,
         log_bytes_max: int,
         on_written: Callable[[int], None],
         on_end: Callable[[str], None],
         *,
         shut_out: int = 0,
+        on_blocked: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self.log_queue = LOG_PREFIX + group
         self.applied_queue = "LRQ_APPLIED_" + group
         self._exchange_prefix = f"LRQ_X_{group}_"
-        self._url = url.rstrip("/") + "/" + ROUTING_VHOST
-        self._user = url.split("//")[1].split(":")[0]
+        self._broker = broker
+        self._user = broker.user
         self._log_bytes_max = log_bytes_max
+        self._segment_bytes = min(SEGMENT_BYTES_MAX, log_bytes_max // SEGMENTS_MIN)
         self._on_written = on_written
         self._on_end = on_end
-        self._connection: Connection | None = None
+        self._on_blocked = on_blocked
+        self._writing: Connection | None = None
+        self._connection: Connection | None = None  # for everything else
         self._channel: Channel | None = None
         self._views: Channel | None = None
         self._records: Channel | None = None
-        self._log_confirmed = 0
+        self._log_records: deque[int] = deque()  # of each batch and FENCE that is not confirmed
+        self._log_confirmed = 0  # of these records
+        self._log_answered = 0  # publish tag
         self._view_waits: deque[tuple[int, Callable[[], None]]] = deque()
         self._declared: set[str] = set()
         self.exchange = ""
         self.generation = 0
         self.shut_out = shut_out
         self.lost_host = False
-        self.server_version = ""
 
     # ---- opening -----------------------------------------------------------------------------------------------------
 
@@ -93,7 +106,8 @@ class Streams:
                 broker has taken over from this process, and lives.
         """
         try:
-            self._connection = await Connection.open(self._url, on_close=self._closed)
+            self._connection = await Connection.open(self._broker, on_close=self._closed)
+            self._writing = await Connection.open(self._broker, on_close=self._closed, on_blocked=lambda reason: self._on_blocked(reason or ""))
             await self._set_up()
         except VhostNotFound as error:
             raise LrqError(
@@ -112,13 +126,12 @@ class Streams:
 
     async def _set_up(self) -> None:
         connection = self._need(self._connection)
-        self.server_version = str(connection.server_properties.get("version", ""))
         young = False
         for queue, size, segment in (
-            (self.log_queue, self._log_bytes_max, SEGMENT_BYTES),
+            (self.log_queue, self._log_bytes_max, self._segment_bytes),
             (self.applied_queue, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
-            (names.SEND_LOG_ENTRIES, self._log_bytes_max, SEGMENT_BYTES),
-            (names.SEND_SNAP_SYNC, self._log_bytes_max, SEGMENT_BYTES),
+            (names.SEND_LOG_ENTRIES, self._log_bytes_max, self._segment_bytes),
+            (names.SEND_SNAP_SYNC, self._log_bytes_max, self._segment_bytes),
             (names.STATUS, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
         ):
             young = await self._declare(queue, size, segment) or young
@@ -162,9 +175,7 @@ class Streams:
             if error.code == 406 and "inequivalent" in str(error):
                 pass  # an operator has chosen other limits for this stream
             elif error.code == 403:
-                raise LrqError(
-                    f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'", todo=f"run: {self._grant}"
-                ) from error
+                raise LrqError(f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'", todo=f"run: {self._grant}") from error
             elif error.code == 404:
                 raise LrqError(
                     f"the broker has the stream '{queue}', but not in use: {error}",
@@ -249,7 +260,7 @@ class Streams:
             found.append((wire.header_table(header), body))
             arrived.set()
 
-        await channel.consume(queue, take, arguments={"x-stream-offset": "last"})
+        await channel.consume(queue, take, arguments={OFFSET: "last"})
         while True:
             arrived.clear()
             try:
@@ -260,21 +271,23 @@ class Streams:
         return found
 
     async def _writer(self, on_confirm: Callable[[int, bool, bool], None]) -> Channel:
-        channel = await self._need(self._connection).channel(on_confirm=on_confirm, on_return=self._returned, on_close=self._closed)
+        channel = await self._need(self._writing).channel(on_confirm=on_confirm, on_return=self._returned, on_close=self._closed)
         await channel.confirm_select()
         return channel
 
-    async def read(self, queue: str, take: Callable[[Mapping[str, Any], bytes], None]) -> None:
-        """Publishes OPEN to a stream and hands over every record up to it, from the first that the stream still has.
+    async def read(self, queue: str, take: Callable[[Mapping[str, Any], bytes], None], start: int | str = "first") -> None:
+        """Publishes OPEN to a stream and hands over every record up to it.
 
         Args:
             queue: log_queue or applied_queue.
-            take: Called with headers and body of each record before the own OPEN.
+            take: Called with headers (OFFSET among them) and body of each record before the own OPEN; what it raises ends the reading.
+            start: An offset; "first": the first record that the stream still has; "last": that of the last chunk.
         """
         channel = await self._need(self._connection).channel()
         await channel.qos(READ_PREFETCH)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         count = 0
+        joiner: wire.Joiner[Mapping[str, Any]] = wire.Joiner()
 
         def on_delivery(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
             nonlocal count
@@ -286,30 +299,114 @@ class Streams:
                 if headers.get(wire.OPEN) == self.generation:
                     done.set_result(None)
                     return
-                take(headers, body)
+                if (whole := joiner.take(headers, headers, body)) is not None:
+                    take(*whole)
             except Exception as error:
                 done.set_exception(error)
                 return
             if count % READ_ACK_EVERY == 0:
                 channel.ack(tag, True)
 
-        await channel.consume(queue, on_delivery, arguments={"x-stream-offset": "first"})
+        await channel.consume(queue, on_delivery, arguments={OFFSET: start})
         writer = self._need(self._records)
         writer.publish(self.exchange, queue, b"", {wire.OPEN: self.generation}, mandatory=True)
         await writer.confirmed()
-        await done
-        await channel.close()
+        try:
+            await done
+        finally:
+            if channel.error is None:
+                await channel.close()
+
+    async def locate(self, sequence: int, leader: int) -> int | None:
+        """Where the batch of the log that begins with entry `sequence`, pushed by the leader of epoch `leader`, stands in the stream.
+
+        The batch is looked for from the end back, as it is a young one. None: it was not found.
+        """
+        start: int | str = "last"
+        back = LOCATE_BACK_RECORDS
+        while True:
+            first, found = await self._look_for(sequence, leader, start)
+            if found is not None or first <= 0 or start == 0:  # a log that has lost its beginning never gives offset 0
+                return found
+            start = max(0, first - back)
+            back *= LOCATE_GROWTH
+
+    async def _look_for(self, sequence: int, leader: int, start: int | str) -> tuple[int, int | None]:
+        """The first offset that was met, and the one of the batch. Reads until it is found, or passed, or the stream ends."""
+        first = -1
+        async with aclosing(self.batches(start, silence_s=QUIET_S)) as batches:
+            async for offset, batch, _ in batches:
+                first = offset if first < 0 else first
+                if batch is None:
+                    continue
+                if (batch.first, batch.leader) == (sequence, leader):
+                    return first, offset
+                if batch.first > sequence and batch.leader >= leader:
+                    break
+        return first, None
+
+    async def batches(
+        self, start: int | str = "first", *, prefetch: int = 100, silence_s: float | None = None
+    ) -> AsyncGenerator[tuple[int, BatchHeader | None, bytes], None]:
+        """(offset, batch, body) of each record of the log, also of those that were cut off later. A FENCE or OPEN is no batch: None.
+
+        Close it (`aclosing`) when no more is wanted.
+
+        Args:
+            start: As of `read`.
+            prefetch: Records that may be on their way.
+            silence_s: It ends when the stream gives nothing for so long; None: it waits for what is appended.
+        """
+        arrived: asyncio.Queue[tuple[int, bytes, bytes]] = asyncio.Queue()
+        joiner: wire.Joiner[dict[str, Any]] = wire.Joiner()
+        channel = await self._need(self._connection).channel()
+        await channel.qos(prefetch)
+        await channel.consume(
+            self.log_queue,
+            lambda tag, _redelivered, _exchange, _key, header, body: arrived.put_nowait((tag, header, body)),
+            arguments={OFFSET: start},
+        )
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(silence_s):
+                        tag, header, part = await arrived.get()
+                except TimeoutError:
+                    return
+                channel.ack(tag)
+                headers = wire.header_table(header)
+                if (whole := joiner.take(headers, headers, part)) is not None:
+                    headers, body = whole
+                    batch = wire.parse_batch(headers)[0] if wire.LAST in headers else None
+                    yield int(headers[OFFSET]), batch, body
+        finally:
+            if channel.error is None:
+                await channel.close()
+
+    async def head(self) -> int:
+        """The first entry of a batch that the log's stream still has; 0 if it has none."""
+        async with aclosing(self.batches(prefetch=1, silence_s=QUIET_S)) as records:
+            async for _, batch, _ in records:
+                if batch is not None:
+                    return batch.first
+        return 0
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def write_batch(self, batch: BatchHeader, body: bytes, safe: int) -> None:
         """Appends a batch to the log."""
-        self._need(self._channel).publish(self.exchange, self.log_queue, body, wire.batch_headers(batch, safe), mandatory=True)
+        records = wire.parts_of(wire.batch_headers(batch, safe), body)
+        for headers, part in records:
+            self._write(headers, part)
+        self._log_records.append(len(records))
+
+    def _write(self, headers: Mapping[str, Any], body: bytes) -> None:
+        self._need(self._channel).publish(self.exchange, self.log_queue, body, headers, mandatory=True)
 
     def write_fence(self, epoch: int, out_end: int) -> None:
         """Appends a FENCE to the log."""
-        headers = {wire.FENCE: epoch, wire.FENCE_OUT: out_end}
-        self._need(self._channel).publish(self.exchange, self.log_queue, b"", headers, mandatory=True)
+        self._write({wire.FENCE: epoch, wire.FENCE_OUT: out_end}, b"")
+        self._log_records.append(1)
 
     async def write_applied(self, body: bytes) -> None:
         """Appends an applied record; returns when it is confirmed."""
@@ -320,12 +417,12 @@ class Streams:
     async def write_view(self, queue: str, body: bytes, headers: Mapping[str, Any], done: Callable[[], None]) -> None:
         """Appends a message to a view (made if it does not exist); `done` is called when it is confirmed."""
         if queue not in self._declared:
-            if await self._declare(queue, self._log_bytes_max, SEGMENT_BYTES):
+            if await self._declare(queue, self._log_bytes_max, self._segment_bytes):
                 await asyncio.sleep(YOUNG_STREAM_S)
             binder = await self._need(self._connection).channel()
             await binder.queue_bind(queue, self.exchange, queue)
             await binder.close()
-        connection = self._need(self._connection)
+        connection = self._need(self._writing)
         if connection.paused:
             await connection.drained()
         tag = self._need(self._views).publish(self.exchange, queue, body, headers, mandatory=True)
@@ -342,24 +439,26 @@ class Streams:
         await channel.close()
         self.lost_host = False
 
-    async def reader(self, queue: str, take: Callable[[int, bytes, bytes], None], *, prefetch: int = 100) -> Channel:
-        """A consumer of a whole stream from its first record; `take` gets (delivery tag, header payload, body) and acks on the channel."""
+    async def delete(self, queues: Iterable[str]) -> None:
+        """Deletes streams, and what says that this incarnation lives: the next one begins with nothing."""
         channel = await self._need(self._connection).channel()
-        await channel.qos(prefetch)
-
-        def on_delivery(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
-            take(tag, header, body)
-
-        await channel.consume(queue, on_delivery, arguments={"x-stream-offset": "first"})
-        return channel
+        for queue in (*queues, self.exchange):
+            await channel.queue_delete(queue)
+        for exchange in (self._boot_mark, self.exchange):
+            await channel.exchange_delete(exchange)
+        await channel.close()
 
     def _log_confirms(self, tag: int, multiple: bool, ok: bool) -> None:
         if not ok:
             self._fail("the broker refused a record of the log")
             return
-        count = self._need(self._channel).answered_to - self._log_confirmed
+        self._log_confirmed += self._need(self._channel).answered_to - self._log_answered
+        self._log_answered = self._need(self._channel).answered_to
+        count = 0
+        while self._log_records and self._log_records[0] <= self._log_confirmed:
+            self._log_confirmed -= self._log_records.popleft()
+            count += 1
         if count:
-            self._log_confirmed += count
             self._on_written(count)
 
     def _record_confirms(self, tag: int, multiple: bool, ok: bool) -> None:
@@ -394,5 +493,6 @@ class Streams:
 
     async def close(self) -> None:
         self._on_end = lambda _reason: None
-        if self._connection is not None:
-            await self._connection.close()
+        for connection in (self._writing, self._connection):
+            if connection is not None:
+                await connection.close()

@@ -7,6 +7,9 @@ Rules:
 - What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
   the channel.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
+- What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
+- Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
+- One consumer per queue: while it is there, the `Keeper` is not.
 """
 
 from __future__ import annotations
@@ -14,18 +17,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.filter import Deaths, QueueFilter, Verdict
 
+from . import topology
 from .channels import QueueKey
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed
 from .headers import deaths, position
+from .keeping import Keeper, has_a_free_way_back
 from .replica import Replica
+from .tallying import Tally
 
 log = logging.getLogger("lrq_ha.sweeper")
 
@@ -35,6 +42,7 @@ STUCK_S = 1.0  # without a delivery although there is more: another consumer is 
 PASS_MAX_S = 60.0
 ACKS_AT_ONCE = 24
 ACKS_PAUSE_S = 0.01
+RETURNED_STILL_S = 1.0
 RETURNED_MAX_S = 15.0  # on a busy machine a quorum queue takes seconds to take them back
 BACK_OFF_MIN_S = 1.0
 BACK_OFF_MAX_S = 30.0
@@ -62,14 +70,14 @@ class Sweeper:
 
     Args:
         replica: Whose filter says what is due.
-        broker_url: The own broker; the vhost in it is replaced.
+        broker: The own broker; the vhost in it is replaced.
         window: Most messages held at once, at first.
         interval_s: How often it looks.
     """
 
-    def __init__(self, replica: Replica, broker_url: str, *, window: int = 500, interval_s: float = 1.0) -> None:
+    def __init__(self, replica: Replica, broker: Address, *, window: int = 500, interval_s: float = 1.0) -> None:
         self._replica = replica
-        self._url = broker_url
+        self._broker = broker
         self._window = min(window, WIDE_WINDOW_MESSAGES)
         self._interval_s = interval_s
         self._connections: dict[str, Connection] = {}
@@ -81,11 +89,12 @@ class Sweeper:
         self._suspects: set[QueueKey] = set()
         self._suspects_from = 0
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
+        self._keeper = Keeper(replica, broker)
 
     def kick(self, queue: QueueKey | None = None) -> None:
         """A queue (None: one that is not known) is full: sweep it now, whatever is due."""
         if queue is None:
-            self._kicked.update(f.key for f in self._replica.filter.queues() if f.due(EVERYTHING))
+            self._kicked.update((f.key for f in self._replica.filter.queues() if f.due(EVERYTHING)), self._suspects)
         else:
             self._kicked.add(queue)
         self._event.set()
@@ -106,20 +115,26 @@ class Sweeper:
             LrqError: The broker's connection is lost.
         """
         self._started = True
+        keeping = asyncio.create_task(self._keeper.run())
         try:
             while not self._stopping:
+                if keeping.done():
+                    keeping.result()
                 if self._replica.active:
                     raise IllegalEvent("a sweeper runs on an active node")
                 self._event.clear()
                 kicked, self._kicked = self._kicked, set()
-                for target in self._replica.filter.queues():
+                concerned = (*(target.key for target in self._replica.filter.queues()), *self._suspects, *self._replica.tallies.keys(), *kicked)
+                for key in dict.fromkeys(concerned):
                     if self._stopping:
                         break
-                    await self._consider(target, target.key in kicked)
+                    await self._consider(self._replica.filter.queue(key), key in kicked)
                 if not self._stopping and not self._kicked:  # a pass clears the event
                     await self._wait(self._interval_s)
         finally:
             try:
+                await self._keeper.stop()
+                await asyncio.gather(keeping, return_exceptions=True)
                 for connection in self._connections.values():
                     await connection.close()
                 self._connections.clear()
@@ -144,17 +159,26 @@ class Sweeper:
 
     async def _consider(self, target: QueueFilter, kicked: bool) -> None:
         key = target.key
-        upto = EVERYTHING if kicked else self._replica.tracker.applied
-        whole = key in self._suspects and self._replica.tracker.applied >= self._suspects_from
-        if not target.due(upto) and not whole:
+        # Behind an entry that a full queue refuses, others are applied all the same.
+        upto = EVERYTHING if kicked or self._replica.parked() else self._replica.tracker.applied
+        # A full queue is gone through at once: older copies may be what fills it, and keep out what is published again.
+        whole = key in self._suspects and (kicked or self._replica.tracker.applied >= self._suspects_from)
+        tally = self._replica.tallies.pending(key, self._replica.tracker.applied)
+        if not target.due(upto) and not whole and tally is None:
             self._back_off.pop(key, None)
             return
         not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
         if not kicked and time.monotonic() < not_before:
             return
-        end = await self._pass(target, upto, self._window, whole)
+        if not await self._is_worth_it(target, upto, whole, tally):
+            if tally is not None:
+                self._replica.tallies.done(key, tally)
+            return
+        end = await self._pass(target, upto, self._window, whole, tally)
         if end is _End.FULL and self._window < WIDE_WINDOW_MESSAGES and not self._stopping:
-            end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole)
+            end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
+        if tally is not None and end is not _End.STUCK and not self._stopping:
+            self._replica.tallies.done(key, tally)
         if end in (_End.FULL, _End.STUCK):
             log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
             self._back_off[key] = (time.monotonic() + pause_s, min(2 * pause_s, BACK_OFF_MAX_S))
@@ -163,22 +187,46 @@ class Sweeper:
             if whole and end in (_End.SEEN, _End.GONE):
                 self._suspects.discard(key)
 
-    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool) -> _End:
+    async def _is_worth_it(self, target: QueueFilter, upto: int, whole: bool, tally: Tally | None) -> bool:
+        """Whether a pass can remove anything, and does no harm."""
+        vhost, queue = target.key
+        due = target.due(upto)
+        connection = await self._connection(vhost)
+        limited = not has_a_free_way_back(connection) and "x-delivery-limit" in self._arguments(target.key)
+        if not limited and (due or whole or tally is None):
+            return True
+        channel = await connection.channel()
+        try:
+            ready = (await channel.queue_declare(queue, passive=True))[1]
+        except ChannelClosed:
+            return not limited  # the pass finds out
+        finally:
+            await channel.close()
+        return ready <= due if limited else tally is not None and ready > tally.messages
+
+    def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
+        return topology.queue_arguments(self._replica.declarations.get(key, b""))
+
+    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
+        async with self._keeper.away_from(target.key):
+            return await self._pass_alone(target, upto, window, whole, tally)
+
+    async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         vhost, queue = target.key
         expected = target.start_pass(self._replica.tracker.applied)
         connection = await self._connection(vhost)
         channel = await connection.channel()
-        sweep = _Pass(target, channel, self._replica, self._event)
+        sweep = _Pass(target, channel, self._replica, self._event, tally)
         try:
             end = await self._sweep(sweep, queue, upto, window, whole)
         except ChannelClosed as error:
-            if error.code == 404:
+            if error.no_such_queue:
                 end = _End.GONE
             else:  # 403: somebody consumes exclusively; 406: it was deleted and declared again meanwhile
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
                 end = _End.STUCK
         finally:
-            await self._give_back(connection, sweep, queue)
+            await give_back(connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.kept, queue)
         if end is _End.SEEN or end is _End.GONE:
             missed = target.end_pass(expected)
             if missed:
@@ -199,9 +247,11 @@ class Sweeper:
             now = time.monotonic()
             if sweep.is_cancelled:
                 return _End.GONE
-            if self._stopping or not (whole or target.due(upto)):
+            if self._stopping or not (whole or sweep.tally or target.due(upto)):
                 return _End.DONE
             if sweep.kept >= window:
+                if await sweep.reject_excess():
+                    continue
                 return _End.FULL
             if now - began > PASS_MAX_S:
                 return _End.STUCK
@@ -211,54 +261,26 @@ class Sweeper:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
             if sweep.met != met:
                 continue
-            if not ready and consumers <= 1:
+            if not ready and consumers == 1:  # none: a quorum queue that does not answer looks like an empty one
                 if not await self._wait(QUIET_S):
+                    await sweep.reject_excess()
                     return _End.SEEN
             elif now - heard > STUCK_S:
                 return _End.STUCK
 
-    async def _give_back(self, connection: Connection, sweep: _Pass, queue: str) -> None:
-        channel = sweep.channel
-        if channel.error is not None:
-            return
-        if _counts_closed_channels(connection) and sweep.tag and not sweep.is_cancelled:
-            try:
-                await channel.cancel(sweep.tag)
-                if sweep.kept:
-                    channel.nack(0, multiple=True, requeue=True)
-                await channel.flow()
-            except ChannelClosed as error:
-                log.debug("queue '%s' took back what was held by itself: %s", queue, error.text)
-        await channel.close()
-        if sweep.kept and not sweep.is_cancelled:
-            await self._returned(connection, queue, sweep.kept)
-
-    async def _returned(self, connection: Connection, queue: str, kept: int) -> None:
-        """Waits until the queue has what was given back: it learns of a closed channel a little after its owner does."""
-        until = time.monotonic() + RETURNED_MAX_S  # some of it may have expired since
-        channel = await connection.channel()
-        try:
-            while time.monotonic() < until:
-                _, ready, _ = await channel.queue_declare(queue, passive=True)
-                if ready >= kept:
-                    break
-                await asyncio.sleep(0.01)
-        except ChannelClosed:
-            pass
-        await channel.close()
-
     async def _connection(self, vhost: str) -> Connection:
         known = self._connections.get(vhost)
         if known is None:
-            known = self._connections[vhost] = await Connection.open(Address.parse(self._url, vhost))
+            known = self._connections[vhost] = await Connection.open(replace(self._broker, vhost=vhost))
         return known
 
 
 class _Pass:
     """One pass over a queue: decides on each delivery as it comes."""
 
-    def __init__(self, target: QueueFilter, channel: Channel, replica: Replica, event: asyncio.Event) -> None:
+    def __init__(self, target: QueueFilter, channel: Channel, replica: Replica, event: asyncio.Event, tally: Tally | None = None) -> None:
         self.target = target
+        self.tally = tally
         self.channel = channel
         self.tag = ""
         self.met = 0
@@ -268,8 +290,9 @@ class _Pass:
         self._event = event
         self._removed: list[_Removed] = []
         self._acks: list[int] = []
+        self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
 
-    def take(self, tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
+    def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
         self._event.set()
         value = position(header)
@@ -286,6 +309,9 @@ class _Pass:
             self.channel.reject(tag)
         else:
             self.kept += 1
+            tally = self.tally
+            if tally is not None and verdict is Verdict.GIVE and self._replica.tallies.counts(tally, sequence, path, by_name=not exchange):
+                self._stay.append((tag, sequence))
             return
         self._removed.append(_Removed(sequence, generation, path))
 
@@ -298,21 +324,89 @@ class _Pass:
         if self._removed:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
-            if acks and not self.kept and len(acks) == len(removed):
-                self.channel.ack(acks[-1], multiple=True)
-                acks = []
-            # A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.
-            for start in range(0, len(acks), ACKS_AT_ONCE):
-                for tag in acks[start : start + ACKS_AT_ONCE]:
-                    self.channel.ack(tag)
-                await self.channel.flow()
-                await asyncio.sleep(ACKS_PAUSE_S)
-            await self.channel.flow()
+            await ack_all(self.channel, acks, alone=not self.kept and len(acks) == len(removed))
             for one in removed:
                 self.target.gone(*one)
 
+    async def reject_excess(self) -> int:
+        """Rejects what is too many of what is held; returns how many that were. Called when the window is full, or the queue was seen to its end."""
+        if self.tally is None or self.is_cancelled:
+            return 0
+        excess = sorted(self.tally.excess(sequence for _, sequence in self._stay))
+        for start in range(0, len(excess), ACKS_AT_ONCE):
+            for index in excess[start : start + ACKS_AT_ONCE]:
+                self.channel.reject(self._stay[index][0])
+            await self.channel.flow()
+            await asyncio.sleep(ACKS_PAUSE_S)
+        gone = set(excess)
+        self._stay = [copy for index, copy in enumerate(self._stay) if index not in gone]
+        self.kept -= len(gone)
+        if gone:
+            log.info(
+                "%d messages of queue '%s' in vhost '%s' are gone at the primary (expired, over a limit, or purged there): so here",
+                len(gone),
+                self.target.name,
+                self.target.key[0],
+            )
+        return len(gone)
 
-def _counts_closed_channels(connection: Connection) -> bool:
-    """Whether giving back by closing the channel counts as a delivery attempt on this broker."""
-    major = str(connection.server_properties.get("version", "")).split(".")[0]
-    return not major.isdigit() or int(major) >= 4
+
+async def ack_all(channel: Channel, tags: list[int], *, alone: bool) -> None:
+    """Acks these, in ascending order; returns when the broker has taken that. `alone`: nothing else of the channel is unacknowledged."""
+    if tags and alone:
+        channel.ack(tags[-1], multiple=True)
+        tags = []
+    # A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.
+    for start in range(0, len(tags), ACKS_AT_ONCE):
+        for tag in tags[start : start + ACKS_AT_ONCE]:
+            channel.ack(tag)
+        await channel.flow()
+        await asyncio.sleep(ACKS_PAUSE_S)
+    await channel.flow()
+
+
+async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:
+    """Closes a channel that consumes from a queue; returns when the queue has back what was held.
+
+    Args:
+        tag: Of the consumer; empty if it was cancelled.
+        kept: How many messages are held.
+    """
+    if channel.error is not None:
+        return
+    others = 0  # ready beside what is held
+    try:
+        if tag:
+            await channel.cancel(tag)
+        if kept:
+            _, others, _ = await channel.queue_declare(queue, passive=True)
+        if kept and has_a_free_way_back(connection):
+            channel.nack(0, multiple=True, requeue=True)
+            await channel.flow()
+    except ChannelClosed as error:
+        log.debug("queue '%s' took back what was held by itself: %s", queue, error.text)
+    await channel.close()
+    if kept:
+        await _returned(connection, queue, kept, others)
+
+
+async def _returned(connection: Connection, queue: str, kept: int, others: int) -> None:
+    """Waits until the queue has what was given back: it learns of a closed channel a little after its owner does.
+
+    Who consumes before it does would get what stands behind that first. Some of it may have expired since: so a queue that has enough, and has stood
+    still for a while, is believed.
+    """
+    now = time.monotonic()
+    until, still, last = now + RETURNED_MAX_S, now, -1
+    channel = await connection.channel()
+    try:
+        while (now := time.monotonic()) < until:
+            _, ready, _ = await channel.queue_declare(queue, passive=True)
+            if ready >= kept + others or (ready >= kept and ready == last and now - still > RETURNED_STILL_S):
+                break
+            if ready != last:
+                still, last = now, ready
+            await asyncio.sleep(0.01)
+    except ChannelClosed:
+        pass
+    await channel.close()

@@ -1,48 +1,38 @@
 """Declarations, deletions, bindings and purges: which are replicated, and in what form they enter the log.
 
-Rules: the tables below are the whole dispatch. What is this node's own (server-named, exclusive, auto-delete, `amq.*`) is passed on and not
-replicated, as are passive declarations. An entry holds the method as the client sent it, to the octet, but for its names and arguments resolved
-(the last declared queue, the queue's type), and without `if_unused` and `if_empty`: whether they held was decided on the primary.
+Rules: the tables below are the whole dispatch. What is this node's own (queues that are server-named, exclusive or auto-delete, and `amq.*`) is
+passed on and not replicated, as are passive declarations. An entry holds the method as the client sent it, to the octet, but for its names and
+arguments resolved (the last declared queue, the queue's type), and without `if_unused` and `if_empty`: whether they held was decided on the
+primary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from . import endpoints, frames
 from .channels import Channel, QueueKey
 from .frames import (
     EXCHANGE_BIND,
-    EXCHANGE_BIND_OK,
     EXCHANGE_DECLARE,
-    EXCHANGE_DECLARE_OK,
     EXCHANGE_DELETE,
-    EXCHANGE_DELETE_OK,
     EXCHANGE_UNBIND,
-    EXCHANGE_UNBIND_OK,
     QUEUE_BIND,
-    QUEUE_BIND_OK,
     QUEUE_DECLARE,
     QUEUE_DELETE,
-    QUEUE_DELETE_OK,
     QUEUE_PURGE,
-    QUEUE_PURGE_OK,
     QUEUE_UNBIND,
-    QUEUE_UNBIND_OK,
 )
 from .headers import field
 
 if TYPE_CHECKING:
     from .relay import Relay
 
-METHODS = frozenset(
-    {EXCHANGE_BIND, EXCHANGE_DECLARE, EXCHANGE_DELETE, EXCHANGE_UNBIND, QUEUE_BIND, QUEUE_DECLARE, QUEUE_DELETE, QUEUE_PURGE, QUEUE_UNBIND}
-)
 DELETES = frozenset({EXCHANGE_DELETE, EXCHANGE_UNBIND, QUEUE_DELETE, QUEUE_UNBIND})
-REPLIES = frozenset(
-    {EXCHANGE_BIND_OK, EXCHANGE_DECLARE_OK, EXCHANGE_DELETE_OK, EXCHANGE_UNBIND_OK, QUEUE_BIND_OK, QUEUE_DELETE_OK, QUEUE_PURGE_OK, QUEUE_UNBIND_OK}
-)
 _CLASSIC = field(b"x-queue-type", b"classic")
 _DECLARED = 0b1110  # neither passive nor no-wait
 _LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and those that stand in the log
@@ -57,6 +47,7 @@ _LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and th
     QUEUE_UNBIND: (3, 0, 0),
 }
 RANDOM_EXCHANGES = frozenset({"x-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"})
+REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 
 @dataclass(frozen=True)
@@ -85,19 +76,24 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Replicate:
-    """To the broker between two barriers, then into the log. `asked`: what the broker is asked; `entry`: what stands in the log."""
+    """To the broker between two barriers, then into the log.
+
+    `asked`: what the broker is asked; `before`, if any, and `entry`: what stands in the log.
+    """
 
     queue: str = ""
     purge: bool = False
     asked: bytes = b""
     entry: bytes = b""
+    before: bytes = b""
 
-    def payload(self, _method: Any) -> bytes:
-        """The method as it stands in the log."""
-        return self.entry
+    @property
+    def entries(self) -> list[bytes]:
+        """The methods as they stand in the log."""
+        return [self.before, self.entry] if self.before else [self.entry]
 
 
-def _replicate(kind: int, payload: bytes, method: Any, queue: str = "") -> Replicate:
+def _replicate(relay: Relay, kind: int, payload: bytes, method: Any, queue: str = "") -> Replicate:
     names, nowait, kept = _LAYOUT[kind]
     at = 6
     for _ in range(names):
@@ -111,17 +107,51 @@ def _replicate(kind: int, payload: bytes, method: Any, queue: str = "") -> Repli
     if not nowait:  # queue.unbind has no flags
         whole = head + flags + tail
         return Replicate(queue, asked=whole, entry=whole)
+    before = b""
+    if kind in (QUEUE_BIND, EXCHANGE_BIND):
+        # An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have.
+        source = method.exchange if kind == QUEUE_BIND else method.source
+        before = relay.replica.auto_delete_exchanges.get((relay.vhost, source), b"")
     asked, entry = flags[0] & ~nowait, flags[0] & kept
-    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail))
+    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), before)
 
 
 Action = PassOn | Answer | Refuse | Replicate
+
+
+def exchange_of(payload: bytes) -> tuple[str, bool]:
+    """Name and auto-delete of an exchange.declare; only the name counts of an exchange.delete."""
+    end = 7 + payload[6]
+    name = payload[7:end].decode("utf-8", "surrogateescape")
+    flags = payload[end + 1 + payload[end]] if payload[:4] == EXCHANGE_DECLARE.to_bytes(4, "big") else 0
+    return name, bool(flags & 4)
 
 
 def answered(payload: bytes) -> bytes:
     """A queue.declare without no-wait."""
     at = 7 + payload[6]
     return b"%b%c%b" % (payload[:at], payload[at] & 0b1111, payload[at + 1 :])
+
+
+def first_name(payload: bytes) -> str:
+    """The queue or exchange that a declaration, deletion or binding names first."""
+    return payload[7 : 7 + payload[6]].decode("utf-8", "surrogateescape")
+
+
+@lru_cache(1 << 14)
+def queue_arguments(payload: bytes) -> Mapping[str, Any]:
+    """The arguments of a queue.declare; none of an empty payload."""
+    method: Any = frames.decode_method(payload) if payload else None
+    return MappingProxyType(method.arguments if method is not None and method.arguments else {})
+
+
+def may_vanish(payload: bytes) -> bool:
+    """Whether a queue so declared may go by itself while nobody looks: when it expires, or with its broker."""
+    return "x-expires" in queue_arguments(payload) or not _durable(payload)
+
+
+def _durable(payload: bytes) -> bool:
+    return bool(payload and payload[7 + payload[6]] & 2)
 
 
 def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: Any) -> Action:
@@ -136,12 +166,12 @@ def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: 
         method.queue = method.queue or channel.last_queue
         if not relay.replica.replicates((relay.vhost, method.queue)):
             return PassOn()
-        action = _replicate(kind, payload, method, method.queue)
+        action = _replicate(relay, kind, payload, method, method.queue)
     else:
         names = [method.source, method.destination] if hasattr(method, "source") else [method.exchange]
         if not all(relay.replica.replicates((relay.vhost, name)) for name in names):
             return PassOn()
-        action = _replicate(kind, payload, method)
+        action = _replicate(relay, kind, payload, method)
     return PassOn() if kind not in DELETES and _is_known(relay, action) else action
 
 
@@ -163,12 +193,18 @@ def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
         return PassOn(method.queue)
     if was_local:
         relay.replica.local_queues.add(key)
-    action = _replicate(QUEUE_DECLARE, payload, method, method.queue)
+    if (method.arguments or {}).get("x-overflow") == REJECT_PUBLISH_DLX:
+        return Refuse(
+            406,
+            f"queue '{method.queue}' with x-overflow {REJECT_PUBLISH_DLX} cannot be replicated, as its dead letters are of messages that it has "
+            "refused; use reject-publish or drop-head, or give it a name outside the replicated patterns",
+        )
+    action = _replicate(relay, QUEUE_DECLARE, payload, method, method.queue)
     return PassOn(method.queue) if _is_known(relay, action) else action
 
 
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
-    if method.passive or method.auto_delete or not relay.replica.replicates((relay.vhost, method.exchange)):
+    if method.passive or not relay.replica.replicates((relay.vhost, method.exchange)):
         return PassOn()
     if method.exchange_type in RANDOM_EXCHANGES:
         return Refuse(
@@ -176,7 +212,7 @@ def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
             f"exchange '{method.exchange}' of type {method.exchange_type} routes differently on every node and cannot be replicated; "
             "give it a name outside the replicated patterns",
         )
-    action = _replicate(EXCHANGE_DECLARE, payload, method)
+    action = _replicate(relay, EXCHANGE_DECLARE, payload, method)
     return PassOn() if _is_known(relay, action) else action
 
 

@@ -1,22 +1,26 @@
 """How the core's values look on the wire: batches, FENCE and OPEN records in a stream, control messages between nodes.
 
 Rules: the body of a batch is the same bytes on every node; what differs from sender to sender stands in the AMQP headers. A record in the
-log stream is a batch, a FENCE or an OPEN, told apart by its headers, so a reader of headers alone can rebuild the index.
+log stream is a batch, a FENCE or an OPEN, told apart by its headers, so a reader of headers alone can rebuild the index. A batch whose body a
+broker might refuse for its size stands in several records, one behind the other.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from pamqp import decode
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import MalformedInput
-from lrq_ha.replication.events import Following, Heartbeat, Hello, Lead, Message, Prepare, Promise, Superseded
+from lrq_ha.replication.events import Following, Handover, Heartbeat, Hello, Lead, Message, Prepare, Promise, Superseded
 from lrq_ha.replication.log import BatchHeader, LogState, Members
 from lrq_ha.replication.roles import Role
 
-LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS = (
+T = TypeVar("T")
+
+LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL = (
     "x-lrq-leader",
     "x-lrq-first",
     "x-lrq-last",
@@ -24,9 +28,12 @@ LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS = (
     "x-lrq-safe",
     "x-lrq-epoch",
     "x-lrq-sets",
+    "x-lrq-renewal",
 )
 FENCE, FENCE_OUT, OPEN = "x-lrq-fence", "x-lrq-fence-out", "x-lrq-open"
+PARTS, PART = "x-lrq-parts", "x-lrq-part"
 CONTROL = "x-lrq-control"
+PART_BYTES_MAX = 1 << 20  # far below the smallest max_message_size that a broker is likely to have
 
 
 def _flat_sets(sets: tuple[tuple[int, Members], ...]) -> str:
@@ -50,6 +57,8 @@ def batch_headers(batch: BatchHeader, safe: int) -> dict[str, Any]:
     }
     if batch.sets:
         headers[SETS] = _flat_sets(batch.sets)
+    if batch.renewal:
+        headers[RENEWAL] = batch.renewal
     return headers
 
 
@@ -58,12 +67,54 @@ def parse_batch(headers: dict[str, Any]) -> tuple[BatchHeader, int]:
     try:
         values = [int(headers[key]) for key in (EPOCH, FIRST, LAST, PREVIOUS, LEADER, SAFE)]
         sets = _parse_sets(headers.get(SETS, ""))
+        renewal = int(headers.get(RENEWAL, 0))
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedInput(f"a batch whose headers are incomplete or wrong: {error}") from error
     epoch, first, last, previous, leader, safe = values
     if not 0 < first <= last or not 0 < epoch <= leader or previous > epoch or safe < 0:
         raise MalformedInput(f"a batch whose headers contradict each other: entries {first} to {last} of epoch {epoch}, leader {leader}")
-    return BatchHeader(epoch, first, last, previous, leader, sets), safe
+    if renewal and (first != last or abs(renewal) > first):
+        raise MalformedInput(f"a batch of entries {first} to {last} that is said to belong to the renewal at {abs(renewal)}")
+    return BatchHeader(epoch, first, last, previous, leader, sets, renewal), safe
+
+
+def parts_of(headers: dict[str, Any], body: bytes) -> list[tuple[dict[str, Any], bytes]]:
+    """A batch as the records that hold it: one, or as many as its body needs; the first has the headers and says how many there are."""
+    count = -(-len(body) // PART_BYTES_MAX)
+    if count <= 1:
+        return [(headers, body)]
+    pieces = [body[at : at + PART_BYTES_MAX] for at in range(0, len(body), PART_BYTES_MAX)]
+    return [({**headers, PARTS: count}, pieces[0]), *(({PART: n}, piece) for n, piece in enumerate(pieces[1:], 1))]
+
+
+class Joiner(Generic[T]):
+    """Puts batches together again that stand in several records. What a killed writer left unfinished is dropped."""
+
+    def __init__(self) -> None:
+        self._first: T | None = None
+        self._missing = 0
+        self._bodies: list[bytes] = []
+
+    def take(self, headers: Mapping[str, Any], first: T, body: bytes) -> tuple[T, bytes] | None:
+        """Takes the next record; `first` is what the caller wants back of the first one. None: it is not the last of its batch."""
+        part = headers.get(PART)
+        if part is None:
+            self._first, self._missing, self._bodies = first, int(headers.get(PARTS, 1)) - 1, [body]
+        elif self._missing and part == len(self._bodies):
+            self._missing -= 1
+            self._bodies.append(body)
+        else:  # reading began in the middle of it
+            self._first, self._missing = None, 0
+        if self._first is None or self._missing:
+            return None
+        joined = self._first, b"".join(self._bodies)
+        self._first, self._bodies = None, []
+        return joined
+
+
+def checkpoint_of(runs: Sequence[pb.Run]) -> pb.Checkpoint | None:
+    """The CHECKPOINT that a batch of these runs consists of, as it has a batch of its own; None if it does not."""
+    return runs[0].checkpoint if len(runs) == 1 and runs[0].WhichOneof("kind") == "checkpoint" else None
 
 
 def header_table(payload: bytes) -> dict[str, Any]:
@@ -81,35 +132,48 @@ def header_table(payload: bytes) -> dict[str, Any]:
 # ---- control messages ------------------------------------------------------------------------------------------------
 
 
+def history_to_pb(log: LogState) -> tuple[list[pb.EpochStart], list[pb.SetEntry]]:
+    """The epochs and in-sync sets of a log, for a message that tells them."""
+    return (
+        [pb.EpochStart(epoch=epoch, first=first) for epoch, first in log.epochs],
+        [pb.SetEntry(sequence=sequence, nodes=sorted(members)) for sequence, members in log.sets],
+    )
+
+
+def history_from_pb(message: pb.LogState | pb.Checkpoint) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, Members], ...]]:
+    """The other way: as `LogState.epochs` and `LogState.sets`."""
+    return (
+        tuple((start.epoch, start.first) for start in message.epochs),
+        tuple((entry.sequence, frozenset(entry.nodes)) for entry in message.sets),
+    )
+
+
 def _log_to_pb(log: LogState) -> pb.LogState:
+    epochs, sets = history_to_pb(log)
     return pb.LogState(
         top=log.top,
         end=log.end,
-        epochs=[pb.EpochStart(epoch=e, first=f) for e, f in log.epochs],
-        sets=[pb.SetEntry(sequence=s, nodes=sorted(m)) for s, m in log.sets],
+        epochs=epochs,
+        sets=sets,
         in_set=log.in_set,
         lost_host=log.lost_host,
+        head=log.head,
+        base=log.base,
+        joining=log.joining,
     )
 
 
 def _log_from_pb(log: pb.LogState) -> LogState:
-    return LogState(
-        log.top,
-        log.end,
-        tuple((e.epoch, e.first) for e in log.epochs),
-        tuple((s.sequence, frozenset(s.nodes)) for s in log.sets),
-        log.in_set,
-        log.lost_host,
-    )
+    return LogState(log.top, log.end, *history_from_pb(log), log.in_set, log.lost_host, log.head, log.base, log.joining)
 
 
 def encode_control(sender: int, group: str, message: Message) -> bytes:
     """Body of a control message."""
     control = pb.Control(sender=sender, group=group)
     match message:
-        case Hello(role, log, leading, following, wants_answer):
+        case Hello(role, log, leading, following, wants_answer, paused):
             control.hello.CopyFrom(
-                pb.Hello(role=role.value, log=_log_to_pb(log), leading=leading, following=following, wants_answer=wants_answer)
+                pb.Hello(role=role.value, log=_log_to_pb(log), leading=leading, following=following, wants_answer=wants_answer, paused=paused)
             )
         case Prepare(epoch):
             control.prepare.epoch = epoch
@@ -123,6 +187,8 @@ def encode_control(sender: int, group: str, message: Message) -> bytes:
             control.heartbeat.CopyFrom(pb.Heartbeat(epoch=epoch, safe=safe, end=end, applied=applied))
         case Superseded(top):
             control.superseded.top = top
+        case Handover(epoch, end, clean):
+            control.handover.CopyFrom(pb.Handover(epoch=epoch, end=end, clean=clean))
     return control.SerializeToString()
 
 
@@ -140,7 +206,7 @@ def decode_control(body: bytes, group: str) -> tuple[int, Message]:
     match control.WhichOneof("kind"):
         case "hello" if role is not None:
             h = control.hello
-            message = Hello(role, _log_from_pb(h.log), h.leading, h.following, h.wants_answer)
+            message = Hello(role, _log_from_pb(h.log), h.leading, h.following, h.wants_answer, h.paused)
         case "prepare":
             message = Prepare(control.prepare.epoch)
         case "promise":
@@ -155,6 +221,8 @@ def decode_control(body: bytes, group: str) -> tuple[int, Message]:
             message = Heartbeat(b.epoch, b.safe, b.end, b.applied)
         case "superseded":
             message = Superseded(control.superseded.top)
+        case "handover":
+            message = Handover(control.handover.epoch, control.handover.end, control.handover.clean)
         case _:
             raise MalformedInput("a control message of an unknown kind")
     return control.sender, message

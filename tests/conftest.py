@@ -5,7 +5,8 @@
     new_lab    makes a lab of the test's own, which ends with the test
 
 Rules: nothing starts before a test asks for it; a version that is not on this machine is skipped with the command that gets it; tests that
-use any of these carry the mark `broker`. `--broker 4.3` picks versions.
+use any of these carry the mark `broker`. `--broker 4.3` picks versions. Run in several processes (`-n 4`), tests that share brokers go to the
+same one, so that these are started once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from lrq_ha.lab import Lab, installations
 
 #: The two ends of what is supported. Whatever else this machine has is tested too.
 VERSIONS = ("3.10", "4.3")
-_FIXTURES = {"brokers", "pair", "new_lab"}
+_SHARED = ("pair", "brokers")
+_FIXTURES = {*_SHARED, "new_lab"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,10 +35,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("broker_version", versions, indirect=True, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _FIXTURES & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if _FIXTURES & fixtures:
             item.add_marker(pytest.mark.broker)
+        # Tests that share brokers or a module's lab stay in one process; all others go wherever there is time.
+        version = getattr(item, "callspec", None) and item.callspec.params.get("broker_version")
+        if version or "integration" in item.path.parts or "spark" in item.path.parts:
+            shared = next((name for name in _SHARED if name in fixtures), item.path.stem)
+            item.add_marker(pytest.mark.xdist_group(f"{version} {shared}" if version else item.path.stem))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha import __version__
-from lrq_ha.cli import nodes, sidecar
+from lrq_ha.cli import adopt, nodes, orders, sidecar, tails
 from lrq_ha.replication.errors import LrqError
 
 EXIT_FAILED = 1
@@ -29,6 +29,7 @@ examples:
   lrq-ha list --config /etc/lrq-ha/e1.toml       look at the group of a configured node
   lrq-ha sidecar --config /etc/lrq-ha/e1.toml    run one node's sidecar in the foreground
   lrq-ha promote e2 --down e1                    e1 is down for good: make e2 the primary
+  lrq-ha switchover                              hand over to the backup, in order: nothing lost, nothing twice
 
 exit codes:
   0 done; 1 refused or failed (stderr says why and what to do); 2 wrong arguments; 130 interrupted with Ctrl-C
@@ -47,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     sidecar.add_parser(subparsers)
     nodes.add_parser(subparsers)
+    orders.add_parser(subparsers)
+    tails.add_parser(subparsers)
+    adopt.add_parser(subparsers)
     for command, (module, summary) in _OPTIONAL.items():
         try:
             importlib.import_module(module).add_parser(subparsers)

@@ -1,4 +1,4 @@
-"""`lrq-ha list`, `promote` and `remove`: ask the nodes, or tell them something, over the sidecars' HTTP.
+"""The nodes of a group over the sidecars' HTTP: which there are, what they say, `lrq-ha list`; orders.py tells them something.
 
 Rules: which nodes there are comes from a lab's lab.json or from one node's configuration; every question has a time limit; a node
 that does not answer is shown as such and never hides the others.
@@ -45,7 +45,7 @@ variable {CONFIG_VARIABLE}, or the lab in ./{LAB_DIRECTORY}, whichever comes fir
 """
 
 # Without the proxies that the environment may name: nodes are asked directly.
-_http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+http_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def find_targets(config: Path | None, directory: Path | None) -> list[Target]:
     """
     if directory:
         return _from_lab(directory / "lab.json")
-    if config := config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None):
+    if config := config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None):
         return _from_config(config)
     if (default := LAB_DIRECTORY / "lab.json").exists():
         return _from_lab(default)
@@ -110,7 +110,7 @@ def _from_config(file: Path) -> list[Target]:
     return [own, *(Target(peer.name, config.node.group, peer.http.rstrip("/")) for peer in config.peers)]
 
 
-def _named(name: str, targets: Sequence[Target]) -> Target:
+def named(name: str, targets: Sequence[Target]) -> Target:
     for target in targets:
         if target.name == name:
             return target
@@ -124,7 +124,7 @@ def ask(target: Target) -> Report:
     """One node's status; a node that does not answer within STATUS_TIMEOUT_S gives a report that says so."""
     url = f"{target.http}/status"
     try:
-        with _http.open(url, timeout=STATUS_TIMEOUT_S) as answer:
+        with http_open(url, timeout=STATUS_TIMEOUT_S) as answer:
             status = json.load(answer)
     except (OSError, ValueError, http.client.HTTPException) as error:
         return Report(target, {}, f"tried {url}: {_reason(error, STATUS_TIMEOUT_S)}")
@@ -144,29 +144,34 @@ def _reason(error: Exception, limit_s: float) -> str:
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__).lower()
 
 
-def tell(target: Target, command: str, body: dict[str, Any]) -> str:
-    """Sends a command to a node and returns what it answers.
+def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0.0) -> str:
+    """Sends a command to a node and returns what it answers. `longer_s`: so much longer than others it may take.
 
     Raises:
-        LrqError: It refuses, and says why, or does not answer within COMMAND_TIMEOUT_S.
+        LrqError: It refuses, and says why, or does not answer in time.
     """
     url = f"{target.http}/{command}"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with _http.open(request, timeout=COMMAND_TIMEOUT_S) as answer:
+        with http_open(request, timeout=COMMAND_TIMEOUT_S + longer_s) as answer:
             return _text(answer.read())
     except urllib.error.HTTPError as refusal:
-        with refusal:
-            raise LrqError(_text(refusal.read()) or f"{target.name} answered {refusal.code} to {url}") from refusal
+        raise refused(target, refusal) from refusal
     except TimeoutError as error:
         raise LrqError(
-            f"{target.name} has not answered within {COMMAND_TIMEOUT_S:g} s (POST {url}); it may still do it",
+            f"{target.name} has not answered within {COMMAND_TIMEOUT_S + longer_s:g} s (POST {url}); it may still do it",
             todo="Look with `lrq-ha list` before trying again",
             retriable=True,
         ) from error
     except (OSError, http.client.HTTPException) as error:
-        why = _reason(error, COMMAND_TIMEOUT_S)
+        why = _reason(error, COMMAND_TIMEOUT_S + longer_s)
         raise LrqError(f"{target.name} does not answer (POST {url}: {why})", todo="Is its sidecar running?", retriable=True) from error
+
+
+def refused(target: Target, refusal: urllib.error.HTTPError) -> LrqError:
+    """A node's answer that is an error, in its own words."""
+    with refusal:
+        return LrqError(_text(refusal.read()) or f"{target.name} answered {refusal.code} to {refusal.url}")
 
 
 def _text(body: bytes) -> str:
@@ -181,7 +186,7 @@ def _text(body: bytes) -> str:
 
 def table(reports: Sequence[Report]) -> str:
     """The nodes as an aligned table. A backup's lag and its place in the in-sync set are its primary's word, if that answers."""
-    rows = [_HEADINGS, *(_row(report, _primary_of(report.target.group, reports)) for report in reports)]
+    rows = [_HEADINGS, *(_row(report, primary_of(report.target.group, reports)) for report in reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     return "\n".join(
         "  ".join(
@@ -191,7 +196,7 @@ def table(reports: Sequence[Report]) -> str:
     )
 
 
-def _primary_of(group: str, reports: Sequence[Report]) -> Report | None:
+def primary_of(group: str, reports: Sequence[Report]) -> Report | None:
     return next((report for report in reports if report.target.group == group and report.is_primary), None)
 
 
@@ -250,8 +255,8 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `list`, `promote` and `remove`."""
-    show = _add(
+    """Adds `list`."""
+    show = add_command(
         subparsers,
         "list",
         "show every node: role, epoch, positions in the log, lag",
@@ -262,34 +267,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show.add_argument("--format", choices=("text", "json"), default="text", help="json: one line, one list (default: %(default)s)")
     show.set_defaults(run=_list)
 
-    promote = _add(
-        subparsers,
-        "promote",
-        "make a backup the primary",
-        "Makes NODE the primary of its group. It is refused if confirmed messages could be lost or two primaries could arise.",
-        "examples:\n  lrq-ha promote e2 --down e1 --dry-run\n  lrq-ha promote e2 --down e1",
-    )
-    promote.add_argument("node", metavar="NODE", help="node to promote")
-    promote.add_argument(
-        "--down", nargs="+", action="extend", default=[], metavar="OTHER", help="nodes that you know to be down, and that stay down until they rejoin"
-    )
-    promote.add_argument("--force", action="store_true", help="accept the loss that the refusal speaks of")
-    promote.add_argument("--dry-run", action="store_true", help="only say what would happen")
-    promote.set_defaults(run=_promote)
 
-    remove = _add(
-        subparsers,
-        "remove",
-        "take a silent backup out of the in-sync set",
-        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told.",
-        "",
-    )
-    remove.add_argument("node", metavar="NODE", help="node to remove")
-    remove.add_argument("--dry-run", action="store_true", help="only say what would happen")
-    remove.set_defaults(run=_remove)
-
-
-def _add(
+def add_command(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
@@ -312,25 +291,3 @@ def _list(args: argparse.Namespace) -> int:
         if not args.watch:
             return 1 if all(report.failure for report in reports) else 0
         time.sleep(WATCH_INTERVAL_S)
-
-
-def _promote(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
-    target = _named(args.node, targets)
-    group = [other for other in targets if other.group == target.group]
-    # Refusals list names with commas, and what they say can be pasted.
-    down = [_named(name, group).name for given in args.down for name in given.split(",") if name]
-    print(tell(target, "promote", {"down": down, "force": args.force, "dry_run": args.dry_run}))
-    return 0
-
-
-def _remove(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
-    target = _named(args.node, targets)
-    reports = ask_all([other for other in targets if other.group == target.group])
-    primary = _primary_of(target.group, reports)
-    if primary is None:
-        said = "; ".join(f"{r.target.name}: {r.failure or r.status.get('role')}" for r in reports)
-        raise LrqError(f"group {target.group} has no primary that answers, and only a primary can remove a node ({said})", todo="Promote one first")
-    print(tell(primary.target, "remove", {"node": target.name, "dry_run": args.dry_run}))
-    return 0

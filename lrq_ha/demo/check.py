@@ -43,7 +43,12 @@ def log_digest(url: str, group: str, node: int) -> list[tuple[int, int, int, int
     """(epoch, first, last, checksum) of every batch in a node's log, as a reader sees it: what was cut off is not in it."""
     index = LogIndex(node)
     batches: list[tuple[int, int, int, int]] = []
-    for headers, body in read_stream(url, f"LRQ_HA_{group}"):
+    joiner: wire.Joiner[dict[str, Any]] = wire.Joiner()
+    for record in read_stream(url, f"LRQ_HA_{group}"):
+        whole = joiner.take(record[0], *record)
+        if whole is None:
+            continue
+        headers, body = whole
         if wire.FENCE in headers:
             index.fence(headers[wire.FENCE], headers[wire.FENCE_OUT])
         elif wire.FIRST in headers:

@@ -23,6 +23,14 @@ LRQ_VHOST = "lrq"
 APP_USER, SIDECAR_USER = "app", "lrq"
 
 
+#: rabbitmqctl of RabbitMQ 4 is a script for `escript`, a mode of `erl` that an unpacked Erlang has no program for. It takes options from line 3.
+_ESCRIPT = """\
+#!/bin/sh
+options=$(head -n 3 "$1" | sed -n 's/^%%!//p')
+exec erl +B -boot no_dot_erlang -noinput $options -run escript start -extra "$@"
+"""
+
+
 @dataclass(frozen=True)
 class NodePlan:
     """Everything about a node that is known before it starts.
@@ -33,6 +41,9 @@ class NodePlan:
         directory: The node's own folder, absolute.
         broker_port, dist_port, door_port, http_port: Its ports on 127.0.0.1.
         epmd_port: Port of the lab's epmd.
+        tls_port: The broker's port for TLS; 0 if the lab has none. The broker's port without TLS stays open.
+        proxied: The broker's ports expect the PROXY protocol.
+        ca, certificate, key: PEM files of a lab with TLS.
     """
 
     name: str
@@ -44,6 +55,11 @@ class NodePlan:
     door_port: int
     http_port: int
     epmd_port: int
+    tls_port: int = 0
+    proxied: bool = False
+    ca: Path = Path()
+    certificate: Path = Path()
+    key: Path = Path()
 
     @property
     def config(self) -> Path:
@@ -62,21 +78,34 @@ class NodePlan:
 
     def url(self, port: int, user: str, passwords: Mapping[str, str]) -> str:
         """AMQP URL of one of this node's ports for a user."""
-        return f"amqp://{user}:{passwords[user]}@127.0.0.1:{port}"
+        secure = self.tls_port and port != self.broker_port
+        return f"amqp{'s' if secure else ''}://{user}:{passwords[user]}@127.0.0.1:{port}"
 
 
-def write_broker(node: NodePlan, passwords: Mapping[str, str], vhosts: Sequence[str], plugins: Sequence[str], cookie: str) -> None:
-    """Writes the broker's files: configuration, definitions, enabled plugins, cookie."""
-    for folder in ("data", "home", "conf.d"):
+def write_broker(node: NodePlan, passwords: Mapping[str, str], vhosts: Sequence[str], plugins: Sequence[str], cookie: str,
+                 settings: Mapping[str, str]) -> None:
+    """Writes the broker's files: configuration with more `settings` or other ones, definitions, enabled plugins, cookie."""
+    for folder in ("data", "home", "conf.d", "bin"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
-    (node.directory / "rabbitmq.conf").write_text(f"""\
-listeners.tcp.1 = 127.0.0.1:{node.broker_port}
-loopback_users = none
-load_definitions = {node.directory / "definitions.json"}
-vm_memory_high_watermark.relative = 0.6
-disk_free_limit.absolute = 10MB
-log.console.level = info
-""")
+    escript = node.directory / "bin" / "escript"
+    escript.write_text(_ESCRIPT)
+    escript.chmod(0o700)
+    written = {
+        "listeners.tcp.1": f"127.0.0.1:{node.broker_port}",
+        "loopback_users": "none",
+        "load_definitions": str(node.directory / "definitions.json"),
+        "vm_memory_high_watermark.relative": "0.6",
+        "disk_free_limit.absolute": "10MB",
+        "log.console.level": "info",
+    }
+    if node.tls_port:
+        written |= {"listeners.ssl.1": f"127.0.0.1:{node.tls_port}", "ssl_options.cacertfile": str(node.ca),
+                    "ssl_options.certfile": str(node.certificate), "ssl_options.keyfile": str(node.key),
+                    "ssl_options.verify": "verify_peer", "ssl_options.fail_if_no_peer_cert": "true"}
+    if node.proxied:
+        written["proxy_protocol"] = "true"
+    text = "".join(f"{key} = {value}\n" for key, value in (written | dict(settings)).items() if value)
+    (node.directory / "rabbitmq.conf").write_text(text)
     (node.directory / "definitions.json").write_text(json.dumps(_definitions(passwords, vhosts), indent=1))
     (node.directory / "definitions.json").chmod(0o600)
     (node.directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
@@ -89,7 +118,7 @@ log.console.level = info
 def _definitions(passwords: Mapping[str, str], vhosts: Sequence[str]) -> dict[str, Any]:
     tags: dict[str, list[str]] = {APP_USER: [], SIDECAR_USER: ["administrator", "impersonator"]}
     rights = [(user, vhost, ".*") for user in tags for vhost in ("/", *vhosts)]
-    rights += [(APP_USER, LRQ_VHOST, "^LRQ_.*"), (SIDECAR_USER, LRQ_VHOST, ".*")]
+    rights += [(APP_USER, LRQ_VHOST, r"^(LRQ_.*|amq\.default)$"), (SIDECAR_USER, LRQ_VHOST, ".*")]
     return {
         "vhosts": [{"name": name} for name in ("/", LRQ_VHOST, *vhosts)],
         "users": [{"name": user, "password": passwords[user], "tags": tags[user]} for user in tags],
@@ -101,7 +130,7 @@ def broker_environment(node: NodePlan, installation: Installation) -> dict[str, 
     """Environment of the broker and of its command line tools."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
     return inherited | {
-        "PATH": f"{installation.erlang_bin}:{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{installation.erlang_bin}:{node.directory / 'bin'}:{os.environ.get('PATH', os.defpath)}",
         "HOME": str(node.directory / "home"),
         "LC_ALL": "C.UTF-8",
         "ERL_EPMD_PORT": str(node.epmd_port),
@@ -133,7 +162,8 @@ def epmd_command(installation: Installation, port: int) -> list[str]:
     return [str(installation.erlang_bin / "epmd"), "-address", "127.0.0.1", "-port", str(port)]
 
 
-def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str, Sequence[NodePlan]], passwords: Mapping[str, str]) -> None:
+def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str, Sequence[NodePlan]], passwords: Mapping[str, str],
+                  door_keys: Mapping[str, Any]) -> None:
     """Writes the sidecar's configuration.
 
     Args:
@@ -141,14 +171,18 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         peers: The other nodes of its group.
         sites: Destination groups and their nodes.
         passwords: Password of each user.
+        door_keys: More keys of [door].
     """
     def door(other: NodePlan) -> str:
         return other.url(other.door_port, SIDECAR_USER, passwords)
 
+    secure = bool(node.tls_port)
+    files = {"certificate": str(node.certificate), "key": str(node.key), "ca": str(node.ca)}
     tables: list[tuple[str, dict[str, Any]]] = [
         ("[node]", {"name": node.name, "id": node.number, "group": node.group}),
-        ("[broker]", {"url": node.url(node.broker_port, SIDECAR_USER, passwords)}),
-        ("[door]", {"listen": f"127.0.0.1:{node.door_port}"}),
+        ("[broker]", {"url": node.url(node.tls_port or node.broker_port, SIDECAR_USER, passwords), "proxy_protocol": node.proxied}),
+        ("[door]", {"listen": f"127.0.0.1:{node.door_port}", **door_keys}),
+        *([("[door.tls]", files | {"verify": "optional"}), ("[tls]", files)] if secure else []),
         ("[http]", {"listen": f"127.0.0.1:{node.http_port}"}),
         *(("[[peers]]", {"name": peer.name, "id": peer.number, "door": door(peer), "http": f"http://127.0.0.1:{peer.http_port}"})
           for peer in peers),

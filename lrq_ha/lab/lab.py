@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +25,11 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from lrq_ha.lab import brokers, files, keeper, probe
+from lrq_ha.lab.certificates import Authority
 from lrq_ha.lab.errors import LabError
 from lrq_ha.lab.ports import free_ports, is_free
 
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 240.0
 _POLL_S = 0.05
 _PARTS = ("broker", "sidecar")
 _READY_ROLES = ("active", "ready")
@@ -92,11 +93,19 @@ class Lab:
         brokers_only: Leave out the sidecars; their ports are allotted and their configurations written all the same.
         vhosts: More vhosts, on which both users have all rights.
         plugins: Broker plugins to enable.
+        tls: Doors take TLS only, and everything that the sidecars connect to is reached with TLS; see `authority`.
+        proxy_protocol: The brokers expect the PROXY protocol, from everybody.
+        door: More keys of every sidecar's [door].
+        settings: More settings of every broker's rabbitmq.conf, or other values; an empty one leaves a setting out.
+
+    Attributes:
+        authority: Who signs certificates in a lab with TLS; None in any other.
     """
 
     def __init__(self, groups: Mapping[str, int], directory: Path | None = None, broker: str | None = None,
                  sites: Mapping[str, Sequence[str]] | None = None, *, brokers_only: bool = False,
-                 vhosts: Sequence[str] = (), plugins: Sequence[str] = ()) -> None:
+                 vhosts: Sequence[str] = (), plugins: Sequence[str] = (), tls: bool = False, proxy_protocol: bool = False,
+                 door: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None) -> None:
         _check_groups(groups, sites or {})
         self._groups = dict(groups)
         self._sites = {group: list(sites.get(group, ())) if sites is not None else [other for other in groups if other != group]
@@ -105,7 +114,11 @@ class Lab:
         self._temporary = directory is None
         self.directory = (directory or Path(tempfile.mkdtemp(prefix="lrq-lab-"))).absolute()
         self._brokers_only, self._vhosts, self._plugins = brokers_only, vhosts, plugins
+        self._tls, self._proxied, self._door = tls, proxy_protocol, dict(door or {})
+        self._settings = dict(settings or {})
+        self.authority: Authority | None = None
         self._plans: dict[str, files.NodePlan] = {}
+        self._ports: Generator[int] | None = None  # holds those that it has given out
         self._keeper: subprocess.Popen[bytes] | None = None
         self._write_lock = threading.Lock()
         self._primaries: dict[str, str | None] = dict.fromkeys(groups)
@@ -125,7 +138,8 @@ class Lab:
             raise LabError(f"The lab in {directory} is still starting", todo="Try again in a moment", retriable=True) from error
         lab = cls.__new__(cls)
         lab._groups = {group: len(entry["nodes"]) for group, entry in groups.items()}
-        lab.directory, lab._temporary, lab._keeper, lab._plans = directory.absolute(), False, None, {}
+        lab.directory, lab._temporary, lab._keeper, lab._plans, lab._ports = directory.absolute(), False, None, {}, None
+        lab.authority, lab._proxied = None, False
         lab._write_lock = threading.Lock()
         lab._primaries = {group: entry["primary"] for group, entry in groups.items()}
         lab.nodes = {
@@ -184,25 +198,33 @@ class Lab:
         if self._plans:
             return
         _claim(self.directory)
-        ports = free_ports()
+        self._ports = ports = free_ports()
         epmd_port = next(ports)
         letters = [group[0] for group in self._groups]
         for group, count in self._groups.items():
             prefix = group[0] if letters.count(group[0]) == 1 else group
             for number in range(1, count + 1):
                 name = f"{prefix}{number}"
-                self._plans[name] = files.NodePlan(name, number, group, self.directory / name, next(ports), next(ports), next(ports),
-                                                   next(ports), epmd_port)
+                self._plans[name] = self._plan(name, number, group, ports, epmd_port)
         passwords = {user: secrets.token_hex(8) for user in (files.APP_USER, files.SIDECAR_USER)}
         cookie = secrets.token_hex(16)
         for plan in self._plans.values():
-            files.write_broker(plan, passwords, self._vhosts, self._plugins, cookie)
+            files.write_broker(plan, passwords, self._vhosts, self._plugins, cookie, self._settings)
             files.write_sidecar(plan, [peer for peer in self._of(plan.group) if peer is not plan],
-                                {site: self._of(site) for site in self._sites[plan.group]}, passwords)
+                                {site: self._of(site) for site in self._sites[plan.group]}, passwords, self._door)
             self.nodes[plan.name] = LabNode(
                 plan.name, plan.group, plan.url(plan.door_port, files.APP_USER, passwords),
                 plan.url(plan.broker_port, files.APP_USER, passwords), f"http://127.0.0.1:{plan.http_port}",
                 plan.config, plan.sidecar_log, plan.broker_log, self.directory)
+
+    def _plan(self, name: str, number: int, group: str, ports: Iterator[int], epmd_port: int) -> files.NodePlan:
+        plan = files.NodePlan(name, number, group, self.directory / name, next(ports), next(ports), next(ports), next(ports), epmd_port,
+                              proxied=self._proxied)
+        if not self._tls:
+            return plan
+        self.authority = self.authority or Authority(self.directory / "certificates")
+        certificate, key = self.authority.issue(name)
+        return replace(plan, tls_port=next(ports), ca=self.authority.ca, certificate=certificate, key=key)
 
     def down(self) -> None:
         """Kills every process of the lab and deletes the brokers' data; logs and configurations stay. Nothing happens if it is down."""
@@ -218,6 +240,8 @@ class Lab:
                 keeper.ask(self.directory, do="end")
             except LabError:
                 pass
+        if self._ports is not None:
+            self._ports.close()
         for node in self.nodes:
             shutil.rmtree(self.directory / node / "data", ignore_errors=True)
         if self._temporary:
@@ -379,7 +403,7 @@ class Lab:
 
     def _wait_part(self, name: str, part: str, deadline: float) -> None:
         if part == "broker":
-            self._wait(f"{name}.broker", lambda: probe.speaks_amqp(_port(self.nodes[name].broker)), deadline)
+            self._wait(f"{name}.broker", lambda: probe.speaks_amqp(_port(self.nodes[name].broker), self._proxied), deadline)
         else:
             self._wait(f"{name}.sidecar", lambda: self._role(name) is not None, deadline)
 

@@ -1,14 +1,16 @@
 """Free loopback ports.
 
-Rule: ports are drawn at random from below the range that the kernel gives to outgoing connections, so that two labs started at the same
-moment, or a connection that happens to be open, seldom meet; each is tried before it is handed out, and again before a process is started.
+Rules: ports are drawn at random from below the range that the kernel gives to outgoing connections, so that a connection that happens to be
+open is seldom met; each is tried before it is handed out, and again before a process is started. No two labs of a machine draw the same, not
+even while a node of one of them is down: a port is held by a Unix socket of its name, which ends with the process at the latest.
 """
 
 from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import ExitStack
 
 from lrq_ha.lab.errors import LabError
 
@@ -27,16 +29,20 @@ def is_free(port: int) -> bool:
         return True
 
 
-def free_ports() -> Iterator[int]:
-    """Yields different free ports, one after the other.
+def free_ports() -> Generator[int]:
+    """Yields different free ports, one after the other; nobody else draws them before the generator is closed.
 
     Raises:
         LabError: None was found in a thousand tries.
     """
-    given: set[int] = set()
-    for _ in range(_TRIES_MAX):
-        port = random.randint(_FIRST, _LAST)
-        if port not in given and is_free(port):
-            given.add(port)
-            yield port
-    raise LabError("No free port was found on 127.0.0.1", todo="End some of the programs that listen there", retriable=True)
+    with ExitStack() as held:
+        for _ in range(_TRIES_MAX):
+            port = random.randint(_FIRST, _LAST)
+            hold = held.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                hold.bind(f"\0lrq-ha-port-{port}")  # an abstract name: no file that could stay behind
+            except OSError:
+                continue
+            if is_free(port):
+                yield port
+        raise LabError("No free port was found on 127.0.0.1", todo="End some of the programs that listen there", retriable=True)

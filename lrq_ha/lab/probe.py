@@ -10,6 +10,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from broker_plugin.proxy_header import proxy_header
+
 _ASK_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 _PROMOTE_TIMEOUT_S = 60.0
@@ -27,11 +29,11 @@ def listens(port: int) -> bool:
     return True
 
 
-def speaks_amqp(port: int) -> bool:
-    """Whether the peer on 127.0.0.1:`port` answers the AMQP 0-9-1 header with connection.start."""
+def speaks_amqp(port: int, proxied: bool = False) -> bool:
+    """Whether the peer on 127.0.0.1:`port` answers the AMQP 0-9-1 header with connection.start. `proxied`: it expects the PROXY protocol."""
     try:
         with socket.create_connection(("127.0.0.1", port), _ASK_TIMEOUT_S) as connection:
-            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            connection.sendall((proxy_header(connection.getsockname(), connection.getpeername()) if proxied else b"") + b"AMQP\x00\x00\x09\x01")
             # A method frame (1) on channel 0; class and method 10.10 come after the length.
             start = connection.makefile("rb").read(11)
     except OSError:

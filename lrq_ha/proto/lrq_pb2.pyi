@@ -151,7 +151,7 @@ class Batch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "tx", "status")
+    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed")
     ENQUEUES_FIELD_NUMBER: _ClassVar[int]
     DEQUEUE_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -164,8 +164,9 @@ class Run(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     MARKER_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    TX_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    TALLY_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     enqueues: Enqueues
     dequeue: Dequeue
     reject: Dequeue
@@ -178,9 +179,10 @@ class Run(_message.Message):
     members: Members
     marker: Marker
     checkpoint: Checkpoint
-    tx: Tx
     status: StatusEntry
-    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., tx: _Optional[_Union[Tx, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ...) -> None: ...
+    tally: Tally
+    renewed: Renewed
+    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
 
 class Enqueues(_message.Message):
     __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
@@ -244,6 +246,22 @@ class Purge(_message.Message):
     before: int
     def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., before: _Optional[int] = ...) -> None: ...
 
+class Tally(_message.Message):
+    __slots__ = ("vhost", "queue", "upto", "messages", "held", "spared")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SPARED_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    upto: int
+    messages: int
+    held: _containers.RepeatedScalarFieldContainer[int]
+    spared: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., upto: _Optional[int] = ..., messages: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., spared: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Topology(_message.Message):
     __slots__ = ("vhost", "method")
     VHOST_FIELD_NUMBER: _ClassVar[int]
@@ -294,23 +312,63 @@ class Marker(_message.Message):
     nodes: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Tx(_message.Message):
-    __slots__ = ("runs",)
-    RUNS_FIELD_NUMBER: _ClassVar[int]
-    runs: _containers.RepeatedCompositeFieldContainer[Run]
-    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
-
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "queues", "auto_delete_exchanges", "definitions", "renewal", "renewals")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    AUTO_DELETE_EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
+    RENEWAL_FIELD_NUMBER: _ClassVar[int]
+    RENEWALS_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
     received: _containers.RepeatedCompositeFieldContainer[ReceiveState]
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ...) -> None: ...
+    statuses: _containers.RepeatedCompositeFieldContainer[KeptStatus]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueName]
+    auto_delete_exchanges: _containers.RepeatedCompositeFieldContainer[Topology]
+    definitions: _containers.RepeatedCompositeFieldContainer[Topology]
+    renewal: bool
+    renewals: _containers.RepeatedCompositeFieldContainer[Renewal]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueName, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., definitions: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ...) -> None: ...
+
+class Renewal(_message.Message):
+    __slots__ = ("sequence", "renewal")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RENEWAL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    renewal: int
+    def __init__(self, sequence: _Optional[int] = ..., renewal: _Optional[int] = ...) -> None: ...
+
+class Renewed(_message.Message):
+    __slots__ = ("checkpoint", "given_up")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: int
+    given_up: bool
+    def __init__(self, checkpoint: _Optional[int] = ..., given_up: _Optional[bool] = ...) -> None: ...
+
+class QueueName(_message.Message):
+    __slots__ = ("vhost", "queue", "method")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    method: bytes
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., method: _Optional[bytes] = ...) -> None: ...
+
+class KeptStatus(_message.Message):
+    __slots__ = ("sequence", "body")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    body: bytes
+    def __init__(self, sequence: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveState(_message.Message):
     __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete")
@@ -349,18 +407,42 @@ class ProducerRanges(_message.Message):
     def __init__(self, producer: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Applied(_message.Message):
-    __slots__ = ("applied", "offset", "generations", "queues", "refused")
+    __slots__ = ("applied", "start", "generations", "queues", "refused", "tallies", "base")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    TALLIES_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     applied: int
-    offset: int
+    start: StartPoint
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
     queues: _containers.RepeatedCompositeFieldContainer[PendingQueue]
     refused: bytes
-    def __init__(self, applied: _Optional[int] = ..., offset: _Optional[int] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[PendingQueue, _Mapping]]] = ..., refused: _Optional[bytes] = ...) -> None: ...
+    tallies: _containers.RepeatedCompositeFieldContainer[Tally]
+    base: int
+    def __init__(self, applied: _Optional[int] = ..., start: _Optional[_Union[StartPoint, _Mapping]] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[PendingQueue, _Mapping]]] = ..., refused: _Optional[bytes] = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., base: _Optional[int] = ...) -> None: ...
+
+class StartPoint(_message.Message):
+    __slots__ = ("sequence", "epoch", "leader", "offset", "in_set", "out_epoch", "out_end", "base")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    IN_SET_FIELD_NUMBER: _ClassVar[int]
+    OUT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OUT_END_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    leader: int
+    offset: int
+    in_set: bool
+    out_epoch: int
+    out_end: int
+    base: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., leader: _Optional[int] = ..., offset: _Optional[int] = ..., in_set: _Optional[bool] = ..., out_epoch: _Optional[int] = ..., out_end: _Optional[int] = ..., base: _Optional[int] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("applied", "generation")
@@ -401,7 +483,7 @@ class PendingVisit(_message.Message):
     def __init__(self, origin: _Optional[str] = ..., visit: _Optional[int] = ..., dequeued: _Optional[bool] = ..., positions: _Optional[bytes] = ...) -> None: ...
 
 class Control(_message.Message):
-    __slots__ = ("sender", "group", "hello", "prepare", "promise", "lead", "following", "heartbeat", "superseded")
+    __slots__ = ("sender", "group", "hello", "prepare", "promise", "lead", "following", "heartbeat", "superseded", "handover")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +493,7 @@ class Control(_message.Message):
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_FIELD_NUMBER: _ClassVar[int]
     sender: int
     group: str
     hello: Hello
@@ -420,39 +503,48 @@ class Control(_message.Message):
     following: Following
     heartbeat: Heartbeat
     superseded: Superseded
-    def __init__(self, sender: _Optional[int] = ..., group: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., following: _Optional[_Union[Following, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ...) -> None: ...
+    handover: Handover
+    def __init__(self, sender: _Optional[int] = ..., group: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., following: _Optional[_Union[Following, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ...) -> None: ...
 
 class LogState(_message.Message):
-    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host")
+    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host", "head", "base", "joining")
     TOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     IN_SET_FIELD_NUMBER: _ClassVar[int]
     LOST_HOST_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
     top: int
     end: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     in_set: bool
     lost_host: bool
-    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ...) -> None: ...
+    head: int
+    base: int
+    joining: bool
+    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading")
+    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused")
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     WANTS_ANSWER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     LEADING_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     following: int
     wants_answer: bool
     name: str
     role: str
     log: LogState
     leading: int
-    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ...) -> None: ...
+    paused: bool
+    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("epoch",)
@@ -507,3 +599,13 @@ class Superseded(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     top: int
     def __init__(self, top: _Optional[int] = ...) -> None: ...
+
+class Handover(_message.Message):
+    __slots__ = ("epoch", "end", "clean")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CLEAN_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    end: int
+    clean: bool
+    def __init__(self, epoch: _Optional[int] = ..., end: _Optional[int] = ..., clean: _Optional[bool] = ...) -> None: ...

@@ -1,6 +1,9 @@
 """Publishing with replication IDs, to whichever node is primary. See docs/publisher.md."""
 
-from lrq_ha.publisher.confirm import Confirm
+from typing import TYPE_CHECKING, Any
+
+from lrq_ha.publisher.aio_provider import AsyncFullSyncContext
+from lrq_ha.publisher.confirm import AsyncConfirm, Confirm
 from lrq_ha.publisher.errors import (
     ConfirmTimeout,
     FencedError,
@@ -19,7 +22,13 @@ from lrq_ha.publisher.provider import FullSyncContext
 from lrq_ha.publisher.sync import Publisher
 from lrq_ha.publisher.transaction import Transaction
 
+if TYPE_CHECKING:
+    from lrq_ha.publisher.aio import AsyncPublisher
+
 __all__ = [
+    "AsyncConfirm",
+    "AsyncFullSyncContext",
+    "AsyncPublisher",
     "Confirm",
     "ConfirmTimeout",
     "FencedError",
@@ -37,3 +46,16 @@ __all__ = [
     "WaitTimeout",
     "WindowFull",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """AsyncPublisher, and with it aiormq, only when somebody asks for it: it is an extra."""
+    if name != "AsyncPublisher":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from lrq_ha.publisher.aio import AsyncPublisher
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "aiormq":
+            raise
+        raise ImportError("AsyncPublisher needs aio-pika and its aiormq: pip install 'lrq-ha[async]'") from error
+    return AsyncPublisher

@@ -1,12 +1,14 @@
-"""The result of one publish. Rule: it is settled once, by the I/O thread; anyone may ask, wait or be called back, from any thread.
+"""The result of one publish. Rule: it is settled once, by the publisher's I/O thread or event loop; anyone may ask, wait or be called back.
 
-Not concurrent.futures.Future: a Condition per message costs more than the rest of a publish."""
+Not concurrent.futures.Future or asyncio.Future: a Condition per message, or a turn of the loop, costs more than the rest of a publish."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any, Self
 
 from lrq_ha.publisher.errors import ConfirmTimeout
 from lrq_ha.replication.errors import LrqError
@@ -16,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 _WAITERS = threading.Lock()  # one for all: taken only where somebody waits for a confirm that is not there yet
 
 
-class Confirm:
+class BaseConfirm:
     """Tells when a message is safe.
 
     Attributes:
@@ -34,8 +36,12 @@ class Confirm:
         self._callbacks: list[Callable[[], object]] | None = None
         self._explain = explain
 
+    def __repr__(self) -> str:
+        state = "waiting" if not self.done else "confirmed" if self._error is None else f"failed, {self._error!r}"
+        return f"<{type(self).__name__} {self.replication_id}: {state}>"
+
     def settle(self, error: LrqError | None) -> bool:
-        """The I/O thread's word: confirmed (None) or failed. Returns whether anybody is to be called back, by `call_back`."""
+        """The publisher's word: confirmed (None) or failed. Returns whether anybody is to be called back, by `call_back`."""
         self._error = error
         self.done = True  # before looking at the callbacks: who adds one looks at `done` after adding it
         return self._callbacks is not None
@@ -50,8 +56,9 @@ class Confirm:
             except Exception:
                 _LOG.exception("A callback of message %s failed", self.replication_id)
 
-    def add_done_callback(self, callback: Callable[[Confirm], object]) -> None:
-        """Has `callback(confirm)` called once it is done: at once if it is, else on the publisher's I/O thread, which it must not hold up."""
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Has `callback(confirm)` called once it is done: at once if it is, else on the publisher's I/O thread or event loop, which it must
+        not hold up."""
         self._when_done(lambda: callback(self))
 
     def _when_done(self, callback: Callable[[], object]) -> None:
@@ -60,11 +67,31 @@ class Confirm:
         if self.done:
             self.call_back()
 
+    def _forget(self, callback: Callable[[], object]) -> None:
+        """Who has stopped waiting is not called, and not kept: one may ask every second for an hour."""
+        with _WAITERS:
+            self._callbacks = [each for each in self._callbacks or () if each is not callback] or None
+
     @property
     def error(self) -> LrqError | None:
         """Why the message failed; None if it was confirmed or is not done."""
         self.observed = self.observed or self.done
         return self._error
+
+    def _outcome(self) -> str:
+        self.observed = True
+        if self._error is not None:
+            raise self._error
+        return self.replication_id
+
+    def _timed_out(self, timeout_s: float | None) -> LrqError:
+        return self._explain() or ConfirmTimeout(f"No confirm of message {self.replication_id} within {timeout_s} s")
+
+
+class Confirm(BaseConfirm):
+    """Tells when a message is safe. Any thread may use it."""
+
+    __slots__ = ()
 
     def result(self, timeout_s: float | None = None) -> str:
         """Waits for the confirm.
@@ -84,10 +111,38 @@ class Confirm:
         """
         if not self.done:
             event = threading.Event()
-            self._when_done(event.set)
+            wake = event.set
+            self._when_done(wake)
             if not event.wait(timeout_s):
-                raise self._explain() or ConfirmTimeout(f"No confirm of message {self.replication_id} within {timeout_s} s")
-        self.observed = True
-        if self._error is not None:
-            raise self._error
-        return self.replication_id
+                self._forget(wake)
+                raise self._timed_out(timeout_s)
+        return self._outcome()
+
+
+class AsyncConfirm(BaseConfirm):
+    """Tells when a message is safe: `await confirm`. For tasks of the publisher's event loop."""
+
+    __slots__ = ()
+
+    async def result(self, timeout_s: float | None = None) -> str:
+        """Waits for the confirm; arguments, result and errors as of `Confirm.result`. Cancelling it changes nothing for the message."""
+        if not self.done:
+            waiter = asyncio.get_running_loop().create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            self._when_done(wake)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await waiter
+            except TimeoutError:
+                if not self.done:
+                    raise self._timed_out(timeout_s) from None
+            finally:
+                self._forget(wake)
+        return self._outcome()
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return self.result().__await__()

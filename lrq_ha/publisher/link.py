@@ -1,4 +1,5 @@
-"""One AMQP connection of a publisher, and its successors: log in at the node that takes us, send the window, pass on confirms.
+"""One AMQP connection of the sync publisher, on pika, and its successors: log in at the node that takes us, send the window, pass on
+confirms. `aio_link.py` is the same for asyncio.
 
 Rules:
  - Everything here runs on the publisher's I/O thread, except `wake` and the read-only properties. The window is shared with the
@@ -13,45 +14,43 @@ Rules:
 from __future__ import annotations
 
 import enum
-import functools
 import logging
 import random
 import re
-import struct
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any
 
 import pika
 import pika.exceptions
-import pika.frame
 import pika.spec
 
 from lrq_ha.publisher.confirm import Confirm
-from lrq_ha.publisher.errors import FencedError
-from lrq_ha.publisher.messages import ID_HEADER, ID_SEPARATOR
-from lrq_ha.publisher.nodes import Rotation
+from lrq_ha.publisher.core import Lane
+from lrq_ha.publisher.errors import FencedError, InvalidArgument
 from lrq_ha.publisher.window import Settled, Window
-from lrq_ha.routing.names import PRODUCER_PREFIX
+from lrq_ha.publisher.wire import (
+    CONNECTION_FORCED,
+    CONSUME_CHANNEL,
+    CONSUME_PREFETCH,
+    CONSUME_RETRY_S,
+    HELD_S,
+    NOT_FOUND,
+    PUBLISH_CHANNEL,
+    QUERY_CHANNEL,
+    WRITE_BYTES_MAX,
+    Outgoing,
+    last_sequence,
+    sequence_of,
+    writes,
+)
+from lrq_ha.routing.names import producer_queue
 
 _LOG = logging.getLogger(__name__)
 
-PUBLISH_CHANNEL: Final = 1  # fixed: it is written in the frames that wait in the window
-QUERY_CHANNEL: Final = 2
-CONSUME_CHANNEL: Final = 3
-
-WRITE_BYTES_MAX: Final = 256 * 1024  # per write: pika copies what a partial send leaves over
-HELD_S: Final = 5.0  # a login that lasted this long was a good one, even if nothing was sent
-CONSUME_RETRY_S: Final = 2.0
-CONSUME_PREFETCH: Final = 256
-FRAME_OVERHEAD_BYTES: Final = 8
-FRAME_END: Final = b"\xce"
-CONNECTION_FORCED: Final = 320  # the node stops, or is a backup: says nothing about our messages
-NOT_FOUND: Final = 404
 _REFUSED_AT_LOGIN = re.compile(r"ConnectionClosedByBroker: \((\d+)\) ['\"](.*)['\"]", re.DOTALL)  # pika keeps only the text of it
 
 
@@ -66,81 +65,30 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message as it waits in the window: its method and header frames for PUBLISH_CHANNEL, its body, and who waits for it."""
-
-    frames: bytes
-    body: bytes
-    confirm: Confirm
-
-
-@dataclass(frozen=True, slots=True)
 class Handlers:
     """What a link calls, on the I/O thread and without the lock."""
 
     ready: Callable[[], None]
-    settle: Callable[[Callable[[], list[Settled[Outgoing]]]], bool]  # runs it under the lock, settles what it returns, if anything
+    settle: Callable[[Callable[[], list[Settled[Outgoing[Confirm]]]]], bool]  # runs it under the lock, settles what it returns, if anything
     fenced: Callable[[FencedError], None]
 
 
-class _Quiet(logging.Filter):
-    """Silences what pika logs on publishers' I/O threads: half a dozen errors for every refused connection, all of which a link handles
-    and reports in one line of its own. Other users of pika in this process are not concerned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: set[int] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.thread not in self.threads or record.levelno >= logging.CRITICAL
-
-
-_QUIET = _Quiet()
-for _module in ("connection", "channel", "heartbeat", "adapters.base_connection", "adapters.select_connection",
-                "adapters.utils.connection_workflow", "adapters.utils.io_services_utils"):  # fmt: skip
-    logging.getLogger(f"pika.{_module}").addFilter(_QUIET)
-
-
-@contextmanager
-def quiet_pika() -> Iterator[None]:
-    """Around the loop that links run on."""
-    thread = threading.get_ident()
-    _QUIET.threads.add(thread)
+def parameters(
+    url: str, vhost: str, producer: str, heartbeat_s: int, login_timeout_s: float, tls: ssl.SSLContext | None
+) -> pika.URLParameters:
+    """Connection parameters for one address; one attempt, since the link makes the next ones. InvalidArgument for what pika does not take."""
     try:
-        yield
-    finally:
-        _QUIET.threads.discard(thread)
-
-
-@functools.lru_cache(maxsize=1024)
-def _publish_frame(exchange: str, routing_key: str) -> bytes:
-    method = pika.spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
-    frame: bytes = pika.frame.Method(PUBLISH_CHANNEL, method).marshal()
-    return frame
-
-
-def message_frames(exchange: str, routing_key: str, body_bytes: int, properties: pika.BasicProperties) -> bytes:
-    """The method and header frames of a mandatory publish."""
-    header: bytes = pika.frame.Header(PUBLISH_CHANNEL, body_bytes, properties).marshal()
-    return _publish_frame(exchange, routing_key) + header
-
-
-def parameters(url: str, vhost: str, producer: str, heartbeat_s: int, login_timeout_s: float) -> pika.URLParameters:
-    """Connection parameters for one address; one attempt, since the link makes the next ones. ValueError for another kind of URL."""
-    if urlsplit(url).scheme not in ("amqp", "amqps"):
-        raise ValueError("It does not begin with amqp:// or amqps://")  # without the URL: it may hold a password
-    found = pika.URLParameters(url)
+        found = pika.URLParameters(url)
+    except ValueError as error:
+        raise InvalidArgument("An address in nodes is not a URL that pika takes", todo=str(error)) from None
+    if tls is not None and found.ssl_options is not None:
+        found.ssl_options = pika.SSLOptions(tls, found.host)
     found.virtual_host = vhost
     found.heartbeat = heartbeat_s
     found.socket_timeout = found.stack_timeout = login_timeout_s
     found.connection_attempts = 1
     found.client_properties = {"lrq_producer": producer, "connection_name": f"lrq publisher {producer}"}
     return found
-
-
-def address(params: pika.ConnectionParameters) -> str:
-    """host:port, for people (no password)."""
-    return f"{params.host}:{params.port}"
 
 
 def describe(error: BaseException) -> str:
@@ -160,18 +108,13 @@ def describe(error: BaseException) -> str:
     return f"{refused[1]} {refused[2]}" if refused else text
 
 
-def _last_sequence(answer: Any) -> int:
-    """The door's answer to the question for a producer: its last sequence, in the two counts of declare-ok (low and high 32 bits)."""
-    return int(answer.message_count) | int(answer.consumer_count) << 32
-
-
 class Link:
     """The connection to one vhost, over a list of addresses of which one at a time takes us.
 
     Args:
         loop: pika's IOLoop, which the I/O thread runs.
         lock: The publisher's lock around every window.
-        window: The messages of this link's producer.
+        lane: What is to be sent, and the addresses.
         nodes: Connection parameters of each address.
         learn: Windows whose producers' last sequences to ask the server for at every login.
         login_timeout_s: Seconds from the first byte to the first publish.
@@ -182,16 +125,17 @@ class Link:
         self,
         loop: Any,
         lock: threading.Condition,
-        window: Window[Outgoing],
+        lane: Lane[Confirm],
         nodes: Sequence[pika.URLParameters],
-        learn: Sequence[Window[Outgoing]],
+        learn: Sequence[Window[Outgoing[Confirm]]],
         login_timeout_s: float,
         confirm_timeout_s: float,
         handlers: Handlers,
     ) -> None:
-        self.window = window
         self.state = State.IDLE
-        self.vhost: str = nodes[0].virtual_host
+        self._lane = lane
+        self._window = lane.window
+        self._addresses = lane.addresses
         self._loop = loop
         self._lock = lock
         self._nodes = nodes
@@ -199,8 +143,6 @@ class Link:
         self._login_timeout_s = login_timeout_s
         self._confirm_timeout_s = confirm_timeout_s
         self._handlers = handlers
-        self._rotation = Rotation(len(nodes))
-        self._answers: dict[str, str] = {}
         self._connection: Any = None
         self._timer: Any = None  # of the attempt or of the login, never both
         self._blocked = False
@@ -208,11 +150,6 @@ class Link:
         self._wake_pending = False
         self._consumer: tuple[str, Callable[[], None], Callable[[bytes], None]] | None = None
         self._consumer_channel: Any = None
-
-    @property
-    def answers(self) -> Mapping[str, str]:
-        """What each address answered last, by host:port."""
-        return {address(node): self._answers.get(address(node), "not tried yet") for node in self._nodes}
 
     # ---- logging in
 
@@ -223,12 +160,11 @@ class Link:
             self._attempt()
 
     def _attempt(self) -> None:
-        self.state = State.LOGGING_IN
+        self._enter(State.LOGGING_IN)
         self._timer = self._loop.call_later(self._login_timeout_s, self._login_overdue)
-        node = self._nodes[self._rotation.current]
-        self._answers[address(node)] = "no answer yet"
+        self._addresses.trying()
         self._connection = pika.SelectConnection(
-            node,
+            self._nodes[self._addresses.index],
             on_open_callback=self._opened,
             on_open_error_callback=self._ended,
             on_close_callback=self._ended,
@@ -248,9 +184,9 @@ class Link:
     def _set_blocked(self, connection: Any, blocked: bool, reason: str) -> None:
         if connection is self._connection:
             self._blocked = blocked
-            _LOG.warning("%s %s publishing %s", self._where(), "blocks" if blocked else "goes on", reason)
+            _LOG.warning("%s %s publishing %s", self._addresses.here, "blocks" if blocked else "goes on", reason)
 
-    def _ask(self, connection: Any, windows: list[Window[Outgoing]]) -> None:
+    def _ask(self, connection: Any, windows: list[Window[Outgoing[Confirm]]]) -> None:
         """Asks for the last sequence of each window's producer, then opens the channel to publish on. NOT_FOUND (which closes
         the channel) is the answer of a broker without a door: it knows no producers."""
         if connection is not self._connection or not connection.is_open:
@@ -262,7 +198,7 @@ class Link:
 
         def answered(frame: Any) -> None:
             channel.add_on_close_callback(lambda *_: self._later(lambda: self._ask(connection, rest)))
-            self._learned(window, _last_sequence(frame.method))
+            self._learned(window, last_sequence(frame.method.message_count, frame.method.consumer_count))
             if channel.is_open:
                 channel.close()
 
@@ -275,7 +211,7 @@ class Link:
 
         def opened(_: Any) -> None:
             channel.add_on_close_callback(closed)
-            channel.queue_declare(PRODUCER_PREFIX + window.producer, passive=True, callback=answered)
+            channel.queue_declare(producer_queue(window.producer), passive=True, callback=answered)
 
         channel = connection.channel(QUERY_CHANNEL, on_open_callback=opened)
 
@@ -283,7 +219,7 @@ class Link:
         """From the loop, not from within pika's own handling of a channel's end (the number is in use until that returns)."""
         self._loop.call_later(0, callback)
 
-    def _learned(self, window: Window[Outgoing], last: int) -> None:
+    def _learned(self, window: Window[Outgoing[Confirm]], last: int) -> None:
         try:
             with self._lock:
                 window.learn(last)
@@ -301,10 +237,10 @@ class Link:
         if channel.connection is not self._connection:
             return
         self._cancel_timer()
-        self.state = State.READY
+        self._enter(State.READY)
         self._ready_since_s = time.monotonic()
-        self._answers[address(self._nodes[self._rotation.current])] = "takes publishes"
-        _LOG.info("%s takes publishes of producer %s", self._where(), self.window.producer)
+        self._addresses.took_us()
+        _LOG.info("%s takes publishes of producer %s", self._addresses.here, self._window.producer)
         self._handlers.ready()
         self._pump()
         if self._consumer is not None and self._consumer_channel is None:
@@ -326,54 +262,36 @@ class Link:
     def _pump(self) -> None:
         while self.state is State.READY:
             with self._lock:
-                entries = self.window.take(WRITE_BYTES_MAX)
+                entries = self._window.take(WRITE_BYTES_MAX)
             if not entries:
                 return
-            self._write([entry.item for entry in entries])
-
-    def _write(self, messages: Sequence[Outgoing]) -> None:
-        body_max = self._connection.params.frame_max - FRAME_OVERHEAD_BYTES
-        parts: list[bytes] = []
-        size = 0
-        for message in messages:
-            parts.append(message.frames)
-            body = message.body
-            for start in range(0, len(body), body_max):
-                piece = body[start : start + body_max]  # the body itself, not a copy, if it is shorter
-                parts += (struct.pack(">BHI", pika.spec.FRAME_BODY, PUBLISH_CHANNEL, len(piece)), piece, FRAME_END)
-                size += len(piece)
-                if size >= WRITE_BYTES_MAX:
-                    _write_frames(self._connection, b"".join(parts))
-                    parts, size = [], 0
-        if parts:
-            _write_frames(self._connection, b"".join(parts))
+            for piece in writes((entry.item for entry in entries), self._connection.params.frame_max):
+                _write_frames(self._connection, piece)
 
     def _confirmed(self, frame: Any) -> None:
         method = frame.method
         nack = isinstance(method, pika.spec.Basic.Nack)
-        self._rotation.succeeded()
-        if self._handlers.settle(lambda: self.window.acked(method.delivery_tag, method.multiple, nack=nack)):
+        self._addresses.holds()
+        if self._handlers.settle(lambda: self._window.acked(method.delivery_tag, method.multiple, nack=nack)):
             self._pump()  # when messages go one at a time, the next one waits for this
 
     def _returned(self, _: Any, method: Any, properties: Any, __: bytes) -> None:
-        _, _, sequence = str((properties.headers or {}).get(ID_HEADER, "")).rpartition(ID_SEPARATOR)
-        if sequence.isdecimal():
-            with self._lock:
-                self.window.returned(int(sequence), method.reply_code, method.reply_text)
+        with self._lock:
+            self._window.returned(sequence_of(properties.headers), method.reply_code, method.reply_text)
 
     def _channel_closed(self, channel: Any, reason: BaseException) -> None:
         """By the broker: because of a message in flight. Otherwise the connection is ending, which says so itself."""
         connection = channel.connection
         if connection is not self._connection or not isinstance(reason, pika.exceptions.ChannelClosedByBroker):
             return
-        sent = self.window.in_flight  # changed by this thread only
+        sent = self._window.in_flight  # changed by this thread only
         if not sent:
             self._drop(describe(reason))
             return
-        _LOG.warning("%s closed the channel: %s; sending %d messages again, one at a time", self._where(), describe(reason), sent)
-        self.state = State.LOGGING_IN
+        _LOG.warning("%s closed the channel: %s; sending %d messages again, one at a time", self._addresses.here, describe(reason), sent)
+        self._enter(State.LOGGING_IN)
         self._timer = self._loop.call_later(self._login_timeout_s, self._login_overdue)
-        self._handlers.settle(lambda: self.window.channel_refused(reason.reply_code, reason.reply_text))
+        self._handlers.settle(lambda: self._window.channel_refused(reason.reply_code, reason.reply_text))
         self._later(lambda: self._ask(connection, []))
 
     # ---- losing the connection
@@ -383,10 +301,12 @@ class Link:
         if self.state is State.CLOSED:
             return
         self._loop.call_later(min(1.0, self._confirm_timeout_s / 4), self._watch)
-        if self.state is not State.READY or self._blocked:
+        if self.state is not State.READY:
             return
         with self._lock:
-            overdue_s = self.window.overdue_s(time.monotonic())
+            if self._blocked:
+                self._window.not_late()
+            overdue_s = self._window.overdue_s(time.monotonic())
         if overdue_s > self._confirm_timeout_s:
             self._drop(f"no confirm for {overdue_s:.1f} s")
 
@@ -395,7 +315,7 @@ class Link:
             return
         if isinstance(reason, pika.exceptions.ConnectionClosedByBroker) and reason.reply_code != CONNECTION_FORCED:
             code, text = reason.reply_code, reason.reply_text
-            self._handlers.settle(lambda: self.window.connection_refused(code, text))
+            self._handlers.settle(lambda: self._window.connection_refused(code, text))
         self._drop(describe(reason))
 
     def _drop(self, why: str) -> None:
@@ -405,18 +325,21 @@ class Link:
         connection, self._connection = self._connection, None
         was_ready = self.state is State.READY
         if was_ready and time.monotonic() - self._ready_since_s > HELD_S:
-            self._rotation.succeeded()
+            self._addresses.holds()
         self._cancel_timer()
         self._consumer_channel = None
         self._blocked = False
-        self._answers[address(self._nodes[self._rotation.current])] = why
-        _LOG.log(logging.WARNING if was_ready else logging.INFO, "%s: %s", self._where(), why)
-        self.state = State.WAITING
+        _LOG.log(logging.WARNING if was_ready else logging.INFO, "%s: %s", self._addresses.here, why)
+        self._enter(State.WAITING)
         with self._lock:
-            self.window.disconnected()
+            self._window.disconnected()
         if connection is not None:
             _abort(connection, why)
-        self._timer = self._loop.call_later(self._rotation.next(random.random()), self._attempt)
+        self._timer = self._loop.call_later(self._addresses.left(why, random.random()), self._attempt)
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._lane.ready = state is State.READY
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -427,7 +350,7 @@ class Link:
         """Ends the connection in order; `done` is called when it is gone. What is still in the window is the caller's matter."""
         ready = self.state is State.READY
         self._cancel_timer()
-        self.state = State.CLOSED
+        self._enter(State.CLOSED)
         connection, self._connection = self._connection, None
         if connection is None:
             done()
@@ -437,9 +360,6 @@ class Link:
         else:
             _abort(connection, "closed")
             done()
-
-    def _where(self) -> str:
-        return f"{address(self._nodes[self._rotation.current])} vhost {self.vhost!r}"
 
     # ---- reading a stream from its beginning
 
@@ -477,7 +397,7 @@ class Link:
             if ended is self._consumer_channel:
                 self._consumer_channel = None
                 if connection.is_open:
-                    _LOG.warning("%s: cannot read %s: %s; trying again", self._where(), stream, describe(reason))
+                    _LOG.warning("%s: cannot read %s: %s; trying again", self._addresses.here, stream, describe(reason))
                     self._loop.call_later(CONSUME_RETRY_S, self._consume)
 
         channel = self._consumer_channel = connection.channel(CONSUME_CHANNEL, on_open_callback=opened)

@@ -110,10 +110,10 @@ class LogEntries:
 def client_status(client_name: str, full_sync_provider: bool) -> bytes:
     """The announcement of a client: whether it can supply full syncs."""
     value = pb.ClientStatus(client_name=client_name, full_sync_provider=full_sync_provider)
-    return pb.Status(key=f"client/{client_name}", client=value).SerializeToString()
+    return pb.Status(key=names.client_key(client_name), client=value).SerializeToString()
 
 
 def full_sync_status(client_name: str, destination: str, request_id: str, reason: str, state: pb.FullSyncRequest.State) -> bytes:
     """How a full sync ended."""
     value = pb.FullSyncRequest(client_name=client_name, destination=destination, request_id=request_id, reason=reason, state=state)
-    return pb.Status(key=f"fullsync/{client_name}/{destination}", full_sync=value).SerializeToString()
+    return pb.Status(key=names.full_sync_key(client_name, destination), full_sync=value).SerializeToString()

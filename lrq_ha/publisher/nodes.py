@@ -1,9 +1,14 @@
-"""Which address to try next and when: pure. Rules: addresses are taken in turn; a round is quick, and after a round in which none
-took us the wait doubles up to a bound; random jitter (handed in) keeps a crowd of clients from coming back all at once."""
+"""Which address to try next and when, and what each answered: pure.
+
+Rules: addresses are taken in turn; a round is quick, and after a round in which none took us the wait doubles up to a bound; random jitter
+(handed in) keeps a crowd of clients from coming back all at once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from lrq_ha.publisher.errors import NoPrimary
 
 STEP_S = 0.05  # between two addresses of one round
 DELAY_MIN_S = 0.1
@@ -36,3 +41,53 @@ class Rotation:
     def succeeded(self) -> None:
         """The address holds (it has confirmed something, or stayed for a while): the next loss starts with short waits again."""
         self.failures = 0
+
+
+class Addresses:
+    """The addresses of a group's doors for one vhost, which of them is in use, and what each answered last.
+
+    Args:
+        vhost: Where the connections go.
+        names: host:port of each address, without credentials, since they are shown to people.
+    """
+
+    def __init__(self, vhost: str, names: Sequence[str]) -> None:
+        self.vhost = vhost
+        self.names = tuple(names)
+        self._rotation = Rotation(len(names))
+        self._answers: dict[str, str] = {}
+
+    @property
+    def index(self) -> int:
+        """Of the address in use or being tried."""
+        return self._rotation.current
+
+    @property
+    def here(self) -> str:
+        """The same, for people."""
+        return f"{self.names[self.index]} vhost {self.vhost!r}"
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """host:port -> what it answered last."""
+        return {name: self._answers.get(name, "not tried yet") for name in self.names}
+
+    def trying(self) -> None:
+        """An attempt begins. What the address answered before stands until it answers again."""
+        self._answers.setdefault(self.names[self.index], "no answer yet")
+
+    def took_us(self) -> None:
+        """The login is through."""
+        self._answers[self.names[self.index]] = "takes publishes"
+
+    def holds(self) -> None:
+        """The address has confirmed something, or stayed for a while."""
+        self._rotation.succeeded()
+
+    def left(self, why: str, jitter: float) -> float:
+        """The attempt failed or the connection is lost. Moves on; returns the seconds to wait first (see Rotation.next)."""
+        self._answers[self.names[self.index]] = why
+        return self._rotation.next(jitter)
+
+    def no_primary(self) -> NoPrimary:
+        return NoPrimary(self.vhost, self.answers)

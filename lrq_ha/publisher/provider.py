@@ -1,8 +1,10 @@
-"""Serving full syncs with the sync publisher: one thread per request, in which the client's provider runs.
+"""Serving full syncs: what both publishers share, and with threads for the sync one: one per request, in which the client's provider
+runs. `aio_provider.py` has the tasks.
 
 Rules: which requests to serve is the RequestBook's decision; everything a provider sends goes the same ordered way as the
 client's log entries. After a request is cancelled its context only raises FullSyncCancelled; what another request made obsolete is
-not reported to the server, which asked for the newer one itself."""
+not reported to the server, which asked for the newer one itself. The end marker goes out when every entry is confirmed: a snapshot
+with a hole is never called complete."""
 
 from __future__ import annotations
 
@@ -10,18 +12,21 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher.confirm import Confirm
-from lrq_ha.publisher.errors import FullSyncCancelled
+from lrq_ha.publisher.confirm import BaseConfirm, Confirm
+from lrq_ha.publisher.errors import FullSyncCancelled, NackedError
 from lrq_ha.publisher.fullsync import Begin, Effect, FullSyncRequest, RequestBook
 from lrq_ha.publisher.messages import LogEntries, checked_bytes, full_sync_status
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,26 +35,92 @@ _LOG = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 LOOK_MESSAGES_MAX: Final = 100
 EMPTY_S: Final = 5.0  # the first message, at least the own announcement, has this long to come
-THREAD_END_S: Final = 2.0  # how long close() waits for providers to notice
+PROVIDER_END_S: Final = 2.0  # how long close() waits for providers to notice
+
+C = TypeVar("C", bound=BaseConfirm)
 
 
-class Sender(Protocol):
-    """What a full sync needs of a publisher."""
+class Stage(enum.Enum):
+    """Of a full sync."""
 
-    def send_full_sync(self, entries: LogEntries) -> Confirm:
-        """Sends one Transaction to LRQ_Send_SnapSync; blocks while the window is full."""
-
-    def send_status(self, body: bytes) -> Confirm:
-        """Sends one Status; never blocks."""
-
-
-class _State(enum.Enum):
     OPEN = enum.auto()
     COMPLETED = enum.auto()
     CANCELLED = enum.auto()
 
 
-class FullSyncContext:
+class BaseContext(Generic[C]):
+    """What both contexts share: the state of one full sync, and what it sends."""
+
+    def __init__(self, request: FullSyncRequest, finished: Callable[[FullSyncRequest], None], send_status: Callable[[bytes], object]) -> None:
+        self.request = request
+        self.progress: object = None
+        self._finished = finished
+        self._send_status = send_status
+        self._stage = Stage.OPEN
+        self._why = ""
+        self._unconfirmed: deque[C] = deque()  # what was sent, from the first one on that is not confirmed
+
+    def __repr__(self) -> str:
+        request, stage = self.request, self._stage.name.lower()
+        return f"<{type(self).__name__} {request.request_id} for {request.destination}: {stage}, progress {self.progress}>"
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the data is not wanted any more; for providers that compute for long between two transmits."""
+        return self._stage is Stage.CANCELLED
+
+    @property
+    def open(self) -> bool:
+        return self._stage is Stage.OPEN
+
+    def cancel(self) -> None:
+        """Gives the full sync up and tells the server, which will ask again if it still needs the data."""
+        if self.end(f"the provider cancelled it (progress: {self.progress})"):
+            self._report(pb.FullSyncRequest.CANCELLED)
+
+    def end(self, why: str) -> bool:
+        """Cancels without a word to the server. Returns whether the full sync was still open. Takes no lock, so that it works while
+        a transmit waits for room in the window."""
+        if self._stage is not Stage.OPEN:
+            return False
+        self._why = why
+        self._stage = Stage.CANCELLED
+        return True
+
+    def _check(self) -> None:
+        request = self.request
+        if self._stage is Stage.CANCELLED:
+            raise FullSyncCancelled(f"Full sync {request.request_id} for {request.destination!r} was cancelled: {self._why}")
+        if self._stage is Stage.COMPLETED:
+            raise IllegalEvent(f"Full sync {request.request_id} for {request.destination!r} is complete already")
+
+    def _entry(self, payload: bytes) -> LogEntries:
+        request = self.request
+        return LogEntries(((checked_bytes("payload", payload), (request.destination,)),), pb.SNAPSHOT_SYNC, request.request_id)
+
+    def _marker(self) -> LogEntries:
+        """It names the destination with an empty payload, since an addressee is always an addressee of a payload."""
+        request = self.request
+        return LogEntries(((b"", (request.destination,)),), pb.LAST_FULL_SYNC_ENTRY, request.request_id)
+
+    def _reap(self) -> None:
+        """Forgets what is confirmed, so that never many more are kept than the window holds. An entry that was refused ends the full sync."""
+        while self._unconfirmed and self._unconfirmed[0].done:
+            error = self._unconfirmed.popleft().error
+            if isinstance(error, NackedError):
+                self.cancel()
+            if error is not None:
+                for each in self._unconfirmed:
+                    each.observed = True  # this failure stands for theirs
+                raise error
+
+    def _report(self, state: pb.FullSyncRequest.State) -> None:
+        request = self.request
+        self._finished(request)
+        self._send_status(full_sync_status(request.client_name, request.destination, request.request_id, request.reason, state))
+
+
+class FullSyncContext(BaseContext[Confirm]):
     """How a provider supplies the data of one full sync. Any thread may use it; one at a time if the order matters.
 
     Attributes:
@@ -57,19 +128,16 @@ class FullSyncContext:
         progress: What the provider said last of how far it is; shown in the log.
     """
 
-    def __init__(self, request: FullSyncRequest, sender: Sender, finished: Callable[[FullSyncRequest], None]) -> None:
-        self.request = request
-        self.progress: object = None
-        self._sender = sender
-        self._finished = finished
-        self._state = _State.OPEN
-        self._why = ""
-        self._lock = threading.Lock()  # around the state, and around sending: nothing follows the end marker
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the data is not wanted any more; for providers that compute for long between two transmits."""
-        return self._state is _State.CANCELLED
+    def __init__(
+        self,
+        request: FullSyncRequest,
+        finished: Callable[[FullSyncRequest], None],
+        send: Callable[[LogEntries], Confirm],
+        send_status: Callable[[bytes], object],
+    ) -> None:
+        super().__init__(request, finished, send_status)
+        self._send = send
+        self._lock = threading.Lock()  # around sending: nothing follows the end marker
 
     def transmit(self, payload: bytes, progress: object = None) -> Confirm:
         """Sends one entry of the snapshot. Blocks while the publisher's window is full.
@@ -80,58 +148,39 @@ class FullSyncContext:
 
         Raises:
             FullSyncCancelled: The data is not wanted any more.
+            NackedError: An earlier entry was refused. The full sync is cancelled.
             WindowFull, NoPrimary, InvalidArgument, MessageTooLarge: As from `transmit_log_entry_message`.
         """
         if progress is not None:
             self.progress = progress
-        return self._send(checked_bytes("payload", payload), pb.SNAPSHOT_SYNC)
+        with self._lock:
+            self._check()
+            self._reap()
+            confirm = self._send(self._entry(payload))
+            self._unconfirmed.append(confirm)
+            return confirm
 
     def complete(self) -> Confirm:
-        """Ends the full sync: the end marker, after all that was transmitted, and word to the server. Returns the marker's confirm."""
+        """Ends the full sync: waits until all that was transmitted is confirmed, then sends the end marker, and word to the server.
+
+        Returns:
+            The end marker's confirm.
+
+        Raises:
+            FullSyncCancelled: The data is not wanted any more.
+            NackedError: An entry was refused. The full sync is cancelled.
+        """
         with self._lock:
-            # The marker names the destination with an empty payload, since an addressee is always an addressee of a payload.
-            confirm = self._send_locked(b"", pb.LAST_FULL_SYNC_ENTRY)
-            self._state = _State.COMPLETED
+            self._check()
+            while self._unconfirmed:
+                with suppress(LrqError):
+                    self._unconfirmed[0].result()
+                self._reap()
+            self._check()
+            confirm = self._send(self._marker())
+            self._stage = Stage.COMPLETED
         self._report(pb.FullSyncRequest.COMPLETED)
         return confirm
-
-    def cancel(self) -> None:
-        """Gives the full sync up and tells the server, which will ask again if it still needs the data."""
-        if self.end(f"the provider cancelled it (progress: {self.progress})"):
-            self._report(pb.FullSyncRequest.CANCELLED)
-
-    def end(self, why: str) -> bool:
-        """Cancels without a word to the server. Returns whether the full sync was still open. Takes no lock, so that it works while
-        a transmit waits for room in the window."""
-        if self._state is not _State.OPEN:
-            return False
-        self._why = why
-        self._state = _State.CANCELLED
-        return True
-
-    @property
-    def open(self) -> bool:
-        return self._state is _State.OPEN
-
-    def _report(self, state: pb.FullSyncRequest.State) -> None:
-        request = self.request
-        self._finished(request)
-        self._sender.send_status(full_sync_status(request.client_name, request.destination, request.request_id, request.reason, state))
-
-    def _send(self, payload: bytes, kind: pb.ReplicationType) -> Confirm:
-        with self._lock:
-            return self._send_locked(payload, kind)
-
-    def _send_locked(self, payload: bytes, kind: pb.ReplicationType) -> Confirm:
-        request = self.request
-        if self._state is _State.CANCELLED:
-            raise FullSyncCancelled(f"Full sync {request.request_id} for {request.destination!r} was cancelled: {self._why}")
-        if self._state is _State.COMPLETED:
-            raise IllegalEvent(f"Full sync {request.request_id} for {request.destination!r} is complete already")
-        return self._sender.send_full_sync(LogEntries(((payload, (request.destination,)),), kind, request.request_id))
-
-
-Provider = Callable[[FullSyncRequest, FullSyncContext], object]
 
 
 @dataclass(slots=True)
@@ -153,18 +202,22 @@ class _Look:
         return found
 
 
-class FullSyncs:
-    """Runs the provider for every request of a client. `replay`, `status` and `tick` are called on the I/O thread."""
+X = TypeVar("X", bound=BaseContext[Any])
 
-    def __init__(self, client_name: str, provider: Provider, sender: Sender) -> None:
+
+class BaseFullSyncs(ABC, Generic[X]):
+    """Begins and ends the providers of a client as the requests say. `replay`, `status` and `tick` are called where the connection is read."""
+
+    def __init__(self, client_name: str) -> None:
         self._book = RequestBook(client_name)
         self._lock = threading.Lock()  # around the book and the contexts; never held while something is sent
-        self._provider = provider
-        self._sender = sender
-        self._contexts: dict[FullSyncRequest, FullSyncContext] = {}
-        self._threads: set[threading.Thread] = set()
+        self._contexts: dict[FullSyncRequest, X] = {}
         self._look: _Look | None = None  # while catching up
         self._closed = False
+
+    @abstractmethod
+    def _begin(self, request: FullSyncRequest) -> X:
+        """Starts the provider in a thread or task of its own, which ends with `_over`. Called under the lock."""
 
     def replay(self) -> None:
         """LRQ_Status is read from its beginning."""
@@ -182,8 +235,7 @@ class FullSyncs:
             _LOG.error("A message in LRQ_Status is not a Status (%d bytes): ignored", len(body))
             return
         with self._lock:
-            effects = self._book.status(status)
-        self._run(effects)
+            self._run(self._book.status(status))
 
     def tick(self) -> None:
         """Called at least every LOOK_S: notices that the stream has been read to its end."""
@@ -191,34 +243,31 @@ class FullSyncs:
             return
         self._look = None
         with self._lock:
-            effects = self._book.caught_up()
-        self._run(effects)
+            self._run(self._book.caught_up())
 
     def _run(self, effects: list[Effect]) -> None:
         for effect in effects:
             request = effect.request
             if isinstance(effect, Begin):
-                with self._lock:
-                    if self._closed:
-                        return
-                    context = self._contexts[request] = FullSyncContext(request, self._sender, self._finished)
-                    name = f"lrq-full-sync-{request.destination}"
-                    thread = threading.Thread(target=self._serve, args=(context,), name=name, daemon=True)
-                    self._threads.add(thread)
-                _LOG.info("Full sync %s for %r begins: %s", request.request_id, request.destination, request.reason)
-                thread.start()
+                if not self._closed:
+                    _LOG.info("Full sync %s for %r begins: %s", request.request_id, request.destination, request.reason)
+                    self._contexts[request] = self._begin(request)
             else:
-                with self._lock:
-                    running = self._contexts.get(request)
+                running = self._contexts.get(request)
                 if running is not None and running.end(effect.why):
                     _LOG.info("Full sync %s for %r ends: %s", request.request_id, request.destination, effect.why)
 
-    def _serve(self, context: FullSyncContext) -> None:
-        """Body of a provider's thread: whatever the provider does, the request ends and the server hears of it."""
+    def _finished(self, request: FullSyncRequest) -> None:
+        with self._lock:
+            self._book.finished(request)
+
+    @contextmanager
+    def _serving(self, context: X) -> Iterator[None]:
+        """Around the provider: whatever it does, the request ends and the server hears of it."""
         request = context.request
         where = f"Full sync {request.request_id} for {request.destination!r}"
         try:
-            self._provider(request, context)
+            yield
             if context.open:
                 _LOG.error("%s: the provider returned without complete() or cancel(): cancelled", where)
         except FullSyncCancelled:
@@ -232,19 +281,47 @@ class FullSyncs:
                 _LOG.exception("%s: the server could not be told", where)
             with self._lock:
                 self._contexts.pop(request, None)
-                self._threads.discard(threading.current_thread())
 
-    def _finished(self, request: FullSyncRequest) -> None:
-        with self._lock:
-            self._book.finished(request)
-
-    def close(self) -> None:
-        """Cancels all, without a word to the server: it asks the next process again. Waits a little for the providers."""
+    def _end_all(self) -> None:
+        """Cancels all, without a word to the server: it asks the next process again."""
         with self._lock:
             self._closed = True
-            contexts, threads = list(self._contexts.values()), list(self._threads)
+            contexts = list(self._contexts.values())
         for context in contexts:
             context.end("the publisher is closed")
+
+
+Provider = Callable[[FullSyncRequest, FullSyncContext], object]
+
+
+class FullSyncs(BaseFullSyncs[FullSyncContext]):
+    """Runs the provider in a thread per request."""
+
+    def __init__(self, client_name: str, provider: Provider, send: Callable[[LogEntries], Confirm], send_status: Callable[[bytes], object]) -> None:
+        super().__init__(client_name)
+        self._provider = provider
+        self._send = send
+        self._send_status = send_status
+        self._threads: set[threading.Thread] = set()
+
+    def _begin(self, request: FullSyncRequest) -> FullSyncContext:
+        context = FullSyncContext(request, self._finished, self._send, self._send_status)
+        thread = threading.Thread(target=self._serve, args=(context,), name=f"lrq-full-sync-{request.destination}", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        return context
+
+    def _serve(self, context: FullSyncContext) -> None:
+        with self._serving(context):
+            self._provider(context.request, context)
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+    def close(self) -> None:
+        """Cancels all, and waits a little for the providers."""
+        self._end_all()
+        with self._lock:
+            threads = list(self._threads)
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(THREAD_END_S)
+                thread.join(PROVIDER_END_S)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from lrq_ha.publisher.messages import LogEntries, checked_bytes, checked_destinations
@@ -35,9 +36,20 @@ class Transaction(Generic[C]):
             raise IllegalEvent("The transaction was not sent: it is still open, was discarded, or is empty")
         return self._confirm
 
-    def seal(self) -> LogEntries | None:
-        """Ends collecting. Returns what is to be sent, None if there is nothing."""
-        self._over = True
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Around the block. An exception in it discards what was collected."""
+        try:
+            yield
+        except BaseException:
+            self._entries.clear()
+            raise
+        finally:
+            self._over = True
+
+    @property
+    def entries(self) -> LogEntries | None:
+        """What is to be sent after the block; None if there is nothing."""
         return LogEntries(tuple(self._entries)) if self._entries else None
 
     def sent(self, confirm: C) -> None:

@@ -204,6 +204,10 @@ class Window(Generic[T]):
             self._head = (sequence, now_s)
         return now_s - self._head[1]
 
+    def not_late(self) -> None:
+        """Nothing that is in flight counts as late by now: the broker has said that it makes us wait."""
+        self._head = (0, 0.0)
+
     def fail_all(self, error: LrqError | None = None) -> list[Settled[T]]:
         """Empties the window. Each message gets `error`; without one, an Unconfirmed of its own."""
         entries = [*self._flight.values(), *self._waiting]

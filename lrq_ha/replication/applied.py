@@ -9,14 +9,14 @@ published again. (model2/m2_filter.py counts from 0: "R <= p" there is "R < sequ
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lrq_ha.replication.checkpoints import StartPoint
 from lrq_ha.replication.errors import IllegalEvent, MalformedInput
 from lrq_ha.replication.positions import RangeSet
 
-STAMP_HEADER = b"x-lrq-pos"
 STAMP_MAX_BYTES = 19 + 1 + 19 + 1 + 10
 GENERATIONS_MAX = 100_000
 """Entries of the table, one per start or lost connection at which R had moved. At the limit the node must join again."""
@@ -91,7 +91,7 @@ class Generations:
         return tuple(zip(self._applied, self._generation))
 
     def of(self, seq: int) -> int:
-        """The generation whose copy of entry `seq` counts; -1 where none can be left (`forget`)."""
+        """The generation whose copy of entry `seq` counts; -1 where none can be left."""
         if seq > self._newest_applied:
             return self._newest
         i = bisect_left(self._applied, seq)
@@ -103,10 +103,18 @@ class Generations:
             return generation == self._newest
         return generation == self.of(seq)
 
-    def forget(self, below: int) -> None:
-        """No copy that counts of any entry below `below` can be left on this broker: what decided about them goes."""
-        drop = max(0, bisect_left(self._applied, below) - 1)
-        del self._applied[:drop], self._generation[:drop]
+    def cut(self, end: int) -> None:
+        """The log ends at `end`: a host that went down has lost what came after it (R16). What was opened behind it begins there.
+
+        Other entries will take these sequences, and this node publishes them by its newest generation.
+        """
+        kept = bisect_right(self._applied, end)
+        if kept == len(self._applied):
+            return
+        newest = self._newest
+        del self._applied[kept:], self._generation[kept:]
+        self._newest, self._newest_applied = (self._generation[-1], self._applied[-1]) if kept else (0, -1)
+        self.opened(end, newest)
 
 
 class AppliedTracker:
@@ -172,12 +180,14 @@ class QueueRecord:
 class AppliedRecord:
     """The applied record of a node (R7); the driver writes it to LRQ_APPLIED_<group>, where the last one counts.
 
-    `applied`: R, a sequence. `offset`: stream offset in the own log at or before entry R + 1. `generations`: (R, generation),
-    oldest first. `queues`, `refused`: from `DeliveryFilter.export`, taken no earlier than R.
+    `applied`: R, a sequence. `start`: the CHECKPOINT at or before R from which a restart reads the own log; None: from its first record.
+    `base`: the CHECKPOINT at which the own log began (R17); 0: at entry 1.
+    `generations`: (R, generation), oldest first. `queues`, `refused`: from `DeliveryFilter.export`, taken no earlier than R.
     """
 
     applied: int
-    offset: int
+    start: StartPoint | None
     generations: tuple[tuple[int, int], ...]
     queues: tuple[QueueRecord, ...]
     refused: bytes
+    base: int = 0

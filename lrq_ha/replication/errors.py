@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class LrqError(Exception):
     """Root of every error that lrq-ha raises.
@@ -25,3 +28,9 @@ class IllegalEvent(LrqError):
 
 class MalformedInput(LrqError):
     """Bytes or values from outside that do not have the form they must have."""
+
+
+def place(error: BaseException) -> str:
+    """Kind and place of an error that nobody expected, without its text: that may hold what came from outside."""
+    where = [f"{Path(step.filename).name}:{step.lineno}" for step in traceback.extract_tb(error.__traceback__)[-6:]]
+    return f"{type(error).__name__} at {' > '.join(where)}"

@@ -23,6 +23,7 @@ class Hello:
         leading: The epoch that the sender leads, 0 if none.
         following: The epoch that the sender follows, 0 if none.
         wants_answer: The receiver answers with a Hello of its own.
+        paused: An operator has said that nobody takes an epoch by itself.
     """
 
     role: Role
@@ -30,6 +31,7 @@ class Hello:
     leading: int
     following: int = 0
     wants_answer: bool = False
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,16 @@ class Superseded:
     top: int
 
 
-Message = Hello | Prepare | Promise | Lead | Following | Heartbeat | Superseded
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The sender's epoch ends with entry `end`; the receiver is to take the next one. `clean`: no client holds a message of it."""
+
+    epoch: int
+    end: int
+    clean: bool
+
+
+Message = Hello | Prepare | Promise | Lead | Following | Heartbeat | Superseded | Handover
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -123,12 +134,16 @@ class PeerMessage:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A batch arrived at the door from `peer`. `safe`: the safe position its leader knew. `body` is opaque."""
+    """A batch arrived at the door from `peer`. `safe`: the safe position its leader knew. `body` is opaque.
+
+    `before`: of a CHECKPOINT that began a renewal (`batch.begins_renewal`), the epochs and sets that it names.
+    """
 
     peer: int
     batch: BatchHeader
     safe: int
     body: object = None
+    before: LogState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +156,25 @@ class PeerAcked:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The door appends entries (only on an active node). `count` >= 1 entries; `body` is opaque."""
+    """The door appends entries (only on an active node). `count` >= 1 entries; `body` is opaque. `renewal`: as in BatchHeader."""
 
     count: int
     body: object = None
+    renewal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMoved:
+    """The broker has dropped the oldest segments of the own stream: `first` is the first entry that is left."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class CannotSend:
+    """The own stream has no longer what `peer` needs next."""
+
+    peer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +201,31 @@ class RemoveRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchoverRequest:
+    """May this leader hand over to `node` (0: to the in-sync backup with the smallest id)? Nothing is changed yet."""
+
+    node: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """The driver has closed the door and everything is safe: this leader's epoch ends, for `node` to take the next (0: for nobody).
+
+    `clean`: no client holds a message that was not acknowledged.
+    """
+
+    node: int
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequest:
+    """From now on nobody takes an epoch by itself, or may again."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; comes a few times a second."""
 
@@ -184,9 +239,14 @@ Event = (
     | Push
     | PeerAcked
     | Append
+    | HeadMoved
+    | CannotSend
     | Recovered
     | PromoteRequest
     | RemoveRequest
+    | SwitchoverRequest
+    | StepDown
+    | PauseRequest
     | Tick
 )
 
@@ -275,24 +335,30 @@ class RoleChanged:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """The MARKER of `epoch` is safe: do what must be done before the door opens, then report Recovered."""
+    """The MARKER of `epoch` is safe: do what must be done before the door opens, then report Recovered.
+
+    `clean`: the leader before handed over in order, so no client holds a message of an earlier epoch.
+    """
 
     epoch: int
+    clean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """This incarnation is over: close everything and start again from what the broker holds."""
+    """This incarnation is over: close everything and start again from what the broker holds. `defers_to`: see Node."""
 
     reason: str
+    defers_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to the operator's request."""
+    """Answer to the operator's request. `node`: which one a switchover would go to."""
 
     ok: bool
     text: str
+    node: int = 0
 
 
 Effect = (

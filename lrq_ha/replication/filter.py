@@ -18,7 +18,7 @@ Used by the door (primary) and by the sweeper (backup). Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,6 +31,9 @@ QueueKey = tuple[str, str]
 """(vhost, queue)"""
 Deaths = tuple[tuple[str, int], ...]
 """(queue, count) of a copy's `x-death`, counts summed over the reasons; the queue of the first death first. Empty: it never died."""
+
+
+EVERY_SEQUENCE = 2**64 - 1
 
 
 class Verdict(Enum):
@@ -109,10 +112,10 @@ class _Visits:
         """Whether any operation at a later visit is known."""
         return any(v > visit and seq in members for table in (self.done, self.moved) for v, members in table.items())
 
-    def forget(self, below: int) -> None:
+    def lose(self, end: int) -> None:
         for table in (self.done, self.moved):
             for members in table.values():
-                members.remove_range(0, below)
+                members.remove_range(end + 1, EVERY_SEQUENCE)
         self._drop_empty()
 
     def _drop_empty(self) -> None:
@@ -199,10 +202,6 @@ class QueueFilter:
         """How many sequences up to `applied` (R) have an operation whose copy is still to be found."""
         return int(self._due.rank(applied))
 
-    def mark_due(self, sequences: BitMap64) -> None:
-        """Copies of these may be here and have to go: the ack of one was lost, or it has expired into this queue."""
-        self._due |= sequences
-
     def skipped(self, first: int, last: int) -> None:
         """first .. last were never applied here, so nothing is to be found."""
         self._due.remove_range(first, last + 1)
@@ -222,14 +221,13 @@ class QueueFilter:
     def start_pass(self, applied: int) -> BitMap64:
         """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`."""
         expected = self._due.copy()
-        expected.remove_range(applied + 1, 2**64 - 1)
+        expected.remove_range(applied + 1, EVERY_SEQUENCE)
         return expected
 
     def end_pass(self, expected: BitMap64) -> BitMap64:
         """The pass has met every copy in the queue. Returns what it did not find; that is not due here any more.
 
-        The operations stay: the door still acts on them. The copies may have expired into the queue's dead-letter queues:
-        `mark_due` there.
+        The operations stay: the door still acts on them, also where the copies have expired into dead-letter queues.
         """
         missed = expected & self._due
         self._due -= missed
@@ -296,13 +294,12 @@ class QueueFilter:
             self._due.add_range(first, last + 1)
         members.add_range(first, last + 1)
 
-    def _forget(self, below: int) -> None:
+    def _lose(self, end: int) -> None:
         for members in (self._done, self._moved, self._due):
-            members.remove_range(0, below)
-        if self._purged <= below:
-            self._purged = 0
+            members.remove_range(end + 1, EVERY_SEQUENCE)
+        self._purged = min(self._purged, end + 1)
         for here in self._visits.values():
-            here.forget(below)
+            here.lose(end)
         self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
 
     def _is_empty(self) -> bool:
@@ -458,38 +455,25 @@ class DeliveryFilter:
         target = self._queues.get(queues[0])
         return target is not None and target.is_done(seq)
 
-    def forget(self, queues: Iterable[QueueKey], below: int) -> None:
-        """No copy that counts of any entry below `below` can be left in these queues, nor in any that their dead letters reach.
+    def lose(self, end: int) -> None:
+        """The log ends at `end`: a host that went down has lost what came after it (R16), and kept a record that knows of it.
 
-        For instance: all of them were empty (unacknowledged ones counted) at a time when everything below was applied here, and
-        the broker has written it to disk since.
+        Other entries will take these sequences: what is known of the lost ones must not be taken for theirs.
         """
-        for key in queues:
-            target = self._queues.get(key)
-            if target is not None:
-                target._forget(below)
+        for target in (self.refused, *self._queues.values()):
+            target._lose(end)
 
-    def forget_refused(self, below: int) -> None:
-        """No copy of any entry below `below` can be left in any queue."""
-        self.refused._forget(below)
-
-    def forget_queue(self, queue: QueueKey, at_seq: int, *, dead_letters: bool) -> None:
+    def forget_queue(self, queue: QueueKey, at_seq: int) -> None:
         """The queue was deleted by entry `at_seq`, which is safe; a new one of the same name may have come after it.
+
+        What is known of its entries stays: copies whose `x-death` names it may live on where it dead-lettered to.
 
         Args:
             queue: Its key.
             at_seq: What was published before this entry is gone from it.
-            dead_letters: Whether it had a dead-letter exchange: then copies whose `x-death` names it may live on elsewhere on this
-                node, and what is known of them stays until `forget`.
         """
-        if not dead_letters:
-            self.forget((queue,), at_seq)
-        elif queue in self._queues:
+        if queue in self._queues:
             self._queues[queue]._due.remove_range(0, at_seq)
-
-    def drop_empty(self, in_use: Container[QueueKey]) -> None:
-        """Drops filters that know nothing, but those of queues `in_use`: a consumer or a sweeper may hold the filter of one."""
-        self._queues = {key: target for key, target in self._queues.items() if key in in_use or not target._is_empty()}
 
     def export(self) -> tuple[tuple[QueueRecord, ...], bytes]:
         """(queues, refused) for the applied record: all operations that are safe."""
@@ -502,5 +486,6 @@ class DeliveryFilter:
         new = cls(generations)
         for record in queues:
             new.queue((record.vhost, record.queue))._import(record)
-        new.refused._done = BitMap64.deserialize(refused)
+        if refused:
+            new.refused._done = BitMap64.deserialize(refused)
         return new

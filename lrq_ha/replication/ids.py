@@ -23,7 +23,6 @@ PRODUCERS_MAX = 100_000
 """Producers remembered. At the limit the door refuses producers it does not know (`Dedup.has_room`); a log that is read is never refused."""
 
 _ID = re.compile(rb"([^/\x00-\x20\x7f]{1,%d})/([1-9][0-9]{0,18})" % PRODUCER_MAX_BYTES)
-_SEQUENCE = re.compile(rb"[1-9][0-9]{0,18}")
 _PRODUCER = re.compile(rb"[^/\x00-\x20\x7f]{1,%d}" % PRODUCER_MAX_BYTES)
 
 Snapshot = tuple[tuple[str, tuple[int, ...]], ...]
@@ -63,24 +62,11 @@ def producer_name(value: bytes) -> str:
         MalformedInput: It is none.
     """
     if _PRODUCER.fullmatch(value) is None:
-        raise MalformedInput(f"{value[:160]!r} is not a producer name", todo=f"use 1 to {PRODUCER_MAX_BYTES} bytes without slash or blank")
+        raise MalformedInput(f"a producer name of {len(value)} bytes is none", todo=f"use 1 to {PRODUCER_MAX_BYTES} bytes without slash or blank")
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise MalformedInput(f"the producer name {value!r} is not UTF-8") from None
-
-
-def sequence_after(prefix: bytes, value: bytes) -> int:
-    """The sequence of the ID `value` on a connection whose producer is known: `prefix` is `<producer>/`.
-
-    The form for each publish: no name is decoded.
-
-    Raises:
-        MalformedInput: `value` is not an ID of that producer.
-    """
-    if not value.startswith(prefix) or _SEQUENCE.fullmatch(value, len(prefix)) is None:
-        raise _malformed(value)
-    return _sequence(value[len(prefix) :], value)
+        raise MalformedInput(f"a producer name of {len(value)} bytes is not UTF-8") from None
 
 
 def _sequence(digits: bytes, value: bytes) -> int:
@@ -92,8 +78,8 @@ def _sequence(digits: bytes, value: bytes) -> int:
 
 def _malformed(value: bytes) -> MalformedInput:
     return MalformedInput(
-        f"{value[:160]!r} is not a replication ID of this producer",
-        todo="the header x-lrq-id must be <producer>/<sequence>, the sequence a decimal number from 1",
+        f"a header x-lrq-id of {len(value)} bytes is not a replication ID of this producer",
+        todo="it must be <producer>/<sequence>, the sequence a decimal number from 1",
     )
 
 

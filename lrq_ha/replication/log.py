@@ -5,6 +5,8 @@ Rules held here:
 - Streams cannot be truncated, so the reader does it: an entry whose predecessor matches replaces everything from its sequence
   on. The door accepts a push by the same function, so a node's memory is always what its stream will say.
 - `top` is the highest leader epoch or FENCE seen. A batch with a lower leader is ignored.
+- A log begins at entry 1, or at a CHECKPOINT that began a renewal: everything live was published again behind it (R17). Until its log holds the
+  end of such a renewal the node is joining: it lacks something that is live.
 - Two logs that hold the same (epoch, sequence) are equal up to it, because no entry is accepted without its predecessor.
 """
 
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from .checkpoints import UNKNOWN, StartPoint
 from .errors import IllegalEvent
 
 Members = frozenset[int]
@@ -31,6 +34,8 @@ class BatchHeader:
         previous_epoch: Epoch of entry first - 1; 0 if there is none.
         leader: Epoch of the primary that writes or pushes it now (>= epoch).
         sets: (sequence, members) of each MARKER and MEMBERS among the entries.
+        renewal: 0, but for a batch of one entry that belongs to a renewal (R17): its own sequence for the CHECKPOINT that begins one; that
+            CHECKPOINT's for RENEWED, which ends it; the negative of that where it was given up.
     """
 
     epoch: int
@@ -39,6 +44,12 @@ class BatchHeader:
     previous_epoch: int
     leader: int
     sets: tuple[tuple[int, Members], ...] = ()
+    renewal: int = 0
+
+    @property
+    def begins_renewal(self) -> bool:
+        """Whether a log may begin here."""
+        return self.renewal == self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,10 @@ class LogState:
         sets: (sequence, members) of the set entries, ascending.
         in_set: Whether this node's own stream says that it is in the in-sync set.
         lost_host: Its broker or host went down and it has not caught up since (R16).
+        head: First entry that the own stream still has; 0 or 1: nothing was dropped.
+        base: Newest CHECKPOINT in the stream behind which everything live stands (R17); 0: none.
+        joining: The log began at such a CHECKPOINT and lacks the end of that renewal.
+        renewals: (sequence, BatchHeader.renewal) of what began and ended renewals; told to no other node.
     """
 
     top: int = 0
@@ -60,6 +75,14 @@ class LogState:
     sets: tuple[tuple[int, Members], ...] = ()
     in_set: bool = False
     lost_host: bool = False
+    head: int = 0
+    base: int = 0
+    joining: bool = False
+    renewals: tuple[tuple[int, int], ...] = ()
+
+    def lacks(self, start: int) -> bool:
+        """Whether what a follower needs that has everything up to `start` was dropped."""
+        return start + 1 < self.head
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -91,7 +114,7 @@ def _epoch_ends(log: LogState) -> dict[int, int]:
     return {epoch: following - 1 for (epoch, _), (_, following) in zip(log.epochs, starts)}
 
 
-def refuses_cut(tail: LogState, leader: LogState, leader_epoch: int, owner_of_epoch: int) -> bool:
+def refuses_cut(tail: LogState, leader: LogState, leader_node: int) -> bool:
     """R14: whether the node with log `tail` must refuse to drop what `leader` lacks.
 
     Let x be the writer of the first MARKER in the leader's history after the common position, else the leader itself. The tail may
@@ -101,8 +124,7 @@ def refuses_cut(tail: LogState, leader: LogState, leader_epoch: int, owner_of_ep
     Args:
         tail: The follower's log.
         leader: The leader's log.
-        leader_epoch: The epoch that the leader has taken or is about to take.
-        owner_of_epoch: Node that owns `leader_epoch`.
+        leader_node: Number of the leader's node.
 
     Returns:
         True if some set over the tail lacks x. A tail that is empty is never refused.
@@ -110,7 +132,7 @@ def refuses_cut(tail: LogState, leader: LogState, leader_epoch: int, owner_of_ep
     common = common_end(tail, leader)
     if tail.end <= common:
         return False
-    taker = next((epoch & 0xFF for epoch, first in leader.epochs if first > common), owner_of_epoch)
+    taker = next((epoch & 0xFF for epoch, first in leader.epochs if first > common), leader_node)
     in_force = [members for sequence, members in tail.sets if sequence <= common][-1:]
     in_force += [members for sequence, members in tail.sets if sequence > common]
     return any(taker not in members for members in in_force)
@@ -127,18 +149,63 @@ class LogIndex:
         self._node = node
         self._epochs: list[tuple[int, int]] = []
         self._sets: list[tuple[int, Members]] = []
-        self._out_since = (0, 0)
+        self._renewals: list[tuple[int, int]] = []  # (sequence, BatchHeader.renewal) of what begins and ends renewals
+        self.base = 0  # the CHECKPOINT at which this log began; 0: at entry 1, or so long ago that it does not matter
+        self.out_since = (0, 0)  # epoch and end of the log of the leader that said that this node is not in the set
         self.end = 0
         self.top = 0
         self.in_set = False
 
-    def restore(self, state: LogState) -> None:
-        """Starts from a CHECKPOINT instead of from the first entry."""
-        self._epochs, self._sets = list(state.epochs), list(state.sets)
+    def restore(self, state: LogState, out_since: tuple[int, int] = (0, 0), base: int = 0) -> None:
+        """Starts from a CHECKPOINT instead of from the first entry. `out_since`: as it was then. `base`: it is joining since then."""
+        self.base = base
+        self._epochs, self._sets, self._renewals = list(state.epochs), list(state.sets), list(state.renewals)
         self.end, self.top, self.in_set = state.end, state.top, state.in_set
+        self.out_since = out_since
 
-    def state(self, *, lost_host: bool = False) -> LogState:
-        return LogState(self.top, self.end, tuple(self._epochs), tuple(self._sets), self.in_set, lost_host)
+    def begin(self, first: int, before: LogState) -> None:
+        """R17: an empty log is to begin with the CHECKPOINT `first`, which began a renewal. `before`: epochs, sets and renewals before it.
+
+        Raises:
+            IllegalEvent: The log is not empty. Nothing was changed.
+        """
+        if self.end:
+            raise IllegalEvent(f"a log that ends at {self.end} cannot begin at {first}")
+        self._epochs, self._sets, self._renewals = list(before.epochs), list(before.sets), list(before.renewals)
+        self.end, self.base = first - 1, first
+
+    def state(self, *, lost_host: bool = False, head: int = 0, safe: int = 0) -> LogState:
+        """`head`: as in LogState. `safe`: only renewals that ended up to there count."""
+        return LogState(
+            self.top,
+            self.end,
+            tuple(self._epochs),
+            tuple(self._sets),
+            self.in_set,
+            lost_host,
+            head,
+            self.renewed(head, safe),
+            self.joining,
+            tuple(self._renewals),
+        )
+
+    @property
+    def joining(self) -> bool:
+        """Whether this log began at a renewal whose end it lacks."""
+        return self.base > 0 and not any(renewal >= self.base for _, renewal in self._ended())
+
+    @property
+    def unfinished(self) -> int:
+        """The CHECKPOINT of a renewal that was neither ended nor given up; 0 if there is none."""
+        sequence, renewal = self._renewals[-1] if self._renewals else (0, -1)
+        return sequence if renewal == sequence else 0
+
+    def renewed(self, head: int, safe: int) -> int:
+        """The newest CHECKPOINT, not before `head`, of a renewal that ended up to `safe`; 0 if there is none."""
+        return max((renewal for sequence, renewal in self._ended() if sequence <= safe and renewal >= head), default=0)
+
+    def _ended(self) -> list[tuple[int, int]]:
+        return [(sequence, renewal) for sequence, renewal in self._renewals if 0 < renewal < sequence]
 
     def epoch_at(self, sequence: int) -> int:
         """Epoch of an entry; 0 for sequence 0. Raises IllegalEvent beyond the end."""
@@ -181,11 +248,13 @@ class LogIndex:
             if self.last_epoch != batch.epoch:
                 self._epochs.append((batch.epoch, batch.first))
             self.end = batch.last
+            if batch.renewal:
+                self._renewals.append((batch.first, batch.renewal))
             for sequence, members in batch.sets:
                 self._sets.append((sequence, members))
                 # A set entry from before the point where a leader told this node that it is out does not bring it back in (R13);
                 # one of a later epoch does, wherever it stands: the log of that epoch may be a shorter one.
-                if self._node not in members or (batch.epoch, sequence) > self._out_since:
+                if self._node not in members or (batch.epoch, sequence) > self.out_since:
                     self.in_set = self._node in members
         return verdict
 
@@ -194,19 +263,24 @@ class LogIndex:
         self.top = max(self.top, epoch)
         if out_end:
             self.in_set = False
-            self._out_since = (epoch, out_end)
+            self.out_since = (epoch, out_end)
+
+    def start_point(self, checkpoint: BatchHeader, offset: int = UNKNOWN) -> StartPoint:
+        """What a restart needs to begin at this CHECKPOINT, which was accepted last, and stands at `offset` of the stream."""
+        base = self.base if self.joining else 0
+        return StartPoint(checkpoint.first, checkpoint.epoch, checkpoint.leader, offset, self.in_set, self.out_since, base)
 
     def _truncate(self, first: int) -> None:
         while self._epochs and self._epochs[-1][1] >= first:
             self._epochs.pop()
         while self._sets and self._sets[-1][0] >= first:
             self._sets.pop()
+        while self._renewals and self._renewals[-1][0] >= first:
+            self._renewals.pop()
         self.end = min(self.end, first - 1)
 
 
-def safe_position(
-    sets: Sequence[tuple[int, Members]], marker: int, leader: int, durable: int, acknowledged: dict[int, int]
-) -> int:
+def safe_position(sets: Sequence[tuple[int, Members]], marker: int, leader: int, durable: int, acknowledged: dict[int, int]) -> int:
     """R4 and R15: the position up to which the log is safe.
 
     An addition counts from its append (old and new set together), a removal only when MEMBERS is on every member of the new set. So

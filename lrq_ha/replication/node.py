@@ -1,4 +1,4 @@
-"""One node of a group: who leads, what it has promised, what is safe. Pure: `handle(event, now) -> effects` (R1, R2, R4, R12–R16).
+"""One node of a group: who leads, what it has promised, what is safe. Pure: `handle(event, now) -> effects` (R1, R2, R4, R12–R17).
 
 Theory of operation:
 - Every node keeps the index of its log (log.py). What it wrote and its stream has not confirmed stands in `_pending`, in order.
@@ -22,18 +22,22 @@ from .events import (
     Ack,
     Answer,
     Append,
+    CannotSend,
     CutTail,
     Disconnect,
     Effect,
     EntryKind,
     Event,
     Following,
+    Handover,
+    HeadMoved,
     Heartbeat,
     Hello,
     Lead,
     Message,
     Opened,
     OwnConfirmed,
+    PauseRequest,
     PeerAcked,
     PeerConnected,
     PeerDisconnected,
@@ -50,8 +54,10 @@ from .events import (
     RoleChanged,
     SafeAdvanced,
     Send,
+    StepDown,
     Subscribe,
     Superseded,
+    SwitchoverRequest,
     Tick,
     WriteBatch,
     WriteFence,
@@ -78,11 +84,13 @@ class NodeSettings:
         strict: mode "strict": a silent backup stays in the set until the operator removes it.
         restart_alone: A restarted leader takes a new epoch although others are silent. It redefines the operator's word "down" as
             "down, and stays down until it has reached the new primary".
-        backup_timeout_s: A member that makes no progress for so long is taken out of the set (mode "available").
+        backup_timeout_s: A member that makes no progress for so long is taken out of the set (mode "available"). It is counted in ticks:
+            they come at least every heartbeat_s, or else this node stood still, which does not count.
         heartbeat_s: Interval of heartbeats when there is nothing else to send.
         campaign_timeout_s: How long a candidate waits for promises.
         admit_timeout_s: How long safe may be held back so that a newcomer catches the last entries.
         admit_lag_entries_max: A newcomer that lacks no more than this may be waited for.
+        handover_timeout_s: How long a leader that has handed over leaves the next epoch to the other node.
     """
 
     node: int
@@ -94,6 +102,7 @@ class NodeSettings:
     campaign_timeout_s: float = 5.0
     admit_timeout_s: float = 0.5
     admit_lag_entries_max: int = 20_000
+    handover_timeout_s: float = 10.0
 
 
 @dataclass
@@ -105,6 +114,7 @@ class RemoteBackup:
     called: bool = False  # Lead was sent on this connection and not answered yet
     subscribed: bool = False
     diverged: bool = False
+    fallen: bool = False  # the log no longer has what it needs next
     acknowledged: int = 0
     applied: int = 0
     heard_at: float = 0.0
@@ -133,9 +143,15 @@ class _Written:
 
 
 class Node:
-    """The pure core of one node. Feed it the own stream first (`read_batch`, `read_fence`), then events."""
+    """The pure core of one node. Feed it the own stream first (`read_batch`, `read_fence`), then events.
 
-    def __init__(self, settings: NodeSettings) -> None:
+    Args:
+        settings: Of the group.
+        paused: An operator has said that nobody takes an epoch by itself (until `resume`).
+        defers_to: The node to which the incarnation before this one has handed over; 0: none.
+    """
+
+    def __init__(self, settings: NodeSettings, *, paused: bool = False, defers_to: int = 0) -> None:
         self.settings = settings
         self.me = settings.node
         self.log = LogIndex(settings.node)
@@ -147,7 +163,13 @@ class Node:
         self.safe = 0
         self.applied = 0
         self.lost_host = False
+        self.head = 0  # first entry that the own stream still has, as far as is known
+        self.paused = paused
         self.last_heard_leader: float | None = None
+        self._defers_to = defers_to
+        self._defers_until = 0.0
+        self._handed: Handover | None = None
+        self.tail_from = 0  # first entry that this node refuses to drop, while it is diverged
         self._marker = 0
         self._pending: deque[_Written] = deque()
         self._durable = 0
@@ -157,8 +179,10 @@ class Node:
         self._agreed = 0
         self._acked = 0
         self._recovering = False
+        self._clean = False
         self._admitting: tuple[int, float] | None = None
         self._heartbeat_at = 0.0
+        self._ticked_at = 0.0
         self._effects: list[Effect] = []
 
     # ---- rebuilding from the own stream ------------------------------------------------------------------------------
@@ -208,7 +232,7 @@ class Node:
         return self.settings.names.get(node, f"node {node}")
 
     def state(self) -> LogState:
-        return self.log.state(lost_host=self.lost_host)
+        return self.log.state(lost_host=self.lost_host, head=self.head, safe=self.safe)
 
     def primary(self) -> int:
         """The node that leads as far as this one knows; 0 if it knows none."""
@@ -226,8 +250,10 @@ class Node:
         # A host that went down may have lost the end of the log and kept the record: what is not in the log is not safe.
         self.applied = self.safe = min(event.applied, self.log.end)
         self.lost_host = event.lost_host
+        self._ticked_at = now
         self._durable = self.log.end
-        self._set_role(Role.CATCH_UP, "waiting for the other nodes of the group")
+        self._defers_until = now + self.settings.handover_timeout_s
+        self._wait("waiting for the other nodes of the group")
         self._consider_taking(now)
 
     # ---- own writes --------------------------------------------------------------------------------------------------
@@ -235,11 +261,11 @@ class Node:
     def _append(self, event: Append, now: float) -> None:
         if self.role is not Role.ACTIVE:
             raise IllegalEvent(f"an entry for the log while {self.role.value}")
-        self._write(EntryKind.ENTRIES, event.count, (), event.body)
+        self._write(EntryKind.ENTRIES, event.count, (), event.body, event.renewal)
 
-    def _write(self, kind: EntryKind, count: int, sets: tuple[tuple[int, Members], ...], body: object = None) -> None:
+    def _write(self, kind: EntryKind, count: int, sets: tuple[tuple[int, Members], ...], body: object = None, renewal: int = 0) -> None:
         first = self.log.end + 1
-        batch = BatchHeader(self.leading, first, first + count - 1, self.log.last_epoch, self.leading, sets)
+        batch = BatchHeader(self.leading, first, first + count - 1, self.log.last_epoch, self.leading, sets, renewal)
         if self.log.accept(batch) is not Acceptance.APPEND:
             raise IllegalEvent(f"the own log refuses entry {first} of epoch {epoch_name(self.leading)}")
         self._pending.append(_Written(batch.last))
@@ -279,7 +305,7 @@ class Node:
             self._effects.append(SafeAdvanced(safe))
         if self.role is Role.RECOVERING and not self._recovering and safe >= self._marker > 0:
             self._recovering = True
-            self._effects.append(Recover(self.leading))
+            self._effects.append(Recover(self.leading, self._clean))
 
     def _recovered(self, event: Recovered, now: float) -> None:
         if event.epoch == self.leading and self.role is Role.RECOVERING:
@@ -343,11 +369,29 @@ class Node:
     def _lead(self, node: int) -> None:
         peer = self.peers[node]
         if self.leading and self._marker and peer.connected and peer.hello:
-            if peer.hello.log.lost_host and node in self.log.members:
-                self._change_set(self.log.members - {node})  # R16
+            lost = peer.hello.log.lost_host or not peer.hello.log.end
+            if lost and node in self.log.members:
+                self._change_set(self.log.members - {node})  # R16, and a node that was made anew
             self._unsubscribe(node)
             peer.called = True
             self._effects.append(Send(node, Lead(self.leading, node in self.log.members, self.state())))
+
+    # ---- a log without its beginning (R17) ---------------------------------------------------------------------------
+
+    def _head_moved(self, event: HeadMoved, now: float) -> None:
+        self.head = max(self.head, event.first)
+
+    def _cannot_send(self, event: CannotSend, now: float) -> None:
+        if self.leading and self.peers[event.peer].subscribed:
+            self.peers[event.peer].fallen = True
+            self._unsubscribe(event.peer)
+            self._effects.append(Disconnect(event.peer))  # it is called again, and told
+
+    def _call_who_may_join(self) -> None:
+        """A renewal has ended: an empty log may begin there."""
+        for node, peer in self.peers.items():
+            if peer.fallen and not peer.called and peer.hello and not peer.hello.log.end and self.state().base:
+                self._lead(node)
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
@@ -359,7 +403,7 @@ class Node:
         self._consider_taking(now)
 
     def _hello(self, *, wants_answer: bool) -> Hello:
-        return Hello(self.role, self.state(), self.leading, self.leader_epoch if self._following else 0, wants_answer)
+        return Hello(self.role, self.state(), self.leading, self.leader_epoch if self._following else 0, wants_answer, self.paused)
 
     def _peer_disconnected(self, event: PeerDisconnected, now: float) -> None:
         peer = self.peers[event.peer]
@@ -375,9 +419,8 @@ class Node:
     def _lose_leader(self, reason: str) -> None:
         self._following = False
         self.leader_epoch = 0
-        if self.role is Role.READY or self.role is Role.CATCH_UP:
-            # An in-sync backup stays ready to be promoted when it no longer hears its primary.
-            self._set_role(Role.READY if self.role is Role.READY else Role.CATCH_UP, reason)
+        if self.role in (Role.READY, Role.CATCH_UP, Role.JOINING):
+            self._set_role(self.role, reason)  # an in-sync backup stays ready to be promoted when it no longer hears its primary
 
     def _peer_message(self, event: PeerMessage, now: float) -> None:
         self.peers[event.peer].heard_at = now
@@ -429,6 +472,10 @@ class Node:
             self.last_heard_leader = now
             self._learn_safe(message.safe)
 
+    def _on_handover(self, node: int, message: Handover, now: float) -> None:
+        if self._following and message.epoch == self.leader_epoch and node == owner_of(message.epoch) and message.end == self.log.end:
+            self._handed = message
+
     # ---- promising and taking an epoch -------------------------------------------------------------------------------
 
     def _on_prepare(self, node: int, message: Prepare, now: float) -> None:
@@ -442,7 +489,8 @@ class Node:
         if self._campaign:
             self._abort(f"{self.name(node)} takes epoch {epoch_name(message.epoch)}", now)
         self._stop_following()
-        self._set_role_unless(Role.DIVERGED, Role.CATCH_UP, f"promised epoch {epoch_name(message.epoch)} to {self.name(node)}")
+        if self.role is not Role.DIVERGED:
+            self._wait(f"promised epoch {epoch_name(message.epoch)} to {self.name(node)}")
         self._write_fence(message.epoch, 0, lambda _now: self._effects.append(Send(node, Promise(message.epoch, self.state()))))
 
     def _stop_following(self) -> None:
@@ -455,18 +503,26 @@ class Node:
             return
         silent = [node for node, peer in self.peers.items() if not (peer.connected and peer.hello)]
         mine = self.state()
-        alone = self.settings.restart_alone and owner_of(self.log.last_epoch) == self.me and owner_of(self.log.top) == self.me
-        if silent and not alone:
+        if self._defers_to and now < self._defers_until:
+            return
+        if silent and not (self.settings.restart_alone and self._led_last):
             return
         hellos = {node: peer.hello for node, peer in self.peers.items() if peer.hello}
         if any(hello.leading for hello in hellos.values()):
             return
-        order = (mine.rank, owner_of(self.log.last_epoch) == self.me, -self.me)
+        paused = self.paused or any(hello.paused for hello in hellos.values())
+        if paused:
+            self._set_role(self.role, "paused: nobody takes an epoch by itself until lrq-ha resume, or lrq-ha promote NODE")
+            return
+        handed = self._handed is not None and self._handed.epoch == self.log.last_epoch and self._handed.end == self.log.end
+        order = (mine.rank, handed or owner_of(self.log.last_epoch) == self.me, handed, -self.me)
         for node, hello in hellos.items():
-            if refuses_cut(hello.log, mine, self.log.top, self.me):
+            if refuses_cut(hello.log, mine, self.me):
                 self._set_role(self.role, f"{self.name(node)} would refuse to drop its tail: an operator must choose")
                 return
-            if (hello.log.rank, owner_of(self.log.last_epoch) == node, -node) > order:
+            if (hello.log.rank, owner_of(self.log.last_epoch) == node, False, -node) > order:
+                if hello.log.joining:
+                    self._set_role(self.role, f"{self.name(node)} has joined only in part, and has a longer log: an operator must choose")
                 return
         self._start_campaign(frozenset(silent), operator=False, force=False, now=now)
 
@@ -498,7 +554,7 @@ class Node:
             return
         mine = self.state()
         for node, log in campaign.logs.items():
-            refuses = refuses_cut(log, mine, campaign.epoch, self.me)
+            refuses = refuses_cut(log, mine, self.me)
             if refuses and not campaign.operator:
                 self._abort(f"{self.name(node)} would refuse to drop its tail: an operator must choose", now)
                 return
@@ -508,6 +564,8 @@ class Node:
         self._campaign = None
         self.lost_host = False
         self.leading = campaign.epoch
+        self._clean = self._handed is not None and self._handed.clean and self._handed.end == self.log.end
+        self._handed = None
         kept = self.log.members if self.settings.strict else self.log.members - campaign.down
         self._marker = self.log.end + 1
         self._write(EntryKind.MARKER, 1, ((self._marker, kept | {self.me}),))
@@ -521,7 +579,7 @@ class Node:
 
     def _abort(self, reason: str, now: float) -> None:
         campaign, self._campaign = self._campaign, None
-        self._set_role(Role.CATCH_UP, reason)
+        self._wait(reason)
         if campaign and campaign.operator:
             self._effects.append(Answer(False, reason))
 
@@ -556,6 +614,8 @@ class Node:
                 return f"{self.name(node)} is primary and answers: use switchover", False
             if self._answers(node) and peer.hello and peer.hello.log.rank > self.log.state().rank and peer.hello.role is not Role.DIVERGED:
                 return f"{self.name(node)} answers and has a longer log: promote {self.name(node)} instead", True
+        if self.log.joining:
+            return f"{me} has joined only in part: what it lacks would be lost. Wait until it has joined, or repeat with --force", True
         if not self.log.end and event.down:
             names = ", ".join(self.name(n) for n in sorted(event.down))
             return f"the log of {me} is empty: what {names} holds would be lost. Bring {names} back, or repeat with --force", True
@@ -567,15 +627,31 @@ class Node:
             )
         if self.lost_host and event.down:
             return f"the broker of {me} went down and it has not caught up since: what it lost is unknown. Repeat with --force to accept that", True
+        if event.down and not self.settings.strict and self.last_heard_leader is None and not self._led_last:
+            names = ", ".join(self.name(n) for n in sorted(event.down))
+            return (
+                f"{me} has heard no primary since it started: if {names} went on without it, what was confirmed since would be lost (its log "
+                f"ends at {self.log.end}, epoch {epoch_name(self.log.last_epoch)}). Bring {names} back, or repeat with --force",
+                True,
+            )
         return None
+
+    @property
+    def _led_last(self) -> bool:
+        """Whether the last epoch that this node knows of is its own."""
+        return owner_of(self.log.last_epoch) == self.me and owner_of(self.log.top) == self.me
 
     def _answers(self, node: int) -> bool:
         return self.peers[node].connected and self.peers[node].hello is not None
 
     def _stakes(self, now: float) -> str:
         last = self.last_heard_leader
-        heard = "never heard a primary since it started" if last is None else f"heard its primary {now - last:.1f} s ago"
-        in_set = "was in sync then" if self.log.in_set else "was NOT in sync then"
+        if last is None:
+            heard = "has heard no primary since it started"
+            in_set = "was in sync as far as its own log knows" if self.log.in_set else "was NOT in sync"
+        else:
+            heard = f"heard its primary {now - last:.1f} s ago"
+            in_set = "was in sync then" if self.log.in_set else "was NOT in sync then"
         if self.lost_host:
             in_set += "; its broker went down since, and it has not caught up"
         return f"it {heard} and {in_set}; its log ends at {self.log.end}"
@@ -591,6 +667,41 @@ class Node:
             self._advance_safe(now)
             self._effects.append(Answer(True, f"{self.name(event.node)} is removed from the set; do not promote it before it has rejoined"))
 
+    def _switchover(self, event: SwitchoverRequest, now: float) -> None:
+        node = event.node or min(self.log.members & {n for n, peer in self.peers.items() if peer.subscribed}, default=0)
+        refusal = self._switchover_refusal(node)
+        self._effects.append(Answer(not refusal, refusal or f"would hand over to {self.name(node)}", node))
+
+    def _switchover_refusal(self, node: int) -> str:
+        me = self.name(self.me)
+        if self.role is not Role.ACTIVE:
+            return f"{me} is not primary: ask {self.name(self.primary()) if self.primary() else 'the primary'}"
+        if node == self.me:
+            return f"{me} is primary already"
+        if not node:
+            return f"{me} has no in-sync backup to hand over to"
+        if node not in self.peers:
+            return f"there is no node {node} in this group"
+        if node not in self.log.members or not self.peers[node].subscribed:
+            return f"{self.name(node)} is not an in-sync backup: wait until it has caught up"
+        silent = ", ".join(self.name(other) for other in self.peers if not self._answers(other))
+        if silent:
+            return f"{silent} does not answer, and {self.name(node)} cannot take an epoch without: bring it back, or take it out of the configuration"
+        return ""
+
+    def _step_down(self, event: StepDown, now: float) -> None:
+        if not self.leading or self.safe < self.log.end:
+            raise IllegalEvent(f"a leader whose log ends at {self.log.end} steps down at {self.safe}")
+        if event.node:
+            self._effects.append(Send(event.node, Handover(self.leading, self.log.end, event.clean)))
+        self._effects.append(Restart(f"handed over to {self.name(event.node)}" if event.node else "stepped down", event.node))
+
+    def _pause(self, event: PauseRequest, now: float) -> None:
+        self.paused = event.paused
+        self._effects += [Send(node, self._hello(wants_answer=False)) for node, peer in self.peers.items() if peer.connected]
+        said = "nobody takes an epoch by itself until lrq-ha resume" if event.paused else "epochs are taken by themselves again"
+        self._effects.append(Answer(True, f"{self.name(self.me)}: {said}"))
+
     # ---- following ---------------------------------------------------------------------------------------------------
 
     def _on_lead(self, node: int, message: Lead, now: float) -> None:
@@ -602,10 +713,12 @@ class Node:
         if self._campaign:
             self._abort(f"{self.name(node)} leads epoch {epoch_name(message.epoch)}", now)
         self._following = False
+        self._defers_to = 0
+        self._handed = None
         self.leader_epoch = message.epoch
         self.last_heard_leader = now
         if self.role is not Role.DIVERGED:
-            self._set_role(Role.CATCH_UP, f"following {self.name(node)}, epoch {epoch_name(message.epoch)}")
+            self._wait(f"following {self.name(node)}, epoch {epoch_name(message.epoch)}")
         out_end = 0 if message.in_set else max(1, message.log.end)
         self._write_fence(message.epoch, out_end, lambda now: self._fence_for_leader(node, message, now))
 
@@ -615,17 +728,29 @@ class Node:
         mine = self.state()
         start = common_end(mine, lead.log)
         # Never cut below the applied record, or what it knows to be safe and may be applying: a leader that lacks it lost something.
-        diverged = refuses_cut(mine, lead.log, lead.epoch, node) or start < min(self.safe, mine.end)
+        diverged = refuses_cut(mine, lead.log, node) or start < min(self.safe, mine.end)
         if diverged:
+            self.tail_from = start + 1
             reason = f"entries {start + 1} to {mine.end} may have been confirmed by this node alone; {self.name(node)} lacks them"
             self._set_role(Role.DIVERGED, reason)
         else:
             if self.role is Role.DIVERGED:
-                self._set_role(Role.CATCH_UP, f"following {self.name(node)}, epoch {epoch_name(lead.epoch)}")
+                self._wait(f"following {self.name(node)}, epoch {epoch_name(lead.epoch)}")
+            if lead.log.lacks(start) and (mine.end or not lead.log.base):
+                self._set_role(self.role, self.how_to_join(self.me, node, mine, lead.log))
             self._following = True
             self._leader_safe = 0
             self._agreed = self._acked = start
         self._effects.append(Send(node, Following(lead.epoch, start, diverged, mine)))
+
+    def how_to_join(self, follower: int, leader: int, follower_log: LogState, leader_log: LogState) -> str:
+        """What an operator does where the leader's log lacks what a follower needs."""
+        name = self.name(follower)
+        lacks = f"the log of {self.name(leader)} begins at entry {leader_log.head}, its broker has dropped what was before"
+        if not follower_log.end:
+            return f"{lacks}: to let {name} join, run lrq-ha renew"
+        then = "" if leader_log.base else ", then run lrq-ha renew"
+        return f"{lacks}, and {name} has only what is up to {follower_log.end}: let it begin anew with lrq-ha reinit {name} --discard{then}"
 
     def _on_following(self, node: int, message: Following, now: float) -> None:
         self._learn_log(node, message.log)
@@ -641,10 +766,17 @@ class Node:
             return
         if not peer.connected:
             return  # it is called again on the next connection
+        start, mine = message.start, self.state()
+        peer.fallen = mine.lacks(start)
+        if peer.fallen:
+            if message.log.end or not mine.base:
+                return
+            start = mine.base - 1
+            peer.fallen = False
         peer.subscribed = True
-        peer.acknowledged = message.start
+        peer.acknowledged = start
         peer.progress_at = now
-        self._effects.append(Subscribe(node, message.start))
+        self._effects.append(Subscribe(node, start))
         self._advance_safe(now)
         self._consider_admitting(node, now)
 
@@ -657,6 +789,10 @@ class Node:
             return
         self.last_heard_leader = now
         end_before = self.log.end
+        if event.before is not None and not end_before and event.batch.first > 1:
+            self.log.begin(event.batch.first, event.before)
+            self._durable = self.safe = self.applied = end_before = self._agreed = self._acked = event.batch.first - 1
+            self._wait(f"joining {self.name(event.peer)} from entry {event.batch.first} on")
         verdict = self.log.accept(event.batch)
         if verdict is Acceptance.GAP:
             self._following = False
@@ -683,6 +819,8 @@ class Node:
             self._acked = held
             self._effects.append(Ack(owner_of(self.leader_epoch), held))
         self._learn_safe(0)
+        if self.role is Role.JOINING and not self.log.joining:
+            self._wait(f"following {self.name(owner_of(self.leader_epoch))}, epoch {epoch_name(self.leader_epoch)}")
         if self.log.in_set:
             self.lost_host = False
             # Ready only once everything that was safe when it was admitted is here, which the admission itself guarantees.
@@ -702,6 +840,7 @@ class Node:
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def _tick(self, event: Tick, now: float) -> None:
+        self._discount_own_silence(now)
         if self._campaign and now >= self._campaign.deadline:
             names = ", ".join(self.name(n) for n in sorted(self._campaign.waiting)) or "the own stream"
             self._abort(f"no promise from {names} within {self.settings.campaign_timeout_s:g} s", now)
@@ -710,12 +849,25 @@ class Node:
             self._advance_safe(now)
             for node in self.peers:
                 self._consider_admitting(node, now)
+            self._call_who_may_join()
         else:
             self._consider_taking(now)
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self.settings.heartbeat_s
             beat = Heartbeat(self.leading or self.leader_epoch, self.safe, self.log.end, self.applied)
             self._effects += [Send(node, beat) for node, peer in self.peers.items() if peer.connected]
+
+    def _discount_own_silence(self, now: float) -> None:
+        """Time in which this node itself stood still (a stopped process, a frozen machine) is nobody else's silence.
+
+        It may have been promoted over meanwhile, and has not read yet what the others said. Counted as theirs, that time would take them
+        out of the set at the first tick, and all that waits for them would be confirmed by a leader whose epoch is over.
+        """
+        stood_still = now - self._ticked_at - self.settings.heartbeat_s
+        self._ticked_at = now
+        if stood_still > 0:
+            for peer in self.peers.values():
+                peer.progress_at = min(now, peer.progress_at + stood_still)
 
     def _drop_silent(self, now: float) -> None:
         """Mode available: a member that makes no progress is taken out of the set, and says so (R15)."""
@@ -741,9 +893,9 @@ class Node:
         self.role, self.reason = role, reason
         self._effects.append(RoleChanged(role, reason))
 
-    def _set_role_unless(self, keep: Role, role: Role, reason: str) -> None:
-        if self.role is not keep:
-            self._set_role(role, reason)
+    def _wait(self, reason: str) -> None:
+        """Not leading and not in sync."""
+        self._set_role(Role.JOINING if self.log.joining else Role.CATCH_UP, reason)
 
     _HANDLERS: dict[type, Callable[[Node, Any, float], None]] = {
         Opened: _opened,
@@ -754,9 +906,14 @@ class Node:
         Push: _push,
         PeerAcked: _peer_acked,
         Append: _append,
+        HeadMoved: _head_moved,
+        CannotSend: _cannot_send,
         Recovered: _recovered,
         PromoteRequest: _promote,
         RemoveRequest: _remove,
+        SwitchoverRequest: _switchover,
+        StepDown: _step_down,
+        PauseRequest: _pause,
         Tick: _tick,
     }
     _MESSAGES: dict[type, Callable[[Node, int, Any, float], None]] = {
@@ -767,6 +924,7 @@ class Node:
         Following: _on_following,
         Heartbeat: _on_heartbeat,
         Superseded: _on_superseded,
+        Handover: _on_handover,
     }
 
 

@@ -1,7 +1,7 @@
 """Roles of a node and the legal ways between them, as data. An illegal transition raises and changes nothing.
 
     standalone   not started yet, or stopped: it serves nobody
-    joining      it has no log that reaches back far enough and copies a primary's
+    joining      its log begins at a renewal and lacks the end of it (R17)
     catch-up     it follows, or waits for somebody to follow, and is not in sync
     ready        an in-sync backup: may be promoted
     recovering   it is taking an epoch; the door is still closed
@@ -28,12 +28,12 @@ class Role(Enum):
 
 TRANSITIONS: dict[Role, frozenset[Role]] = {
     Role.STANDALONE: frozenset({Role.CATCH_UP, Role.JOINING}),
-    Role.JOINING: frozenset({Role.CATCH_UP, Role.STANDALONE}),
+    Role.JOINING: frozenset({Role.CATCH_UP, Role.RECOVERING, Role.DIVERGED, Role.STANDALONE}),
     Role.CATCH_UP: frozenset({Role.READY, Role.RECOVERING, Role.DIVERGED, Role.JOINING, Role.STANDALONE}),
     Role.READY: frozenset({Role.CATCH_UP, Role.RECOVERING, Role.DIVERGED, Role.STANDALONE}),
-    Role.RECOVERING: frozenset({Role.ACTIVE, Role.CATCH_UP, Role.STANDALONE}),
+    Role.RECOVERING: frozenset({Role.ACTIVE, Role.CATCH_UP, Role.JOINING, Role.STANDALONE}),
     Role.ACTIVE: frozenset({Role.STANDALONE}),
-    Role.DIVERGED: frozenset({Role.CATCH_UP, Role.RECOVERING, Role.STANDALONE}),
+    Role.DIVERGED: frozenset({Role.CATCH_UP, Role.JOINING, Role.RECOVERING, Role.STANDALONE}),
 }
 
 

@@ -71,10 +71,6 @@ def marker(position: Position, kind: pb.ReplicationType, request_id: str) -> pb.
     return pb.ReceivedTransaction(position=at, type=kind, request_id=request_id)
 
 
-def is_start_marker(transaction: pb.ReceivedTransaction) -> bool:
-    return transaction.type == pb.SNAPSHOT_SYNC and not transaction.payloads
-
-
 def may_restart(transaction: pb.ReceivedTransaction) -> bool:
     """Whether a chain may start anew with this transaction: a snapshot begins with it, or it is a whole one."""
     return not transaction.payloads and transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)

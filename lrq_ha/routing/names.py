@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from lrq_ha.replication.errors import MalformedInput
 
-PREFIX = "LRQ_"
 SEND_LOG_ENTRIES = "LRQ_Send_LogEntries"
 SEND_SNAP_SYNC = "LRQ_Send_SnapSync"
 STATUS = "LRQ_Status"
@@ -72,31 +71,14 @@ def parse_recv_queue(queue: str) -> RecvQueue | None:
     return RecvQueue(*parts) if len(parts) == 2 and all(map(is_name, parts)) else None
 
 
-def recv_queues_of(client_name: str) -> str:
-    """The prefix of all receive queues of one client: a receiver discovers its queues by it."""
-    return f"{RECV_PREFIX}{check_client_name(client_name)}_"
-
-
-def log_entry_tag(remote_id: str) -> str:
-    return f"lrq_logentry_{check_remote_id(remote_id)}"
-
-
-def snap_sync_tag(remote_id: str) -> str:
-    return f"lrq_snapsync_{check_remote_id(remote_id)}"
-
-
-def recv_tag(client_name: str) -> str:
-    return f"lrq_recv_{check_client_name(client_name)}"
-
-
 def client_key(client_name: str) -> str:
     """Key of a client's status in LRQ_Status."""
     return f"client/{check_client_name(client_name)}"
 
 
 def full_sync_key(client_name: str, destination: str) -> str:
-    """Key of the last full sync request in LRQ_Status."""
-    return f"fullsync/{check_client_name(client_name)}/{check_remote_id(destination)}"
+    """Key of the last full sync request in LRQ_Status. Not checked: a request names both as the log has them."""
+    return f"fullsync/{client_name}/{destination}"
 
 
 def producer_queue(producer: str) -> str:

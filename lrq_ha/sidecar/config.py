@@ -1,18 +1,24 @@
 """The configuration of one node: a TOML file, validated as a whole before anything starts.
 
-Rules: an unknown key is an error; an error names the key, the value and what is allowed; every key has its default and its
-meaning here, and the sample in docs/ is generated from this model.
+Rules: an unknown key is an error; an error names the key, the value and what is allowed, but never the value of a key that is unknown or may hold
+a secret; files that are named are read, too; every key has its default and its meaning here, and the sample in docs/ is generated from this model.
 """
 
 from __future__ import annotations
 
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
+from broker_plugin import frames
+from broker_plugin.client_errors import Address
+from broker_plugin.logins import Credentials
+from broker_plugin.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
+from lrq_ha.interceptors import plugins
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.node import NodeSettings
 
@@ -37,9 +43,13 @@ def _port(url: SplitResult) -> int:
 
 def _amqp(value: str) -> str:
     url = urlsplit(value)
-    if url.scheme != "amqp" or not url.hostname or not _port(url) or not url.username:
-        raise ValueError('must be "amqp://USER:PASSWORD@HOST:PORT"')
+    if url.scheme not in ("amqp", "amqps") or not url.hostname or not _port(url) or not url.username:
+        raise ValueError('must be "amqp://USER:PASSWORD@HOST:PORT", or amqps:// for TLS')
     return value
+
+
+def _file(value: str, info: ValidationInfo) -> str:
+    return str((info.context or {}).get("folder", Path()) / value) if value else ""
 
 
 def _http(value: str) -> str:
@@ -52,7 +62,10 @@ def _http(value: str) -> str:
 Listen = Annotated[str, AfterValidator(_listen)]
 AmqpUrl = Annotated[str, AfterValidator(_amqp)]
 HttpUrl = Annotated[str, AfterValidator(_http)]
+File = Annotated[str, AfterValidator(_file)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]{1,64}$")]
+#: Keys whose values are never shown.
+SECRET = frozenset({"url", "door", "doors", "password", "options"})
 
 
 class _Table(BaseModel):
@@ -66,17 +79,80 @@ class NodeTable(_Table):
 
 
 class BrokerTable(_Table):
-    url: AmqpUrl = Field(description="the broker beside this sidecar, with the sidecar's own user")
+    url: AmqpUrl = Field(description="the broker beside this sidecar, with the sidecar's own user; amqps:// for TLS")
+    server_name: str = Field("", description="the name in the broker's certificate, if it is not the host in url")
+    proxy_protocol: bool = Field(
+        False, description="the broker's listener has proxy_protocol = true, and so is told of each client where it really is"
+    )
+
+
+class TlsTable(_Table):
+    ca: File = Field("", description="who may sign the certificates of other sides (PEM); empty: those that the system trusts")
+    certificate: File = Field("", description="this sidecar's certificate with its chain (PEM), if another side asks for one")
+    key: File = Field("", description="its key (PEM, not encrypted)")
+    minimum_version: Version = "1.2"
+
+    @model_validator(mode="after")
+    def _whole(self) -> TlsTable:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("certificate and key are given together or not at all")
+        return self
+
+
+class CertificateUser(_Table):
+    common_name: str = Field(min_length=1, description="the one common name in the subject of a client's certificate")
+    user: str = Field(min_length=1, description="whom it is logged in as at the broker")
+    password: str = Field(description="this user's password")
+
+
+class DoorTlsTable(_Table):
+    certificate: File = Field(min_length=1, description="the door's certificate with its chain (PEM); read again when the file changes")
+    key: File = Field(min_length=1, description="its key (PEM, not encrypted)")
+    ca: File = Field("", description="who may sign clients' certificates (PEM)")
+    verify: Verify = Field("none", description='whether clients need a certificate: "none", "optional" or "required"')
+    minimum_version: Version = "1.2"
+    users: list[CertificateUser] = Field(default=[], description="logins by certificate (mechanism EXTERNAL)")
+
+    @model_validator(mode="after")
+    def _whole(self) -> DoorTlsTable:
+        if (self.verify != "none") != bool(self.ca):
+            raise ValueError('verify "optional" and "required" need ca, and "none" has no use for it')
+        if self.users and self.verify == "none":
+            raise ValueError('users need verify "optional" or "required"')
+        names = [entry.common_name for entry in self.users]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each common_name of users stands once; there are {', '.join(names)}")
+        return self
 
 
 class DoorTable(_Table):
     listen: Listen = Field(description="where clients, other nodes and other sites connect")
+    loopback_users: list[str] = Field(
+        default=["guest"], description="users that come in from this machine only, as RabbitMQ's key of this name, which cannot see it behind a door"
+    )
+    connections_max: int = Field(10_000, ge=1, description="connections at a time; more are closed at once")
+    frame_max_bytes: int = Field(
+        frames.FRAME_MAX_BYTES, ge=frames.FRAME_MIN_BYTES, le=1 << 24, description="largest frame that clients are offered; the broker may offer less"
+    )
+    header_bytes_max: int = Field(
+        frames.FRAME_MAX_BYTES, ge=512, description="properties and headers of one message; they are one frame, so the limit on frames holds, too"
+    )
+    message_bytes_max: int = Field(frames.BODY_BYTES_MAX, ge=1, description="body of one message; the broker has a limit, too")
+    unfinished_bytes_max: int = Field(
+        512 << 20, ge=1 << 20, description="messages of which a part has arrived, of all connections; who would exceed it is closed"
+    )
     buffered_bytes_max: int = Field(
         64 << 20, ge=1 << 20, description="bytes taken from publishers that are not safe yet; past it the door stops reading from them"
     )
-    connection_buffer_bytes_max: int = Field(4 << 20, ge=1 << 16, description="bytes on their way to one client or to the broker for one client")
+    connection_buffer_bytes_max: int = Field(4 << 20, ge=1 << 16, description="bytes on their way to the broker for one client")
+    client_buffer_bytes_max: int = Field(1 << 20, ge=1 << 12, description="bytes on their way to one client; past it nothing more is read for it")
+    client_buffers_bytes_max: int = Field(
+        512 << 20, ge=1 << 20, description="the same of all clients that do not keep up; past it the one that is behind longest is closed"
+    )
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
     drain_timeout_s: float = Field(30.0, gt=0, description="how long what a vanished client published is still sent to the broker")
+    stop_timeout_s: float = Field(10.0, ge=0, description="how long a stop waits for confirms that are under way and for clients to say goodbye")
+    tls: DoorTlsTable | None = Field(None, description="clients, nodes and sites connect with TLS (amqps://) only")
 
 
 class HttpTable(_Table):
@@ -86,7 +162,7 @@ class HttpTable(_Table):
 class PeerTable(_Table):
     name: Name
     id: int = Field(ge=1, le=255)
-    door: AmqpUrl = Field(description="its door, with the user that the sidecars use")
+    door: AmqpUrl = Field(description="its door, with the user that the sidecar there uses at its broker; amqps:// for TLS")
     http: HttpUrl
 
 
@@ -107,9 +183,22 @@ class ReplicationTable(_Table):
     apply_delay_s: float = Field(1.0, ge=0, description="how late a backup may write to its queues; what is consumed meanwhile is never written")
     apply_delay_entries_max: int = Field(2_000, ge=0)
     apply_lag_bytes_max: int = Field(
-        256 << 20, ge=1 << 20, description="bytes a backup holds that are safe and not in its queues yet; past it, it takes no more"
+        256 << 20,
+        ge=1 << 20,
+        description="bytes a backup holds that are safe and not in its queues yet; past it, or a quarter of log_bytes_max, it takes no more",
     )
-    log_bytes_max: int = Field(8 << 30, ge=64 << 20, description="size of the replicated log in the broker; older segments are dropped beyond it")
+    log_bytes_max: int = Field(
+        8 << 30,
+        ge=1 << 20,
+        description="size of the replicated log in the broker, which drops older segments beyond it, whoever still needs them: a hard limit. "
+        "A stream that exists keeps the one that it was made with; see operations.md",
+    )
+    checkpoint_entries: int = Field(
+        50_000, ge=1, description="a checkpoint is written every so many entries: a restart reads the log from the last one that is applied"
+    )
+    checkpoint_bytes: int = Field(
+        64 << 20, ge=1 << 10, description="or every so many bytes of the log, whichever is first; a quarter of log_bytes_max at most"
+    )
     push_bytes_max: int = Field(16 << 20, ge=1 << 20, description="bytes on their way to one backup")
     memory_bytes_max: int = Field(64 << 20, ge=1 << 20, description="bytes of the log kept in memory for backups that keep up")
 
@@ -124,6 +213,8 @@ class Config(_Table):
     peers: list[PeerTable] = Field(default=[], description="the other nodes of the group")
     sites: list[SiteTable] = Field(default=[], description="the groups that this one sends log entries to")
     replication: ReplicationTable = Field(default_factory=lambda: ReplicationTable.model_validate({}))
+    tls: TlsTable = Field(default_factory=lambda: TlsTable.model_validate({}), description="for connections made to amqps:// addresses")
+    interceptors: dict[Name, plugins.Settings] = Field(default={}, description="what else is told of clients' messages, by name")
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -133,7 +224,39 @@ class Config(_Table):
             raise ValueError(f"every node of a group needs its own name and its own id; there are {', '.join(names)} with the ids {ids}")
         if self.node.group in [site.remote_id for site in self.sites]:
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
+        for entry in self.door.tls.users if self.door.tls else ():
+            if entry.user == self.credentials.name:
+                raise ValueError(f"door.tls.users logs '{entry.common_name}' in as {entry.user}, which is the sidecar's own user and no client's")
         return self
+
+    @cached_property
+    def credentials(self) -> Credentials:
+        """The sidecar's own user."""
+        url = urlsplit(self.broker.url)
+        return Credentials(unquote(url.username or "").encode(), unquote(url.password or "").encode())
+
+    @cached_property
+    def client_tls(self) -> TlsFiles | None:
+        """TLS for connections that are made; None if there are none with TLS. Raises TlsError."""
+        urls = [self.broker.url, *(peer.door for peer in self.peers), *(door for site in self.sites for door in site.doors)]
+        if not any(url.startswith("amqps") for url in urls):
+            return None
+        return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
+
+    @cached_property
+    def server_tls(self) -> TlsFiles | None:
+        """TLS of the door; None if it has none. Raises TlsError."""
+        table = self.door.tls
+        return server_files(table.certificate, table.key, table.ca, table.verify, table.minimum_version) if table else None
+
+    def broker_address(self, vhost: str) -> Address:
+        """The own broker, as the sidecar's own user."""
+        broker = self.broker
+        return Address.parse(broker.url, vhost, tls=self.client_tls, server_name=broker.server_name, proxied=broker.proxy_protocol)
+
+    def door_address(self, url: str, vhost: str) -> Address:
+        """Another node's or site's door."""
+        return Address.parse(url, vhost, tls=self.client_tls)
 
     @property
     def names(self) -> dict[int, str]:
@@ -156,75 +279,119 @@ class Config(_Table):
 def _explain(error: ValidationError, path: Path) -> str:
     lines = []
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"]) or "the file as a whole"
+        location = problem["loc"]
+        key = ".".join(str(part) for part in location) or "the file as a whole"
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{key}: unknown key (value {problem['input']!r}); allowed here: {', '.join(_allowed(problem['loc']))}")
+            lines.append(f"{key}: unknown key; allowed here: {', '.join(sorted(_table(location).model_fields))}")
         elif problem["type"] == "missing":
             lines.append(f"{key}: missing")
         else:
-            shown = "" if isinstance(problem["input"], dict) else f" (value {problem['input']!r})"
+            shown = f" (value {problem['input']!r})" if _may_show(location, problem["input"]) else ""
             lines.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}")
     return f"{path}: " + "; ".join(lines)
 
 
-def _allowed(location: tuple[int | str, ...]) -> list[str]:
+def _may_show(location: tuple[int | str, ...], value: object) -> bool:
+    """Whether a value is a key's own, and the key holds no secret: not a table's (a whole URL may stand where one belongs)."""
+    names = [part for part in location if isinstance(part, str)]
+    if not names or SECRET & set(names) or not isinstance(value, str | int | float | bool):
+        return False
+    field = _table(location).model_fields.get(names[-1])
+    return field is not None and not _models(field.annotation)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that a key holds."""
+    parts = (annotation, *getattr(annotation, "__args__", ()))
+    return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+
+
+def _table(location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The table in which the key stands."""
     model: type[BaseModel] = Config
     for part in location[:-1]:
-        if isinstance(part, int):
-            continue
-        annotation: Any = model.model_fields[part].annotation
-        model = next((a for a in getattr(annotation, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)), annotation)
-    return sorted(model.model_fields)
+        if isinstance(part, str) and part in model.model_fields:  # else it is the name of an interceptor
+            model = next(iter(_models(model.model_fields[part].annotation)), model)
+    return model
 
 
 def load(path: Path) -> Config:
     """Reads and checks a configuration file.
 
     Raises:
-        ConfigError: It cannot be read, is not TOML, or has unknown, missing or wrong keys (all of them are named).
+        ConfigError: It cannot be read, is not TOML, has unknown, missing or wrong keys (all of them are named), or names files that cannot be used.
     """
     try:
-        return Config.model_validate(tomllib.loads(path.read_text("utf-8")))
+        config = Config.model_validate(tomllib.loads(path.read_text("utf-8")), context={"folder": path.parent})
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", todo="name a file with --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
         raise ConfigError(_explain(error, path), todo="docs/configuration.md has a sample with every key") from error
+    for table, attribute in (("tls", "client_tls"), ("door.tls", "server_tls")):
+        try:
+            getattr(config, attribute)
+        except TlsError as error:
+            raise ConfigError(f"{path}: {table}: {error.what}", todo=error.todo) from error
+    try:
+        plugins.Interceptors(config.interceptors)
+    except LrqError as error:
+        raise ConfigError(f"{path}: {error.what}", todo=error.todo) from error
+    return config
+
+
+#: Values of the sample for keys without a default, or with one that says nothing.
+_REQUIRED = {
+    "node.name": '"e1"',
+    "node.id": "1",
+    "node.group": '"east"',
+    "broker.url": '"amqp://lrq:SECRET@127.0.0.1:5672"',
+    "door.listen": '"127.0.0.1:5673"',
+    "door.tls.certificate": '"door.pem"',
+    "door.tls.key": '"door.key"',
+    "door.tls.users.common_name": '"orders"',
+    "door.tls.users.user": '"app"',
+    "door.tls.users.password": '"SECRET"',
+    "http.listen": '"127.0.0.1:8080"',
+    "peers.name": '"e2"',
+    "peers.id": "2",
+    "peers.door": '"amqp://lrq:SECRET@192.0.2.2:5673"',
+    "peers.http": '"http://192.0.2.2:8080"',
+    "sites.remote_id": '"west"',
+    "interceptors.audit.priority": "100",
+    "interceptors.audit.options": '{ path = "/var/log/lrq-ha/audit.jsonl" }',
+    "sites.doors": '["amqp://lrq:SECRET@198.51.100.1:5673"]',
+}
+#: Every table; one whose heading begins with # is left out unless it is wanted.
+_TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("[node]", NodeTable),
+    ("[broker]", BrokerTable),
+    ("[door]", DoorTable),
+    ("# [door.tls]", DoorTlsTable),
+    ("# [[door.tls.users]]", CertificateUser),
+    ("[http]", HttpTable),
+    ("[[peers]]", PeerTable),
+    ("[[sites]]", SiteTable),
+    ("[replication]", ReplicationTable),
+    ("[tls]", TlsTable),
+    ("# [interceptors.audit]", plugins.Settings),
+)
 
 
 def sample() -> str:
     """A TOML sample with every key, its meaning and its default, for docs/configuration.md."""
-    required = {
-        "node.name": '"e1"',
-        "node.id": "1",
-        "node.group": '"east"',
-        "broker.url": '"amqp://lrq:SECRET@127.0.0.1:5672"',
-        "door.listen": '"127.0.0.1:5673"',
-        "http.listen": '"127.0.0.1:8080"',
-        "peers.name": '"e2"',
-        "peers.id": "2",
-        "peers.door": '"amqp://lrq:SECRET@192.0.2.2:5673"',
-        "peers.http": '"http://192.0.2.2:8080"',
-        "sites.remote_id": '"west"',
-        "sites.doors": '["amqp://lrq:SECRET@198.51.100.1:5673"]',
-    }
-    tables: list[tuple[str, str, type[BaseModel]]] = [
-        ("node", "[node]", NodeTable),
-        ("broker", "[broker]", BrokerTable),
-        ("door", "[door]", DoorTable),
-        ("http", "[http]", HttpTable),
-        ("peers", "[[peers]]", PeerTable),
-        ("sites", "[[sites]]", SiteTable),
-        ("replication", "[replication]", ReplicationTable),
-    ]
     lines: list[str] = []
-    for prefix, heading, model in tables:
-        lines += [heading]
+    for heading, model in _TABLES:
+        off = "# " if heading.startswith("#") else ""
+        prefix = heading.strip("#[] ")
+        lines.append(heading)
         for name, info in model.model_fields.items():
+            if _models(info.annotation):
+                continue  # a table of its own
             if info.description:
-                lines.append(f"# {info.description}")
-            lines.append(f"{name} = {required.get(f'{prefix}.{name}') or _toml(info.default)}")
+                lines.append(f"{off}# {info.description}")
+            lines.append(f"{off}{name} = {_REQUIRED.get(f'{prefix}.{name}') or _toml(info.default)}")
         lines.append("")
     return "\n".join(lines)
 

@@ -6,6 +6,12 @@
     GET  /queues   names of the receive queues known here, a JSON list
     POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
     POST /remove   {"node": "e2", "dry_run": false}
+    POST /switchover  {"node": "e2", "timeout_s": 30, "force": false, "dry_run": false}; without a node: to any in-sync backup
+    POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}
+    POST /renew    {"timeout_s": 30, "force": false, "dry_run": false}: everything live is published again, so that a node may join
+    POST /pause    {"paused": true}: nobody takes an epoch by itself; false: again as before
+    GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
+    POST /reinit   {"dry_run": false}: the node begins anew
 
 Rules: every answer is JSON. A command is answered {"ok", "text"}: 200 done, 409 refused, 400 a body that cannot be used; an unusable
 body changes nothing. Commands need the content type application/json, which a web page of another origin cannot send unasked.
@@ -15,7 +21,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +31,8 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
 
 BODY_BYTES_MAX = 64 << 10
+#: The last line of a tail: without it, something is missing.
+END_OF_TAIL = b'{"kind": "end"}\n'
 #: How long `close` waits for requests under way.
 CLOSE_TIMEOUT_S = 2.0
 
@@ -39,6 +47,18 @@ class Source(Protocol):
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]: ...
 
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]: ...
+
+    async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]: ...
+
+    async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]: ...
+
+    async def renew(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]: ...
+
+    async def pause(self, paused: bool) -> tuple[bool, str]: ...
+
+    async def reinit(self, dry_run: bool) -> tuple[bool, str]: ...
+
+    def tail(self) -> AsyncIterator[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,14 @@ def _is_names(value: object) -> bool:
 _DRY_RUN = _Key("true or false", _is_bool, False)
 _PROMOTE = {"down": _Key("a list of node names", _is_names, []), "force": _Key("true or false", _is_bool, False), "dry_run": _DRY_RUN}
 _REMOVE = {"node": _Key("the name of a node", _is_name, required=True), "dry_run": _DRY_RUN}
+_DEMOTE = {
+    "timeout_s": _Key("a number of seconds from 0 to 3600", lambda value: isinstance(value, int | float) and 0 <= value <= 3600, 30.0),
+    "force": _Key("true or false", _is_bool, False),
+    "dry_run": _DRY_RUN,
+}
+_SWITCHOVER = {"node": _Key("the name of a node, or null", lambda value: value is None or _is_name(value)), **_DEMOTE}
+_PAUSE = {"paused": _Key("true or false", _is_bool, required=True)}
+_REINIT = {"dry_run": _DRY_RUN}
 
 
 class HttpServer:
@@ -86,6 +114,12 @@ class HttpServer:
         app.router.add_get("/queues", self._queues)
         app.router.add_post("/promote", self._promote)
         app.router.add_post("/remove", self._remove)
+        app.router.add_post("/switchover", self._switchover)
+        app.router.add_post("/demote", self._demote)
+        app.router.add_post("/renew", self._renew)
+        app.router.add_post("/pause", self._pause)
+        app.router.add_get("/tail", self._tail)
+        app.router.add_post("/reinit", self._reinit)
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S)
 
     async def start(self) -> None:
@@ -138,6 +172,31 @@ class HttpServer:
         return await _command(self._source.remove(body["node"], body["dry_run"]))
 
 
+    async def _switchover(self, request: web.Request) -> web.Response:
+        return await _command(self._source.switchover(**await _body(request, _SWITCHOVER)))
+
+    async def _demote(self, request: web.Request) -> web.Response:
+        return await _command(self._source.demote(**await _body(request, _DEMOTE)))
+
+    async def _renew(self, request: web.Request) -> web.Response:
+        return await _command(self._source.renew(**await _body(request, _DEMOTE)))
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        return await _command(self._source.pause((await _body(request, _PAUSE))["paused"]))
+
+    async def _reinit(self, request: web.Request) -> web.Response:
+        return await _command(self._source.reinit((await _body(request, _REINIT))["dry_run"]))
+
+    async def _tail(self, request: web.Request) -> web.StreamResponse:
+        entries = self._source.tail()
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        async for entry in entries:
+            await response.write(json.dumps(entry).encode() + b"\n")
+        await response.write_eof(END_OF_TAIL)
+        return response
+
+
 class _BadBody(LrqError):
     """The body of a command cannot be used."""
 
@@ -188,6 +247,7 @@ async def _errors_as_json(request: web.Request, handler: Callable[[web.Request],
         allowed = ", ".join(sorted(error.allowed_methods))
         return web.json_response({"ok": False, "text": f"{request.path} takes {allowed}"}, status=405, headers={"Allow": allowed})
     except web.HTTPNotFound:
-        return _answer(404, f"there is no {request.path}; there are /status, /primary, /ready, /queues, /promote and /remove")
+        known = "/status, /primary, /ready, /queues, /tail, /promote, /remove, /switchover, /demote, /renew, /pause and /reinit"
+        return _answer(404, f"there is no {request.path}; there are {known}")
     except web.HTTPRequestEntityTooLarge:
         return _answer(413, f"the body is larger than {BODY_BYTES_MAX} bytes")

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from broker_plugin import wire
-from broker_plugin.client import Channel, Connection
-from broker_plugin.endpoints import LOG_PREFIX, ROUTING_VHOST
+from broker_plugin.client import Address, Channel, Connection
+from broker_plugin.endpoints import LOG_PREFIX
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.subscription import StoredBatch
 
@@ -31,7 +31,7 @@ class Link:
     Args:
         me, group: This node's id and group.
         peer: The other node's id.
-        url: Its door.
+        address: Its door, vhost lrq.
         on_up, on_down: Called when the link stands, and when it is lost.
         on_ack: Called with the sequence up to which the other node has the log.
     """
@@ -41,14 +41,14 @@ class Link:
         me: int,
         group: str,
         peer: int,
-        url: str,
+        address: Address,
         on_up: Callable[[int], None],
         on_down: Callable[[int], None],
         on_ack: Callable[[int, int], None],
     ) -> None:
         self.peer = peer
         self._me, self._group = me, group
-        self._url = url.rstrip("/") + "/" + ROUTING_VHOST
+        self._address = address
         self._queue = LOG_PREFIX + group
         self._on_up, self._on_down, self._on_ack = on_up, on_down, on_ack
         self._connection: Connection | None = None
@@ -71,7 +71,7 @@ class Link:
             try:
                 properties = {"lrq_node": self._me, "lrq_group": self._group}
                 connection = await Connection.open(
-                    self._url,
+                    self._address,
                     client_properties=properties,
                     heartbeat_s=HEARTBEAT_S,
                     connect_timeout_s=CONNECT_TIMEOUT_S,

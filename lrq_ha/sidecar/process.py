@@ -9,13 +9,14 @@ import logging
 import os
 import resource
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
 
 from broker_plugin.door import Door
 from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.events import PromoteRequest, RemoveRequest
+from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 
 from .config import Config
 from .http import HttpServer
@@ -25,6 +26,7 @@ log = logging.getLogger("lrq_ha.process")
 
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
+OTHER_FILES = 256
 
 
 class Process:
@@ -43,18 +45,21 @@ class Process:
         self._http = HttpServer(config.http.listen, self)
 
     async def run(self) -> int:
-        """Runs until SIGTERM or SIGINT; returns the exit status."""
+        """Runs until SIGTERM or SIGINT; returns the exit status. SIGHUP: reads certificates again."""
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.door.reload, True)
         await self.door.start()
         await self._http.start()
+        _allow_descriptors(self.config.door.connections_max)
         node = self.config.node
         ready = {"node": node.name, "role": "starting", "door": self.config.door.listen, "http": self.config.http.listen, "pid": os.getpid()}
         print("READY", json.dumps(ready), flush=True)
         lives = asyncio.create_task(self._lives())
         await stopped.wait()
         log.info("stopping")
+        await self.door.stop()
         lives.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await lives
@@ -64,11 +69,11 @@ class Process:
 
     async def _lives(self) -> None:
         pause = PAUSE_FIRST_S
-        shut_out = 0
+        shut_out, paused, defers_to = 0, False, 0
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out)
+                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out, paused=paused, defers_to=defers_to)
                 self.problem = await incarnation.run()
                 log.warning("this incarnation is over: %s", self.problem)
             except LrqError as error:
@@ -80,8 +85,8 @@ class Process:
                 self.problem = f"an internal error, see the log: {error!r}"
             finally:
                 self.incarnation = None
-            shut_out = incarnation.streams.shut_out
-            if asyncio.get_running_loop().time() - began > 5:
+            shut_out, paused, defers_to = incarnation.streams.shut_out, incarnation.node.paused, incarnation.defers_to
+            if asyncio.get_running_loop().time() - began > 5 or defers_to:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
             pause = min(PAUSE_MAX_S, pause * 2)
@@ -94,33 +99,76 @@ class Process:
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
         found["connections"] = len(self.door.relays)
+        found["sockets"] = self.door.connections
         found["counters"] = dict(self.door.counters)
+        found["interceptors"] = self.door.interceptors.status()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status()
         return found | {"role": "standalone", "reason": self.problem, "primary": None, "in_set": False}
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
         """The operator's word."""
-        unknown = [name for name in down if name not in self._ids]
-        if unknown:
-            return False, f"{', '.join(unknown)}: no such node in group {self.config.node.group}; known: {', '.join(sorted(self._ids))}"
-        if self.incarnation is None:
-            return False, f"{self.config.node.name} is not running: {self.problem}"
-        return await self.incarnation.ask(PromoteRequest(frozenset(self._ids[name] for name in down), force, dry_run))
+        nodes = frozenset(self._numbers(*down))
+        return await self._running().ask(PromoteRequest(nodes, force, dry_run))
 
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
         """Takes a node out of the set."""
-        if node not in self._ids:
-            return False, f"{node}: no such node in group {self.config.node.group}; known: {', '.join(sorted(self._ids))}"
-        if self.incarnation is None:
-            return False, f"{self.config.node.name} is not running: {self.problem}"
+        [number] = self._numbers(node)
+        incarnation = self._running()
         if dry_run:
             return True, f"would take {node} out of the set; it must not be promoted before it has rejoined"
-        return await self.incarnation.ask(RemoveRequest(self._ids[node]))
+        return await incarnation.ask(RemoveRequest(number))
+
+    async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
+        """Hands over to a backup, in order."""
+        [number] = [0] if node is None else self._numbers(node)
+        return await self._running().switchover(number, timeout_s, force=force, dry_run=dry_run)
+
+    async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
+        """Steps down, for nobody."""
+        return await self._running().demote(timeout_s, force=force, dry_run=dry_run)
+
+    async def renew(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
+        """Publishes everything live again, so that a node may join."""
+        return await self._running().renew(timeout_s, force=force, dry_run=dry_run)
+
+    async def pause(self, paused: bool) -> tuple[bool, str]:
+        """Nobody is to take an epoch by itself, or may again."""
+        return await self._running().ask(PauseRequest(paused))
+
+    async def reinit(self, dry_run: bool) -> tuple[bool, str]:
+        """Lets this node begin anew."""
+        return self._running().reinit(dry_run=dry_run)
+
+    def tail(self) -> AsyncIterator[dict[str, Any]]:
+        """The entries that this node, being diverged, refuses to drop."""
+        return self._running().tail()
+
+    def _numbers(self, *node_names: str) -> list[int]:
+        unknown = [name for name in node_names if name not in self._ids]
+        if unknown:
+            raise LrqError(f"{', '.join(unknown)}: no such node in group {self.config.node.group}; known: {', '.join(sorted(self._ids))}")
+        return [self._ids[name] for name in node_names]
+
+    def _running(self) -> Incarnation:
+        if self.incarnation is None or not self.incarnation.ready:
+            raise LrqError(f"{self.config.node.name} is not running: {self.problem}", retriable=True)
+        return self.incarnation
 
     def queues(self) -> list[str]:
         """Receive queues on this node."""
         return self.incarnation.queues() if self.incarnation is not None else []
+
+
+def _allow_descriptors(connections_max: int) -> None:
+    """Raises the limit on open files to what the door's connections need (two each), as far as it may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections_max + OTHER_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning("door.connections_max = %d needs %d open files, and only %d are allowed: raise LimitNOFILE", connections_max, wanted, allowed)
 
 
 def run(config: Config) -> int:

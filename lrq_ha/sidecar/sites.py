@@ -29,7 +29,7 @@ from lrq_ha.routing.chain import START
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.session import Limits, Route, Session
 
-from .config import Config, SiteTable
+from .config import Config
 from .view_reader import View, ViewReader
 
 log = logging.getLogger("lrq_ha.sites")
@@ -58,10 +58,9 @@ class _Lane:
         """Opens the channel and asks the sink what it holds; returns the answer."""
         self.channel = await connection.channel(on_confirm=self._confirmed, on_close=self._closed)
         await self.channel.confirm_select()
-        question = SINK_QUESTION + queue
-        answer, _, _ = await self.channel.queue_declare(question, passive=True)
+        answer, _, _ = await self.channel.queue_declare(SINK_QUESTION + queue, passive=True)
         self.ready = True
-        return answer.removeprefix(question)
+        return answer
 
     def send(self, effect: m.Send) -> bool:
         """Whether it went out."""
@@ -231,11 +230,11 @@ class _Driver:
 class _Site:
     """The link to one site, and its sessions by client name."""
 
-    def __init__(self, table: SiteTable) -> None:
-        self.remote_id = table.remote_id
+    def __init__(self, remote_id: str, addresses: list[Address]) -> None:
+        self.remote_id = remote_id
         self.drivers: dict[str, _Driver] = {}
         self.connection: Connection | None = None
-        self._addresses = [Address.parse(door, ROUTING_VHOST) for door in table.doors]
+        self._addresses = addresses
         self._door: Address | None = None
         self._problem = "not connected yet"
 
@@ -303,16 +302,15 @@ class Sites:
     Args:
         config: The node's configuration.
         replica: This node's log.
-        broker_url: The own broker, with the sidecar's user; the vhost in it is replaced.
         limits: Of each session.
     """
 
-    def __init__(self, config: Config, replica: Replica, *, broker_url: str, limits: Limits | None = None) -> None:
+    def __init__(self, config: Config, replica: Replica, *, limits: Limits | None = None) -> None:
         self.group = config.node.group
         self.replica = replica
         self.limits = limits or Limits()
-        self._address = Address.parse(broker_url, ROUTING_VHOST)
-        self._sites = [_Site(table) for table in config.sites]
+        self._address = config.broker_address(ROUTING_VHOST)
+        self._sites = [_Site(table.remote_id, [config.door_address(door, ROUTING_VHOST) for door in table.doors]) for table in config.sites]
         self._views = {stream: View(stream.value) for stream in Stream}
         self._statuses: dict[str, m.StatusEntry] = {}  # the last one per key, in log order
         self._clients: dict[str, None] = {}
@@ -384,7 +382,8 @@ class Sites:
     def reader(self, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader:
         if self._broker is None:
             raise LrqError("the sessions have ended", retriable=True)
-        return ViewReader(self._broker, self._views[effect.stream], effect.from_sequence, effect.reader, self._applied, give)
+        begins = self.replica.begins_at
+        return ViewReader(self._broker, self._views[effect.stream], effect.from_sequence, effect.reader, self._applied, give, begins=begins)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs `coroutine` as long as the sessions run; if it fails they all end."""

@@ -103,6 +103,7 @@ class ViewReader:
         number: The reader's number for the session.
         end: The position up to which every view of the own broker is written now.
         give: Takes what is read. It may call `pause` before it returns.
+        begins: Sequence at which the own log began (R17): what was in the view before is on other nodes only.
     """
 
     def __init__(
@@ -113,10 +114,13 @@ class ViewReader:
         number: int,
         end: Callable[[], Position],
         give: Callable[[Event], None],
+        *,
+        begins: int = 0,
     ) -> None:
         self._connection = connection
         self._view = view
         self._from = from_sequence
+        self._begins = begins
         self._number = number
         self._end = end
         self._give = give
@@ -141,6 +145,9 @@ class ViewReader:
         Raises:
             LrqError: The view cannot be read any more.
         """
+        if self._from < self._begins:
+            self._give(Trimmed(self._number, self._begins))
+            return
         channel = await self._connection.channel(on_close=self._closed)
         try:
             await channel.qos(PREFETCH_MESSAGES)

@@ -6,6 +6,7 @@ because the client library would reject them and a stream closes the connection 
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +17,8 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
 from lrq_ha.replication.errors import LrqError
-from lrq_ha.spark.errors import MissingQueue, NoNode, QueueRefused, StreamSilent
+from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
+from lrq_ha.spark.options import ALLOWED
 from lrq_ha.spark.ranges import Message, parse_message
 
 VHOST = "lrq"
@@ -52,8 +54,8 @@ class NodeConnection:
         self.address = address
 
     @classmethod
-    def open(cls, nodes: Sequence[str], timeout_s: float = CONNECT_TIMEOUT_S) -> NodeConnection:
-        """Connects to the first of `nodes` that takes readers; a backup's door refuses them.
+    def open(cls, nodes: Sequence[str], timeout_s: float = CONNECT_TIMEOUT_S, tls_ca: str | None = None) -> NodeConnection:
+        """Connects to the first of `nodes` that takes readers; a backup's door refuses them. `tls_ca`: see `ReadOptions`.
 
         Raises:
             NoNode: None did within `timeout_s`, or every one refused the user.
@@ -65,6 +67,8 @@ class NodeConnection:
             for node in nodes:
                 parameters = pika.URLParameters(node)
                 parameters.virtual_host = VHOST
+                if tls_ca is not None and parameters.ssl_options is not None:
+                    parameters.ssl_options = pika.SSLOptions(_trusting(tls_ca), parameters.host)
                 # Spark may leave a reader waiting for as long as it likes, and nothing could send heartbeats meanwhile.
                 parameters.heartbeat = 0
                 parameters.tcp_options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -241,6 +245,13 @@ class _Consumer:
 
     def _on_cancel(self, _frame: Any) -> None:
         self._cancelled = True
+
+
+def _trusting(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl's errors, too
+        raise OptionError(f"tlsCa = {ca!r} cannot be used: {error.strerror}", todo=f"Allowed: {ALLOWED['tlsCa']}") from error
 
 
 def _is_hopeless(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from lrq_ha.spark.errors import OptionError
 
 ALLOWED = {
     "nodes": "AMQP addresses, comma separated: amqp://USER:PASSWORD@HOST:PORT,…",
+    "tlsCa": "for amqps:// addresses: path of a PEM file with those who may sign their certificates, the same on every worker",
     "subscribe": "receive queues, comma separated: LRQ_Recv_<client_name>_<remote_id>,…",
     "subscribePattern": "a regular expression that the whole queue name must match; needs option `http`",
     "http": "HTTP addresses of the sidecars, comma separated: http://HOST:PORT,…",
@@ -35,6 +36,7 @@ class ReadOptions:
 
     Attributes:
         nodes: Addresses to try in turn; at least one.
+        tls_ca: Path of a PEM file, or None for what the system trusts.
         subscribe: Queues to read, without repeats; empty if `pattern` is set.
         pattern: Regular expression for whole queue names; None if `subscribe` is set.
         http: Sidecars that can be asked for the list of queues.
@@ -47,6 +49,7 @@ class ReadOptions:
     """
 
     nodes: tuple[str, ...]
+    tls_ca: str | None
     subscribe: tuple[str, ...]
     pattern: str | None
     http: tuple[str, ...]
@@ -101,6 +104,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     most = _number("maxEntriesPerTrigger", text("maxEntriesPerTrigger"))
     return ReadOptions(
         nodes=nodes,
+        tls_ca=text("tlsCa"),
         subscribe=subscribe,
         pattern=pattern,
         http=http,

@@ -108,7 +108,7 @@ class LrqReader(DataSourceReader):
 def plan(options: ReadOptions) -> list[Range]:
     """The ranges that `options` ask for, as the queues stand now."""
     queues = options.subscribe or _discover(options)
-    with NodeConnection.open(options.nodes) as node:
+    with NodeConnection.open(options.nodes, tls_ca=options.tls_ca) as node:
         for queue in queues:
             node.count(queue)  # a queue that is missing is named before anything is read
         extents = [
@@ -129,7 +129,7 @@ def read_range(part: Range, options: ReadOptions) -> Iterator[tuple[Message, lis
     deadline: float | None = None  # set while nothing comes
     while True:
         try:
-            with NodeConnection.open(options.nodes) as node, closing(_read_from(node, part, options)) as steps:
+            with NodeConnection.open(options.nodes, tls_ca=options.tls_ca) as node, closing(_read_from(node, part, options)) as steps:
                 for message, taken, rest in steps:
                     deadline = None
                     yield message, taken

@@ -1,13 +1,17 @@
-"""The door's rig, for the tests that use it."""
+"""The door's rig and the two publishers, for the tests that use them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import pytest
 from door_rig import Rig
+from load import in_sync
+from publisher_api import BlockingPublisher, LoopThread
 
 from lrq_ha.lab import Lab
+from lrq_ha.publisher import Publisher
 
 
 @pytest.fixture
@@ -16,3 +20,20 @@ def rig(pair: Lab) -> Iterator[Rig]:
     rig = Rig(pair)
     yield rig
     rig.finish()
+
+
+@pytest.fixture
+def names(lab: Lab) -> tuple[str, str]:
+    """Primary and backup of a module's own lab, in sync."""
+    return in_sync(lab)
+
+
+@pytest.fixture(params=["sync", "async"])
+def api(request: pytest.FixtureRequest) -> Iterator[Callable[..., Publisher | BlockingPublisher]]:
+    """Publisher, then AsyncPublisher behind the same methods."""
+    if request.param == "sync":
+        yield Publisher
+        return
+    loop = LoopThread()
+    yield functools.partial(BlockingPublisher, loop)
+    loop.end()

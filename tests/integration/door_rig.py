@@ -15,8 +15,6 @@ from pika.exceptions import ChannelClosedByBroker
 
 from lrq_ha.lab import Lab
 
-CONVERGE_TIMEOUT_S = 20.0
-
 
 class Rig:
     """A pair. `primary` and `backup` are node names; connections end with the test."""
@@ -117,7 +115,7 @@ class Rig:
                 return held == bodies or (not ordered and sorted(held) == sorted(bodies))
 
             try:
-                eventually(f"{len(bodies)} messages in {queue} at {name}", same, CONVERGE_TIMEOUT_S)
+                eventually(f"{len(bodies)} messages in {queue} at {name}", same)
             except AssertionError:
                 there = self.bodies(name, queue) if self.exists(name, queue) else []
                 pytest.fail(f"{name} holds {len(there)} messages {[b[:30] for b in there[:10]]}, not {len(bodies)} {[b[:30] for b in bodies[:10]]}")
@@ -140,7 +138,7 @@ class Rig:
                 connection.close()
         assert self.pids() == self._pids, "a sidecar was restarted"
         try:
-            eventually("the logs", self.converged, CONVERGE_TIMEOUT_S)
+            eventually("the logs", self.converged)
         except AssertionError:
             keys = ("role", "end", "safe", "applied", "reason")
             pytest.fail(f"the logs do not converge: {[{k: self.lab.status(n).get(k) for k in keys} for n in (self.primary, self.backup)]}")

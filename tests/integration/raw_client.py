@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -12,16 +13,17 @@ from pamqp import commands
 from broker_plugin import frames, headers
 
 TIMEOUT_S = 10.0
+DOOR_FRAME_MAX_BYTES = frames.FRAME_MAX_BYTES - frames.HEADROOM_BYTES  # what a door offers
 
 
 def publish(channel: int, key: str, body: bytes, *, exchange: str = "", fields: bytes = b"", mandatory: bool = False) -> bytes:
     """The frames of one publish; `fields` are headers (headers.field)."""
     header = headers.header_payload(len(body), headers.properties(fields))
-    return frames.publish_method(channel, exchange, key, mandatory) + b"".join(frames.content(channel, header, body))
+    return frames.publish_method(channel, exchange, key, mandatory) + b"".join(frames.content(channel, header, body, DOOR_FRAME_MAX_BYTES))
 
 
 class RawClient:
-    """A socket to a door or broker; logged in unless `login` is false. Use it as a context manager.
+    """A socket to a door or broker; logged in unless `login` is false, with the offered frame_max. Use it as a context manager.
 
     Attributes:
         got: Every frame read so far, as (kind, channel, payload); kind is the method's id or frames.HEADER, BODY, HEARTBEAT.
@@ -33,14 +35,20 @@ class RawClient:
         vhost: str = "/",
         *,
         heartbeat_s: int = 0,
-        frame_max: int = frames.FRAME_MAX_BYTES,
+        frame_max: int = 0,
         properties: dict[str, Any] | None = None,
         login: bool = True,
+        context: ssl.SSLContext | None = None,
+        source: str = "",
     ) -> None:
         parts = urlsplit(url)
-        self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), TIMEOUT_S)
+        self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), TIMEOUT_S, (source, 0) if source else None)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_hostname=parts.hostname)
         self.got: list[tuple[int, int, bytes]] = []
         self._buffer = b""
+        self.frame_max = frame_max
         self.user, self.password = unquote(parts.username or ""), unquote(parts.password or "")
         if login:
             self.login(vhost, heartbeat_s, frame_max, properties or {})
@@ -54,6 +62,7 @@ class RawClient:
     def start_ok(self, properties: dict[str, Any] | None = None) -> bytes:
         """The frame that logs in."""
         capabilities = {"authentication_failure_close": True, "publisher_confirms": True, "consumer_cancel_notify": True, "basic.nack": True}
+        capabilities["connection.blocked"] = True
         table = {"capabilities": capabilities, **(properties or {})}
         return frames.method_frame(0, commands.Connection.StartOk(table, "PLAIN", f"\0{self.user}\0{self.password}", "en_US"))
 
@@ -61,7 +70,8 @@ class RawClient:
         self.send(frames.PROTOCOL_HEADER)
         self.expect(frames.CONNECTION_START)
         self.send(self.start_ok(properties))
-        self.expect(frames.CONNECTION_TUNE)
+        tune: Any = frames.decode_method(self.expect(frames.CONNECTION_TUNE))
+        self.frame_max = frame_max = frame_max or tune.frame_max
         self.send(frames.method_frame(0, commands.Connection.TuneOk(2047, frame_max, heartbeat_s)))
         self.send(frames.method_frame(0, commands.Connection.Open(vhost)))
         self.expect(frames.CONNECTION_OPEN_OK)

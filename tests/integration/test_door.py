@@ -12,7 +12,7 @@ from load import eventually
 from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, UnroutableError
-from raw_client import RawClient, publish
+from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
 
 from broker_plugin import frames, headers
 
@@ -94,7 +94,7 @@ def test_publishes_without_confirms_then_an_orderly_close(rig: Rig, orderly: str
     rig.both_hold(queue, [b"%d" % i for i in range(count)] + [b"after"] * (orderly == "channel"))
 
 
-@pytest.mark.parametrize("size", [0, 1, frames.FRAME_MAX_BYTES - 8, frames.FRAME_MAX_BYTES - 7, 1 << 20, 5 << 20])
+@pytest.mark.parametrize("size", [0, 1, DOOR_FRAME_MAX_BYTES - 8, DOOR_FRAME_MAX_BYTES - 7, frames.FRAME_MAX_BYTES, 1 << 20, 5 << 20])
 def test_bodies_of_every_size(rig: Rig, size: int) -> None:
     channel = rig.channel(confirms=True)
     queue = rig.declare(channel)
@@ -208,6 +208,23 @@ def test_after_a_404_in_a_pipeline_the_number_is_as_new(rig: Rig) -> None:
         client.send(publish(1, queue, b"end"))
         assert client.confirmed(1) == set()
     rig.both_hold(queue, [b"before %d" % r for r in range(3) for _ in range(5)] + [b"end"])
+
+
+def test_after_a_404_in_a_transaction_the_door_goes_on(rig: Rig) -> None:
+    """What a client still publishes on a transactional channel that the broker has closed leaves no trace, and holds up nobody."""
+    queue = rig.declare(rig.channel())
+    with RawClient(rig.url) as client:
+        client.open_channel(1)
+        client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+        client.send(publish(1, "k", b"x", exchange="door-no-such-exchange"))
+        while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
+            pass
+        client.send(publish(1, queue, b"later") * 3)
+        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.open_channel(1, confirms=True)
+        client.send(publish(1, queue, b"end"))
+        assert client.confirmed(1) == set()
+    rig.both_hold(queue, [b"end"])
 
 
 def test_a_killed_client_loses_nothing_that_was_confirmed(rig: Rig) -> None:
@@ -334,7 +351,7 @@ def test_deleting_a_queue_cancels_its_consumer(rig: Rig) -> None:
     consumer.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
     tag = consumer.basic_consume(queue, lambda *_: None)
     channel.queue_delete(queue)
-    eventually("the cancel", lambda: (consumer.connection.process_data_events(0.05), cancelled == [tag])[1], 10)
+    eventually("the cancel", lambda: (consumer.connection.process_data_events(0.05), cancelled == [tag])[1])
     eventually("the queue gone on the backup", lambda: not rig.exists(rig.backup, queue))
     channel.queue_declare(queue, durable=True)
     rig.both_hold(queue, [])
@@ -354,15 +371,19 @@ def test_purge_and_delete_tell_their_counts(rig: Rig) -> None:
     eventually("the queue gone on the backup", lambda: not rig.exists(rig.backup, queue))
 
 
-def test_transactions_are_refused(rig: Rig) -> None:
+def test_a_transaction_on_a_channel_that_has_published_is_refused(rig: Rig) -> None:
+    """At the broker that channel is in confirm mode already."""
     channel = rig.channel()
-    with pytest.raises(ChannelClosedByBroker) as caught:
+    queue = rig.declare(channel)
+    channel.basic_publish("", queue, b"before")
+    with pytest.raises(ChannelClosedByBroker, match="new channel") as caught:
         channel.tx_select()
     assert caught.value.reply_code == 540
     channel = channel.connection.channel()
-    queue = rig.declare(channel)
-    channel.confirm_delivery()
-    rig.both_hold(queue, fill(channel, queue, 2))
+    channel.tx_select()
+    channel.basic_publish("", queue, b"within")
+    channel.tx_commit()
+    rig.both_hold(queue, [b"before", b"within"])
 
 
 def test_a_channel_refused_by_the_door_resolves_what_came_before(rig: Rig) -> None:

@@ -95,6 +95,16 @@ def test_nobody_becomes_a_node_without_the_sidecars_login(rig: Rig) -> None:
     eventually("the pair whole", rig.converged)
 
 
+def test_what_was_not_asked_has_no_place_in_a_login(rig: Rig) -> None:
+    for method in (commands.Connection.SecureOk("answer"), commands.Connection.TuneOk(), commands.Channel.Open()):
+        with RawClient(rig.url, login=False) as client:
+            client.send(frames.PROTOCOL_HEADER)
+            client.expect(frames.CONNECTION_START)
+            client.send(client.start_ok() + frames.method_frame(0, method))
+            assert client.closed()
+            assert frames.CONNECTION_OPEN_OK not in [kind for kind, *_ in client.got]
+
+
 def test_publishes_that_follow_the_login_at_once_are_logged(rig: Rig) -> None:
     queue = rig.declare(rig.channel())
     with RawClient(rig.url, login=False) as client:

@@ -23,7 +23,7 @@ from lrq_ha.lab.files import python_environment
 from lrq_ha.sidecar import config
 
 NewLab = Callable[..., Lab]
-GONE_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 60.0
 
 
 def connect(url: str, vhost: str = "/") -> pika.BlockingConnection:
@@ -173,7 +173,7 @@ def test_kill_start_stop_cont(new_lab: NewLab) -> None:
     assert probe.listens(port), "a stalled broker's port still accepts"
     assert not probe.speaks_amqp(port)
     lab.cont("e1.broker")
-    assert wait_for(lambda: probe.speaks_amqp(port), timeout_s=5)
+    assert wait_for(lambda: probe.speaks_amqp(port), timeout_s=60)
 
     before = node.broker_pid
     lab.stop("e1")
@@ -197,7 +197,7 @@ def test_kill_start_stop_cont(new_lab: NewLab) -> None:
     with pytest.raises(LabError, match=r"runs in .* already"):
         Lab({"east": 1}, lab.directory).up()
     other_terminal.down()
-    assert not processes_of(lab.directory)
+    assert wait_for(lambda: not processes_of(lab.directory), GONE_TIMEOUT_S), "the keeper itself, no child of this process, is the last to go"
 
 
 def test_a_lab_with_sidecars_follows_a_failover(new_lab: NewLab) -> None:

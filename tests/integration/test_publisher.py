@@ -10,17 +10,21 @@ import decimal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
+from publisher_api import inside
 
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import (
     Confirm,
+    ConfirmTimeout,
     InvalidArgument,
     MessageTooLarge,
     NackedError,
@@ -34,14 +38,16 @@ from lrq_ha.replication.errors import IllegalEvent
 
 pytestmark = pytest.mark.broker
 
+Make = Callable[..., Any]
+
 STREAM = {"x-queue-type": "stream"}
 BODY = b"x" * 1024
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterator[Lab]:
     directory: Path = tmp_path_factory.mktemp("publisher") / "lab"
-    with Lab(groups={"east": 2}, directory=directory, brokers_only=True) as found:
+    with Lab(groups={"east": 2}, directory=directory, broker=broker_version, brokers_only=True) as found:
         yield found
 
 
@@ -64,10 +70,16 @@ def streams(lab: Lab) -> None:
                     ch.queue_declare(name, durable=True, arguments=STREAM)
 
 
-def publisher(lab: Lab, *nodes: str, **options: object) -> Publisher:
-    found = {"connect_timeout_s": 10.0, "login_timeout_s": 2.0, **options}
-    # As the sidecar's user: an ordinary client may write LRQ_* only through a door, which does the check that a broker would do on amq.default.
-    return Publisher([lab.nodes[node].admin for node in nodes or ("e1",)], "app-1", "orders", **found)  # type: ignore[arg-type]
+@pytest.fixture
+def publisher(api: Make) -> Make:
+    """Makes publishers: (lab, nodes…, options)."""
+
+    def make(lab: Lab, *nodes: str, **options: object) -> Any:
+        found = {"connect_timeout_s": 10.0, "login_timeout_s": 2.0, **options}
+        # As the sidecar's user: an ordinary client may write LRQ_* only through a door, which does the check that a broker would do on amq.default.
+        return api([lab.nodes[node].admin for node in nodes or ("e1",)], "app-1", "orders", **found)
+
+    return make
 
 
 def read(lab: Lab, node: str = "e1", queue: str = "s", vhost: str = "/") -> list[tuple[pika.BasicProperties, bytes]]:
@@ -107,7 +119,7 @@ def refusing_port() -> int:
 # ---- what is stored
 
 
-def test_publish(lab: Lab) -> None:
+def test_publish(lab: Lab, publisher: Make) -> None:
     given = pika.BasicProperties(headers={"color": "blue", "x-lrq-id": "forged/1"}, content_type="text/plain", delivery_mode=1)
     with publisher(lab) as p:
         first, second = p.publish("", "s", b"one"), p.publish("amq.direct", "k", b"lost", None)
@@ -123,7 +135,7 @@ def test_publish(lab: Lab) -> None:
     assert given.headers["x-lrq-id"] == "forged/1", "the caller's properties are the caller's"
 
 
-def test_log_entries(lab: Lab) -> None:
+def test_log_entries(lab: Lab, publisher: Make) -> None:
     payload = b"p" * 5000
     with publisher(lab) as p:
         p.transmit_log_entry_message(b"alone", ["west"]).result(5)
@@ -149,7 +161,7 @@ def test_log_entries(lab: Lab) -> None:
     assert not pb.Status.FromString(status).client.full_sync_provider
 
 
-def test_arguments(lab: Lab) -> None:
+def test_arguments(lab: Lab, publisher: Make, api: Make) -> None:
     with publisher(lab, message_bytes_max=1000) as p:
         with pytest.raises(MessageTooLarge):
             p.publish("", "s", b"x" * 1001)
@@ -165,14 +177,16 @@ def test_arguments(lab: Lab) -> None:
     with pytest.raises(PublisherClosed):
         p.publish("", "s", b"")
     with pytest.raises(InvalidArgument):
-        Publisher([], "app")
+        api([], "app")
     with pytest.raises(InvalidArgument):
-        Publisher(["http://127.0.0.1"], "app")
-    with pytest.raises(InvalidArgument), Publisher([lab.nodes["e1"].broker], "app") as nameless:
+        api(["http://127.0.0.1"], "app")
+    with pytest.raises(InvalidArgument, match="user:password"):
+        api(["amqp://app:secret@127.0.0.1:port"], "app")
+    with pytest.raises(InvalidArgument, match="client_name"), api([lab.nodes["e1"].broker], "app") as nameless:
         nameless.transmit_log_entry_message(b"", ["west"])
 
 
-def test_large_messages(lab: Lab) -> None:
+def test_large_messages(lab: Lab, publisher: Make) -> None:
     with publisher(lab, window_bytes=1024 * 1024) as p:
         large = bytes(range(256)) * (16 * 1024 * 1024 // 256)
         confirms = [p.publish("", "s", body) for body in (b"before", large, b"after")]
@@ -180,11 +194,11 @@ def test_large_messages(lab: Lab) -> None:
     assert [body for _, body in read(lab)] == [b"before", large, b"after"]
 
 
-def test_threads(lab: Lab) -> None:
-    def work(p: Publisher, confirms: list[Confirm]) -> None:
+def test_threads(lab: Lab, publisher: Make) -> None:
+    def work(p: Any, confirms: list[Any]) -> None:
         confirms += [p.publish("", "s", BODY) for _ in range(1500)]
 
-    lists: list[list[Confirm]] = [[] for _ in range(4)]
+    lists: list[list[Any]] = [[] for _ in range(4)]
     with publisher(lab, window=500) as p:
         threads = [threading.Thread(target=work, args=(p, confirms)) for confirms in lists]
         for thread in threads:
@@ -197,7 +211,8 @@ def test_threads(lab: Lab) -> None:
 
 
 def test_callbacks_may_publish(lab: Lab) -> None:
-    with publisher(lab) as p:
+    """The sync publisher; test_publisher_async.py has the other."""
+    with Publisher([lab.nodes["e1"].admin], "app-1", "orders") as p:
         follow_ups: list[Confirm] = []
         p.publish("", "s", b"1").add_done_callback(lambda _: follow_ups.append(p.publish("", "s", b"2")))
         until(lambda: follow_ups)
@@ -208,7 +223,7 @@ def test_callbacks_may_publish(lab: Lab) -> None:
 # ---- what the broker refuses
 
 
-def test_a_message_that_closes_the_channel_fails_alone(lab: Lab) -> None:
+def test_a_message_that_closes_the_channel_fails_alone(lab: Lab, publisher: Make) -> None:
     with publisher(lab) as p:
         confirms = [p.publish("no-such-exchange" if number % 40 == 7 else "", "s", BODY) for number in range(100)]
         bad_ttl = p.publish("", "s", b"", pika.BasicProperties(expiration="soon"))
@@ -222,7 +237,7 @@ def test_a_message_that_closes_the_channel_fails_alone(lab: Lab) -> None:
     assert sequences(lab) == [number for number in range(1, 103) if number not in (8, 48, 88, 101)]
 
 
-def test_a_message_that_closes_the_connection_fails_alone(lab: Lab) -> None:
+def test_a_message_that_closes_the_connection_fails_alone(lab: Lab, publisher: Make) -> None:
     """A decimal header kills a connection that publishes to a stream on some versions."""
     with publisher(lab) as p:
         before = [p.publish("", "s", BODY) for _ in range(50)]
@@ -236,7 +251,7 @@ def test_a_message_that_closes_the_connection_fails_alone(lab: Lab) -> None:
     assert [number for number in sequences(lab) if number != 51] == [number for number in range(1, 102) if number != 51]
 
 
-def test_a_full_queue_nacks(lab: Lab) -> None:
+def test_a_full_queue_nacks(lab: Lab, publisher: Make) -> None:
     with channel(lab) as ch:
         ch.queue_delete("full")
         ch.queue_declare("full", durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
@@ -250,7 +265,7 @@ def test_a_full_queue_nacks(lab: Lab) -> None:
             confirms[-1].result(5)
 
 
-def test_flush_and_close_raise_what_nobody_looked_at(lab: Lab) -> None:
+def test_flush_and_close_raise_what_nobody_looked_at(lab: Lab, publisher: Make) -> None:
     p = publisher(lab)
     p.publish("", "nowhere", b"")
     with pytest.raises(NackedError, match="app-1/1"):
@@ -265,23 +280,63 @@ def test_flush_and_close_raise_what_nobody_looked_at(lab: Lab) -> None:
 # ---- losing brokers
 
 
-def test_no_primary_at_the_start_lists_what_each_address_answered(lab: Lab) -> None:
+def test_no_primary_at_the_start_lists_what_each_address_answered(lab: Lab, api: Make) -> None:
     refusing = refusing_port()
     wrong = lab.nodes["e2"].broker.replace("app:", "app:not-", 1)
     with pytest.raises(NoPrimary) as caught:
-        Publisher([f"amqp://app:app@127.0.0.1:{refusing}", wrong], "app-1", connect_timeout_s=1.0)
+        api([f"amqp://app:app@127.0.0.1:{refusing}", wrong], "app-1", connect_timeout_s=1.0)
     assert "refused" in caught.value.answers[f"127.0.0.1:{refusing}"].lower()
     assert "ACCESS_REFUSED" in str(caught.value)
     assert "not-" not in str(caught.value), "no passwords in errors"
 
 
-def test_the_first_address_refuses(lab: Lab) -> None:
+@contextmanager
+def listener(greet: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A port that is not a broker's: `greet` has each connection for itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    greet(server.accept()[0])
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield int(server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+
+
+def test_strange_addresses_are_left(lab: Lab, api: Make) -> None:
+    """Something that hangs up, something that says nothing, something that is no broker: then a broker."""
+    kept: list[socket.socket] = []
+
+    def no_broker(client: socket.socket) -> None:
+        client.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        client.close()
+
+    with listener(socket.socket.close) as closes, listener(kept.append) as silent, listener(no_broker) as other:
+        strange = [f"amqp://app:app@127.0.0.1:{port}" for port in (closes, silent, other)]
+        with pytest.raises(NoPrimary) as caught:
+            api(strange, "app-1", connect_timeout_s=4.0, login_timeout_s=1.0)
+        answers = caught.value.answers
+        assert answers[f"127.0.0.1:{silent}"] == "no login within 1.0 s"
+        assert all(answers[f"127.0.0.1:{port}"] not in ("", "not tried yet", "no answer yet") for port in (closes, other))
+        with api([*strange, lab.nodes["e1"].admin], "app-1", connect_timeout_s=20.0, login_timeout_s=1.0) as p:
+            p.publish("", "s", b"").result(20)
+    for client in kept:
+        client.close()
+
+
+def test_the_first_address_refuses(lab: Lab, api: Make) -> None:
     nodes = [f"amqp://app:app@127.0.0.1:{refusing_port()}", lab.nodes["e1"].admin]
-    with Publisher(nodes, "app-1", connect_timeout_s=5.0) as p:
+    with api(nodes, "app-1", connect_timeout_s=5.0) as p:
         p.publish("", "s", b"").result(5)
 
 
-def test_forced_close_by_the_broker(lab: Lab) -> None:
+def test_forced_close_by_the_broker(lab: Lab, publisher: Make) -> None:
     with publisher(lab) as p:
         confirms = [p.publish("", "s", BODY) for _ in range(2000)]
         lab.ctl("e1", "close_all_connections", "maintenance")
@@ -292,7 +347,7 @@ def test_forced_close_by_the_broker(lab: Lab) -> None:
     assert sequences(lab) == list(range(1, 4001))
 
 
-def test_a_stalled_broker_is_left(lab: Lab) -> None:
+def test_a_stalled_broker_is_left(lab: Lab, publisher: Make) -> None:
     with publisher(lab, "e1", "e2", confirm_timeout_s=1.0) as p:
         p.publish("", "s", BODY).result(5)
         lab.stop("e1.broker")
@@ -308,13 +363,13 @@ def test_a_stalled_broker_is_left(lab: Lab) -> None:
     assert sequences(lab, "e2") == list(range(2, 102))
 
 
-def test_an_idle_stalled_broker_is_left_by_heartbeats(lab: Lab) -> None:
+def test_an_idle_stalled_broker_is_left_by_heartbeats(lab: Lab, publisher: Make) -> None:
     with publisher(lab, "e1", "e2", heartbeat_s=1) as p:
         p.publish("", "s", b"").result(5)
         lab.stop("e1.broker")
         try:
-            first = next(iter(p._own_link.answers))
-            until(lambda: "heartbeat" in p._own_link.answers[first], 20)  # pika looks every interval + 5 s, and twice
+            first = next(iter(inside(p)._own.addresses.answers))
+            until(lambda: "heartbeat" in inside(p)._own.addresses.answers[first], 20)  # pika looks every interval + 5 s, and twice
             begin = time.monotonic()
             p.publish("", "s", b"").result(5)
             assert time.monotonic() - begin < 2
@@ -322,7 +377,7 @@ def test_an_idle_stalled_broker_is_left_by_heartbeats(lab: Lab) -> None:
             lab.cont("e1.broker")
 
 
-def test_a_full_window_blocks_and_says_so(lab: Lab) -> None:
+def test_a_full_window_blocks_and_says_so(lab: Lab, publisher: Make) -> None:
     with publisher(lab, window=10, publish_timeout_s=0.3, confirm_timeout_s=30) as p:
         p.publish("", "s", b"").result(5)
         lab.stop("e1.broker")
@@ -330,8 +385,8 @@ def test_a_full_window_blocks_and_says_so(lab: Lab) -> None:
             confirms = [p.publish("", "s", b"") for _ in range(10)]
             with pytest.raises(WindowFull, match="10 messages"):
                 p.publish("", "s", b"")
-            blocked: list[Confirm] = []
-            p._publish_timeout_s = 20.0
+            blocked: list[Any] = []
+            inside(p)._publish_timeout_s = 20.0
             thread = threading.Thread(target=lambda: blocked.append(p.publish("", "s", b"")))
             thread.start()
             thread.join(0.2)
@@ -343,13 +398,44 @@ def test_a_full_window_blocks_and_says_so(lab: Lab) -> None:
     assert sequences(lab) == list(range(1, 13))
 
 
-def test_close_with_unconfirmed(lab: Lab) -> None:
+def test_memory_is_bounded_by_the_window(lab: Lab, publisher: Make) -> None:
+    """50 MB through a window of 1 MiB."""
+    with publisher(lab, window_bytes=1024 * 1024) as p:
+        p.publish("", "s", b"").result(5)
+        tracemalloc.start()
+        for number in range(1000):
+            p.publish("", "s", number.to_bytes(4, "big") * 12_500)
+        p.flush(60)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak_bytes < 8 * 1024 * 1024
+    assert sequences(lab) == list(range(1, 1002))
+
+
+def test_a_resource_alarm_is_waited_for(lab: Lab, publisher: Make) -> None:
+    """Three times as long as a confirm may take; and when it is over, the time does not count."""
+    with publisher(lab, "e1", "e2", confirm_timeout_s=1.0) as p:
+        p.publish("", "s", b"").result(5)
+        lab.ctl("e1", "set_vm_memory_high_watermark", "absolute", "1")
+        try:
+            confirms = [p.publish("", "s", BODY) for _ in range(100)]
+            with pytest.raises(ConfirmTimeout):
+                confirms[-1].result(3)
+        finally:
+            lab.ctl("e1", "set_vm_memory_high_watermark", "0.4")
+        for confirm in confirms:
+            confirm.result(10)
+    assert sequences(lab) == list(range(1, 102))
+    assert sequences(lab, "e2") == []
+
+
+def test_close_with_unconfirmed(lab: Lab, publisher: Make) -> None:
     p = publisher(lab)
     p.publish("", "s", b"").result(5)
     lab.stop("e1.broker")
     try:
         confirm = p.publish("", "s", b"")
-        called: list[Confirm] = []
+        called: list[Any] = []
         confirm.add_done_callback(called.append)
         with pytest.raises(TimeoutError, match="1 messages"):
             p.close(timeout_s=0.2)
@@ -362,7 +448,7 @@ def test_close_with_unconfirmed(lab: Lab) -> None:
         lab.cont("e1.broker")
 
 
-def test_close_wakes_who_is_blocked(lab: Lab) -> None:
+def test_close_wakes_who_is_blocked(lab: Lab, publisher: Make) -> None:
     p = publisher(lab, window=1)
     p.publish("", "s", b"").result(5)
     lab.stop("e1.broker")
@@ -386,7 +472,7 @@ def test_close_wakes_who_is_blocked(lab: Lab) -> None:
         lab.cont("e1.broker")
 
 
-def test_an_exception_in_the_block_is_not_hidden_by_close(lab: Lab) -> None:
+def test_an_exception_in_the_block_is_not_hidden_by_close(lab: Lab, publisher: Make) -> None:
     def work() -> None:
         with publisher(lab) as p:
             p.publish("", "nowhere", b"")

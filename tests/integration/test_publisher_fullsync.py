@@ -7,17 +7,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pika
 import pytest
 
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher import FullSyncCancelled, FullSyncContext, FullSyncRequest, Publisher
+from lrq_ha.publisher import FullSyncCancelled, FullSyncRequest, NackedError
 from lrq_ha.publisher.messages import full_sync_status
 from lrq_ha.replication.errors import IllegalEvent
 
 pytestmark = pytest.mark.broker
+
+Make = Callable[..., Any]
 
 STREAMS = ("LRQ_Send_LogEntries", "LRQ_Send_SnapSync", "LRQ_Status")
 REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
@@ -25,8 +28,8 @@ End = tuple[str, str, "pb.FullSyncRequest.State"]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(groups={"east": 1}, directory=tmp_path_factory.mktemp("fullsync") / "lab", brokers_only=True) as found:
+def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterator[Lab]:
+    with Lab({"east": 1}, tmp_path_factory.mktemp("fullsync") / "lab", broker_version, brokers_only=True) as found:
         yield found
 
 
@@ -48,8 +51,9 @@ def streams(lab: Lab) -> None:
             ch.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
 
 
-def publisher(lab: Lab) -> Publisher:
-    return Publisher([lab.nodes["e1"].admin], "app-1", "orders", connect_timeout_s=10)
+@pytest.fixture
+def publisher(api: Make) -> Make:
+    return lambda lab: api([lab.nodes["e1"].admin], "app-1", "orders", connect_timeout_s=10)
 
 
 def write(lab: Lab, *statuses: End) -> None:
@@ -95,18 +99,18 @@ def until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def transmit_for_ever(context: FullSyncContext, payload: bytes) -> None:
+def transmit_for_ever(context: Any, payload: bytes) -> None:
     while True:
         context.transmit(payload)
         time.sleep(0.005)
 
 
-def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab) -> None:
+def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab, publisher: Make) -> None:
     write(lab, ("west", "r1", REQUESTED), ("west", "r1", COMPLETED), ("west", "r2", REQUESTED), ("south", "r3", REQUESTED), ("x", "r4", REQUESTED))
     write(lab, ("x", "r4", CANCELLED))
     served: list[FullSyncRequest] = []
 
-    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+    def provide(request: FullSyncRequest, context: Any) -> None:
         served.append(request)
         for number in range(100):
             context.transmit(b"%s %d" % (request.destination.encode(), number), progress=number)
@@ -139,8 +143,8 @@ def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab) -> None:
     assert len(served) == 2, "a restart serves nothing that has ended"
 
 
-def test_many_requests_at_once_lose_none(lab: Lab) -> None:
-    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+def test_many_requests_at_once_lose_none(lab: Lab, publisher: Make) -> None:
+    def provide(request: FullSyncRequest, context: Any) -> None:
         context.transmit(request.destination.encode())
         context.complete()
 
@@ -152,10 +156,10 @@ def test_many_requests_at_once_lose_none(lab: Lab) -> None:
     assert sorted(ends(lab)) == sorted((f"site{number}", f"r{number}", COMPLETED) for number in range(40))
 
 
-def test_a_newer_request_cancels_the_running_one(lab: Lab) -> None:
+def test_a_newer_request_cancels_the_running_one(lab: Lab, publisher: Make) -> None:
     entered, cancelled = threading.Event(), threading.Event()
 
-    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+    def provide(request: FullSyncRequest, context: Any) -> None:
         if request.request_id == "r1":
             entered.set()
             with pytest.raises(FullSyncCancelled, match="r2"):
@@ -175,8 +179,8 @@ def test_a_newer_request_cancels_the_running_one(lab: Lab) -> None:
     assert ends(lab) == [("west", "r2", COMPLETED)], "what a newer request made obsolete is not reported"
 
 
-def test_a_provider_that_fails_gives_up_or_forgets(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+def test_a_provider_that_fails_gives_up_or_forgets(lab: Lab, caplog: pytest.LogCaptureFixture, publisher: Make) -> None:
+    def provide(request: FullSyncRequest, context: Any) -> None:
         context.transmit(b"x", progress="half")
         if request.destination == "fails":
             raise RuntimeError("no data")
@@ -200,10 +204,10 @@ def test_a_provider_that_fails_gives_up_or_forgets(lab: Lab, caplog: pytest.LogC
     assert "without complete()" in caplog.text
 
 
-def test_the_server_cancels_and_a_lost_connection_does_not(lab: Lab) -> None:
+def test_the_server_cancels_and_a_lost_connection_does_not(lab: Lab, publisher: Make) -> None:
     go_on, over = threading.Event(), threading.Event()
 
-    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+    def provide(request: FullSyncRequest, context: Any) -> None:
         if request.destination == "south":
             until(lambda: context.cancelled)
             over.set()
@@ -228,10 +232,10 @@ def test_the_server_cancels_and_a_lost_connection_does_not(lab: Lab) -> None:
     assert list(dict.fromkeys(each.payloads[0] for each in seen)) == [b"before", b"after", b""]
 
 
-def test_close_ends_providers_without_a_word(lab: Lab) -> None:
+def test_close_ends_providers_without_a_word(lab: Lab, publisher: Make) -> None:
     entered, raised = threading.Event(), threading.Event()
 
-    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+    def provide(request: FullSyncRequest, context: Any) -> None:
         entered.set()
         try:
             transmit_for_ever(context, b"")
@@ -245,3 +249,63 @@ def test_close_ends_providers_without_a_word(lab: Lab) -> None:
         assert entered.wait(5)
     assert raised.is_set()
     assert ends(lab) == []
+
+
+def test_an_end_that_crossed_a_newer_request_ends_nothing(lab: Lab, publisher: Make) -> None:
+    """What a client says of r1 may land behind r2, which it had not heard of: while it reads old requests, and live."""
+    served: list[tuple[str, str]] = []
+
+    def provide(request: FullSyncRequest, context: Any) -> None:
+        if request.request_id == "r4":
+            write(lab, ("south", "r3", COMPLETED), ("south", "r3", CANCELLED), ("north", "r5", REQUESTED))
+            until(lambda: ("north", "r5") in served)  # so the two have been read
+            assert not context.cancelled
+        context.transmit(b"x")
+        served.append((request.destination, request.request_id))
+        context.complete()
+
+    write(lab, ("west", "r1", REQUESTED), ("west", "r2", REQUESTED), ("west", "r1", COMPLETED))
+    write(lab, ("south", "r3", REQUESTED), ("south", "r4", REQUESTED))
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        until(lambda: ("south", "r4", COMPLETED) in ends(lab))
+    assert sorted(served) == [("north", "r5"), ("south", "r4"), ("west", "r2")]
+
+
+def test_a_full_sync_with_a_refused_entry_is_not_complete(lab: Lab, publisher: Make) -> None:
+    """An entry is missing: the end marker must not be sent."""
+    with channel(lab) as ch:
+        ch.queue_delete("LRQ_Send_SnapSync")
+        ch.queue_declare("LRQ_Send_SnapSync", durable=True, arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+    raised: list[str] = []
+
+    def transmit_until_refused(context: Any) -> None:
+        while True:
+            context.transmit(b"x").result(10)
+
+    def provide(request: FullSyncRequest, context: Any) -> None:
+        if request.destination == "west":
+            with pytest.raises(NackedError):
+                transmit_until_refused(context)
+            with pytest.raises(NackedError):
+                context.transmit(b"after")
+            raised.append("transmit")
+        else:
+            context.transmit(b"x")  # the queue is full
+            with pytest.raises(NackedError):
+                context.complete()
+            raised.append("complete")
+        assert context.cancelled
+
+    write(lab, ("west", "r1", REQUESTED))
+    with publisher(lab) as p:
+        p.on_full_sync(provide)
+        until(lambda: ends(lab))
+        write(lab, ("south", "r2", REQUESTED))
+        until(lambda: len(ends(lab)) == 2)
+    assert ends(lab) == [("west", "r1", CANCELLED), ("south", "r2", CANCELLED)]
+    assert raised == ["transmit", "complete"]
+    with channel(lab) as ch:
+        entries = [pb.Transaction.FromString(body) for _, _, body in iter(lambda: ch.basic_get("LRQ_Send_SnapSync", auto_ack=True), (None,) * 3)]
+    assert entries
+    assert {each.type for each in entries} == {pb.SNAPSHOT_SYNC}

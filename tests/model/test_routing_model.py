@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
-from lrq_ha.routing.chain import START, is_start_marker, position_of
+from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.session import Limits, Route, Session
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Sink
@@ -71,7 +71,7 @@ class Reader:
                     self.deltas.append((position, key, value))
                     if self.table is not None and not self.waits:
                         self.table[key] = value
-            elif is_start_marker(transaction):
+            elif transaction.type == pb.SNAPSHOT_SYNC and not transaction.payloads:  # a start marker
                 self.under_way, self.rows = (transaction.request_id, position), {}
                 self.waits = self.waits or position_of(batch.previous) == START
             else:

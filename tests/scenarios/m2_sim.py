@@ -49,7 +49,7 @@ class OneNode:
         self.late: list[list[tuple[int, int]]] = []  # per killed sidecar: (number, generation) on their way, in order
         self.opens = 0
         self.up = False
-        self.record = AppliedRecord(0, 0, (), (), b"")
+        self.record = AppliedRecord(0, None, (), (), b"")
         self.generations = Generations()
         self.filter = DeliveryFilter(self.generations)
         self._export()
@@ -202,7 +202,7 @@ class OneNode:
     def _export(self) -> None:
         queues, refused = self.filter.export() if self.RECORD_HAS_OPERATIONS else DeliveryFilter(self.generations).export()
         applied = self.tracker.applied if self.up else 0
-        self.record = AppliedRecord(applied, 0, self.generations.table, queues, refused)
+        self.record = AppliedRecord(applied, None, self.generations.table, queues, refused)
 
     def _need(self, possible: bool) -> None:
         if not possible:
@@ -279,7 +279,7 @@ class Pair:
         self.filter_a = DeliveryFilter(Generations([(0, 1)]))
         self.promoted = self.door_open = False
         self.opens = 0
-        self.record = AppliedRecord(0, 0, (), *DeliveryFilter(Generations()).export())
+        self.record = AppliedRecord(0, None, (), *DeliveryFilter(Generations()).export())
         self.restart()
 
     # The primary.
@@ -361,7 +361,7 @@ class Pair:
 
     def b_records(self) -> None:
         queues, refused = self.filter.export() if self.RECORD_HAS_OPERATIONS else DeliveryFilter(self.generations).export()
-        self.record = AppliedRecord(self.tracker.applied, 0, self.generations.table, queues, refused)
+        self.record = AppliedRecord(self.tracker.applied, None, self.generations.table, queues, refused)
 
     def restart(self) -> None:
         self._need(not self.door_open)

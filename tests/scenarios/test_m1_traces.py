@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
-from cluster import Cluster, Fence, Violation
+from cluster import Cluster, Fence, Violation, body
 from rules_off import rule_off
 
 from lrq_ha.replication.events import Prepare
+from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.replication.roles import Role
+from lrq_ha.replication.subscription import StoredBatch
 
 
 def group(size: int, **options: object) -> Cluster:
@@ -149,7 +151,10 @@ def tail_cut(**options: object) -> None:
     assert confirmed(c, m0)
     down(c, 1)
     c.start(2)
-    c.promote(2, {1})
+    answer = c.promote(2, {1})
+    assert answer
+    assert "n2 has heard no primary since it started" in answer.text
+    c.promote(2, {1}, force=True)
     c.settle(only={2})
     c.heal()
     c.start(1)
@@ -247,7 +252,7 @@ def removal_at_append(**options: object) -> None:
     assert not c.lost
     down(c, 1)
     c.start(2)
-    c.promote(2, {1})
+    c.promote(2, {1}, force=True)
     c.settle(only={2})
     c.start(1)
     c.settle(0.5)
@@ -299,14 +304,14 @@ def applied_queue(**options: object) -> None:
     c.cut(1, 2)
     c.confirm(2)
     down(c, 2)
-    c.promote(1, {2})
+    c.promote(1, {2}, force=True)
     c.settle(only={1})
     c.append(1)
     c.settle(only={1})
     c.apply(1, c.node(1).safe, record=False)
     down(c, 1)
     c.start(2)
-    c.promote(2, {1})
+    c.promote(2, {1}, force=True)
     c.settle(only={2})
     c.heal()
     c.start(1)
@@ -322,17 +327,53 @@ def safe_before_marker(**options: object) -> None:
     down(c, 1)
     down(c, 2)
     c.start(1)
-    c.promote(1, {2})
+    c.promote(1, {2}, force=True)
     c.confirm(1)
     c.tick(1)
     c.apply(1, c.node(1).safe, record=False)
     down(c, 1)
     c.start(2)
-    c.promote(2, {1})
+    c.promote(2, {1}, force=True)
     c.settle(only={2})
     c.start(1)
     c.settle(0.5)
     assert c.node(1).role is Role.READY
+
+
+def in_the_stream(record: Callable[[Cluster], StoredBatch], **options: object) -> None:
+    """Not among the models' traces: what a node finds in its own stream when it starts."""
+    c = group(2, **options)
+    c.append(1, 2)
+    c.settle(0.2)
+    c.append(1)
+    c.settle(0.2)
+    down(c, 2)
+    c.hosts[2].stream.append(record(c))
+    c.start(2)
+    c.settle(0.5)
+
+
+def lower_leader_in_the_stream(**options: object) -> None:
+    def record(c: Cluster) -> StoredBatch:
+        c.hosts[2].stream.append(Fence(epoch_number(9, 2), 0))
+        end = c.hosts[1].batches[-1].header
+        header = BatchHeader(end.epoch, end.last + 1, end.last + 1, end.epoch, end.leader)
+        return StoredBatch(header, body(b"7", end.epoch, [7], checkpoint=False))
+
+    in_the_stream(record, **options)
+
+
+def other_predecessor_in_the_stream(**options: object) -> None:
+    def record(c: Cluster) -> StoredBatch:
+        end, epoch = c.hosts[1].batches[-1].header, epoch_number(9, 1)
+        header = BatchHeader(epoch, end.last + 1, end.last + 1, epoch_number(8, 1), epoch)
+        return StoredBatch(header, body(b"7", epoch, [7], checkpoint=False))
+
+    in_the_stream(record, **options)
+
+
+def repeat_in_the_stream(**options: object) -> None:
+    in_the_stream(lambda c: next(b for b in c.hosts[1].batches if b.header.last == b.header.first + 1), **options)
 
 
 TRACES: list[tuple[Callable[..., None], str, str]] = [
@@ -350,6 +391,9 @@ TRACES: list[tuple[Callable[..., None], str, str]] = [
     (addition_when_safe, "addition counts when safe under the old set", "untrue: n2"),
     (longer_log_ignored, "shorter log promoted", "G1"),
     (applied_queue, "tail judged by the writer of the next entry", "silent loss: n1"),
+    (lower_leader_in_the_stream, "a lower leader is not ignored", "A: the memory of n2"),
+    (other_predecessor_in_the_stream, "the predecessor's epoch is not compared", "A: the memory of n2"),
+    (repeat_in_the_stream, "a repeat is appended again", "A: the memory of n2"),
     (safe_before_marker, "safe before the MARKER is", "silent loss"),
 ]
 

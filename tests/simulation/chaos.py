@@ -38,6 +38,8 @@ class Chaos:
         size = r.choice((2, 2, 3))
         self.strict = r.random() < 0.2
         self.host_losses = r.random() < 0.15
+        self.trims = seed % 7 in (1, 5, 6)  # the logs are small: brokers drop their beginning
+        self.trimming = random.Random(-seed)  # lives without that are what they were before there was such a thing
         memory = r.choice((8, 40, 1 << 20))
         self.cluster = Cluster(size, strict=self.strict, memory_bytes_max=memory, **cluster_options)  # type: ignore[arg-type]
         self.fault_rate = r.choice((0.004, 0.01, 0.02, 0.04))
@@ -74,6 +76,9 @@ class Chaos:
             if c.now >= self.ticks[host.id]:
                 self.ticks[host.id] = c.now + TICK_S * r.uniform(0.8, 1.2)
                 c.tick(host.id)
+        c.cannot_send()
+        if self.trims:
+            self.shorten()
         for i, host in c.hosts.items():
             if host.ended and r.random() < 0.3:
                 c.end_incarnation(i, r.randint(0, len(host.pending)))
@@ -87,6 +92,22 @@ class Chaos:
             node = primary.node
             if node and node.role is Role.ACTIVE and not primary.ended and node.log.end - node.safe < UNSAFE_MAX and r.random() < self.load:
                 c.append(primary.id, r.choice((1, 1, 3)))
+
+    def shorten(self) -> None:
+        """Brokers drop segments; the primary renews its log when somebody cannot follow, and sometimes without need."""
+        c, r = self.cluster, self.trimming
+        if r.random() < 0.01:
+            host = r.choice(sorted(c.running(), key=lambda h: h.id) or [None])
+            if host and not host.ended:
+                c.trim(host.id, r.randint(0, host.applied))
+        primary = c.primary()
+        if primary is None or primary.node is None:
+            return
+        if primary.node.log.unfinished:
+            if r.random() < 0.05:
+                c.renew(primary.id, begin=False, given_up=r.random() < 0.2)
+        elif r.random() < (0.02 if any(peer.fallen for peer in primary.node.peers.values()) else 0.001):
+            c.renew(primary.id, begin=True)
 
     def choices(self) -> list[Callable[[], object]]:
         c, r = self.cluster, self.random
@@ -162,6 +183,10 @@ class Chaos:
         if r.random() < 0.15 and c.strict and c.primary():
             c.remove(c.primary().id, r.choice(sorted(c.hosts)))  # type: ignore[union-attr]
             return
+        primary = c.primary()
+        if r.random() < 0.2 and primary and not primary.ended:
+            c.switchover(primary.id, r.choice((0, *sorted(c.hosts))))
+            return
         down = [h.id for h in c.hosts.values() if not h.up]
         answer = c.promote(host.id, down)
         if answer and not answer.ok and r.random() < 0.3 and not self.strict:
@@ -223,14 +248,20 @@ class Chaos:
             c.promote(best.id, force=True)
 
     def reinit(self) -> None:
-        """A diverged node is a legal end if R14 says so; the operator discards it, and it must be able to join again."""
+        """A diverged node is a legal end if R14 says so, as is one that has fallen off the log; the operator discards it, and it must join again."""
         c = self.cluster
         leaders = [h for h in c.running() if h.node and h.node.leading and not h.ended]
         primary = max(leaders, key=lambda h: h.node.leading if h.node else 0, default=None)
         if primary is None or primary.node is None:
             return
         for host in c.running():
-            if host.node and host.node.role is Role.DIVERGED and host.node.leader_epoch == primary.node.leading:
+            if host.node and "--discard" in host.node.reason and primary.node.head > host.node.log.end + 1:
+                if c.strict and host.id in primary.node.log.members:
+                    c.remove(primary.id, host.id)
+                c.crash(host.id)
+                c.discard(host.id)
+                c.start(host.id)
+            elif host.node and host.node.role is Role.DIVERGED and host.node.leader_epoch == primary.node.leading:
                 if not self.may_diverge(host, primary):
                     raise Violation(f"n{host.id} is diverged from n{primary.id} without reason: {self.describe(host)}; {self.describe(primary)}")
                 if c.strict and host.id in primary.node.log.members:

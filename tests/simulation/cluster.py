@@ -15,15 +15,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lrq_ha.replication.checkpoints import Checkpoints
 from lrq_ha.replication.events import (
     Ack,
     Answer,
     Append,
+    CannotSend,
     CutTail,
     Disconnect,
     Effect,
     EntryKind,
     Event,
+    HeadMoved,
     Heartbeat,
     Message,
     Opened,
@@ -42,12 +45,14 @@ from lrq_ha.replication.events import (
     RoleChanged,
     SafeAdvanced,
     Send,
+    StepDown,
     Subscribe,
+    SwitchoverRequest,
     Tick,
     WriteBatch,
     WriteFence,
 )
-from lrq_ha.replication.log import BatchHeader, LogIndex
+from lrq_ha.replication.log import BatchHeader, LogIndex, LogState
 from lrq_ha.replication.node import Node, NodeSettings
 from lrq_ha.replication.positions import epoch_name, owner_of
 from lrq_ha.replication.roles import Role
@@ -100,6 +105,7 @@ class Host:
     id: int
     stream: list[Record] = field(default_factory=list)
     recorded: int = 0  # R of the applied record
+    head: int = 0  # the broker has dropped what is before this entry: nobody is sent it (the node itself has read it, and needs it no more)
     lost_host: bool = False
     heard: Heard = field(default_factory=Heard)  # by the last message of the leader it follows
     heard_durably: Heard = field(default_factory=Heard)  # the same, without what a FENCE under way answers: a restart forgets that
@@ -109,12 +115,15 @@ class Host:
     entries: list[Entry] = field(default_factory=list)
     batches: list[StoredBatch] = field(default_factory=list)
     memory: RoutingQueue = field(default_factory=RoutingQueue)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     subscriptions: dict[int, ReplicatingSubscription] = field(default_factory=dict)
     ends: dict[int, Conn] = field(default_factory=dict)
     applied: int = 0
     recovering: int = 0
     ended: str = ""
+    defers_to: int = 0  # as the process of a sidecar remembers it from one incarnation to the next
     operator: bool = False
+    forced: bool = False
     answer: Answer | None = None
 
     @property
@@ -131,6 +140,8 @@ def read_stream(stream: Iterable[Record]) -> tuple[list[Entry], int]:
             top = max(top, record.epoch)
             continue
         batch = record.header
+        if not log and batch.first > 1 and batch.begins_renewal:
+            log = list(record.body.prefix)  # type: ignore[attr-defined]
         before = log[batch.first - 2].epoch if 1 < batch.first <= len(log) + 1 else 0
         if batch.leader < top or batch.first > len(log) + 1 or before != batch.previous_epoch:
             continue
@@ -140,8 +151,53 @@ def read_stream(stream: Iterable[Record]) -> tuple[list[Entry], int]:
     return log, top
 
 
+class Body(bytes):
+    """The bytes of a batch, which are the same object wherever it goes, and what they say."""
+
+    entries: list[Entry]
+    checkpoint: bool
+    prefix: list[Entry]  # of a CHECKPOINT that begins a renewal: what stands for everything before it
+    before: LogState  # and what it says of that
+
+
+def body(data: bytes, epoch: int, messages: Iterable[int], *, checkpoint: bool) -> Body:
+    made = Body(data)
+    made.entries = [Entry(epoch, message) for message in messages]
+    made.checkpoint = checkpoint
+    return made
+
+
 def entries_of(batch: StoredBatch) -> list[Entry]:
-    return [Entry(batch.header.epoch, int(m)) for m in batch.body.split()]
+    return batch.body.entries  # type: ignore[attr-defined, no-any-return]
+
+
+def is_checkpoint(batch: StoredBatch) -> bool:
+    return batch.body.checkpoint  # type: ignore[attr-defined, no-any-return]
+
+
+def read_index(node: int, records: Iterable[Record]) -> LogIndex:
+    """The index that a node rebuilds from its stream."""
+    index = LogIndex(node)
+    for record in records:
+        if isinstance(record, Fence):
+            index.fence(record.epoch, record.out_end)
+        else:
+            if begins_log(record, index):
+                index.begin(record.header.first, record.body.before)  # type: ignore[attr-defined]
+            index.accept(record.header)
+    return index
+
+
+def begins_log(record: StoredBatch, index: LogIndex) -> bool:
+    return record.header.begins_renewal and record.header.first > 1 and not index.end
+
+
+def has_joined_in_part(host: Host) -> bool:
+    """R17, on the batches themselves: its log begins at a renewal of which it lacks the end."""
+    headers = [batch.header for batch in host.batches]
+    if not headers or headers[0].first == 1:
+        return False
+    return not any(headers[0].first <= header.renewal < header.first for header in headers)
 
 
 class Cluster:
@@ -157,6 +213,9 @@ class Cluster:
         trace: Print every step.
     """
 
+    host_class = Host
+    in_flight_bytes_max = 12
+
     def __init__(
         self,
         size: int,
@@ -168,7 +227,7 @@ class Cluster:
         restart_alone: bool = False,
         trace: bool = False,
     ) -> None:
-        self.hosts = {i: Host(i) for i in range(1, size + 1)}
+        self.hosts = {i: self.host_class(i) for i in range(1, size + 1)}
         self.conns: dict[tuple[int, int], Conn] = {}
         self.cuts: set[tuple[int, int]] = set()
         self.now = 0.0
@@ -187,6 +246,7 @@ class Cluster:
         self.safe_at_leader: set[tuple[int, Entry]] = set()
         self.given_up: set[tuple[int, Entry]] = set()  # what an operator discarded
         self.removed_by_hand: set[int] = set()
+        self.unsent: list[tuple[int, int]] = []  # (node, peer) of which the stream no longer has what the peer needs
         self.log: deque[str] = deque(maxlen=400)
 
     def settings(self, node: int) -> NodeSettings:
@@ -208,6 +268,10 @@ class Cluster:
         if self.trace:
             print(text)
 
+    def clock(self, host: Host) -> float:
+        """What the clock of a node says."""
+        return self.now
+
     # ---- nodes -------------------------------------------------------------------------------------------------------
 
     def running(self) -> list[Host]:
@@ -219,12 +283,13 @@ class Cluster:
             raise ValueError(f"node {i} is down")
         return node
 
-    def crash(self, i: int, landed: int = 0, *, lost_records: int = 0, sent_arrives: bool = False) -> None:
+    def crash(self, i: int, landed: int = 0, *, lost_records: int = 0, broker: bool = False, sent_arrives: bool = False) -> None:
         """Kills a node.
 
         Args:
             landed: So many of its oldest pending writes reach its stream all the same.
             lost_records: Its host dies too, and takes so many of the last records with it.
+            broker: Its broker goes down too.
             sent_arrives: What it had sent stays under way.
         """
         host = self.hosts[i]
@@ -233,10 +298,10 @@ class Cluster:
         host.stream += writes[:landed]
         if self.late_writes:
             host.late.extend(writes[landed:])
+        host.lost_host |= broker or bool(lost_records)
         if lost_records:
             del host.stream[max(0, len(host.stream) - lost_records) :]
-            host.lost_host = True
-            left = [read_stream([*h.stream, *h.pending])[0] for h in self.hosts.values()]
+            left = [read_stream(h.stream)[0] for h in self.hosts.values()]
             for message, (sequence, entry) in self.confirmed.items():
                 if not any(log[sequence - 1 : sequence] == [entry] for log in left):
                     self.lost.add(message)  # the last copy went with the host: no in-sync node is left
@@ -245,7 +310,7 @@ class Cluster:
         host.node = None
         host.subscriptions.clear()
         host.ends.clear()
-        host.recovering, host.ended, host.operator = 0, "", False
+        host.recovering, host.ended, host.operator, host.defers_to = 0, "", False, 0
         host.heard = host.heard_durably
         for (src, dst), conn in list(self.conns.items()):
             if src == i and sent_arrives and not conn.broken:
@@ -261,21 +326,27 @@ class Cluster:
     def start(self, i: int) -> None:
         """Starts a node: it reads its stream; its predecessor's writes can no longer land."""
         host = self.hosts[i]
-        node = self.node_class(self.settings(i))
+        node, host.defers_to = self.node_class(self.settings(i), defers_to=host.defers_to), 0
         for key in [k for k in self.conns if k[0] == i]:
             self._break(self.conns.pop(key))
-        host.entries, host.batches, host.memory = [], [], RoutingQueue(self.memory_bytes_max)
-        for record in host.stream:
+        host.entries, host.batches, host.memory, host.checkpoints = [], [], RoutingQueue(self.memory_bytes_max), Checkpoints()
+        for offset, record in enumerate(host.stream):
             if isinstance(record, Fence):
                 node.read_fence(record.epoch, record.out_end)
             else:
+                if begins_log(record, node.log):
+                    node.log.begin(record.header.first, record.body.before)  # type: ignore[attr-defined]
+                    host.entries = list(record.body.prefix)  # type: ignore[attr-defined]
                 before = node.log.end
                 if node.read_batch(record.header).value == "append":
                     self._take(host, record, cut=record.header.first <= before)
+                    if is_checkpoint(record):
+                        host.checkpoints.noted(node.log.start_point(record.header, offset))
         host.node = node
-        host.applied = min(host.recorded, node.log.end)
+        host.applied = min(max(host.recorded, node.log.base - 1), node.log.end)
         self.say(f"n{i} starts: log to {node.log.end}, applied {host.applied}")
-        self._feed(host, Opened(host.recorded, host.lost_host))
+        self._feed(host, Opened(host.applied, host.lost_host))
+        self._feed(host, HeadMoved(host.head))
         self.check_memory(host)
 
     def late_write(self, i: int) -> None:
@@ -297,6 +368,7 @@ class Cluster:
         while host.batches and host.batches[-1].header.last >= first:
             host.batches.pop()
         host.memory.cut(first)
+        host.checkpoints.cut(first)
 
     # ---- what may happen to a running node ---------------------------------------------------------------------------
 
@@ -310,10 +382,18 @@ class Cluster:
         for _ in range(count):
             record = host.pending.popleft()
             host.stream.append(record)
+            self._locate(host, record)
             self.say(f"n{i}'s stream confirms {describe(record)}")
         if count:
             self._feed(host, OwnConfirmed(count))
             self._note_heard(host)
+
+    @staticmethod
+    def _locate(host: Host, record: Record) -> None:
+        if isinstance(record, StoredBatch) and is_checkpoint(record):
+            point = host.checkpoints.to_locate(record.header.first)
+            if point is not None and (point.sequence, point.leader) == (record.header.first, record.header.leader):
+                host.checkpoints.located(point, len(host.stream) - 1)
 
     def append(self, i: int, count: int = 1) -> int:
         """A client sends `count` messages to the primary; returns the last one."""
@@ -322,6 +402,23 @@ class Cluster:
         self.say(f"client sends {messages} to n{i}" if count > 1 else f"client sends m{self.messages} to n{i}")
         self._feed(self.hosts[i], Append(count, list(messages)))
         return self.messages
+
+    def renew(self, i: int, *, begin: bool, given_up: bool = False) -> None:
+        """The primary begins a renewal, or ends the one under way."""
+        node = self.node(i)
+        self.messages += 1
+        renewal = node.log.end + 1 if begin else -node.log.unfinished if given_up else node.log.unfinished
+        self.say(f"n{i} {'begins' if begin else 'gives up' if given_up else 'ends'} the renewal at {abs(renewal)}")
+        self._feed(self.hosts[i], Append(1, [self.messages], renewal))
+
+    def trim(self, i: int, head: int) -> None:
+        """The broker drops the segments before entry `head`."""
+        host = self.hosts[i]
+        firsts = [batch.header.first for batch in host.batches if host.head < batch.header.first <= head]
+        if firsts:
+            host.head = firsts[-1]
+            self.say(f"n{i}'s log begins at {host.head} now")
+            self._feed(host, HeadMoved(host.head))
 
     def recovered(self, i: int) -> None:
         """The driver has done what a new epoch needs."""
@@ -341,7 +438,9 @@ class Cluster:
 
     def end_incarnation(self, i: int, landed: int = 0) -> None:
         """Carries out a Restart, or an error that ends the incarnation."""
+        defers_to = self.hosts[i].defers_to
         self.crash(i, landed)
+        self.hosts[i].defers_to = defers_to
         self.start(i)
 
     # ---- operator ----------------------------------------------------------------------------------------------------
@@ -352,7 +451,7 @@ class Cluster:
         if any(d in self.hosts and self.hosts[d].up for d in down):
             raise ValueError(f"the operator's word must be true: {sorted(down)}")
         host = self.hosts[i]
-        campaigning, host.answer, host.operator = host.operator, None, True
+        campaigning, host.answer, host.operator, host.forced = host.operator, None, True, force
         self.say(f"operator promotes n{i}, down {sorted(down)}" + (", --force" if force else ""))
         self._feed(host, PromoteRequest(down, force, dry_run))
         if dry_run or (host.answer is not None and not host.answer.ok):
@@ -369,12 +468,24 @@ class Cluster:
             self.removed_by_hand.add(node)
         return host.answer
 
+    def switchover(self, i: int, node: int = 0) -> Answer:
+        """The operator asks the primary `i` to hand over; the door is closed and everything safe, so its driver does at once."""
+        host = self.hosts[i]
+        self.say(f"operator switches over from n{i} to n{node}")
+        self._feed(host, SwitchoverRequest(node))
+        answer, host.answer = host.answer, None
+        assert answer is not None
+        core = self.node(i)
+        if answer.ok and core.safe == core.log.end:
+            self._feed(host, StepDown(answer.node, True))
+        return answer
+
     def discard(self, i: int) -> None:
         """`reinit --discard`: a node that is down begins again with an empty stream."""
         host = self.hosts[i]
         self.say(f"n{i} is made new")
         self.given_up |= set(enumerate(host.entries, 1))
-        host.stream, host.recorded, host.lost_host = [], 0, False
+        host.stream, host.recorded, host.head, host.lost_host = [], 0, 0, False
         host.heard = host.heard_durably = Heard()
 
     # ---- links -------------------------------------------------------------------------------------------------------
@@ -476,41 +587,65 @@ class Cluster:
             if index is not None:
                 batch = host.memory[index]
             else:
-                batch = next(b for b in host.batches if b.header.first == subscription.sent + 1)
+                left = (b for b in host.batches if b.header.first == subscription.sent + 1 >= host.head)
+                found = next(left, None)
+                if found is None:
+                    self.unsent.append((host.id, peer))  # its driver finds out a little later
+                    del host.subscriptions[peer]
+                    return
+                batch = found
             subscription.send(batch)
             if conn is not None and not conn.broken:
                 h = batch.header
-                header = BatchHeader(h.epoch, h.first, h.last, h.previous_epoch, node.leading, h.sets)
-                conn.queue.append((Push(host.id, header, node.safe, batch.body), self._heard_now(node)))
+                header = BatchHeader(h.epoch, h.first, h.last, h.previous_epoch, node.leading, h.sets, h.renewal)
+                before = batch.body.before if h.begins_renewal else None  # type: ignore[attr-defined]
+                conn.queue.append((Push(host.id, header, node.safe, batch.body, before), self._heard_now(node)))
 
     # ---- effects -----------------------------------------------------------------------------------------------------
 
     def _feed(self, host: Host, event: Event) -> None:
         if host.node is None or host.ended:
             return
-        for effect in host.node.handle(event, self.now):
+        for effect in host.node.handle(event, self.clock(host)):
             self._EFFECTS[type(effect)](self, host, host.node, effect)  # type: ignore[operator]
         if len(host.entries) != host.node.log.end:
             raise Violation(f"n{host.id} has {len(host.entries)} entries and says {host.node.log.end}")
 
     def _write_batch(self, host: Host, node: Node, effect: WriteBatch) -> None:
         header = effect.batch
-        if isinstance(effect.body, bytes):
-            body = effect.body
-        elif effect.kind is EntryKind.ENTRIES:
-            body = b" ".join(b"%d" % m for m in effect.body)  # type: ignore[attr-defined]
-        else:
-            body = b"0"
+        if effect.kind is not EntryKind.ENTRIES:
             self.say(f"n{host.id} writes {effect.kind.value} {sorted(header.sets[0][1])} at {header.first}, epoch {epoch_name(header.epoch)}")
-        batch = StoredBatch(header, body)
+        batch = StoredBatch(header, effect.body if isinstance(effect.body, bytes) else self._encode(host, effect))
+        if header.first == node.log.base:
+            host.entries, host.applied, host.head = list(batch.body.prefix), header.first - 1, header.first  # type: ignore[attr-defined]
         self._check_history(batch)
+        if effect.kind is EntryKind.MEMBERS:
+            self._check_members(header)
         host.pending.append(batch)
         self._take(host, batch, cut=False)
+        if is_checkpoint(batch):
+            host.checkpoints.noted(node.log.start_point(header))
         if effect.kind is EntryKind.MARKER:
             self._check_take(host, node)
         if node.leading:
             for peer in list(host.subscriptions):
                 self._pump(host, peer)
+
+    def _encode(self, host: Host, effect: WriteBatch) -> Body:
+        """Every fifth message stands for a CHECKPOINT: one that is alone in its batch."""
+        messages: list[int] = effect.body if effect.kind is EntryKind.ENTRIES else [0]  # type: ignore[assignment]
+        checkpoint = (len(messages) == 1 and messages[0] % 5 == 0 and not effect.batch.sets) or effect.batch.begins_renewal
+        made = body(b" ".join(b"%d" % m for m in messages), effect.batch.epoch, messages, checkpoint=checkpoint)
+        if effect.batch.begins_renewal:
+            made.prefix = list(host.entries)
+            first = effect.batch.first
+            log = self.node(host.id).log.state()
+            made.before = LogState(
+                epochs=tuple(e for e in log.epochs if e[1] < first),
+                sets=tuple(s for s in log.sets if s[0] < first),
+                renewals=tuple(r for r in log.renewals if r[0] < first),
+            )
+        return made
 
     def _write_fence(self, host: Host, node: Node, effect: WriteFence) -> None:
         host.pending.append(Fence(effect.epoch, effect.out_end))
@@ -521,7 +656,7 @@ class Cluster:
             conn.queue.append((effect.message, self._heard_now(node)))
 
     def _subscribe(self, host: Host, node: Node, effect: Subscribe) -> None:
-        host.subscriptions[effect.peer] = ReplicatingSubscription(effect.start, node.log.end, in_flight_bytes_max=12)
+        host.subscriptions[effect.peer] = ReplicatingSubscription(effect.start, node.log.end, in_flight_bytes_max=self.in_flight_bytes_max)
         self._pump(host, effect.peer)
 
     def _disconnect(self, host: Host, node: Node, effect: Disconnect) -> None:
@@ -569,7 +704,7 @@ class Cluster:
 
     def _restart(self, host: Host, node: Node, effect: Restart) -> None:
         self.say(f"n{host.id} must restart: {effect.reason}")
-        host.ended = effect.reason
+        host.ended, host.defers_to = effect.reason, effect.defers_to
 
     def _answer(self, host: Host, node: Node, effect: Answer) -> None:
         self.say(f"n{host.id} answers {'yes' if effect.ok else 'no'}: {effect.text}")
@@ -592,6 +727,13 @@ class Cluster:
         Answer: _answer,
     }
 
+    def cannot_send(self) -> None:
+        """Drivers tell their nodes whom they cannot send what they need."""
+        unsent, self.unsent = self.unsent, []
+        for i, peer in unsent:
+            self.say(f"n{i}'s log no longer has what n{peer} needs")
+            self._feed(self.hosts[i], CannotSend(peer))
+
     # ---- promises ----------------------------------------------------------------------------------------------------
 
     def _check_history(self, batch: StoredBatch) -> None:
@@ -608,7 +750,17 @@ class Cluster:
         held = len(entries)
         return {m for m, (seq, entry) in self.confirmed.items() if (seq > held or entries[seq - 1] != entry) and m not in self.lost}
 
+    def _check_members(self, header: BatchHeader) -> None:
+        """R17: who has joined in part is not in the set. (A peer's memory is never behind what it has acknowledged.)"""
+        before = self.hosts[owner_of(header.leader)].node
+        known = before.log.sets[-2][1] if before and before.leading == header.leader else header.sets[0][1]
+        for i in header.sets[0][1] - known:
+            if has_joined_in_part(self.hosts[i]):
+                raise Violation(f"n{i} is taken into the set and has joined only in part")
+
     def _check_open(self, host: Host, node: Node) -> None:
+        if has_joined_in_part(host) and not self.blind:
+            raise Violation(f"n{host.id} opens its door and has joined only in part, and no operator was told")
         missing = self._lacks(host.entries)
         newer = any(h.node and h.node.role is Role.ACTIVE and h.node.leading > node.leading for h in self.hosts.values())
         if missing and not newer:
@@ -648,7 +800,7 @@ class Cluster:
         missing = self._lacks(host.entries)
         if not host.operator:
             return
-        self.blind |= host.lost_host
+        self.blind |= host.lost_host or (host.forced and has_joined_in_part(host))
         if not missing:
             return
         if self.strict and not self.removed_by_hand:
@@ -659,12 +811,7 @@ class Cluster:
     def check_word(self, host: Host) -> None:
         """A node that would say, started from what is on its stream now, that it was in sync when it last heard its primary, lacks nothing
         that was confirmed before that."""
-        index = LogIndex(host.id)
-        for record in host.stream:
-            if isinstance(record, Fence):
-                index.fence(record.epoch, record.out_end)
-            else:
-                index.accept(record.header)
+        index = read_index(host.id, host.stream)
         if not index.in_set or host.lost_host:
             return
         log, _ = read_stream(host.stream)
@@ -694,14 +841,29 @@ class Cluster:
                 f"A: the memory of n{host.id} is not what its stream will say: log to {node.log.end}, top {epoch_name(node.log.top)}; "
                 f"stream to {len(log)}, top {epoch_name(top)}"
             )
+        index = read_index(host.id, [*host.stream, *host.pending])
+        if index.state() != node.log.state():
+            raise Violation(f"A: n{host.id} would rebuild {index.state()}, and has {node.log.state()}")
+        self._check_restart(host, node)
+
+    def _check_restart(self, host: Host, node: Node) -> None:
+        """R7: reading from the last CHECKPOINT that is applied gives what reading the whole stream gives."""
+        point = host.checkpoints.start(host.applied)
+        if point is None:
+            return
+        whole = node.log.state()
+        epochs = tuple((epoch, first) for epoch, first in whole.epochs if first < point.sequence)
+        sets = tuple((sequence, members) for sequence, members in whole.sets if sequence < point.sequence)
         index = LogIndex(host.id)
-        for record in [*host.stream, *host.pending]:
+        renewals = tuple((sequence, renewal) for sequence, renewal in whole.renewals if sequence < point.sequence)
+        index.restore(LogState(point.leader, point.sequence - 1, epochs, sets, point.in_set, renewals=renewals), point.out_since, point.base)
+        for record in [*host.stream, *host.pending][point.offset :]:
             if isinstance(record, Fence):
                 index.fence(record.epoch, record.out_end)
             else:
                 index.accept(record.header)
-        if index.state() != node.log.state():
-            raise Violation(f"A: n{host.id} would rebuild {index.state()}, and has {node.log.state()}")
+        if (index.state(), index.out_since) != (whole, node.log.out_since):
+            raise Violation(f"A: n{host.id} would restart at entry {point.sequence} with {index.state()}, and has {whole}")
 
     # ---- convenience -------------------------------------------------------------------------------------------------
 

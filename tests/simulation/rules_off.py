@@ -1,14 +1,33 @@
-"""Each rule of the log switched off alone, to show that the checks would notice: options for Cluster, and what to patch meanwhile."""
+"""Each part of each rule switched off alone, to show that the checks would notice: options for the simulation, and what to patch meanwhile.
+
+Rules are those of docs/architecture.md. `LOG` parts are looked for in lives of the log (chaos.py), the others in lives of the whole (life.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import applying
+import sidecar
+import world
+from applying import Applier, Sweeper
+from door import Relay
+from sidecar import Site, Streams
+
+from broker_plugin import replica as replica_module
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication import filter as filter_module
 from lrq_ha.replication import node as core
-from lrq_ha.replication.events import Ack, Effect, Event, Push, WriteBatch, WriteFence
-from lrq_ha.replication.log import LogIndex, LogState, Members, common_end
+from lrq_ha.replication.applied import Generations
+from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
+from lrq_ha.replication.events import Ack, Effect, Event, Lead, Opened, Push, WriteBatch, WriteFence
+from lrq_ha.replication.filter import DeliveryFilter, QueueFilter, Verdict
+from lrq_ha.replication.ids import Dedup
+from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, Members, common_end, safe_position
 from lrq_ha.replication.node import Node, _Written
 from lrq_ha.replication.positions import owner_of
 
@@ -87,15 +106,15 @@ def safe_without_marker(sets: Sets, marker: int, leader: int, durable: int, ackn
     return min([durable, *(acknowledged.get(n, 0) for n in sets[-1][1] if n != leader)])
 
 
-def refuses_by_sets_inside(tail: LogState, leader: LogState, leader_epoch: int, owner_of_epoch: int) -> bool:
+def refuses_by_sets_inside(tail: LogState, leader: LogState, leader_node: int) -> bool:
     common = common_end(tail, leader)
-    return any(owner_of_epoch not in members for sequence, members in tail.sets if sequence > common)
+    return any(leader_node not in members for sequence, members in tail.sets if sequence > common)
 
 
-def refuses_by_next_entry(tail: LogState, leader: LogState, leader_epoch: int, owner_of_epoch: int) -> bool:
+def refuses_by_next_entry(tail: LogState, leader: LogState, leader_node: int) -> bool:
     common = common_end(tail, leader)
     writers = [owner_of(epoch) for epoch, first in leader.epochs if first <= common + 1]
-    taker = writers[-1] if common < leader.end else owner_of_epoch
+    taker = writers[-1] if common < leader.end else leader_node
     sets = [m for s, m in tail.sets if s <= common][-1:] + [m for s, m in tail.sets if s > common]
     return tail.end > common and any(taker not in members for members in sets)
 
@@ -107,6 +126,10 @@ def fence_without_out(self: LogIndex, epoch: int, out_end: int = 0) -> None:
 def fence_without_end(self: LogIndex, epoch: int, out_end: int = 0) -> None:
     self.top = max(self.top, epoch)
     self.in_set = self.in_set and not out_end
+
+
+def renewed_when_begun(self: LogIndex, head: int, safe: int) -> int:
+    return max((renewal for sequence, renewal in self._renewals if sequence <= safe and renewal >= head), default=0)
 
 
 def _patched(owner: object, name: str, value: object) -> Callable[[], Iterator[Options]]:
@@ -124,30 +147,255 @@ def _options(**options: object) -> Callable[[], Iterator[Options]]:
     return use
 
 
-_RULES: dict[str, Callable[[], Iterator[Options]]] = {
-    "push acknowledged at accept": _options(node_class=AcksAtAccept),
-    "promise raises top only when FENCE is confirmed": _options(node_class=PromisesLate),
-    "older exchange not deleted at a start": _options(late_writes=True),
-    "leader restarts alone": _options(restart_alone=True),
-    "leader restarts when its own set answers": _options(node_class=RestartsWithItsSet),
-    "restarts by itself although a second history answers": _options(node_class=IgnoresSecondHistory),
-    "tail always cut": _patched(core, "refuses_cut", lambda *_: False),
-    "tail judged by the sets inside it": _patched(core, "refuses_cut", refuses_by_sets_inside),
-    "tail judged by the writer of the next entry": _patched(core, "refuses_cut", refuses_by_next_entry),
-    "FENCE does not tell a node that it is out": _patched(LogIndex, "fence", fence_without_out),
-    "a set entry from before undoes out": _patched(LogIndex, "fence", fence_without_end),
-    "removal counts at append": _patched(core, "safe_position", removal_at_append),
-    "addition counts when safe under the old set": _patched(core, "safe_position", addition_when_safe),
-    "safe before the MARKER is": _patched(core, "safe_position", safe_without_marker),
-    "shorter log promoted": _patched(LogState, "rank", property(lambda _self: (0, 0))),
+class Part(NamedTuple):
+    """A part of a rule, and how it is switched off."""
+
+    rule: str
+    use: Callable[[], Iterator[Options]]
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+def judge_any_leader(self: LogIndex, batch: BatchHeader) -> Acceptance:
+    top, self.top = self.top, 0
+    try:
+        return _judge(self, batch)
+    finally:
+        self.top = top
+
+
+def judge_by_sequence(self: LogIndex, batch: BatchHeader) -> Acceptance:
+    if batch.leader < self.top:
+        return Acceptance.STALE
+    if batch.first - 1 > self.end:
+        return Acceptance.GAP
+    return Acceptance.REPEAT if batch.last <= self.end and self.epoch_at(batch.last) == batch.epoch else Acceptance.APPEND
+
+
+def judge_repeats_as_new(self: LogIndex, batch: BatchHeader) -> Acceptance:
+    verdict = _judge(self, batch)
+    return Acceptance.APPEND if verdict is Acceptance.REPEAT else verdict
+
+
+_judge = LogIndex.judge
+
+
+def safe_when_own(sets: Sets, marker: int, leader: int, durable: int, acknowledged: dict[int, int]) -> int:
+    return safe_position(sets, marker, leader, durable, dict.fromkeys(acknowledged, durable))
+
+
+def safe_without_own(sets: Sets, marker: int, leader: int, durable: int, acknowledged: dict[int, int]) -> int:
+    others = [acknowledged.get(n, 0) for n in sets[-1][1] if n != leader]
+    return safe_position(sets, marker, leader, max([durable, *others]), acknowledged)
+
+
+class NeverStepsDown(Node):
+    """A leader that learns of a newer epoch goes on (R13)."""
+
+    def _superseded_by(self, top: int, node: int) -> bool:
+        return False
+
+
+class AdmitsAtOnce(Node):
+    """A newcomer comes into the set before it has all that is safe (R15)."""
+
+    def _admit(self, now: float) -> None:
+        node, _ = self._admitting or (0, 0.0)
+        self._admitting = None
+        self._change_set(self.log.members | {node})
+
+
+class ForgetsLostHost(Node):
+    """A node whose broker or host went down says nothing of it (R16)."""
+
+    def _opened(self, event: Opened, now: float) -> None:
+        super()._opened(replace(event, lost_host=False), now)
+
+    _HANDLERS = {**Node._HANDLERS, Opened: _opened}
+
+
+class CutsWhatIsApplied(Node):
+    """A tail is judged by the sets alone, whatever has been applied (R14)."""
+
+    def _fence_for_leader(self, node: int, lead: Lead, now: float) -> None:
+        safe, self.safe = self.safe, 0
+        super()._fence_for_leader(node, lead, now)
+        self.safe = min(safe, common_end(self.state(), lead.log)) if self._following else safe
+
+
+# ---- the queues ------------------------------------------------------------------------------------------------------
+
+
+def send_and_count(self: Applier, message: applying.Message) -> None:
+    _send(self, message)
+    self._replica.applied(message.sequence, message.sequence)
+
+
+_send = Applier._send
+
+
+def confirm_when_safe(self: Relay, exchange: str, key: str, number: int, id: int) -> None:
+    _publish(self, exchange, key, number, id)
+    run = self.channel.confirms.abandon()[-1:]
+    for one in run:
+        self._answer(one.client_tag, True)
+
+
+_publish = Relay.publish
+
+
+def refused_is_skipped(self: Applier, message: applying.Message) -> None:
+    self._replica.applied(message.sequence, message.sequence)
+
+
+def start_anywhere(self: Checkpoints, applied: int) -> StartPoint | None:
+    return _start(self, 1 << 62)
+
+
+_start = Checkpoints.start
+
+
+def record_without_generations(replica: Any, checkpoints: Checkpoints) -> pb.Applied:
+    record = _applied_record(replica, checkpoints)
+    del record.generations[:]
+    return record
+
+
+def record_of_everything(replica: Any, checkpoints: Checkpoints) -> pb.Applied:
+    record = _applied_record(replica, checkpoints)
+    record.applied = replica.safe
+    return record
+
+
+_applied_record = sidecar.applied_record
+
+
+def number_from_record(self: Streams, site: Site) -> None:
+    self._site = site
+    known = pb.Applied.FromString(site.records[-1]).generations if site.records else []
+    self.generation = max((g.generation for g in known), default=0) + 1
+    self.write_applied = lambda body: _nothing()  # type: ignore[method-assign]
+
+
+async def _nothing() -> None: ...
+
+
+def counts_from_applied(self: Generations, seq: int, generation: int) -> bool:
+    return generation == self.of(seq + 1)
+
+
+def verdict_without(*off: Verdict, instead: Verdict = Verdict.GIVE) -> Callable[..., Verdict]:
+    def verdict(self: QueueFilter, seq: int, generation: int, deaths: filter_module.Deaths = ()) -> Verdict:
+        found = _verdict(self, seq, generation, deaths)
+        return instead if found in off and self._generations.counts(seq, generation) else found
+
+    return verdict
+
+
+_verdict = QueueFilter.verdict
+
+
+def skip_any_route(self: DeliveryFilter, queues: Sequence[tuple[str, str]], seq: int) -> bool:
+    return any(target.is_done(seq) for target in self.queues())
+
+
+def recovery_without_redelivered(self: world.World, host: Any, node: Node, effect: Any) -> None:
+    _begin_recovery(self, host, node, effect)
+    host.replica.redelivered_upto = 0
+
+
+_begin_recovery = world.World._begin_recovery
+
+
+def _all(*uses: Callable[[], Iterator[Options]]) -> Callable[[], Iterator[Options]]:
+    def use() -> Iterator[Options]:
+        with contextmanager(uses[0])() as options:
+            if len(uses) == 1:
+                yield options
+            else:
+                for more in _all(*uses[1:])():
+                    yield {**options, **more}
+
+    return use
+
+
+LOG: dict[str, Part] = {
+    "an epoch number does not contain its owner": Part("R1", _patched(core, "epoch_number", lambda term, owner: term << 8 | 1)),
+    "a lower leader is not ignored": Part("R2", _patched(LogIndex, "judge", judge_any_leader)),
+    "the predecessor's epoch is not compared": Part("R2", _patched(LogIndex, "judge", judge_by_sequence)),
+    "a repeat is appended again": Part("R2", _patched(LogIndex, "judge", judge_repeats_as_new)),
+    "promise raises top only when FENCE is confirmed": Part("R2", _options(node_class=PromisesLate)),
+    "older exchange not deleted at a start": Part("R3", _options(late_writes=True)),
+    "safe without the members": Part("R4", _patched(core, "safe_position", safe_when_own)),
+    "safe without the own stream": Part("R4", _patched(core, "safe_position", safe_without_own)),
+    "push acknowledged at accept": Part("R4", _options(node_class=AcksAtAccept)),
+    "safe before the MARKER is": Part("R4", _patched(core, "safe_position", safe_without_marker)),
+    "leader restarts alone": Part("R12", _options(restart_alone=True)),
+    "leader restarts when its own set answers": Part("R12", _options(node_class=RestartsWithItsSet)),
+    "restarts by itself although a second history answers": Part("R12", _options(node_class=IgnoresSecondHistory)),
+    "shorter log promoted": Part("R12", _patched(LogState, "rank", property(lambda _self: (0, 0)))),
+    "a leader goes on that has seen a newer epoch": Part("R13", _options(node_class=NeverStepsDown)),
+    "FENCE does not tell a node that it is out": Part("R13", _patched(LogIndex, "fence", fence_without_out)),
+    "a set entry from before undoes out": Part("R13", _patched(LogIndex, "fence", fence_without_end)),
+    "tail always cut": Part("R14", _patched(core, "refuses_cut", lambda *_: False)),
+    "tail judged by the sets inside it": Part("R14", _patched(core, "refuses_cut", refuses_by_sets_inside)),
+    "tail judged by the writer of the next entry": Part("R14", _patched(core, "refuses_cut", refuses_by_next_entry)),
+    "what is applied is cut": Part("R14", _options(node_class=CutsWhatIsApplied)),
+    "removal counts at append": Part("R15", _patched(core, "safe_position", removal_at_append)),
+    "addition counts when safe under the old set": Part("R15", _patched(core, "safe_position", addition_when_safe)),
+    "a newcomer is admitted before it has all that is safe": Part("R15", _options(node_class=AdmitsAtOnce)),
+    "a lost host is not told": Part("R16", _options(node_class=ForgetsLostHost)),
+    "a log begins at a renewal that is not over": Part("R17", _patched(LogIndex, "renewed", renewed_when_begun)),
 }
+QUEUES: dict[str, Part] = {
+    "a backup applies what is not safe": Part("R5", _patched(Applier, "may_apply", lambda self, entry: True)),
+    "the door passes on what is not safe": Part("R5", _patched(Relay, "may_leave", lambda self, sequence: True)),
+    "a publish is confirmed before its queues have it": Part("R5", _patched(Relay, "publish", confirm_when_safe)),
+    "R passes what the broker has not confirmed": Part("R5", _patched(Applier, "_send", send_and_count)),
+    "an ID is not looked up": Part("R6", _patched(Dedup, "seen", lambda self, producer, seq: False)),
+    "a repeat is confirmed at once": Part("R6", _patched(Relay, "repeat_is_done", lambda self, sequence: True)),
+    "the record has no operations": Part("R7", _patched(DeliveryFilter, "export", lambda self: ((), b""))),
+    "the record has no generations": Part("R7", _patched(sidecar, "applied_record", record_without_generations)),
+    "the record's R is what is safe": Part("R7", _patched(sidecar, "applied_record", record_of_everything)),
+    "a restart reads from the last CHECKPOINT, applied or not": Part("R7", _patched(Checkpoints, "start", start_anywhere)),
+    "every copy counts": Part("R8", _patched(Generations, "counts", lambda self, seq, generation: True)),
+    "a generation counts from its R, not behind it": Part("R8", _patched(Generations, "counts", counts_from_applied)),
+    "generations are numbered from the record": Part("R8", _patched(Streams, "__init__", number_from_record)),
+    "a dequeued copy is given out": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.ACK))),
+    "a copy with an operation that is not safe is not held": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.HOLD))),
+    "a rejected copy is given out": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.REJECT))),
+    "a rejected copy is acked away": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.REJECT, instead=Verdict.ACK))),
+    "a path through a dequeued copy voids nothing": Part("R9", _patched(QueueFilter, "_dequeued_upto", lambda *_: False)),
+    "visits are not told apart": Part(
+        "R10", _all(_patched(filter_module, "visit_of", lambda *_: 0), _patched(replica_module, "visit_of", lambda *_: 0))
+    ),
+    "origins are not told apart": Part(
+        "R10", _all(_patched(filter_module, "origin_of", lambda deaths: "o" if deaths else ""), _patched(replica_module, "origin_of", lambda *_: "o"))
+    ),
+    "MOVED is not logged": Part("R10", _patched(QueueFilter, "implied_moves", lambda *_: [])),
+    "skipped whatever its route": Part("R11", _patched(DeliveryFilter, "may_skip", skip_any_route)),
+    "nobody sweeps": Part("R11", _all(_patched(Sweeper, "step", lambda *_: False), _patched(Sweeper, "has_work", lambda _self: False))),
+    "what a full queue refuses is skipped": Part("R11", _patched(Applier, "refused", refused_is_skipped)),
+    "the door opens before what is behind R is published": Part("R12", _patched(world.World, "is_drained", lambda *_: True)),
+    "the door does not say redelivered": Part(
+        "R12", _patched(world.World, "_EFFECTS", {**world.World._EFFECTS, core.Recover: recovery_without_redelivered})
+    ),
+    "sequences that a lost host's record knows are taken for applied": Part(
+        "R16", _all(_patched(Generations, "cut", lambda *_: None), _patched(DeliveryFilter, "lose", lambda *_: None))
+    ),
+}
+PARTS: dict[str, Part] = {**LOG, **QUEUES}
 
 
 def names() -> list[str]:
-    return list(_RULES)
+    return list(PARTS)
 
 
 @contextmanager
 def rule_off(name: str) -> Iterator[Options]:
-    """Switches one rule off; gives the options that Cluster needs for it."""
-    yield from _RULES[name]()
+    """Switches one part of a rule off; gives the options that the simulation needs for it."""
+    yield from PARTS[name].use()
+
+
+__all__ = ["LOG", "PARTS", "QUEUES", "names", "rule_off"]

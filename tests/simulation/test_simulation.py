@@ -1,54 +1,69 @@
-"""Random lives of a group under faults. LRQ_SEEDS=N runs more of them; a failure names its seed and how to replay it."""
+"""Random lives under faults: of the log alone, and of the whole. LRQ_SEEDS=N runs more of them; a failure names its seed and how to replay it."""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 
+import chaos
+import life
 import pytest
-from chaos import run
 from cluster import Violation
 from rules_off import rule_off
 
-SEEDS = int(os.environ.get("LRQ_SEEDS", "200"))
-SEEDS_PER_TEST = 20
+SEEDS = int(os.environ.get("LRQ_SEEDS", "1000"))
+#: Lives that end badly, not yet understood; see docs/guarantees.md. When one of them ends well, its test says so.
+OPEN = {264: "a finished message is still held"}
+LOG_SHARE = 10  # one life of the log for so many of the whole
+SEEDS_PER_TEST = 50
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
 def test_life(first: int) -> None:
     for seed in range(first, min(first + SEEDS_PER_TEST, SEEDS)):
-        run(seed)
+        if seed not in OPEN:
+            life.run(seed)
 
 
-def lives_without(rule: str, seeds: int) -> None:
-    with rule_off(rule) as options:
-        for seed in range(seeds):
-            run(seed, **options)
+@pytest.mark.xfail(raises=Violation, strict=True)
+@pytest.mark.parametrize("seed", OPEN)
+def test_life_that_ends_badly(seed: int) -> None:
+    life.run(seed)
 
 
-# The other rules need rarer chains of events: tests/scenarios/test_m1_traces.py has them.
-@pytest.mark.parametrize(
-    "rule",
-    [
-        "push acknowledged at accept",
-        "promise raises top only when FENCE is confirmed",
-        "older exchange not deleted at a start",
-        "leader restarts alone",
-        "leader restarts when its own set answers",
-        "restarts by itself although a second history answers",
-        "tail always cut",
-        "FENCE does not tell a node that it is out",
-    ],
-)
-def test_life_without_a_rule(rule: str) -> None:
-    with pytest.raises(Violation):
-        lives_without(rule, 200)
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("first", range(0, SEEDS // LOG_SHARE, SEEDS_PER_TEST))
+def test_life_of_the_log(first: int) -> None:
+    for seed in range(first, min(first + SEEDS_PER_TEST, SEEDS // LOG_SHARE)):
+        chaos.run(seed)
 
 
-def test_seed_replays_exactly() -> None:
+@pytest.mark.parametrize(("run", "part", "seed"), [(chaos.run, "push acknowledged at accept", 1), (life.run, "every copy counts", 0)])
+def test_seed_replays_exactly(run: Callable[..., object], part: str, seed: int) -> None:
     def violation() -> str:
-        with pytest.raises(Violation) as caught:
-            lives_without("leader restarts when its own set answers", 50)
+        with rule_off(part) as options, pytest.raises(Violation) as caught:
+            run(seed, **options)
         return str(caught.value)
 
     assert violation() == violation()
+
+
+@pytest.mark.parametrize("seed", [653, 687])
+def test_seed_replays_in_another_process(seed: int) -> None:
+    def told(hash_seed: str) -> str:
+        command = [sys.executable, life.__file__, str(seed)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    first = told("0")
+    assert first.count("\n") > 100
+    assert without_sets(first) == without_sets(told("1"))
+
+
+def without_sets(text: str) -> str:
+    """Sets are printed in the order of their hashes."""
+    return re.sub(r"frozenset\(\{[^}]*\}\)", "", text)

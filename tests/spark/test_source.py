@@ -159,7 +159,7 @@ def test_a_missing_queue(spark: SparkSession, nodes: str, receive_queue: Make) -
 
 
 def test_a_wrong_option_is_refused_by_load(spark: SparkSession, nodes: str) -> None:
-    with pytest.raises(Exception, match=r"Unknown option 'fetchsize'.*Allowed: nodes, subscribe"):
+    with pytest.raises(Exception, match=r"Unknown option 'fetchsize'.*Allowed: nodes, tlsCa, subscribe"):
         read(spark, nodes, "LRQ_Recv_a_east", fetchsize=3)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lrq_ha.replication.applied as applied_module
@@ -64,18 +64,28 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.table == ((0, 1), (1, 3))
 
 
-def test_forgetting_what_no_copy_is_left_of() -> None:
-    table = Generations([(0, 1), (10, 2), (20, 3)])
-    table.forget(11)  # entry 11 is still generation 2's
-    assert table.table == ((10, 2), (20, 3))
-    assert not table.counts(10, 1)
-    table.forget(5)
-    table.forget(100)
-    assert table.table == ((20, 3),)
-    assert table.counts(25, 3)
-    assert not table.counts(15, 2)
+def test_a_log_that_lost_its_end() -> None:
+    table = Generations([(0, 1), (4, 2), (9, 5)])
+    table.cut(9)
+    assert table.table == ((0, 1), (4, 2), (9, 5))
+    table.cut(6)
+    assert table.table == ((0, 1), (4, 2), (6, 5))
+    assert table.counts(7, 5)
+    assert not table.counts(7, 2)
+    assert table.counts(6, 2)
+    table.cut(4)
+    assert table.table == ((0, 1), (4, 5))
+    assert table.newest == 5
+    table.cut(0)
+    assert table.table == ((0, 5),)
+    table.opened(3, 6)
+    assert table.table == ((0, 5), (3, 6))
+    begun_late = Generations([(3, 6)])
+    begun_late.cut(0)
+    assert begun_late.table == ((0, 6),)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=8))
 def test_counts_is_the_models_rule(steps: list[tuple[int, int]]) -> None:
     """model2/m2_filter.py: max(g for r, g in gens if r <= p), p counted from 0."""
@@ -91,6 +101,7 @@ def test_counts_is_the_models_rule(steps: list[tuple[int, int]]) -> None:
     assert Generations(table.table).table == table.table
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6)), max_size=25))
 def test_tracker(marks: list[tuple[int, int]]) -> None:
     tracker, reference = AppliedTracker(), {0}
@@ -107,6 +118,6 @@ def test_tracker(marks: list[tuple[int, int]]) -> None:
 
 
 def test_the_record_is_plain_data() -> None:
-    record = AppliedRecord(5, 2, ((0, 1),), (), b"")
-    assert record == AppliedRecord(5, 2, ((0, 1),), (), b"")
+    record = AppliedRecord(5, None, ((0, 1),), (), b"")
+    assert record == AppliedRecord(5, None, ((0, 1),), (), b"")
     assert AppliedTracker(record.applied).applied == 5

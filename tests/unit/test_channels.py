@@ -111,10 +111,22 @@ def delivery(sequence: int) -> Delivery:
 def test_acks_take_out_what_they_cover() -> None:
     channel = Channel(1)
     channel.deliveries = {tag: delivery(tag * 10) for tag in (2, 3, 5, 8)}
-    assert [d.sequence for d in channel.acknowledged(3, False)] == [30]
-    assert [d.sequence for d in channel.acknowledged(3, False)] == []
-    assert [d.sequence for d in channel.acknowledged(5, True)] == [20, 50]
-    assert [d.sequence for d in channel.acknowledged(0, True)] == [80]
+    assert [d.sequence for d in channel.take_out(3, False).values()] == [30]
+    assert channel.take_out(3, False) == {}
+    assert [d.sequence for d in channel.take_out(5, True).values()] == [20, 50]
+    assert list(channel.take_out(0, True)) == [8]
+
+
+def test_what_the_log_knows_nothing_of_is_covered_too() -> None:
+    channel = Channel(1)
+    channel.others |= {1, 4, 6}
+    assert channel.outstanding() == 6
+    assert channel.outstanding(5) == 4
+    assert channel.take_others(4, False) == {4}
+    assert channel.take_others(4, False) == set()
+    assert channel.take_others(5, True) == {1}
+    assert channel.take_others(0, True) == {6}
+    assert channel.outstanding() == 0
 
 
 def test_visits_are_counted_by_queue() -> None:

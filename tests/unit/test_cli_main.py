@@ -51,7 +51,7 @@ def test_sample_passes_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_bad_configuration_is_one_line_without_the_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "e1.toml").write_text(sample().replace("amqp://lrq:SECRET@127", "amqps://lrq:SECRET@127"))
+    (tmp_path / "e1.toml").write_text(sample().replace("amqp://lrq:SECRET@127", "http://lrq:SECRET@127"))
     assert main(["sidecar", "--config", str(tmp_path / "e1.toml"), "--check"]) == 1
     text = capsys.readouterr().err
     assert text.startswith("lrq-ha: ")

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import re
+import ssl
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from lrq_ha.lab.certificates import Authority
 from lrq_ha.sidecar.config import ConfigError, load, sample
 
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -73,14 +76,14 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        pytest.param("id = 1", "id = 1\nident = 7", ["node.ident", "unknown key", "7", "allowed", "group, id, name"], id="unknown key"),
+        pytest.param("id = 1", "id = 1\nident = 7", ["node.ident", "unknown key", "allowed", "group, id, name"], id="unknown key"),
         pytest.param("[http]", "[htpp]", ["htpp", "unknown key", "allowed", "broker, door, http"], id="unknown table"),
         pytest.param("id = 1", 'id = "one"', ["node.id", "'one'", "valid integer"], id="wrong type"),
         pytest.param("id = 1", "id = 256", ["node.id", "256", "less than or equal to 255"], id="id too large"),
         pytest.param("id = 1\n", "", ["node.id", "missing"], id="missing key"),
-        pytest.param("5672", "none", ["broker.url", "none", "amqp://USER:PASSWORD@HOST:PORT"], id="port that is no number"),
-        pytest.param("amqp://lrq", "amqps://lrq", ["broker.url", "amqps", "amqp://USER:PASSWORD@HOST:PORT"], id="wrong scheme"),
-        pytest.param("lrq:secret@", "", ["broker.url", "amqp://127.0.0.1:5672", "amqp://USER:PASSWORD@HOST:PORT"], id="url without a user"),
+        pytest.param("5672", "none", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="port that is no number"),
+        pytest.param("amqp://lrq", "http://lrq", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="wrong scheme"),
+        pytest.param("lrq:secret@", "", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="url without a user"),
         pytest.param("127.0.0.1:8080", "8080", ["http.listen", "'8080'", "HOST:PORT"], id="listen without a host"),
         pytest.param('"e1"', '"e 1"', ["node.name", "'e 1'", "[A-Za-z0-9.-]"], id="bad name"),
         pytest.param("[http]", '[replication]\nmode = "loose"\n[http]', ["replication.mode", "'loose'", "'available' or 'strict'"], id="bad choice"),
@@ -113,6 +116,84 @@ def test_a_bad_key_of_a_peer_is_named_with_its_place(tmp_path: Path) -> None:
 def test_a_group_is_no_site_of_its_own(tmp_path: Path) -> None:
     site = '[[sites]]\nremote_id = "east"\ndoors = ["amqp://lrq:secret@127.0.0.1:5683"]\n'
     assert "east cannot be a site of its own" in refusal(tmp_path, MINIMAL + site)
+
+
+# -- TLS and secrets
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def with_tls(text: str, **keys: str) -> str:
+    return text.replace("[http]", "[door.tls]\n" + "".join(f'{key} = "{value}"\n' for key, value in keys.items()) + "[http]")
+
+
+def test_files_are_read_with_the_configuration_and_named_from_its_folder(tmp_path: Path, authority: Authority) -> None:
+    certificate, key = authority.issue("door")
+    (tmp_path / "door.pem").write_bytes(certificate.read_bytes())
+    config = load(write(tmp_path, with_tls(MINIMAL, certificate="door.pem", key=str(key)).replace("amqp://", "amqps://")))
+    assert config.server_tls is not None
+    assert config.server_tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert config.server_tls.context.verify_mode == ssl.CERT_NONE
+    assert config.client_tls is not None
+    assert config.client_tls.context.verify_mode == ssl.CERT_REQUIRED
+    assert config.client_tls.context.check_hostname
+    assert config.broker_address("lrq").tls is config.client_tls
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, authority: Authority) -> None:
+    certificate, key = authority.issue("one")
+    other = authority.issue("other")[1]
+    locked = tmp_path / "locked.key"
+    subprocess.run(["openssl", "ec", "-in", key, "-aes128", "-passout", "pass:x", "-out", locked], check=True, capture_output=True)
+    (tmp_path / "no.pem").write_text("hunter2")
+    cases = {
+        "door.tls: .*none.pem cannot be read: No such file": with_tls(MINIMAL, certificate="none.pem", key=str(key)),
+        "other.key is not the key of .*one.pem": with_tls(MINIMAL, certificate=str(certificate), key=str(other)),
+        "no.pem .*no certificate": with_tls(MINIMAL, certificate="no.pem", key=str(key)),
+        "locked.key: the key is encrypted": with_tls(MINIMAL, certificate=str(certificate), key=str(locked)),
+        "no.pem holds no certificate": with_tls(MINIMAL, certificate=str(certificate), key=str(key), ca="no.pem", verify="required"),
+        'verify "optional" and "required" need ca': with_tls(MINIMAL, certificate=str(certificate), key=str(key), verify="required"),
+        "tls: certificate and key are given together": MINIMAL + '[tls]\ncertificate = "x.pem"\n',
+        "tls: .*none.pem cannot be read": MINIMAL.replace("amqp://", "amqps://") + '[tls]\nca = "none.pem"\n',
+    }
+    for told, text in cases.items():
+        said = refusal(tmp_path, text)
+        assert re.search(told, said), said
+        assert "hunter2" not in said
+
+
+def test_users_of_certificates(tmp_path: Path, authority: Authority) -> None:
+    certificate, key = authority.issue("door")
+    keys = {"certificate": str(certificate), "key": str(key)}
+    user = '[[door.tls.users]]\ncommon_name = "orders"\nuser = "{}"\npassword = "hunter2"\n'
+    asked = {"ca": str(authority.ca), "verify": "optional"}
+    assert load(write(tmp_path, with_tls(MINIMAL, **keys, **asked) + user.format("app"))).door.tls.users[0].user == "app"  # type: ignore[union-attr]
+    for told, text in {
+        'users need verify "optional" or "required"': with_tls(MINIMAL, **keys) + user.format("app"),
+        "the sidecar's own user": with_tls(MINIMAL, **keys, **asked) + user.format("lrq"),
+        "stands once": with_tls(MINIMAL, **keys, **asked) + user.format("app") * 2,
+    }.items():
+        said = refusal(tmp_path, text)
+        assert told in said
+        assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("id = 1", 'id = 1\npasword = "hunter2"'),
+        ('"amqp://lrq:secret@127.0.0.1:5672"', '"amqp://lrq:hunter2@127.0.0.1"'),
+        ('"amqp://lrq:secret@127.0.0.1:5672"', '["amqp://lrq:hunter2@127.0.0.1:5672"]'),
+        ("[http]", 'tls = "amqp://lrq:hunter2@h:1"\n[http]'),
+        ("[http]", '[[peers]]\nname = "e2"\nid = 2\ndoor = "amqp://lrq:hunter2@h"\nhttp = "http://h:1"\n[http]'),
+        ("[node]", 'peers = "amqp://lrq:hunter2@h:1"\n[node]'),
+    ],
+)
+def test_a_secret_is_never_shown(tmp_path: Path, before: str, after: str) -> None:
+    assert "hunter2" not in refusal(tmp_path, MINIMAL.replace(before, after))
 
 
 def test_missing_file(tmp_path: Path) -> None:

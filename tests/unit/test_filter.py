@@ -137,8 +137,6 @@ def test_refused_is_dequeued_everywhere(flt: Filter) -> None:
     flt.safe(flt.at)
     assert flt.ask(Q, 3) is flt.ask(D, 3, FROM_Q) is ACK
     assert flt.may_skip([], 3)
-    flt.forget_refused(4)
-    assert flt.ask(Q, 3) is GIVE
 
 
 def test_purge_takes_what_never_died(flt: Filter) -> None:
@@ -236,9 +234,7 @@ def test_what_the_sweeper_has_to_find(flt: Filter) -> None:
     assert list(missed) == [3, 4]
     assert q.due(100) == 6
     assert flt.ask(Q, 3) is ACK  # forgotten by the sweeper, not by the filter
-    flt.queue(D).mark_due(missed)
-    assert flt.queue(D).due(100) == 2
-    assert set(flt.queues()) == {q, flt.queue(D)}
+    assert set(flt.queues()) == {q}
 
 
 def test_an_operation_read_again_is_not_due_again(flt: Filter) -> None:
@@ -303,31 +299,36 @@ def test_export_and_import(flt: Filter) -> None:
     assert [again.verdict(queue, seq, 1, deaths) for queue, seq, deaths in asked] == [ACK, REJECT, REJECT, ACK, ACK, ACK, GIVE]
 
 
-def test_forgetting(flt: Filter) -> None:
-    flt.done(Kind.DEQUEUE, Q, 1, 10)
-    flt.done(Kind.REJECT, D, 1, 10, origin="q")
-    flt.done(Kind.PURGE, R, 0, 5)
-    held = flt.queue(Q)
-    flt.forget([Q, D, R, ("/", "nobody")], 5)
-    assert [flt.ask(Q, 4), flt.ask(Q, 5)] == [GIVE, ACK]
-    assert [flt.ask(D, 4, FROM_Q), flt.ask(D, 5, FROM_Q)] == [GIVE, ACK]
-    assert flt.ask(R, 5) is ACK
-    flt.forget([Q, D, R], 11)
-    assert flt.ask(R, 5) is GIVE
-    flt.drop_empty({Q})
-    assert flt.queues() == (held,)
-    assert flt.export() == ((), BitMap64().serialize())
+def test_a_log_that_lost_its_end(flt: Filter) -> None:
+    """What takes the sequences of lost entries is not dequeued."""
+    died = ((Q[1], 1),)
+    flt.note(10, Kind.DEQUEUE, Q, (3, 9), 0, "", sweep=True)
+    flt.note(11, Kind.REJECT, Q, (2, 2, 8, 8), 0, "", sweep=True)
+    flt.note(12, Kind.DEQUEUE, Q, (4, 7), 1, Q[1], sweep=True)
+    flt.note(13, Kind.DEQUEUE, D, (7, 7), 0, Q[1], sweep=True)
+    flt.note(14, Kind.PURGE, D, (0, 8), 0, "", sweep=False)
+    flt.note(15, Kind.REFUSED, None, (6, 6), 0, "", sweep=False)
+    flt.safe(15)
+    flt.lose(4)
+    assert flt.verdict(Q, 4, 1) is Verdict.ACK
+    assert flt.verdict(Q, 2, 1) is Verdict.REJECT
+    assert flt.verdict(Q, 4, 1, died) is Verdict.ACK
+    assert flt.verdict(D, 4, 1) is Verdict.ACK
+    for seq in (5, 6, 7, 8, 9):
+        assert flt.verdict(Q, seq, 1) is Verdict.GIVE
+        assert flt.verdict(Q, seq, 1, died) is Verdict.GIVE
+        assert flt.verdict(D, seq, 1) is Verdict.GIVE
+        assert flt.verdict(D, seq, 1, died) is Verdict.GIVE
+    assert flt.queue(Q).due(100) == 3
 
 
 def test_a_deleted_queue(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, Q, 1, 10, sweep=True)
     flt.done(Kind.DEQUEUE, Q, 2000, sweep=True)  # of the next queue of that name
-    flt.forget_queue(Q, 1500, dead_letters=True)
-    flt.forget_queue(("/", "nobody"), 1500, dead_letters=True)
+    flt.forget_queue(Q, 1500)
+    flt.forget_queue(("/", "nobody"), 1500)
     assert list(flt.queue(Q).start_pass(9000)) == [2000]
     assert flt.ask(D, 3, FROM_Q) is ACK
-    flt.forget_queue(Q, 1500, dead_letters=False)
-    assert flt.ask(D, 3, FROM_Q) is GIVE
     assert flt.ask(Q, 2000) is ACK
 
 
@@ -499,3 +500,8 @@ def test_ten_million_messages(shape: str) -> None:
         f"verdict {result.verdict_ns:.0f} ns; in the record {result.record_bytes / 1e6:.2f} MB"
     )
     assert result.memory_bytes < MEMORY_MAX_BYTES
+
+
+def test_a_node_without_a_record_begins_with_an_empty_filter() -> None:
+    flt = DeliveryFilter.restored(Generations(), (), b"")
+    assert flt.export() == DeliveryFilter(Generations()).export()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import lrq_ha.replication.ids as ids_module
 from lrq_ha.replication.errors import IllegalEvent, MalformedInput
-from lrq_ha.replication.ids import Dedup, ReplicationId, producer_name, sequence_after
+from lrq_ha.replication.ids import Dedup, ReplicationId, producer_name
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,6 @@ def test_parse_and_format(value: bytes, producer: str, sequence: int) -> None:
     parsed = ReplicationId.parse(value)
     assert parsed == (producer, sequence)
     assert parsed.encode() == value
-    assert sequence_after(producer.encode() + b"/", value) == sequence
 
 
 MALFORMED = [
@@ -53,12 +52,6 @@ MALFORMED = [
 def test_malformed(value: bytes) -> None:
     with pytest.raises(MalformedInput):
         ReplicationId.parse(value)
-
-
-@pytest.mark.parametrize("value", [*(v for v in MALFORMED), b"b/1"])
-def test_malformed_for_a_known_producer(value: bytes) -> None:
-    with pytest.raises(MalformedInput):
-        sequence_after(b"a/", value)
 
 
 @pytest.mark.parametrize("value", [b"", b"a/b", b"a b", b"x" * 129, b"\xff", b"a\x7f"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +104,19 @@ def test_restore() -> None:
     assert index.accept(batch(E2, 9, 9, E2)) is Acceptance.APPEND
 
 
+def test_start_at_a_checkpoint() -> None:
+    index = two_epochs()
+    checkpoint = batch(E2, 9, 9, E2)
+    before = index.state()
+    index.accept(checkpoint)
+    point = index.start_point(checkpoint, 17)
+    assert (point.sequence, point.epoch, point.leader, point.offset) == (9, E2, E2, 17)
+    again = LogIndex(1)
+    again.restore(replace(before, top=point.leader, in_set=point.in_set), point.out_since)
+    again.accept(checkpoint)
+    assert again.state() == index.state()
+
+
 def test_state_tells_of_a_lost_host() -> None:
     assert two_epochs().state(lost_host=True).lost_host
 
@@ -189,7 +204,7 @@ ONE, TWO = frozenset({1}), frozenset({2})
     ],
 )
 def test_refuses_cut(tail: LogState, leader: LogState, refuses: bool) -> None:
-    assert refuses_cut(tail, leader, E3, 3) is refuses
+    assert refuses_cut(tail, leader, 3) is refuses
 
 
 # ---- R4, R15 --------------------------------------------------------------------------------------------------------

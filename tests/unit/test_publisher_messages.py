@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import messages
-from lrq_ha.publisher.confirm import Confirm
+from lrq_ha.publisher.confirm import AsyncConfirm, Confirm
+from lrq_ha.publisher.core import address
 from lrq_ha.publisher.errors import ConfirmTimeout, InvalidArgument, MessageTooLarge, NackedError, NoPrimary
 from lrq_ha.publisher.messages import LogEntries
-from lrq_ha.publisher.nodes import DELAY_MAX_S, STEP_S, Rotation
+from lrq_ha.publisher.nodes import DELAY_MAX_S, STEP_S, Addresses, Rotation
 from lrq_ha.publisher.transaction import Transaction
+from lrq_ha.publisher.wire import WRITE_BYTES_MAX, Outgoing, writes
 from lrq_ha.replication.errors import IllegalEvent
 
 
@@ -83,12 +89,19 @@ def test_collecting_a_transaction() -> None:
     assert len(transaction) == 1
     with pytest.raises(IllegalEvent):
         _ = transaction.confirm
-    assert transaction.seal() == LogEntries(((b"a", ("west",)),))
+    with transaction.collecting():
+        transaction.transmit_log_entry_message(b"b", ["south"])
+    assert transaction.entries == LogEntries(((b"a", ("west",)), (b"b", ("south",))))
     transaction.sent("confirm")
     assert transaction.confirm == "confirm"
     with pytest.raises(IllegalEvent):
         transaction.transmit_log_entry_message(b"b", ["west"])
-    assert Transaction[str]().seal() is None
+    assert Transaction[str]().entries is None
+    discarded: Transaction[str] = Transaction()
+    discarded.transmit_log_entry_message(b"a", ["west"])
+    with pytest.raises(KeyError), discarded.collecting():
+        raise KeyError
+    assert discarded.entries is None
 
 
 def test_statuses() -> None:
@@ -118,6 +131,120 @@ def test_rotation_of_one_address() -> None:
     rotation = Rotation(1)
     assert [rotation.next(1.0) for _ in range(3)] == [0.1, 0.2, 0.4]
     assert rotation.current == 0
+
+
+def test_addresses_remember_what_each_answered() -> None:
+    addresses = Addresses("/", ["a:1", "b:2"])
+    addresses.trying()
+    assert addresses.answers == {"a:1": "no answer yet", "b:2": "not tried yet"}
+    assert addresses.left("refused", 1.0) == STEP_S
+    assert addresses.here == "b:2 vhost '/'"
+    addresses.trying()
+    addresses.took_us()
+    assert addresses.answers == {"a:1": "refused", "b:2": "takes publishes"}
+    addresses.holds()
+    assert addresses.left("lost", 1.0) == STEP_S
+    addresses.trying()
+    with pytest.raises(NoPrimary, match="a:1: refused; b:2: lost"):  # while it is asked again, its last answer stands
+        raise addresses.no_primary()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("amqp://u:p@host:5", "host:5"), ("amqp://host", "host:5672"), ("amqps://u@host/vhost", "host:5671"), ("amqp://", "localhost:5672"),
+        ("amqp://u:p@[::1]:7", "::1:7"),
+    ],
+)  # fmt: skip
+def test_addresses_are_shown_without_credentials(url: str, expected: str) -> None:
+    assert address(url) == expected
+
+
+@pytest.mark.parametrize("url", ["http://host", "host:5672", "amqp://u:secret@host:port", "amqp://u:secret@[::1", None, 7])
+def test_bad_addresses_do_not_tell_the_password(url: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"amqp://user:password@host:port") as caught:
+        address(url)  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+
+
+def test_writes_are_the_frames_in_pieces() -> None:
+    bodies = [b"", b"one", b"y" * 10_000, b"z" * (2 * WRITE_BYTES_MAX)]
+    messages = [Outgoing(b"<%d>" % number, body, None) for number, body in enumerate(bodies)]
+    pieces = list(writes(messages, 4096))
+    assert max(map(len, pieces)) < WRITE_BYTES_MAX + 8192
+    assert len(pieces) == 3
+    written, found = b"".join(pieces), []
+    for number, body in enumerate(bodies):
+        head = b"<%d>" % number
+        assert written.startswith(head)
+        written, left = written[len(head) :], len(body)
+        while left:
+            kind, channel, size = struct.unpack(">BHI", written[:7])
+            assert (kind, channel, written[7 + size]) == (3, 1, 0xCE)
+            assert size <= 4096 - 8
+            found.append(written[7 : 7 + size])
+            written, left = written[8 + size :], left - size
+    assert (written, b"".join(found)) == (b"", b"".join(bodies))
+
+
+def test_a_confirm_says_what_it_is() -> None:
+    for kind in (Confirm, AsyncConfirm):
+        confirm = kind("p/1", lambda: None)
+        assert repr(confirm) == f"<{kind.__name__} p/1: waiting>"
+        confirm.settle(None)
+        assert repr(confirm) == f"<{kind.__name__} p/1: confirmed>"
+        failed = kind("p/2", lambda: None)
+        failed.settle(NackedError("p/2", 312, "NO_ROUTE"))
+        assert "failed" in repr(failed)
+        assert "312 NO_ROUTE" in repr(failed)
+
+
+def test_who_stops_waiting_is_forgotten() -> None:
+    confirm = Confirm("p/1", lambda: None)
+    called: list[Confirm] = []
+    confirm.add_done_callback(called.append)
+    for _ in range(3):
+        with pytest.raises(ConfirmTimeout):
+            confirm.result(0)
+    assert len(confirm._callbacks or ()) == 1
+    confirm.settle(None)
+    confirm.call_back()
+    assert called == [confirm]
+
+
+def test_an_awaited_confirm() -> None:
+    async def main() -> None:
+        confirm = AsyncConfirm("p/1", lambda: None)
+        with pytest.raises(ConfirmTimeout, match="p/1"):
+            await confirm.result(0)
+        waiting = [asyncio.ensure_future(confirm.result()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        confirm.settle(NackedError("p/1", 0, ""))
+        confirm.call_back()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(each) for each in results] == [asyncio.CancelledError, NackedError, NackedError]
+        with pytest.raises(NackedError):
+            await confirm
+
+    asyncio.run(main())
+
+
+def test_without_aio_pika_only_the_async_publisher_is_missing() -> None:
+    """As after `pip install lrq-ha`: a process in which aiormq cannot be imported."""
+    code = """
+import sys
+sys.modules["aiormq"] = None
+import lrq_ha.publisher
+lrq_ha.publisher.Publisher
+try:
+    lrq_ha.publisher.AsyncPublisher
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'lrq-ha[async]'" in done.stdout
 
 
 def test_confirm() -> None:

@@ -173,6 +173,15 @@ def test_overdue_is_measured_from_when_a_message_became_the_oldest() -> None:
     assert window.overdue_s(200.0) == 0.0
 
 
+def test_a_broker_that_makes_us_wait_is_not_overdue() -> None:
+    window = filled(1)
+    take(window)
+    assert window.overdue_s(100.0) == 0.0
+    window.not_late()
+    assert window.overdue_s(160.0) == 0.0
+    assert window.overdue_s(170.0) == 10.0
+
+
 def test_fail_all() -> None:
     window = filled(3)
     take(window, 1)

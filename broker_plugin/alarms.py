@@ -1,0 +1,53 @@
+"""connection.blocked and unblocked: a client that publishes is told when a broker's memory or disk alarm keeps its publishes waiting.
+
+Rule: there are two connections on which a broker may take no publishes, the client's own and that of the log, which every publish passes first.
+The client hears of the one or the other as RabbitMQ would tell it: from its first publish on, and only if it said that it understands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from . import frames
+from .frames import CONNECTION_BLOCKED, Item
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+
+class Alarm:
+    """What one client knows of alarms. `understands`: whether it announced the capability connection.blocked."""
+
+    __slots__ = ("_publishes", "_relay", "_told", "_understands", "broker")
+
+    def __init__(self, relay: Relay, understands: bool) -> None:
+        self._relay = relay
+        self._understands = understands
+        self._publishes = False
+        self._told = False
+        self.broker = ""  # why the client's own connection is blocked
+
+    def publishes(self) -> None:
+        """The client publishes."""
+        if not self._publishes:
+            self._publishes = True
+            self.changed()
+
+    def changed(self) -> None:
+        """One of the two connections was blocked or unblocked."""
+        reason = self.broker or self._relay.door.log_blocked
+        if bool(reason) == self._told or not (self._publishes and self._understands):
+            return
+        self._told = bool(reason)
+        method = commands.Connection.Blocked(reason) if reason else commands.Connection.Unblocked()
+        self._relay.to_client(frames.method_frame(0, method))
+
+
+def told(relay: Relay, _number: int, data: bytes, item: Item) -> bytes:
+    """connection.blocked or unblocked of the broker."""
+    method: Any = frames.decode_method(data[item[2] : item[3]])
+    relay.alarm.broker = method.reason if item[0] == CONNECTION_BLOCKED else ""
+    relay.alarm.changed()
+    return b""

@@ -1,0 +1,96 @@
+"""Carrying out what `topology` says of a declaration: passed on, answered, refused, or brought into the log between two barriers.
+
+Rule: a declaration that is replicated takes its place among the publishes of all connections. Before the broker is asked, everything that was
+published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
+every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from . import closing, frames, topology
+from .channels import Channel, Passed
+from .frames import CHANNEL_CLOSE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, Item, decode_method
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+
+def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
+    """A declaration, deletion, binding or purge of the client."""
+    method: Any = decode_method(payload)
+    action = topology.classify(relay, channel, kind, payload, method)
+    if isinstance(action, topology.Refuse):
+        closing.refuse(relay, channel, action.code, action.text, kind)
+    elif isinstance(action, topology.Answer):
+        name = frames.short_string(action.queue)
+        high, low = divmod(action.number, 1 << 32)
+        counts = low.to_bytes(4, "big") + high.to_bytes(4, "big")
+        relay.to_client(frames.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
+    elif isinstance(action, topology.PassOn):
+        if action.queue:
+            channel.last_queue = action.queue
+        silent = bool(getattr(method, "nowait", False))
+        if action.local is not None:
+            # Whether the queue is this node's own is known when the broker has accepted it: without an answer it would never be.
+            payload = topology.answered(payload)
+            channel.passed.append(Passed(action.local, silent))
+        elif not silent:
+            channel.passed.append(Passed(None, False))
+        relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+    else:
+        relay.stall()
+        relay.spawn(_replicate(relay, channel, kind, method, action))
+
+
+async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, action: topology.Replicate) -> None:
+    number, replica = channel.number, relay.replica
+    try:
+        async with replica.barrier():
+            reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+            relay.replies[number] = reply
+            relay.outbox.put(frames.frame(METHOD, number, action.asked))
+            answer, payload = await reply
+            if answer == CHANNEL_CLOSE:
+                return
+            sequence = replica.topology(relay.vhost, action)
+            if kind == QUEUE_DECLARE:
+                replica.local_queues.discard((relay.vhost, action.queue))
+            if action.queue:
+                channel.last_queue = action.queue
+        await replica.wait_safe(sequence)
+        if relay.watch is not None:
+            relay.watch.declared(number, action.asked, True)
+        if not getattr(method, "nowait", False):
+            relay.to_client(frames.frame(METHOD, number, payload))
+    finally:
+        relay.replies.pop(number, None)
+        relay.unstall()
+
+
+# ---- what the broker answers -----------------------------------------------------------------------------------------------
+
+
+def declare_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    """queue.declare-ok, which names the queue."""
+    start = item[2] + 4
+    relay.channel(number).last_queue = data[start + 1 : start + 1 + data[start]].decode("utf-8", "surrogateescape")
+    return reply(relay, number, data, item)
+
+
+def reply(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    """The answer to a declaration; the client gets that of a replicated one later."""
+    channel = relay.channel(number)
+    if channel.passed:
+        passed = channel.passed.popleft()
+        if passed.local is not None:
+            relay.replica.local_queues.add(passed.local)
+            relay.door.forget_decisions()
+        return b"" if passed.silent else None
+    future = relay.replies.get(number)
+    if future is None or future.done():
+        return None
+    future.set_result((item[0], bytes(data[item[2] : item[3]])))
+    return b""

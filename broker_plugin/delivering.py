@@ -1,0 +1,229 @@
+"""What the broker hands out: which copies the client gets (R9), and which it never sees. The other hot half of the door.
+
+Rules:
+- A delivery without a position is none of the log's business and passes as it came.
+- Whether a copy may be given out can depend on an entry that is not safe yet: then it is withheld, with all that follows on its channel.
+- A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from lrq_ha.replication.filter import Verdict
+
+from . import closing, endpoints, frames, settling
+from .channels import Channel, Closing, Consumer, Delivery
+from .frames import BASIC_DELIVER, BASIC_GET_OK, Item, decode_method, scan
+from .headers import cut, deaths, position
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+
+# ---- what the client asks for ----------------------------------------------------------------------------------------------
+
+
+def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+    """basic.consume."""
+    method: Any = decode_method(payload)
+    if not _may_read(relay, channel, method):
+        return
+    consumer = _consumer(relay, channel, method)
+    if method.nowait:
+        channel.consumers[method.consumer_tag.encode()] = consumer
+    else:
+        channel.consuming.append(consumer)
+    relay.outbox.put(frames.method_frame(channel.number, method))
+
+
+def get(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+    """basic.get."""
+    method: Any = decode_method(payload)
+    if not _may_read(relay, channel, method):
+        return
+    consumer = _consumer(relay, channel, method)
+    frame = frames.method_frame(channel.number, method)
+    channel.gets.append((consumer, frame))
+    relay.outbox.put(frame)
+
+
+def _may_read(relay: Relay, channel: Channel, method: Any) -> bool:
+    queue = method.queue or channel.last_queue
+    if endpoints.may_read(relay, queue):
+        return True
+    closing.refuse(relay, channel, 403, f"ACCESS_REFUSED - clients do not read '{queue}' in vhost '{relay.vhost}'", method.index)
+    return False
+
+
+def _consumer(relay: Relay, channel: Channel, method: Any) -> Consumer:
+    """As the client asked for it; `method` is changed to what the broker is asked for."""
+    key = (relay.vhost, method.queue or channel.last_queue)
+    tracked = relay.replica.replicates(key) and not endpoints.is_routing(relay.vhost)
+    consumer = Consumer(key, bool(method.no_ack) and tracked, tracked, bool(method.no_ack))
+    if consumer.automatic:
+        method.no_ack = False
+    return consumer
+
+
+# ---- what the broker answers -----------------------------------------------------------------------------------------------
+# None: the client gets it as it came; else what it gets instead (nothing, if it must not see it).
+
+
+def consume_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    channel = relay.channel(number)
+    if channel.consuming:
+        start = item[2] + 4
+        channel.consumers[bytes(data[start + 1 : start + 1 + data[start]])] = channel.consuming.popleft()
+    return None
+
+
+def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    """basic.cancel of the broker, or its cancel-ok: nothing more comes for this consumer."""
+    start = item[2] + 4
+    relay.channel(number).consumers.pop(bytes(data[start + 1 : start + 1 + data[start]]), None)
+    return None
+
+
+def deliver(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    """basic.deliver, whole."""
+    payload = data[item[4] : item[5]]
+    channel = relay.channel(number)
+    if relay.client is None or channel.state is Closing.DOOR:
+        return b""  # nobody takes it; it goes back when the channel is closed
+    consumer_tag, tag, _ = frames.deliver_arguments(data[item[2] : item[3]])
+    consumer = channel.consumers.get(consumer_tag)
+    if consumer is None:
+        return None
+    if b"x-lrq-pos" not in payload or not consumer.tracked:
+        _unknown(relay, channel, consumer, tag)
+        return None
+    if b"x-stream-offset" in payload:
+        return _read(relay, channel, consumer, tag, payload)
+    if relay.door.draining:
+        channel.undelivered.append(tag)
+        return b""
+    return _judge(relay, channel, consumer, tag, payload, data, item, 5 + len(consumer_tag) + 8)
+
+
+def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    channel = relay.channel(number)
+    if not item[6]:
+        return part(relay, number, BASIC_GET_OK, data[item[2] : item[3]])
+    if not channel.gets:
+        return None
+    consumer, frame = channel.gets.popleft()
+    payload = data[item[4] : item[5]]
+    tag, _ = frames.get_ok_arguments(data[item[2] : item[3]])
+    if b"x-lrq-pos" not in payload or not consumer.tracked:
+        _unknown(relay, channel, consumer, tag)
+        return None
+    if relay.door.draining:
+        channel.undelivered.append(tag)
+        return frames.method_frame(number, commands.Basic.GetEmpty())
+    replaced = _judge(relay, channel, consumer, tag, payload, data, item, 12)
+    if replaced == b"":
+        channel.gets.appendleft((consumer, frame))
+        if number not in relay.withheld:
+            relay.outbox.put(frame)  # the client gets the next one instead
+    return replaced
+
+
+def get_empty(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:
+    channel = relay.channel(number)
+    if channel.gets:
+        channel.gets.popleft()
+    return None
+
+
+def part(relay: Relay, number: int, kind: int, payload: bytes) -> bytes | None:
+    """A content that comes in pieces: put together, it is treated as one that came whole."""
+    content = relay.broker_parts.take(kind, number, payload)
+    if content is None:
+        return b""
+    blob, items = frames.whole(number, content, relay.frame_max_bytes)
+    item = items[0]
+    replaced = None
+    if item[0] == BASIC_DELIVER:
+        replaced = relay.deliver(relay, number, blob, item)
+    elif item[0] in relay.on_broker:
+        replaced = relay.on_broker[item[0]](relay, number, blob, item)
+    return blob if replaced is None else replaced
+
+
+def refit(blob: bytes, frame_max_bytes: int) -> bytes:
+    """A content, if any, whose frames may be too large for a client that agreed to this frame_max, cut anew.
+
+    A broker may send frames a little larger than its client is told of (frames.HEADROOM_BYTES). A header frame cannot be cut, but goes without
+    its position where that is too much.
+    """
+    items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
+    parts = []
+    for _, channel, start, end, header, header_end, stop in items:
+        payload = blob[header:header_end]
+        if len(payload) + frames.FRAME_OVERHEAD_BYTES > frame_max_bytes:
+            payload = cut(payload, b"x-lrq-pos")
+        parts += [blob[start - 7 : end + 1], *frames.content(channel, payload, frames.body_of(blob, header_end, stop), frame_max_bytes)]
+    return b"".join(parts)
+
+
+def _judge(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bits_at: int) -> bytes | None:
+    """R9: what becomes of a copy that the broker hands out. `bits_at`: where the redelivered bit stands in the method."""
+    replica = relay.replica
+    stamped = position(payload)
+    parsed = replica.parse_stamp(stamped) if stamped is not None else None
+    if parsed is None:
+        _unknown(relay, channel, consumer, tag)
+        return None
+    sequence, generation = parsed
+    died = deaths(payload) if b"x-death" in payload else ()
+    queue = consumer.queue
+    verdict = replica.filter.verdict(queue, sequence, generation, died)
+    if verdict is Verdict.GIVE:
+        replica.seen(sequence)
+        delivery = Delivery(queue, sequence, died)
+        if consumer.automatic:
+            settling.ack_for(relay, channel, tag, delivery)
+        else:
+            channel.deliveries[tag] = delivery
+        if sequence > replica.redelivered_upto:
+            return None
+        bit = item[2] + bits_at
+        return data[item[2] - 7 : bit] + bytes((data[bit] | 1,)) + data[bit + 1 : item[6]]
+    _turn_away(relay, channel, tag, Delivery(queue, sequence, died), generation, verdict, data[item[2] - 7 : item[6]])
+    return b""
+
+
+def _unknown(relay: Relay, channel: Channel, consumer: Consumer, tag: int) -> None:
+    """A delivery that the log knows nothing of."""
+    if consumer.automatic:
+        settling.settle_unseen(relay, channel, frames.ack(channel.number, tag))
+    elif not consumer.no_ack:
+        channel.others.add(tag)
+
+
+def _read(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes) -> bytes | None:
+    """What is read from a stream stays there, so nothing of it is settled; but a copy that was published again counts once (R8)."""
+    stamped = position(payload)
+    parsed = relay.replica.parse_stamp(stamped) if stamped is not None else None
+    if parsed is None or relay.replica.generations.counts(*parsed):
+        _unknown(relay, channel, consumer, tag)
+        return None
+    relay.door.counters["filtered"] += 1
+    settling.settle_unseen(relay, channel, frames.ack(channel.number, tag))
+    return b""
+
+
+def _turn_away(relay: Relay, channel: Channel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
+    if verdict is Verdict.HOLD:
+        relay.withheld[channel.number] = [blob]
+        relay.replica.waiting_safe.add(relay)
+        return
+    relay.door.counters["filtered"] += 1
+    if verdict is Verdict.REJECT:
+        settling.settle_unseen(relay, channel, frames.reject(channel.number, tag, requeue=False))
+    else:
+        settling.settle_unseen(relay, channel, frames.ack(channel.number, tag))
+    relay.replica.seen_gone(delivery.queue, delivery.sequence, generation, delivery.deaths)

@@ -1,0 +1,138 @@
+"""Queues that expire when they are not used (`x-expires`): on a backup nobody uses them, but whether they expire is the primary's to say.
+
+Rules:
+- Each is used here, several times in the time after which it would expire, until the log says that it is deleted.
+- A passive declaration is use of a classic queue; of a quorum queue only a consumer or a basic.get is (measured on 3.10 and 4.3). So there a
+  consumer comes, takes at most one message, and gives it back in the way that does not count as a delivery attempt. Where every way counts and the
+  queue has a limit on them, it comes only while the queue is empty.
+- One consumer per queue: it keeps away from a queue that is being swept, which is use too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from . import topology
+from .channels import QueueKey
+from .client import Connection
+from .client_errors import Address, ChannelClosed
+from .replica import Replica
+
+log = logging.getLogger("lrq_ha.sweeper")
+
+USES = 4  # in the time after which a queue expires
+INTERVAL_MAX_S = 1.0
+INTERVAL_MIN_S = 0.05
+
+
+def has_a_free_way_back(connection: Connection) -> bool:
+    """Whether this broker has a way of giving back that does not count as a delivery attempt (nack; closing the channel counts there)."""
+    major = str(connection.server_properties.get("version", "")).split(".")[0]
+    return not major.isdigit() or int(major) >= 4
+
+
+class Keeper:
+    """See above.
+
+    Args:
+        replica: Knows the queues.
+        broker: The own broker; the vhost in it is replaced.
+    """
+
+    def __init__(self, replica: Replica, broker: Address) -> None:
+        self._replica = replica
+        self._broker = broker
+        self._connections: dict[str, Connection] = {}
+        self._used_at: dict[QueueKey, float] = {}
+        self._missed: set[QueueKey] = set()
+        self._swept: QueueKey | None = None
+        self._lock = asyncio.Lock()  # held while a consumer is at a queue
+        self._stopping = asyncio.Event()
+
+    @asynccontextmanager
+    async def away_from(self, key: QueueKey) -> AsyncIterator[None]:
+        """It does not touch this queue meanwhile."""
+        async with self._lock:
+            self._swept = key
+        try:
+            yield
+        finally:
+            self._swept = None
+
+    async def run(self) -> None:
+        """Uses queues until `stop`.
+
+        Raises:
+            LrqError: The broker's connection is lost.
+        """
+        try:
+            while not self._stopping.is_set():
+                pause_s = INTERVAL_MAX_S
+                for key, gone in list(self._replica.declared.items()):
+                    arguments = topology.queue_arguments(self._replica.declarations.get(key, b""))
+                    expires_ms = 0 if gone else arguments.get("x-expires", 0)
+                    if expires_ms and self._replica.replicates(key) and not self._stopping.is_set():
+                        every_s = expires_ms / 1_000 / USES
+                        pause_s = min(pause_s, every_s)
+                        if time.monotonic() - self._used_at.get(key, 0.0) >= every_s:
+                            await self._use(key, arguments)
+                try:
+                    async with asyncio.timeout(max(pause_s, INTERVAL_MIN_S)):
+                        await self._stopping.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for connection in self._connections.values():
+                await connection.close()
+            self._connections.clear()
+
+    async def stop(self) -> None:
+        """Ends `run`; returns when it is at no queue any more."""
+        self._stopping.set()
+        async with self._lock:
+            pass
+
+    async def _use(self, key: QueueKey, arguments: Mapping[str, Any]) -> None:
+        async with self._lock:
+            if key == self._swept or self._stopping.is_set():
+                return
+            self._used_at[key] = time.monotonic()
+            vhost, queue = key
+            if vhost not in self._connections:
+                self._connections[vhost] = await Connection.open(replace(self._broker, vhost=vhost))
+            connection = self._connections[vhost]
+            free = has_a_free_way_back(connection)
+            channel = await connection.channel()
+            try:
+                _, ready, _ = await channel.queue_declare(queue, passive=True)
+                if arguments.get("x-queue-type") == "quorum" and (free or not ready or "x-delivery-limit" not in arguments):
+                    await channel.qos(1)
+                    tag = await channel.consume(queue, lambda *_: None)
+                    if free:
+                        await channel.cancel(tag)
+                        channel.nack(0, multiple=True, requeue=True)
+                        await channel.flow()
+            except ChannelClosed as error:
+                self._missing(key, error)
+            await channel.close()
+
+    def _missing(self, key: QueueKey, error: ChannelClosed) -> None:
+        vhost, queue = key
+        node = self._replica.node
+        declared = self._replica.tracker.applied == node.log.end  # else that may be to come
+        if error.no_such_queue and declared and key not in self._missed:
+            self._missed.add(key)
+            log.warning(
+                "queue '%s' in vhost '%s' has expired while this sidecar was away, with what it held: let this node begin anew (lrq-ha reinit %s)",
+                queue,
+                vhost,
+                node.name(node.me),
+            )
+        else:
+            log.debug("queue '%s' in vhost '%s' cannot be used: %s", queue, vhost, error.text)

@@ -1,0 +1,209 @@
+"""What stands in the frames of a login: mechanisms, credentials, client properties. Pure.
+
+Rules:
+- The broker is sent what was understood here, encoded anew: two ways to read the same bytes (a key that stands twice in a table) could let a
+  client be somebody else for the door than for the broker.
+- Only mechanisms that tell the door who logs in are offered: PLAIN and AMQPLAIN, and EXTERNAL where the door itself maps certificates to users.
+- Client properties pass as they are but for two: `lrq_client_address`, which only the door may write, and `connection_name`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import headers
+from .frames import FrameError, short_string
+
+PLAIN, AMQPLAIN, EXTERNAL = "PLAIN", "AMQPLAIN", "EXTERNAL"
+UNDERSTOOD = (PLAIN, AMQPLAIN)
+CLIENT_ADDRESS, CONNECTION_NAME = b"lrq_client_address", b"connection_name"
+OWN_PREFIX = b"lrq_"
+
+_u32 = struct.Struct(">I").unpack_from
+_pack_u32 = struct.Struct(">I").pack
+_SIGNED, _UNSIGNED = frozenset(b"bUsIl"), frozenset(b"tBuiL")
+_METHOD_BYTES = 4
+_VERSION_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A user name and a password as they stand on the wire; shown without either's value where it is printed."""
+
+    user: bytes
+    password: bytes = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The user's name as text; one that is not UTF-8 survives as surrogate escapes."""
+        return self.user.decode("utf-8", "surrogateescape")
+
+    def same(self, other: Credentials) -> bool:
+        """Whether both are the same, in a time that tells nothing."""
+        return hmac.compare_digest(self.user, other.user) & hmac.compare_digest(self.password, other.password)
+
+
+@dataclass(frozen=True)
+class StartOk:
+    """A client's answer to connection.start. `properties` are the fields of its table, `response` is the mechanism's."""
+
+    properties: bytes = field(repr=False)
+    mechanism: str
+    response: bytes = field(repr=False)
+    locale: bytes
+
+
+def _long(payload: bytes, at: int) -> tuple[bytes, int]:
+    try:
+        end = at + 4 + _u32(payload, at)[0]
+    except struct.error as error:
+        raise FrameError("a frame of the login ends too early") from error
+    if end > len(payload):
+        raise FrameError("a string of the login runs past the end of its frame")
+    return payload[at + 4 : end], end
+
+
+def _short(payload: bytes, at: int) -> tuple[bytes, int]:
+    if at >= len(payload) or at + 1 + payload[at] > len(payload):
+        raise FrameError("a string of the login runs past the end of its frame")
+    end = at + 1 + payload[at]
+    return payload[at + 1 : end], end
+
+
+def offer(start: bytes, external: bool) -> tuple[bytes, list[str]]:
+    """What the client is told of the broker's connection.start (its payload), and the mechanisms that are left.
+
+    Args:
+        start: As the broker sent it.
+        external: Whether the door maps this client's certificate to a user.
+    """
+    _, at = _long(start, _METHOD_BYTES + _VERSION_BYTES)
+    offered, end = _long(start, at)
+    kept = [name for name in UNDERSTOOD if name.encode() in offered.split()]
+    if external and PLAIN in kept:
+        kept.insert(0, EXTERNAL)
+    mechanisms = " ".join(kept).encode()
+    return b"".join((start[:at], _pack_u32(len(mechanisms)), mechanisms, start[end:])), kept
+
+
+def parse_start_ok(payload: bytes) -> StartOk:
+    """Reads a connection.start-ok from its frame's payload. Raises FrameError."""
+    properties, at = _long(payload, _METHOD_BYTES)
+    mechanism, at = _short(payload, at)
+    response, at = _long(payload, at)
+    locale, at = _short(payload, at)
+    if at != len(payload):
+        raise FrameError("a connection.start-ok is longer than its arguments")
+    headers.fields(properties, 0, len(properties))
+    return StartOk(properties, mechanism.decode("ascii", "replace"), response, locale)
+
+
+def credentials(answer: StartOk) -> Credentials | None:
+    """Who logs in; None where the response has not the mechanism's form."""
+    response = answer.response
+    if answer.mechanism == PLAIN:
+        parts = response.split(b"\0")
+        return Credentials(parts[1], parts[2]) if len(parts) == 3 and not parts[0] else None
+    if answer.mechanism == AMQPLAIN:
+        found: dict[bytes, bytes] = {}
+        for start, value, end in headers.fields(response, 0, len(response)):
+            if response[value] == ord("S"):
+                found.setdefault(response[start + 1 : value], response[value + 5 : end])
+        if b"LOGIN" in found and b"PASSWORD" in found:
+            return Credentials(found[b"LOGIN"], found[b"PASSWORD"])
+    return None
+
+
+def encode_start_ok(answer: StartOk, who: Credentials, properties: bytes) -> bytes:
+    """The arguments of the connection.start-ok for the broker. EXTERNAL becomes PLAIN: the broker knows nothing of the certificate.
+
+    Args:
+        answer: The client's.
+        who: The user to log in.
+        properties: Fields of the client properties.
+    """
+    if answer.mechanism == AMQPLAIN:
+        mechanism, response = AMQPLAIN, headers.field(b"LOGIN", who.user) + headers.field(b"PASSWORD", who.password)
+    else:
+        mechanism, response = PLAIN, b"\0%b\0%b" % (who.user, who.password)
+    return b"".join(
+        (
+            _pack_u32(len(properties)),
+            properties,
+            short_string(mechanism),
+            _pack_u32(len(response)),
+            response,
+            bytes((len(answer.locale),)),
+            answer.locale,
+        )
+    )
+
+
+def own_properties(properties: bytes) -> Mapping[str, Any]:
+    """The client properties that begin with `lrq_`, where they are strings or whole numbers; of a key that stands twice, the first."""
+    found: dict[str, Any] = {}
+    for start, value, end in headers.fields(properties, 0, len(properties)):
+        if not properties.startswith(OWN_PREFIX, start + 1):
+            continue
+        kind, raw = properties[value], properties[value + 1 : end]
+        key = properties[start + 1 : value].decode("utf-8", "replace")
+        if kind == ord("S"):
+            found.setdefault(key, raw[4:].decode("utf-8", "replace"))
+        elif kind in _SIGNED or kind in _UNSIGNED:
+            found.setdefault(key, int.from_bytes(raw, "big", signed=kind in _SIGNED))
+    return found
+
+
+def capability(properties: bytes, name: bytes) -> bool:
+    """Whether the client says that it has a capability."""
+    for start, value, end in headers.fields(properties, 0, len(properties)):
+        if properties[start + 1 : value] == b"capabilities" and properties[value] == ord("F"):
+            for inner, inner_value, _ in headers.fields(properties, value + 5, end):
+                if properties[inner + 1 : inner_value] == name and properties[inner_value] == ord("t"):
+                    return properties[inner_value + 1] != 0
+    return False
+
+
+def with_address(properties: bytes, address: str) -> bytes:
+    """Client properties that tell the broker where the client really is: in `lrq_client_address` and in the connection's name.
+
+    Args:
+        properties: The client's; a `lrq_client_address` among them is cut.
+        address: host:port of the client; empty if the broker learns it in another way.
+    """
+    kept, name = [], b""
+    for start, value, end in headers.fields(properties, 0, len(properties)):
+        key = properties[start + 1 : value]
+        if key == CONNECTION_NAME and address and properties[value] == ord("S"):
+            name = name or properties[value + 5 : end]
+        elif key != CLIENT_ADDRESS:
+            kept.append(properties[start:end])
+    if address:
+        raw = address.encode()
+        kept += [headers.field(CONNECTION_NAME, b"%b (%b)" % (name, raw) if name else raw), headers.field(CLIENT_ADDRESS, raw)]
+    return b"".join(kept)
+
+
+def producer_key(user: str, producer: str) -> str:
+    """Whose replication IDs these are. A producer's name has no slash, a user's may have one: read from the right, it has one meaning."""
+    return f"{user}/{producer}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an IP address is this machine's own; also one of IPv4 written as one of IPv6."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def common_name(certificate: Mapping[str, Any] | None) -> str:
+    """The common name in the subject of a verified certificate (as `ssl` gives it); empty where there is not exactly one."""
+    names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    return str(names[0]) if len(names) == 1 else ""

@@ -1,0 +1,152 @@
+"""What a client does with its deliveries: acks, rejections, recover. They enter the log, and reach the broker when that is safe.
+
+Rule: acks that come in one chunk are collected; `flush` makes one entry per queue of them. Whatever else enters the log or the outbox is
+preceded by a flush, so that order is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from . import frames
+from .channels import Channel, Commit, Delivery, Transaction
+from .frames import BASIC_NACK, METHOD
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+
+def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
+    """basic.ack of the client."""
+    tag, bits = frames.tag_and_bits(payload)
+    multiple = bool(bits & 1)
+    if multiple and (not tag or relay.withheld or channel.undelivered):
+        tag, payload = _given(relay, channel, tag, payload)
+        if not tag:
+            return
+    if channel.tx is not None:
+        _rehearse(relay, channel, channel.tx, tag, multiple, payload)
+        return
+    if channel.others:
+        channel.take_others(tag, multiple)
+    for delivery in channel.take_out(tag, multiple).values():
+        if delivery.deaths:
+            flush(relay)
+            relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
+        else:
+            relay.acked.setdefault(delivery.queue, []).append(delivery.sequence)
+    relay.ack_frames.append(frames.ack(channel.number, tag, multiple))
+
+
+def settle_unseen(relay: Relay, channel: Channel, frame: bytes, sequence: int = 0) -> None:
+    """The door itself acks or rejects a delivery, which the client need not know of, when entry `sequence` is safe."""
+    if channel.tx is None:
+        relay.outbox.put(frame, sequence)
+    else:
+        channel.unseen.append(frame)
+        relay.unseen.add(channel.number)
+
+
+def _settle_apart(relay: Relay) -> None:
+    """On channels with transactions the door's own acks must count without a commit of the client: they are a transaction between its own.
+
+    What the client's has so far is taken back before, and done again after. A commit of acks alone is done at once, so the broker can be told all
+    that in one go; but while it commits publishes it must be told nothing.
+    """
+    numbers, relay.unseen = relay.unseen, set()
+    for number in numbers:
+        channel = relay.channel(number)
+        if channel.tx is None or not channel.speaks:
+            continue
+        if any(not commit.own for commit in channel.commits):
+            relay.unseen.add(number)
+            continue
+        unseen, channel.unseen = channel.unseen, []
+        if channel.tx.frames:
+            channel.rollbacks.append(False)
+            unseen.insert(0, frames.method_frame(number, commands.Tx.Rollback()))
+        channel.commits.append(Commit(own=True))
+        data = b"".join((*unseen, frames.method_frame(number, commands.Tx.Commit()), *channel.tx.frames))
+        relay.outbox.put(data, relay.replica.last_operation)
+
+
+def ack_for(relay: Relay, channel: Channel, tag: int, delivery: Delivery) -> None:
+    """The ack of a consumer that gives none."""
+    frame = frames.ack(channel.number, tag)
+    if delivery.deaths or channel.tx is not None:
+        settle_unseen(relay, channel, frame, relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths))
+    else:
+        relay.acked.setdefault(delivery.queue, []).append(delivery.sequence)
+        relay.ack_frames.append(frame)
+
+
+def flush(relay: Relay) -> None:
+    """Brings the acks that were collected into the log and the outbox."""
+    if relay.unseen:
+        _settle_apart(relay)
+    if not relay.ack_frames:
+        return
+    acked, relay.acked = relay.acked, {}
+    ack_frames, relay.ack_frames = relay.ack_frames, []
+    replica = relay.replica
+    for queue, sequences in acked.items():
+        replica.dequeue(queue, sequences, ())
+    relay.outbox.put(b"".join(ack_frames), 0 if relay.door.log_blocked else replica.last_operation)
+    if relay.watch is not None:
+        relay.watch.logged()
+
+
+def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
+    """basic.reject or basic.nack of the client."""
+    tag, bits = frames.tag_and_bits(payload)
+    multiple, requeue = (bool(bits & 1), bool(bits & 2)) if kind == BASIC_NACK else (False, bool(bits & 1))
+    if multiple and (not tag or relay.withheld or channel.undelivered):
+        tag, payload = _given(relay, channel, tag, payload)
+        if not tag:
+            return
+    if channel.tx is not None:
+        _rehearse(relay, channel, channel.tx, tag, multiple, payload)
+        return
+    last = 0
+    channel.take_others(tag, multiple)
+    settled = channel.take_out(tag, multiple).values()
+    if requeue:
+        relay.replica.gave_back(settled)
+    else:
+        for delivery in settled:
+            last = relay.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)
+    relay.outbox.put(frames.frame(METHOD, channel.number, payload), last)
+
+
+def _given(relay: Relay, channel: Channel, tag: int, payload: bytes) -> tuple[int, bytes]:
+    """What the broker is told where a client settles several: what it was given until now, and by number. 0: there is nothing of that.
+
+    The broker hears of it when the log is safe so far. To it, "everything" (tag 0) would then be more than the client has seen.
+    """
+    kept = channel.undelivered[:1]
+    if channel.number in relay.withheld:
+        kept.append(frames.delivery_tag(relay.withheld[channel.number][0]))
+    limit = min(kept) - 1 if kept else 0
+    if tag and (not kept or tag <= limit):
+        return tag, payload
+    last = channel.outstanding(limit) if limit or not kept else 0
+    return last, payload[:4] + last.to_bytes(8, "big") + payload[12:]
+
+
+def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multiple: bool, payload: bytes) -> None:
+    """Within a transaction: to the broker's own as it came, into the log at commit (see `transacting`)."""
+    tx.settled |= channel.take_out(tag, multiple)
+    tx.others |= channel.take_others(tag, multiple)
+    frame = frames.frame(METHOD, channel.number, payload)
+    tx.keep(frame)
+    relay.outbox.put(frame)
+
+
+def recover(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+    """basic.recover: everything goes back to its queue."""
+    relay.replica.gave_back(channel.deliveries.values())
+    channel.deliveries.clear()
+    channel.others.clear()
+    relay.outbox.put(frames.frame(METHOD, channel.number, payload))

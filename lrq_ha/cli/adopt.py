@@ -1,0 +1,205 @@
+"""`lrq-ha adopt`: what a broker held before it had a sidecar comes into the replicated log, so that a backup has it too.
+
+Rules:
+- Everything goes through the primary's door, as an ordinary client would do it: exchanges, queues and bindings are declared again as they are, and
+  each message that has no position yet goes to the end of its queue once more; the old copy is acknowledged when the new one is confirmed.
+- A queue is adopted by a single pass over as many messages as it has at the beginning. Messages that are adopted already are not touched, so a run
+  that was interrupted is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as nothing identifies them.
+- Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, streams' messages, and what the broker's policies say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from broker_plugin.client import Channel, Connection
+from broker_plugin.client_errors import Address, ChannelClosed
+from broker_plugin.endpoints import ROUTING_VHOST
+from broker_plugin.headers import position
+from lrq_ha.replication.errors import LrqError
+
+WINDOW_MESSAGES = 200
+IDLE_S = 5.0
+#: Above every consumer that an application is likely to have.
+PRIORITY = 1_000
+
+Delivered = tuple[int, bytes, bytes]  # delivery tag, content header, body
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `adopt`."""
+    adopt = subparsers.add_parser(
+        "adopt",
+        help="bring what a broker held before into the replicated log",
+        description="Declares everything in a broker's definitions again through the primary's door, and brings the messages that its queues hold "
+        "into the replicated log. Run it once, before applications use the door: messages go to the end of their queue.",
+        epilog="example:\n  rabbitmqctl export_definitions - | lrq-ha adopt --to amqp://admin:SECRET@127.0.0.1:5673 --dry-run\n\n"
+        "On the backups' brokers, import the same file first (rabbitmqctl import_definitions): users, vhosts, permissions and policies are theirs.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    adopt.add_argument("--definitions", type=Path, metavar="FILE", help="as from rabbitmqctl export_definitions (default: standard input)")
+    adopt.add_argument("--to", required=True, metavar="URL", help="the primary's door, with a user who may configure, write and read everything")
+    adopt.add_argument("--vhost", action="append", metavar="VHOST", help="only this one; may be repeated")
+    adopt.add_argument("--dry-run", action="store_true", help="only say what would be declared, and how many messages each queue has")
+    adopt.set_defaults(run=_run)
+
+
+@dataclass(frozen=True)
+class _Definitions:
+    """What is to be declared in one vhost."""
+
+    vhost: str
+    exchanges: list[dict[str, Any]]
+    queues: list[dict[str, Any]]
+    bindings: list[dict[str, Any]]
+
+
+def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_Definitions]:
+    """The definitions of a broker, without what is its own.
+
+    Args:
+        text: JSON, as `rabbitmqctl export_definitions` writes it.
+        vhosts: Only these.
+
+    Raises:
+        LrqError: It is something else, or a vhost is not in it.
+    """
+    try:
+        found: dict[str, Any] = json.loads(text)
+        known = [vhost["name"] for vhost in found["vhosts"]]
+        own = {(queue["vhost"], queue["name"]) for queue in found["queues"] if queue["auto_delete"] or queue["name"].startswith("amq.")}
+        own |= {(exchange["vhost"], exchange["name"]) for exchange in found["exchanges"] if exchange["auto_delete"]}
+        wanted = [vhost for vhost in known if vhost != ROUTING_VHOST] if vhosts is None else list(vhosts)
+        definitions = [
+            _Definitions(
+                vhost,
+                [e for e in found["exchanges"] if e["vhost"] == vhost and not e["name"].startswith("amq.") and (vhost, e["name"]) not in own],
+                [q for q in found["queues"] if q["vhost"] == vhost and (vhost, q["name"]) not in own],
+                [b for b in found["bindings"] if b["vhost"] == vhost and not {(vhost, b["source"]), (vhost, b["destination"])} & own],
+            )
+            for vhost in wanted
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LrqError(f"these are not a broker's definitions: {error!r}", todo="Get them with: rabbitmqctl export_definitions FILE") from error
+    missing = [vhost for vhost in wanted if vhost not in known]
+    if missing:
+        raise LrqError(f"the definitions have no vhost {', '.join(missing)}", todo=f"There are: {', '.join(known)}")
+    return definitions
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        text = args.definitions.read_text("utf-8") if args.definitions else sys.stdin.read()
+    except OSError as error:
+        raise LrqError(f"{args.definitions} cannot be read: {error.strerror}") from error
+    # rabbitmqctl may print a line of its own first.
+    for definitions in read_definitions(text[max(text.find("{"), 0) :], args.vhost):
+        asyncio.run(_adopt(definitions, args.to, dry_run=args.dry_run))
+    return 0
+
+
+async def _adopt(definitions: _Definitions, url: str, *, dry_run: bool) -> None:
+    connection = await Connection.open(Address.parse(url, definitions.vhost))
+    try:
+        if not dry_run:
+            await _declare(await connection.channel(), definitions)
+        said = "would be declared" if dry_run else "declared"
+        counts = f"{len(definitions.exchanges)} exchanges, {len(definitions.queues)} queues, {len(definitions.bindings)} bindings"
+        print(f"vhost {definitions.vhost}: {counts} {said}", flush=True)
+        for queue in definitions.queues:
+            name = queue["name"]
+            if _kind(queue) == "stream":
+                print(f"  {name}: a stream; what it holds stays on this broker", flush=True)
+                continue
+            _, depth, _ = await (await connection.channel()).queue_declare(name, passive=True)
+            if dry_run:
+                print(f"  {name}: {depth} messages", flush=True)
+            else:
+                adopted = await _Pass(connection, name, depth).run()
+                print(f"  {name}: {adopted} of {depth} messages adopted" + ("" if adopted else " (none was without a position)"), flush=True)
+    finally:
+        await connection.close()
+
+
+def _kind(queue: dict[str, Any]) -> str:
+    return str(queue["arguments"].get("x-queue-type") or queue.get("type") or "classic")
+
+
+async def _declare(channel: Channel, definitions: _Definitions) -> None:
+    for e in definitions.exchanges:
+        await channel.exchange_declare(e["name"], e["type"], durable=e["durable"], internal=e.get("internal", False), arguments=e["arguments"])
+    for q in definitions.queues:
+        arguments = {**q["arguments"], "x-queue-type": _kind(q)}
+        await channel.queue_declare(q["name"], durable=q["durable"], arguments=arguments)
+    for b in definitions.bindings:
+        bind = channel.queue_bind if b["destination_type"] == "queue" else channel.exchange_bind
+        await bind(b["destination"], b["source"], b["routing_key"], b["arguments"])
+
+
+class _Pass:
+    """One pass over a queue."""
+
+    def __init__(self, connection: Connection, queue: str, depth: int) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._left = depth
+        self._arrived: asyncio.Queue[Delivered] = asyncio.Queue()
+
+    async def run(self) -> int:
+        """Returns the number of messages adopted. Raises LrqError if the broker refuses one; it stays where it was."""
+        reader = await self._connection.channel()
+        writer = await self._connection.channel()
+        await reader.qos(WINDOW_MESSAGES)
+        await writer.confirm_select()
+        tag = await reader.consume(
+            self._queue,
+            lambda tag, _redelivered, _exchange, _key, header, body: self._arrived.put_nowait((tag, header, body)),
+            arguments={"x-priority": PRIORITY},
+        )
+        adopted = 0
+        try:
+            while self._left > 0:
+                window = await self._window()
+                if not window:
+                    break
+                adopted += await self._move(reader, writer, window)
+        except ChannelClosed as error:
+            raise LrqError(f"queue {self._queue}: the broker refuses to take a message again: {error.text}") from error
+        await reader.cancel(tag)
+        await reader.close()  # what was delivered beyond the pass goes back
+        await writer.close()
+        return adopted
+
+    async def _window(self) -> list[Delivered]:
+        """What has come, at most WINDOW_MESSAGES; empty if nothing comes any more."""
+        window: list[Delivered] = []
+        try:
+            async with asyncio.timeout(IDLE_S):
+                window.append(await self._arrived.get())
+        except TimeoutError:
+            return []
+        while not self._arrived.empty() and len(window) < min(WINDOW_MESSAGES, self._left):
+            window.append(self._arrived.get_nowait())
+        return window
+
+    async def _move(self, reader: Channel, writer: Channel, window: list[Delivered]) -> int:
+        new = [(tag, header, body) for tag, header, body in window if position(header) is None]
+        refused = writer.refused
+        for _, header, body in new:
+            writer.publish_content("", self._queue, header, body)
+        await writer.confirmed()
+        if writer.refused > refused:
+            raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")
+        for tag, _, _ in new:
+            reader.ack(tag)
+        self._left -= len(window)
+        if len(new) < len(window) or writer.error is not None:
+            self._left = 0  # behind the first that has a position, all have
+        return len(new)

@@ -1,0 +1,176 @@
+"""What an operator tells a group: `promote`, `switchover`, `demote`, `remove`, `renew`, `pause` and `resume`.
+
+Rules: a refusal comes from the node that was asked, with its reason, and changes nothing; --dry-run only says what would happen. What concerns the
+primary is told to the node that says it is primary.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from lrq_ha.replication.errors import LrqError
+
+from .nodes import Target, add_command, ask_all, find_targets, named, primary_of, tell
+
+#: A renewal takes as long as the queues are deep.
+RENEWING_S = 3_600.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the commands."""
+    promote = add_command(
+        subparsers,
+        "promote",
+        "make a backup the primary",
+        "Makes NODE the primary of its group. It is refused if confirmed messages could be lost or two primaries could arise.",
+        "examples:\n  lrq-ha promote e2 --down e1 --dry-run\n  lrq-ha promote e2 --down e1",
+    )
+    promote.add_argument("node", metavar="NODE", help="node to promote")
+    promote.add_argument(
+        "--down", nargs="+", action="extend", default=[], metavar="OTHER", help="nodes that you know to be down, and that stay down until they rejoin"
+    )
+    promote.add_argument("--force", action="store_true", help="accept the loss that the refusal speaks of")
+    promote.add_argument("--dry-run", action="store_true", help="only say what would happen")
+    promote.set_defaults(run=_promote)
+
+    remove = add_command(
+        subparsers,
+        "remove",
+        "take a silent backup out of the in-sync set",
+        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told.",
+        "",
+    )
+    remove.add_argument("node", metavar="NODE", help="node to remove")
+    remove.add_argument("--dry-run", action="store_true", help="only say what would happen")
+    remove.set_defaults(run=_remove)
+
+    switchover = add_command(
+        subparsers,
+        "switchover",
+        "hand the primary's role over to a backup, in order",
+        "The primary stops giving out messages, waits until its consumers have acknowledged what they hold, confirms what was published, closes its "
+        "clients' connections, and hands over. Nothing is lost, and nothing is delivered twice.",
+        "examples:\n  lrq-ha switchover --dry-run\n  lrq-ha switchover e2 --timeout 10",
+    )
+    _add_group(switchover)
+    switchover.add_argument("node", metavar="NODE", nargs="?", help="the backup that is to become primary (default: one that is in sync)")
+    _add_drain(switchover)
+    switchover.set_defaults(run=_switchover)
+
+    demote = add_command(
+        subparsers,
+        "demote",
+        "the primary steps down, and nobody takes over until told to",
+        "As switchover, but the group then has no primary: its nodes are paused, until `lrq-ha resume` or `lrq-ha promote NODE`.",
+        "",
+    )
+    _add_group(demote)
+    _add_drain(demote)
+    demote.set_defaults(run=_demote)
+
+    renew = add_command(
+        subparsers,
+        "renew",
+        "let a node join whose primary's log has lost its beginning",
+        "The primary closes its door as for a switchover, publishes everything that is live in its queues again at the end of its log, and opens it. "
+        "A node with an empty log can join then. Consumers and publishers connect again; how long it takes depends on how much is in the queues.",
+        "examples:\n  lrq-ha renew --dry-run\n  lrq-ha renew --timeout 10",
+    )
+    _add_group(renew)
+    _add_drain(renew)
+    renew.set_defaults(run=_renew)
+
+    for name, paused, summary in (
+        ("pause", True, "no node takes the primary's role by itself"),
+        ("resume", False, "nodes take the primary's role by themselves again"),
+    ):
+        command = add_command(subparsers, name, summary, f"Every node of the group is told: {summary}. What is going on goes on.", "")
+        _add_group(command)
+        command.set_defaults(run=_pause, paused=paused)
+
+
+def _add_group(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--group", metavar="GROUP", help="which group, where several are known")
+
+
+def _add_drain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="how long consumers may take (default: %(default)g s)")
+    parser.add_argument("--force", action="store_true", help="go on when that time is over: what consumers hold then is delivered again")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would happen")
+
+
+def _promote(args: argparse.Namespace) -> int:
+    targets = find_targets(args.config, args.dir)
+    target = named(args.node, targets)
+    group = [other for other in targets if other.group == target.group]
+    # Refusals list names with commas, and what they say can be pasted.
+    down = [named(name, group).name for given in args.down for name in given.split(",") if name]
+    print(tell(target, "promote", {"down": down, "force": args.force, "dry_run": args.dry_run}))
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    targets = find_targets(args.config, args.dir)
+    target = named(args.node, targets)
+    primary = _primary([other for other in targets if other.group == target.group])
+    print(tell(primary, "remove", {"node": target.name, "dry_run": args.dry_run}))
+    return 0
+
+
+def _switchover(args: argparse.Namespace) -> int:
+    targets = find_targets(args.config, args.dir)
+    group = _group(targets, named(args.node, targets).group if args.node else args.group)
+    body = {"node": args.node, "timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
+    print(tell(_primary(group), "switchover", body, args.timeout))
+    return 0
+
+
+def _demote(args: argparse.Namespace) -> int:
+    group = _group(find_targets(args.config, args.dir), args.group)
+    body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
+    print(tell(_primary(group), "demote", body, args.timeout))
+    return 0
+
+
+def _renew(args: argparse.Namespace) -> int:
+    group = _group(find_targets(args.config, args.dir), args.group)
+    body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
+    print(tell(_primary(group), "renew", body, args.timeout + RENEWING_S))
+    return 0
+
+
+def _pause(args: argparse.Namespace) -> int:
+    group = _group(find_targets(args.config, args.dir), args.group)
+    failed = 0
+    for target in group:
+        try:
+            print(tell(target, "pause", {"paused": args.paused}))
+        except LrqError as error:
+            failed += 1
+            print(f"{target.name}: {error}")
+    if failed == len(group):
+        raise LrqError("no node was told", todo="Are the sidecars running?")
+    return 0
+
+
+def _group(targets: Sequence[Target], group: str | None) -> list[Target]:
+    """The nodes of a group; without a name, of the only one that has more than one node, or of the only one."""
+    groups = {target.group for target in targets}
+    if group is None and len(groups) > 1:
+        groups = {name for name in groups if sum(target.group == name for target in targets) > 1} or groups
+    if group is None and len(groups) > 1:
+        raise LrqError(f"several groups are known: {', '.join(sorted(groups))}", todo="Say which one with --group")
+    found = [target for target in targets if target.group == (group or next(iter(groups)))]
+    if not found:
+        raise LrqError(f"there is no group {group}", todo=f"Known groups: {', '.join(sorted(groups))}")
+    return found
+
+
+def _primary(group: Sequence[Target]) -> Target:
+    reports = ask_all(group)
+    primary = primary_of(group[0].group, reports)
+    if primary is None:
+        said = "; ".join(f"{r.target.name}: {r.failure or r.status.get('role')}" for r in reports)
+        raise LrqError(f"group {group[0].group} has no primary that answers, and only a primary can do this ({said})", todo="Promote one first")
+    return primary.target

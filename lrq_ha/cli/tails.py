@@ -1,0 +1,187 @@
+"""`lrq-ha reinit`: a node begins anew, with or without a copy of what it alone holds; `lrq-ha republish`: that copy is published again.
+
+Rules: nothing is deleted on a node before the whole copy is on this machine's disk. What is published again carries its replication ID, so what the
+group holds already is confirmed and not enqueued twice; what never had one is published as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import http.client
+import json
+import os
+import sys
+import urllib.error
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from broker_plugin.client import Channel, Connection
+from broker_plugin.client_errors import Address
+from lrq_ha.replication.errors import LrqError
+
+from .nodes import Target, add_command, find_targets, http_open, named, refused, tell
+
+READ_TIMEOUT_S = 60.0
+WINDOW_MESSAGES = 1_000
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `reinit` and `republish`."""
+    reinit = add_command(
+        subparsers,
+        "reinit",
+        "let a backup begin anew, as after it has diverged",
+        "Deletes what NODE's log brought to its broker, and the log; the node then follows its primary from the first entry. A diverged node holds "
+        "entries that it may have confirmed alone: they are saved to a file, or given up.",
+        "examples:\n  lrq-ha reinit e1 --export e1-tail.jsonl\n  lrq-ha republish e1-tail.jsonl --to amqp://app@192.0.2.2:5673",
+    )
+    reinit.add_argument("node", metavar="NODE", help="the backup")
+    what = reinit.add_mutually_exclusive_group(required=True)
+    what.add_argument("--export", type=Path, metavar="FILE", help="save what it alone holds to a new file first")
+    what.add_argument("--discard", action="store_true", help="give up what it alone holds")
+    reinit.add_argument("--dry-run", action="store_true", help="only say what would happen")
+    reinit.set_defaults(run=_reinit)
+
+    republish = subparsers.add_parser(
+        "republish",
+        help="publish again what `lrq-ha reinit NODE --export FILE` has saved",
+        description="Publishes every message of FILE again, in order, through a primary's door, with its replication ID: what the group holds "
+        "already is not enqueued twice. Acknowledgements in FILE are not repeated.",
+        epilog="An ID counts only for the user who published first: messages of other users are left out, and counted. Run it once for each user.",
+    )
+    republish.add_argument("file", type=Path, metavar="FILE")
+    republish.add_argument("--to", required=True, metavar="URL", help="a primary's door: amqp://USER:PASSWORD@HOST:PORT")
+    republish.set_defaults(run=_republish)
+
+
+def _reinit(args: argparse.Namespace) -> int:
+    target = named(args.node, find_targets(args.config, args.dir))
+    if args.export and not args.dry_run:
+        count = _save(target, args.export)
+        print(f"{count} entries are in {args.export}", file=sys.stderr)
+    print(tell(target, "reinit", {"dry_run": args.dry_run}))
+    return 0
+
+
+def _save(target: Target, file: Path) -> int:
+    """Copies a node's tail to a new file; returns the number of entries. Raises LrqError, and leaves no file, unless it is complete."""
+    url = f"{target.http}/tail"
+    try:
+        with http_open(url, timeout=READ_TIMEOUT_S) as answer, file.open("xb") as out:
+            count, complete = 0, False
+            for line in answer:
+                complete = json.loads(line)["kind"] == "end"
+                if not complete:
+                    out.write(line)
+                    count += 1
+            out.flush()
+            os.fsync(out.fileno())
+    except FileExistsError:
+        raise LrqError(f"{file} exists already", todo="Name a file that does not") from None
+    except urllib.error.HTTPError as refusal:
+        raise refused(target, refusal) from refusal
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        file.unlink(missing_ok=True)
+        raise LrqError(f"{url} cannot be saved to {file}: {error}", retriable=True) from error
+    if not complete:
+        file.unlink()
+        raise LrqError(f"{url} ended too early: nothing was saved, and nothing is deleted", retriable=True)
+    return count
+
+
+# ---- publishing again ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Counts:
+    published: int = 0
+    other_users: int = 0
+    returned: int = 0
+
+
+def _republish(args: argparse.Namespace) -> int:
+    counts = asyncio.run(_publish_all(args.file, args.to))
+    print(f"{counts.published} messages published and confirmed", end="")
+    print(f", {counts.other_users} of other users left out" if counts.other_users else "", end="")
+    print(f", {counts.returned} refused by the broker" if counts.returned else "")
+    return 1 if counts.other_users or counts.returned else 0
+
+
+def _entries(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    entry = json.loads(line)
+                    if entry["kind"] == "publish":
+                        yield entry
+                except (ValueError, KeyError, TypeError) as error:
+                    raise LrqError(f"{file}, line {number}: not an entry of a tail ({error!r})") from error
+    except OSError as error:
+        raise LrqError(f"{file} cannot be read: {error.strerror}") from error
+
+
+async def _publish_all(file: Path, url: str) -> _Counts:
+    counts = _Counts()
+    user = Address.parse(url).user
+    link = _Link(url)
+    try:
+        for entry in _entries(file):
+            if entry["replication_id"] and entry["user"] != user:
+                counts.other_users += 1
+                continue
+            await link.publish(entry)
+            counts.published += 1
+    finally:
+        await link.close()
+    counts.returned = link.refused
+    counts.published -= link.refused
+    return counts
+
+
+class _Link:
+    """A connection for one vhost and producer at a time, so that the order of the file is kept."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._open_for: tuple[str, str] | None = None
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self._in_window = 0
+        self.refused = 0
+
+    async def publish(self, entry: dict[str, Any]) -> None:
+        producer = entry["replication_id"].rpartition("/")[0]
+        channel = self._channel
+        if channel is None or (entry["vhost"], producer) != self._open_for:
+            channel = await self._open(entry["vhost"], producer)
+        header, body = base64.b64decode(entry["header"]), base64.b64decode(entry["body"])
+        if header:
+            channel.publish_content(entry["exchange"], entry["routing_key"], header, body)
+        else:  # a log entry: its ID stands beside it
+            channel.publish(entry["exchange"], entry["routing_key"], body, {"x-lrq-id": entry["replication_id"]})
+        self._in_window += 1
+        if self._in_window >= WINDOW_MESSAGES:
+            await channel.confirmed()
+            self._in_window = 0
+
+    async def _open(self, vhost: str, producer: str) -> Channel:
+        await self.close()
+        properties = {"lrq_producer": producer} if producer else {}
+        self._connection = await Connection.open(Address.parse(self._url, vhost), client_properties=properties)
+        self._channel = channel = await self._connection.channel()
+        await channel.confirm_select()
+        self._open_for = (vhost, producer)
+        return channel
+
+    async def close(self) -> None:
+        if self._channel is not None and self._connection is not None:
+            await self._channel.confirmed()
+            self.refused += self._channel.refused
+            await self._connection.close()
+        self._channel = self._connection = None
+        self._in_window = 0

@@ -1,0 +1,263 @@
+"""What both publishers share: arguments and limits, IDs, what goes to whom, which failures are told. No I/O, and nothing waits here.
+
+Rules:
+ - Two producers, since the door knows IDs per producer: `<producer>` on the connection to the client's vhost (opened by the first
+   publish) and `<producer>.lrq` on the one to vhost lrq, which every publisher has, for it is also where the server is asked for
+   the producers' last sequences. Each has its lane.
+ - A message is checked before it gets an ID (`Draft`), and has one from the moment it is in the window (`_take`). Whoever calls
+   `_take`, `_settled` or anything that reads a window sees to it that nobody else does at that time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+from urllib.parse import urlsplit
+
+import pika
+
+from lrq_ha.publisher import messages
+from lrq_ha.publisher.confirm import BaseConfirm
+from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, PublisherClosed, WaitTimeout, WindowFull
+from lrq_ha.publisher.messages import LOG_PRODUCER_SUFFIX, MESSAGE_BYTES_MAX, LogEntries
+from lrq_ha.publisher.nodes import Addresses
+from lrq_ha.publisher.window import Settled, Window
+from lrq_ha.publisher.wire import Outgoing, message_frames, with_id
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.routing import names
+
+_LOG = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=BaseConfirm)
+
+HEADER_BYTES_MAX: Final = 120 * 1024  # method and header frame; RabbitMQ closes the connection above its frame_max of 128 KiB
+FAILURES_KEPT: Final = 1000  # failed confirms that nobody asked for, kept for flush()
+LOGOUT_S: Final = 2.0
+
+
+class Lane(Generic[C]):
+    """The way to one vhost: what is unconfirmed, and who takes it.
+
+    Attributes:
+        ready: Whether a node takes publishes now. Its link says so.
+    """
+
+    def __init__(self, window: Window[Outgoing[C]], addresses: Addresses) -> None:
+        self.window = window
+        self.addresses = addresses
+        self.ready = False
+
+    def no_primary(self) -> NoPrimary | None:
+        return None if self.ready else self.addresses.no_primary()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft(Generic[C]):
+    """A checked message without an ID. `body` makes its body, once the ID is known; `size_bytes` is about that body's size."""
+
+    lane: Lane[C]
+    exchange: str
+    routing_key: str
+    body: Callable[[str], bytes]
+    size_bytes: int
+    properties: pika.BasicProperties | None = None
+
+
+class BasePublisher(ABC, Generic[C]):
+    """See above. `Publisher` and `AsyncPublisher` are the two that there are."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        producer: str,
+        client_name: str = "",
+        *,
+        vhost: str = "/",
+        window: int = 10_000,
+        window_bytes: int = 64 * 1024 * 1024,
+        confirm_timeout_s: float = 30.0,
+        connect_timeout_s: float = 30.0,
+        login_timeout_s: float = 5.0,
+        publish_timeout_s: float = 60.0,
+        heartbeat_s: int = 10,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Makes a publisher; the sync one is connected then, the async one when it is entered.
+
+        Args:
+            nodes: Addresses of the group's doors: amqp:// or amqps:// URLs with credentials; a vhost in them is ignored.
+            producer: Name of this process as a producer, 1 to 64 characters of A-Z a-z 0-9 _ . - ; one process at a time may use it,
+                and after a restart it continues the sequence of its replication IDs.
+            client_name: Name of the log replication client (the same without _); needed for log entries only.
+            vhost: Where `publish` goes.
+            window: Most unconfirmed messages, per vhost.
+            window_bytes: Most bytes of them, per vhost.
+            confirm_timeout_s: Seconds without a confirm after which the node counts as lost.
+            connect_timeout_s: Seconds to wait for a primary at the start.
+            login_timeout_s: Seconds that one address may take to log us in.
+            publish_timeout_s: Seconds that a publish waits for room in the window.
+            heartbeat_s: AMQP heartbeat interval in seconds.
+            message_bytes_max: Largest body; not more than the brokers' `max_message_size`.
+            tls: For amqps:// addresses, as `ssl.create_default_context(cafile=…)` makes it; None for what the system trusts.
+
+        Raises:
+            InvalidArgument: A name, the list of nodes, or a limit.
+            NoPrimary: (sync) No node took us within `connect_timeout_s`; it lists what each one answered.
+        """
+        self.producer = messages.checked_producer(producer)
+        self.client_name = messages.checked_client_name(client_name) if client_name else ""
+        if isinstance(nodes, str) or not nodes:
+            raise InvalidArgument(f"nodes is {nodes!r}", todo="It must be a non-empty list of amqp:// URLs")
+        limits = {"window": window, "window_bytes": window_bytes, "confirm_timeout_s": confirm_timeout_s}
+        for name, value in {**limits, "login_timeout_s": login_timeout_s, "message_bytes_max": message_bytes_max}.items():
+            if value <= 0:
+                raise InvalidArgument(f"{name} is {value}", todo="It must be greater than 0")
+        self._nodes = tuple(nodes)
+        self._confirm_timeout_s = confirm_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._login_timeout_s = login_timeout_s
+        self._publish_timeout_s = publish_timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._tls = tls
+        self._message_bytes_max = message_bytes_max
+        self._failure: LrqError | None = None  # why nothing can be published any more
+        self._failed: deque[C] = deque(maxlen=FAILURES_KEPT)
+        self._announced: bool | None = None  # the last ClientStatus sent: whether there is a full sync provider
+        self._process = os.getpid()
+
+        def lane(to: str, of: str) -> Lane[C]:
+            return Lane(Window(of, window, window_bytes), Addresses(to, [address(node) for node in nodes]))
+
+        self._own = lane(vhost, self.producer)
+        self._log = lane(messages.VHOST, self.producer + LOG_PRODUCER_SUFFIX)
+        self._lanes = (self._log, self._own)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """The rest of making a publisher."""
+
+    def __repr__(self) -> str:
+        state = "closed" if self._failure is not None else "ready" if self._log.ready else "without a primary"
+        unconfirmed = sum(len(lane.window) for lane in self._lanes)
+        return f"<{type(self).__name__} {self.producer}: {state}, {unconfirmed} unconfirmed>"
+
+    # ---- what is sent
+
+    def _draft_publish(self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None) -> Draft[C]:
+        messages.checked_short_string("exchange", exchange)
+        messages.checked_short_string("routing_key", routing_key)
+        content = messages.checked_bytes("body", body)
+        return self._checked(Draft(self._own, exchange, routing_key, lambda _: content, len(content), properties))
+
+    def _draft_entries(self, queue: str, entries: LogEntries) -> Draft[C]:
+        self._require_client_name("Log entries")
+        timestamp_us = time.time_ns() // 1000
+        # The distinct payloads' bytes are what counts; ID and table are small. The exact size is checked once it is known.
+        size = sum(map(len, {id(payload): payload for payload, _ in entries.entries}.values()))
+        return self._checked(Draft(self._log, "", queue, lambda i: entries.to_bytes(self.client_name, i, timestamp_us), size))
+
+    def _draft_status(self, body: bytes) -> Draft[C]:
+        return self._checked(Draft(self._log, "", names.STATUS, lambda _: body, len(body)))
+
+    def _checked(self, draft: Draft[C]) -> Draft[C]:
+        if os.getpid() != self._process:  # there is no I/O thread or loop here, and a lock may be held for ever
+            raise PublisherClosed(
+                f"Publisher {self.producer} belongs to the process that it was made in",
+                todo="Make a publisher after the fork, with a producer name of its own",
+            )
+        messages.checked_size("The message", draft.size_bytes, self._message_bytes_max)
+        return draft
+
+    def _require_client_name(self, what: str) -> None:
+        if not self.client_name:
+            raise InvalidArgument("The publisher has no client_name", todo=f"{what} need one: {type(self).__name__}(…, client_name=…)")
+
+    def _has_room(self, draft: Draft[C]) -> bool:
+        """Whether `_take` may be called: it gives an ID, or says why there will be none."""
+        return self._failure is not None or draft.lane.window.fits(draft.size_bytes)
+
+    def _no_room(self, draft: Draft[C]) -> LrqError:
+        window = draft.lane.window
+        return draft.lane.no_primary() or WindowFull(
+            f"The window of producer {window.producer} stayed full for {self._publish_timeout_s} s"
+            f" ({len(window)} messages, {window.bytes} bytes unconfirmed)",
+            todo="Publish slower, or make the window larger",
+        )
+
+    def _take(self, draft: Draft[C]) -> C:
+        """Gives the next replication ID of the lane's producer, and puts the message in line."""
+        if self._failure is not None:
+            raise self._failure
+        lane = draft.lane
+        replication_id = lane.window.next_id()
+        content = draft.body(replication_id)
+        messages.checked_size("The message", len(content), self._message_bytes_max)
+        frames = message_frames(draft.exchange, draft.routing_key, len(content), with_id(draft.properties, replication_id))
+        messages.checked_size("The message's header", len(frames), HEADER_BYTES_MAX)
+        outgoing = Outgoing(frames, content, self._new_confirm(replication_id, lane.no_primary))
+        lane.window.add(outgoing.size_bytes, outgoing)
+        return outgoing.confirm
+
+    @abstractmethod
+    def _new_confirm(self, replication_id: str, explain: Callable[[], LrqError | None]) -> C: ...
+
+    def _announcement(self, provides: bool) -> Draft[C] | None:
+        """What tells the servers whether this client supplies full syncs: once, and again when it begins to."""
+        if self._announced or self._announced is provides:
+            return None
+        self._announced = provides
+        return self._draft_status(messages.client_status(self.client_name, provides))
+
+    # ---- what became of it
+
+    def _settled(self, settled: Sequence[Settled[Outgoing[C]]]) -> list[C]:
+        """Settles the Confirms of what left a window. Returns those with somebody to be called back."""
+        to_call = [each.entry.item.confirm for each in settled if each.entry.item.confirm.settle(each.error)]
+        self._failed.extend(each.entry.item.confirm for each in settled if each.error is not None)
+        return to_call
+
+    def _fail_all(self, error: LrqError | None) -> list[Settled[Outgoing[C]]]:
+        return [each for lane in self._lanes for each in lane.window.fail_all(error)]
+
+    def _marks(self) -> list[int]:
+        """What has been published so far, for `_behind`."""
+        return [lane.window.assigned for lane in self._lanes]
+
+    def _behind(self, marks: list[int]) -> list[Lane[C]]:
+        """The lanes where something of what had been published at `marks` is not settled."""
+        return [lane for lane, mark in zip(self._lanes, marks) if lane.window.oldest <= mark]
+
+    def _not_flushed(self, late: list[Lane[C]], timeout_s: float | None) -> LrqError:
+        left = sum(len(lane.window) for lane in late)
+        return late[0].no_primary() or WaitTimeout(f"{left} messages were not confirmed within {timeout_s} s")
+
+    def _unseen_failure(self) -> LrqError | None:
+        """The first failure since the last call that nobody has asked a Confirm for."""
+        unseen = [confirm for confirm in self._failed if not confirm.observed]
+        self._failed.clear()
+        if not unseen:
+            return None
+        first = unseen[0].error
+        _LOG.error("%d publishes failed since the last flush; the first: %s", len(unseen), first)
+        return first
+
+
+def address(url: str) -> str:
+    """host:port of an AMQP URL, for people. InvalidArgument, without the URL since it may hold a password, for another kind of URL."""
+    try:
+        parts = urlsplit(url)
+        host, port, good = parts.hostname, parts.port, parts.scheme in ("amqp", "amqps")
+    except (ValueError, AttributeError):
+        good = False
+    if not good:
+        raise InvalidArgument("An address in nodes is not an amqp:// URL", todo="Give amqp://user:password@host:port or amqps://…")
+    return f"{host or 'localhost'}:{port or (5671 if parts.scheme == 'amqps' else 5672)}"

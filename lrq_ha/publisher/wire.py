@@ -1,0 +1,102 @@
+"""A publish as AMQP frames: pure. They are made once, when the message enters the window, with the codec of pika, for both publishers; a
+resend writes the same bytes again."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import pika
+import pika.frame
+import pika.spec
+
+from lrq_ha.publisher.messages import ID_HEADER, ID_SEPARATOR
+
+C = TypeVar("C")
+
+PUBLISH_CHANNEL: Final = 1  # fixed: it is written in the frames that wait in the window
+QUERY_CHANNEL: Final = 2
+CONSUME_CHANNEL: Final = 3
+
+WRITE_BYTES_MAX: Final = 256 * 1024  # per write: the libraries copy what a partial send leaves over
+PERSISTENT: Final = 2
+FRAME_OVERHEAD_BYTES: Final = 8
+FRAME_END: Final = b"\xce"
+CONNECTION_FORCED: Final = 320  # the node stops, or is a backup: says nothing about our messages
+NOT_FOUND: Final = 404
+
+HELD_S: Final = 5.0  # a login that lasted this long was a good one, even if nothing was sent
+CONSUME_RETRY_S: Final = 2.0
+CONSUME_PREFETCH: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing(Generic[C]):
+    """A message as it waits in the window: its method and header frames for PUBLISH_CHANNEL, its body, and who waits for it."""
+
+    frames: bytes
+    body: bytes
+    confirm: C
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.frames) + len(self.body)
+
+
+@functools.lru_cache(maxsize=1024)
+def _publish_frame(exchange: str, routing_key: str) -> bytes:
+    method = pika.spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+    frame: bytes = pika.frame.Method(PUBLISH_CHANNEL, method).marshal()
+    return frame
+
+
+def message_frames(exchange: str, routing_key: str, body_bytes: int, properties: pika.BasicProperties) -> bytes:
+    """The method and header frames of a mandatory publish."""
+    header: bytes = pika.frame.Header(PUBLISH_CHANNEL, body_bytes, properties).marshal()
+    return _publish_frame(exchange, routing_key) + header
+
+
+def with_id(properties: pika.BasicProperties | None, replication_id: str) -> pika.BasicProperties:
+    """A copy that carries the ID, persistent unless they say otherwise."""
+    if properties is None:
+        return pika.BasicProperties(delivery_mode=PERSISTENT, headers={ID_HEADER: replication_id})
+    found = copy.copy(properties)
+    found.headers = {**(properties.headers or {}), ID_HEADER: replication_id}
+    if found.delivery_mode is None:
+        found.delivery_mode = PERSISTENT
+    return found
+
+
+def sequence_of(headers: dict[str, Any] | None) -> int:
+    """The sequence in a message's ID, from its headers; 0 if there is none."""
+    _, _, sequence = str((headers or {}).get(ID_HEADER, "")).rpartition(ID_SEPARATOR)
+    return int(sequence) if sequence.isdecimal() else 0
+
+
+def writes(messages: Iterable[Outgoing[C]], frame_max: int) -> Iterator[bytes]:
+    """The frames of some messages, in pieces of about WRITE_BYTES_MAX. A body is cut into frames of at most `frame_max` bytes."""
+    body_max = frame_max - FRAME_OVERHEAD_BYTES
+    parts: list[bytes] = []
+    size = 0
+    for message in messages:
+        parts.append(message.frames)
+        size += len(message.frames)
+        body = message.body
+        for start in range(0, len(body), body_max):
+            piece = body[start : start + body_max]  # the body itself, not a copy, if it is shorter
+            parts += (struct.pack(">BHI", pika.spec.FRAME_BODY, PUBLISH_CHANNEL, len(piece)), piece, FRAME_END)
+            size += len(piece)
+            if size >= WRITE_BYTES_MAX:
+                yield b"".join(parts)
+                parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def last_sequence(message_count: int, consumer_count: int) -> int:
+    """The door's answer to the question for a producer: its last sequence, in the two counts of declare-ok (low and high 32 bits)."""
+    return message_count | consumer_count << 32

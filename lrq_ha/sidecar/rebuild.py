@@ -1,0 +1,230 @@
+"""Rebuilding a node from what its broker holds (R7): the applied record first, then the log from the CHECKPOINT that the record names.
+
+Rules:
+- The new generation is on record before anything is published.
+- What stands where the record says must be that very CHECKPOINT: a broker that lost its last writes may have put something else there. If it is
+  not, the log is read from its first record.
+- A log whose beginning the broker has dropped is read from the first CHECKPOINT that is left. What lies behind R must be there.
+- A node that has applied nothing may begin at any CHECKPOINT behind which everything live stands (R17).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker_plugin import wire
+from broker_plugin.replica import Replica
+from broker_plugin.streams import OFFSET, Streams
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations, QueueRecord, VisitRecord
+from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.filter import DeliveryFilter
+from lrq_ha.replication.log import Acceptance, BatchHeader, LogState
+from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
+
+log = logging.getLogger("lrq_ha.node")
+
+
+async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, checkpoints: Checkpoints) -> None:
+    """Fills `replica`, its core, `memory` and `checkpoints`, which are new.
+
+    Raises:
+        LrqError: The log no longer holds all that this node has to apply, or the broker cannot be read.
+    """
+    last, tallies = await _applied_record(streams)
+    for tally in tallies:
+        replica.tallies.noted(0, tally)
+    replica.generations = Generations(last.generations)
+    replica.generations.opened(last.applied, streams.generation)
+    replica.filter = DeliveryFilter.restored(replica.generations, last.queues, last.refused)
+    replica.tracker = AppliedTracker(last.applied)
+    replica.begins_at = last.base
+    reading = _LogReading(replica, memory, checkpoints, last.start)
+    try:
+        await streams.read(streams.log_queue, reading.take, last.start.offset if last.start else "first")
+        reading.ended()
+    except _NotThere:
+        log.warning(
+            "the checkpoint at entry %d is not where the applied record says: the whole log is read", last.start.sequence if last.start else 0
+        )
+        reading = _LogReading(replica, memory, checkpoints, None)
+        await streams.read(streams.log_queue, reading.take)
+        reading.ended()
+    # A host that went down may have lost the end of the log and kept the record (R16).
+    applied = min(max(last.applied, replica.begins_at - 1), replica.node.log.end)
+    if not replica.node.log.end:
+        replica.begins_at = 0
+    replica.generations.cut(applied)
+    replica.filter.lose(replica.node.log.end)
+    replica.tracker = AppliedTracker(applied)
+    replica.safe_advanced(applied)
+    replica.recorded = applied
+    replica.dedup.completed(applied)
+    await streams.write_applied(applied_record(replica, checkpoints).SerializeToString())
+    log.info(
+        "rebuilt: log to %d (%d batches read from entry %d on), applied to %d, generation %d",
+        replica.node.log.end,
+        reading.batches,
+        reading.first,
+        last.applied,
+        streams.generation,
+    )
+
+
+async def _applied_record(streams: Streams) -> tuple[AppliedRecord, Sequence[pb.Tally]]:
+    record = AppliedRecord(0, None, (), (), b"")
+    tallies: Sequence[pb.Tally] = ()
+
+    def take(headers: Mapping[str, Any], body: bytes) -> None:
+        nonlocal record, tallies
+        if wire.OPEN not in headers:
+            parsed = pb.Applied.FromString(body)
+            record, tallies = _from_pb(parsed), parsed.tallies
+
+    await streams.read(streams.applied_queue, take, "last")
+    if not record.generations:  # starts that got no further than their OPEN stand behind it
+        await streams.read(streams.applied_queue, take)
+    return record, tallies
+
+
+class _NotThere(Exception):
+    """Something else stands where the applied record says that a CHECKPOINT is."""
+
+
+class _LogReading:
+    """One reading of the own log. `expected`: the CHECKPOINT that it begins at; None: it begins at the first record that is left."""
+
+    def __init__(self, replica: Replica, memory: RoutingQueue, checkpoints: Checkpoints, expected: StartPoint | None) -> None:
+        self._replica = replica
+        self._node = replica.node
+        self._memory = memory
+        self._checkpoints = checkpoints
+        self._expected = expected
+        self._skipped_upto = 0  # last sequence before the first CHECKPOINT of a log without its beginning
+        self._skipped_top = 0
+        self.batches = 0
+        self.first = 0
+
+    def take(self, headers: Mapping[str, Any], body: bytes) -> None:
+        """One record of the stream, in order."""
+        if wire.OPEN in headers:
+            return
+        if wire.FENCE in headers:
+            if self._expected is not None:
+                raise _NotThere
+            self._skipped_top = max(self._skipped_top, int(headers[wire.FENCE]))
+            self._node.read_fence(int(headers[wire.FENCE]), int(headers[wire.FENCE_OUT]))
+            return
+        batch, _ = wire.parse_batch(dict(headers))
+        runs = pb.Batch.FromString(body).runs
+        if not self.first and not self._begin(batch, wire.checkpoint_of(runs)):
+            return
+        self._accept(batch, body, runs, int(headers[OFFSET]))
+
+    def _begin(self, batch: BatchHeader, entry: pb.Checkpoint | None) -> bool:
+        """Whether the log can be read from this batch on. `entry`: the CHECKPOINT that the batch consists of, if it does."""
+        expected = self._expected
+        if expected is not None:
+            if entry is None or (batch.first, batch.epoch, batch.leader) != (expected.sequence, expected.epoch, expected.leader):
+                raise _NotThere
+            self._restore(batch, entry, expected.in_set, expected.out_since, expected.base)
+        elif batch.first > 1:
+            applied = self._replica.tracker.applied
+            begins = batch.begins_renewal and applied == 0
+            if entry is None or (batch.first > applied + 1 and not begins) or batch.leader < self._skipped_top:
+                self._skipped_upto, self._skipped_top = batch.last, max(self._skipped_top, batch.leader)
+                return False
+            # Whether this node was in the set stood in what is gone: a leader has to say so again.
+            is_base = begins or batch.first == self._replica.begins_at
+            self._restore(batch, entry, in_set=False, out_since=(batch.leader, batch.first), base=batch.first if is_base else 0)
+            if begins:
+                self._replica.begin(batch.first, entry)
+        self._expected = None
+        self.first = batch.first
+        return True
+
+    def _restore(self, batch: BatchHeader, entry: pb.Checkpoint, in_set: bool, out_since: tuple[int, int], base: int) -> None:
+        state = replace(state_before(entry), top=batch.leader, end=batch.first - 1, in_set=in_set)
+        self._node.log.restore(state, out_since, base)
+        self._replica.restore(batch.first, entry)
+
+    def _accept(self, batch: BatchHeader, body: bytes, runs: Sequence[pb.Run], offset: int) -> None:
+        self.batches += 1
+        end_before = self._node.log.end
+        if self._node.read_batch(batch) is not Acceptance.APPEND:
+            return
+        if batch.first <= end_before:
+            self._replica.cut(batch.first)
+            self._memory.cut(batch.first)
+            self._checkpoints.cut(batch.first)
+        self._replica.index_batch(batch.first, runs, keep=True)
+        self._memory.append(StoredBatch(batch, body))
+        if wire.checkpoint_of(runs) is not None:
+            self._checkpoints.noted(self._node.log.start_point(batch, offset))
+
+    def ended(self) -> None:
+        """The own OPEN has come. Raises LrqError if what is to be applied is not in the log any more."""
+        if self._expected is not None:
+            raise _NotThere
+        if self._skipped_upto and not self.first:
+            raise LrqError(
+                f"the log no longer reaches back to entry {self._replica.tracker.applied + 1}, which this node has not applied: "
+                f"it holds no checkpoint up to there and ends at {self._skipped_upto}",
+                todo="let the node begin anew: delete every queue and exchange that is replicated and vhost lrq's streams from its broker; see "
+                "operations.md",
+            )
+
+
+def state_before(entry: pb.Checkpoint) -> LogState:
+    """What a CHECKPOINT says of the log before it."""
+    epochs, sets = wire.history_from_pb(entry)
+    return LogState(epochs=epochs, sets=sets, renewals=tuple((r.sequence, r.renewal) for r in entry.renewals))
+
+
+def applied_record(replica: Replica, checkpoints: Checkpoints) -> pb.Applied:
+    """The applied record as of now (R7)."""
+    queues, refused = replica.filter.export()
+    tallies = replica.tallies.export(replica.tracker.applied)
+    record = pb.Applied(applied=replica.tracker.applied, refused=refused, base=replica.begins_at, tallies=tallies)
+    start = checkpoints.start(replica.tracker.applied)
+    if start is not None:
+        out_epoch, out_end = start.out_since
+        record.start.CopyFrom(
+            pb.StartPoint(
+                sequence=start.sequence,
+                epoch=start.epoch,
+                leader=start.leader,
+                offset=start.offset,
+                in_set=start.in_set,
+                out_epoch=out_epoch,
+                out_end=out_end,
+                base=start.base,
+            )
+        )
+    record.generations.extend(pb.Generation(applied=a, generation=g) for a, g in replica.generations.table)
+    for q in queues:
+        part = record.queues.add(vhost=q.vhost, queue=q.queue, done=q.done, moved=q.moved, due=q.due, purged=q.purged)
+        part.visits.extend(pb.PendingVisit(origin=v.origin, visit=v.visit, dequeued=v.dequeued, positions=v.positions) for v in q.visits)
+    return record
+
+
+def _from_pb(record: pb.Applied) -> AppliedRecord:
+    queues = tuple(
+        QueueRecord(
+            q.vhost,
+            q.queue,
+            q.done,
+            q.moved,
+            q.due,
+            q.purged,
+            tuple(VisitRecord(v.origin, v.visit, v.dequeued, v.positions) for v in q.visits),
+        )
+        for q in record.queues
+    )
+    s = record.start
+    start = StartPoint(s.sequence, s.epoch, s.leader, s.offset, s.in_set, (s.out_epoch, s.out_end), s.base) if record.HasField("start") else None
+    return AppliedRecord(record.applied, start, tuple((g.applied, g.generation) for g in record.generations), queues, record.refused, record.base)

@@ -1,0 +1,146 @@
+"""Beginning a node anew (R14): what its log ends with, for the operator to look at and to publish again; then everything of it is deleted.
+
+Rules:
+- A tail is given as JSON lines, one per entry, in log order. A publish is given whole, as its publisher sent it: `lrq-ha republish` sends it again
+  with its replication ID, so what the group holds already is not enqueued twice.
+- Deleted are the routing queues and every queue and exchange that the node's log declared. The node has then an empty log, follows, and applies
+  everything again.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from broker_plugin import frames, topology
+from broker_plugin.client import Connection
+from broker_plugin.client_errors import Address
+from broker_plugin.definitions import Definitions
+from broker_plugin.endpoints import ROUTING_VHOST
+from broker_plugin.streams import Streams
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.log import LogIndex
+from lrq_ha.replication.positions import epoch_name
+from lrq_ha.routing import names
+
+log = logging.getLogger("lrq_ha.node")
+
+SILENCE_MAX_S = 10.0
+
+
+async def batches(streams: Streams, index: LogIndex, start: int | str = "first") -> AsyncIterator[tuple[int, pb.Batch]]:
+    """(first sequence, batch) of the own log from `start` to its end, each once, without what was cut off.
+
+    Args:
+        start: Where in the stream reading begins: an offset, or "first".
+
+    Raises:
+        LrqError: The stream gives nothing more before the log's end.
+    """
+    end, upto = index.end, 0
+    if not end:
+        return
+    async with aclosing(streams.batches(start, silence_s=SILENCE_MAX_S)) as records:
+        async for _, batch, body in records:
+            if batch is None or batch.first <= upto or batch.last > end or index.epoch_at(batch.last) != batch.epoch:
+                continue
+            upto = batch.last
+            yield batch.first, pb.Batch.FromString(body)
+            if upto == end:
+                return
+    raise LrqError(f"the log ends at {end}, but its stream gives nothing after entry {upto}", retriable=True)
+
+
+async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) -> AsyncIterator[dict[str, Any]]:
+    """The entries from `first` on, as values for JSON. Raises LrqError as `batches` does."""
+    async for sequence, batch in batches(streams, index, start):
+        for run in batch.runs:
+            for entry in _entries(run, sequence):
+                if entry["sequence"] >= first:
+                    yield {"epoch": epoch_name(batch.epoch), **entry}
+            sequence += len(run.enqueues.lengths) if run.WhichOneof("kind") == "enqueues" else 1
+
+
+def _entries(run: pb.Run, sequence: int) -> list[dict[str, Any]]:
+    kind = run.WhichOneof("kind") or ""
+    match kind:
+        case "enqueues":
+            return _publishes(run.enqueues, sequence)
+        case "transmission":
+            t = run.transmission
+            return [_publish(sequence, ROUTING_VHOST, "", t.queue, b"", t.body, t.producer, t.id)]
+        case "dequeue" | "reject":
+            op = run.dequeue if kind == "dequeue" else run.reject
+            return [{"sequence": sequence, "kind": kind, "vhost": op.vhost, "queue": op.queue, "sequences": list(op.sequences)}]
+        case "topology":
+            method = type(frames.decode_method(run.topology.method)).__qualname__.lower()
+            return [{"sequence": sequence, "kind": kind, "vhost": run.topology.vhost, "method": method}]
+    return [{"sequence": sequence, "kind": kind}]
+
+
+def _publishes(run: pb.Enqueues, first: int) -> list[dict[str, Any]]:
+    items, _ = frames.scan(run.frames, 0, frames.FRAME_MAX_ANY_BYTES)
+    found = []
+    for offset, (_, _, start, end, header, header_end, stop) in enumerate(items):
+        route = frames.publish_route(run.frames[start:end])
+        number = run.id_first + offset if run.producer else 0
+        content = run.frames[header:header_end], frames.body_of(run.frames, header_end, stop)
+        found.append(_publish(first + offset, run.vhost, route.exchange, route.routing_key, *content, run.producer, number))
+    return found
+
+
+def _publish(sequence: int, vhost: str, exchange: str, key: str, header: bytes, body: bytes, producer_key: str, number: int) -> dict[str, Any]:
+    user, _, producer = producer_key.partition(":")
+    return {
+        "sequence": sequence,
+        "kind": "publish",
+        "vhost": vhost,
+        "exchange": exchange,
+        "routing_key": key,
+        "user": user,
+        "replication_id": f"{producer}/{number}" if producer else "",
+        "header": base64.b64encode(header).decode(),
+        "body": base64.b64encode(body).decode(),
+    }
+
+
+async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: Definitions) -> None:
+    """Deletes everything that belongs to this node's log from its broker. The incarnation must have stopped writing.
+
+    `definitions`: what the log declares, also where its beginning was dropped.
+
+    Raises:
+        LrqError: The broker does not answer or refuses; what is left is deleted when it is tried again.
+    """
+    declared: dict[str, set[tuple[int, str]]] = {}
+    views = {streams.log_queue, streams.applied_queue, names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC, names.STATUS}
+    for vhost, row in definitions.rows():
+        kind = int.from_bytes(row[:4], "big")
+        if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
+            declared.setdefault(vhost, set()).add((kind, topology.first_name(row)))
+    async for _, batch in batches(streams, index):
+        for run in batch.runs:
+            if run.WhichOneof("kind") == "topology":
+                method = int.from_bytes(run.topology.method[:4], "big")
+                if method in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
+                    declared.setdefault(run.topology.vhost, set()).add((method, topology.first_name(run.topology.method)))
+            elif run.WhichOneof("kind") == "reception":
+                views.add(run.reception.queue)
+            elif run.WhichOneof("kind") == "checkpoint":
+                views.update(received.queue for received in run.checkpoint.received)
+    for vhost, things in declared.items():
+        connection = await Connection.open(replace(broker, vhost=vhost))
+        channel = await connection.channel()
+        for method, name in sorted(things):
+            if method == frames.QUEUE_DECLARE:
+                await channel.queue_delete(name)
+            else:
+                await channel.exchange_delete(name)
+        await connection.close()
+    await streams.delete(views)
+    log.warning("this node's log and everything in it was deleted from its broker, as the operator wished")

@@ -1,0 +1,86 @@
+"""The head of the own log, which the broker drops when the log is full, and who still needs it (R17).
+
+Rules: the head is looked up at a start, whenever the log has grown by a part of its size, and a while after it has grown at all, as the broker drops
+it a little later. Who is in danger of falling off the log, or has, is said once in this sidecar's log, and all the time in its status.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from lrq_ha.replication.events import CannotSend, HeadMoved
+from lrq_ha.replication.node import Node
+from lrq_ha.replication.retention import Retention
+
+log = logging.getLogger("lrq_ha.node")
+
+LOOKS_PER_LOG = 32
+LOOK_INTERVAL_S = 2.0
+
+
+class Watch:
+    """See above.
+
+    Args:
+        node: The pure core.
+        log_bytes_max: Size of the log.
+        head: Looks up the first entry that the own stream has; 0 if it has none.
+        feed: Gives an event to the core.
+    """
+
+    def __init__(self, node: Node, log_bytes_max: int, head: Callable[[], Awaitable[int]], feed: Callable[[HeadMoved | CannotSend], None]) -> None:
+        self.retention = Retention(log_bytes_max)
+        self._node = node
+        self._log_bytes_max = log_bytes_max
+        self._head = head
+        self._feed = feed
+        self._grown = 0
+        self._looked_at = self._grown_at = 0.0
+        self._said: dict[int, str] = {}
+
+    def appended(self, last: int, size: int) -> None:
+        """A batch went into the log, or was read from it."""
+        self.retention.appended(last, size)
+        self._grown += size
+        self._grown_at = time.monotonic()
+
+    async def look(self, *, now: bool = False) -> None:
+        """Looks up the head if it may have moved, or `now`."""
+        at = time.monotonic()
+        later = at - self._looked_at > LOOK_INTERVAL_S and self._looked_at < self._grown_at + LOOK_INTERVAL_S
+        if now or later or not self._node.head or self._grown >= self._log_bytes_max // LOOKS_PER_LOG:
+            self._grown, self._looked_at = 0, at
+            self._feed(HeadMoved(await self._head()))
+
+    async def cannot_send(self, peer: int) -> None:
+        """The own stream has no longer what a peer needs next."""
+        await self.look(now=True)
+        self._feed(CannotSend(peer))
+
+    def tell(self) -> None:
+        """Says what has changed."""
+        for peer in self._node.peers:
+            trouble = self.trouble(peer)
+            if trouble and self._said.get(peer, "")[:40] != trouble[:40]:
+                log.warning("%s", trouble)
+            self._said[peer] = trouble
+
+    def trouble(self, peer: int) -> str:
+        """What stands between a peer and this primary's log; empty if nothing does."""
+        node, remote = self._node, self._node.peers[peer]
+        if not node.leading:
+            return ""
+        name, known = node.name(peer), remote.hello.log if remote.hello else None
+        if remote.fallen and known is not None:
+            return node.how_to_join(peer, node.me, known, node.state())
+        if remote.acknowledged and node.head > remote.acknowledged + 1 and not remote.subscribed:
+            return f"{name} has fallen off the log, which begins at entry {node.head} now: what it has ends at {remote.acknowledged}"
+        if remote.acknowledged and self.retention.in_danger(remote.acknowledged):
+            behind = self.retention.behind(remote.acknowledged)
+            return (
+                f"{name} is in danger of falling off the log: it lacks {behind} bytes, and the broker keeps the last {self._log_bytes_max} "
+                "(log_bytes_max)"
+            )
+        return ""

@@ -1,0 +1,96 @@
+"""What the fuzzers begin with: whole sessions as a client sends them, and bytes that once were a problem. `python tests/fuzz/corpus.py` writes the
+files in corpus/ anew; a file that is added by hand (an input that broke something) stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pamqp import commands
+
+from broker_plugin import frames, headers
+
+FOLDER = Path(__file__).parent / "corpus"
+
+
+def publish(channel: int, key: str, body: bytes, fields: bytes = b"", frame_max: int = frames.FRAME_MAX_BYTES) -> bytes:
+    header = headers.header_payload(len(body), headers.properties(fields, content_type="text/plain", correlation_id="c"))
+    return frames.publish_method(channel, "", key) + b"".join(frames.content(channel, header, body, frame_max))
+
+
+def method(channel: int, one: object) -> bytes:
+    return frames.method_frame(channel, one)  # type: ignore[arg-type]
+
+
+def sessions() -> dict[str, bytes]:
+    """Name and bytes of each."""
+    login = frames.PROTOCOL_HEADER + b"".join(
+        method(0, one)
+        for one in (
+            commands.Connection.StartOk({"lrq_producer": "fuzz", "capabilities": {"basic.nack": True}}, "PLAIN", "\0app\0secret", "en_US"),
+            commands.Connection.TuneOk(2047, 131_072, 0),
+            commands.Connection.Open("/"),
+        )
+    )
+    opened = method(1, commands.Channel.Open()) + method(1, commands.Confirm.Select())
+    stamped = headers.field(b"x-lrq-id", b"fuzz/1") + headers.field(b"x-lrq-pos", b"1.1/1")
+    amqplain = headers.field(b"LOGIN", b"app") + headers.field(b"LOGIN", b"lrq") + headers.field(b"PASSWORD", b"secret")
+    tiny = publish(1, "q", b"x" * 300, frame_max=9)
+    return {
+        "login": login,
+        "amqplain-twice": frames.PROTOCOL_HEADER
+        + frames.raw_method_frame(
+            0, frames.CONNECTION_START_OK, b"\0\0\0\0", frames.short_string("AMQPLAIN"), len(amqplain).to_bytes(4, "big") + amqplain, b"\x05en_US"
+        ),
+        "publishes": opened + publish(1, "q", b"one") + publish(1, "q", b"") + publish(1, "q", b"two", stamped),
+        "large": opened + publish(1, "q", b"y" * 5_000, frame_max=frames.FRAME_MIN_BYTES),
+        "tiny-frames": opened + tiny,
+        "topology": opened
+        + b"".join(
+            method(1, one)
+            for one in (
+                commands.Queue.Declare(queue="q", durable=True, arguments={"x-queue-type": "classic"}),
+                commands.Exchange.Declare(exchange="e", exchange_type="topic", durable=True),
+                commands.Queue.Bind(queue="q", exchange="e", routing_key="#"),
+                commands.Queue.Unbind(queue="q", exchange="e", routing_key="#"),
+                commands.Queue.Purge(queue="q"),
+                commands.Queue.Delete(queue="q"),
+                commands.Exchange.Delete(exchange="e"),
+            )
+        ),
+        "consumer": opened
+        + b"".join(
+            method(1, one)
+            for one in (
+                commands.Basic.Qos(0, 10, False),
+                commands.Basic.Consume(queue="q", consumer_tag="c"),
+                commands.Basic.Get(queue="q"),
+                commands.Basic.Ack(1, True),
+                commands.Basic.Nack(2, True, True),
+                commands.Basic.Reject(3, False),
+                commands.Basic.Recover(True),
+                commands.Basic.Cancel("c"),
+                commands.Tx.Select(),
+                commands.Channel.Flow(True),
+                commands.Channel.Close(200, "", 0, 0),
+            )
+        ),
+        "heartbeats": frames.HEARTBEAT_FRAME * 3 + method(0, commands.Connection.Close(200, "bye", 0, 0)),
+        "size-that-lies": b"\x01\x00\x01\x7f\xff\xff\xff" + b"x" * 64,
+        "body-that-lies": opened + publish(1, "q", b"z" * 40).replace((40).to_bytes(8, "big"), (1 << 62).to_bytes(8, "big")),
+        "table-past-its-frame": frames.publish_method(1, "", "q")
+        + b"".join(frames.content(1, headers.header_payload(1, b"\x20\x00" + (1 << 20).to_bytes(4, "big") + b"\x01aI\0\0\0\1"), b"x")),
+        "nested": opened + publish(1, "q", b"n", b"\x01aF" + b"\0\0\0\x07\x01aF" * 60),
+        "header-alone": frames.frame(frames.HEADER, 1, headers.header_payload(0)),
+        "other-protocol": b"AMQP\x00\x01\x00\x00",
+    }
+
+
+def corpus() -> list[bytes]:
+    """Every file's bytes, in order of their names."""
+    return [file.read_bytes() for file in sorted(FOLDER.glob("*.bin"))]
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, data in sessions().items():
+        (FOLDER / f"{name}.bin").write_bytes(data)

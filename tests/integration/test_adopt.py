@@ -1,0 +1,115 @@
+"""A broker that was used before it had a sidecar: `lrq-ha adopt` brings what it holds into the log, and a backup has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pika
+import pytest
+from load import command, depth, eventually, in_sync
+
+from lrq_ha.lab import Lab
+
+pytestmark = pytest.mark.broker
+
+MESSAGES = 1_234
+
+
+def adopt(definitions: Path, *arguments: str) -> tuple[int, str]:
+    return command("adopt", "--definitions", str(definitions), *arguments)
+
+
+def fill(url: str) -> None:
+    """As applications have left a broker: a quorum queue behind a topic exchange, a classic one with dead letters, things of its own."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    channel.exchange_declare("orders", "topic", durable=True)
+    channel.exchange_declare("audit", "fanout", durable=True, arguments={"alternate-exchange": "orders"})
+    channel.exchange_bind("orders", "audit", "#")
+    channel.queue_declare("orders.new", durable=True, arguments={"x-queue-type": "quorum"})
+    channel.queue_bind("orders.new", "orders", "new.#")
+    channel.queue_declare("mail", durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "mail.dead"})
+    channel.queue_declare("mail.dead", durable=True)
+    channel.queue_declare("temporary", auto_delete=True)
+    channel.confirm_delivery()
+    for number in range(MESSAGES):
+        properties = pika.BasicProperties(delivery_mode=2, headers={"number": number}, content_type="text/plain")
+        channel.basic_publish("orders", "new.book", b"%d" % number, properties)
+    for number in range(50):
+        channel.basic_publish("", "mail", b"%d" % number, pika.BasicProperties(delivery_mode=2, priority=3, message_id=f"m{number}"))
+    for _ in range(5):
+        method, _, _ = channel.basic_get("mail")
+        assert method is not None
+        channel.basic_reject(method.delivery_tag, requeue=False)
+    connection.close()
+
+
+def drained(url: str, queue: str) -> list[tuple[int, pika.BasicProperties]]:
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    found = []
+    while True:
+        method, properties, body = channel.basic_get(queue)
+        if method is None:
+            break
+        found.append((int(body), properties))
+        channel.basic_ack(method.delivery_tag)
+    connection.close()
+    return found
+
+
+def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_version: str, tmp_path: Path) -> None:
+    lab = new_lab({"east": 2}, broker=broker_version)
+    lab.up()
+    primary, backup = in_sync(lab)
+    fill(lab.nodes[primary].broker)
+    definitions = tmp_path / "definitions.json"
+    definitions.write_text(lab.ctl(primary, "export_definitions", "-"))
+    door = lab.nodes[primary].door
+    code, said = adopt(definitions, "--to", door, "--vhost", "/", "--dry-run")
+    assert code == 0
+    assert re.search(r"vhost /: 2 exchanges, 3 queues, 2 bindings would be declared", said), said
+    assert f"orders.new: {MESSAGES} messages" in said
+    assert depth(lab.nodes[primary].broker, "mail") == 45
+    code, said = adopt(definitions, "--to", door, "--vhost", "/")
+    assert code == 0, said
+    assert f"orders.new: {MESSAGES} of {MESSAGES} messages adopted" in said, said
+    assert "mail: 45 of 45 messages adopted" in said
+    code, said = adopt(definitions, "--to", door, "--vhost", "/")
+    assert f"orders.new: 0 of {MESSAGES} messages adopted (none was without a position)" in said, "it may be repeated"
+    for queue, count in (("orders.new", MESSAGES), ("mail", 45), ("mail.dead", 5)):
+        eventually(f"{queue} on the backup", lambda queue=queue, count=count: depth(lab.nodes[backup].broker, queue) == count)
+    lab.kill(primary)
+    lab.promote(backup, down=[primary])
+    door = lab.nodes[backup].door
+    orders = drained(door, "orders.new")
+    assert [number for number, _ in orders] == list(range(MESSAGES))
+    assert all(p.headers["number"] == number and p.content_type == "text/plain" and p.delivery_mode == 2 for number, p in orders)
+    mail = drained(door, "mail")
+    assert [(number, p.message_id, p.priority) for number, p in mail] == [(n, f"m{n}", 3) for n in range(5, 50)]
+    assert [number for number, _ in drained(door, "mail.dead")] == list(range(5))
+    connection = pika.BlockingConnection(pika.URLParameters(door))
+    channel = connection.channel()
+    channel.basic_publish("audit", "new.one", b"7")  # through both exchanges, as bound before
+    eventually("the bindings to hold", lambda: [number for number, _ in drained(door, "orders.new")] == [7])
+    connection.close()
+
+
+def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
+    door = pair.nodes[str(pair.primary("east"))].door
+    bad = tmp_path / "bad.json"
+    for text, said in (("{}", "these are not a broker's definitions"), ("nothing", "these are not a broker's definitions")):
+        bad.write_text(text)
+        code, answer = adopt(bad, "--to", door)
+        assert code == 1
+        assert said in answer
+        assert "rabbitmqctl export_definitions" in answer
+    bad.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [], "exchanges": [], "bindings": []}))
+    code, answer = adopt(bad, "--to", door, "--vhost", "nowhere")
+    assert (code, "no vhost nowhere" in answer) == (1, True)
+    code, answer = adopt(Path(os.devnull + ".not"), "--to", door)
+    assert (code, "cannot be read" in answer) == (1, True)

@@ -1,0 +1,218 @@
+"""Alarms of a broker, and what stands still: publishers wait, consumers go on, and when it is over everything goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pika
+import pytest
+from load import eventually, in_sync
+from pamqp import commands
+from pika.exceptions import AMQPError
+from raw_client import RawClient, publish
+
+from broker_plugin import frames
+from lrq_ha.lab import Lab
+from lrq_ha.publisher import Publisher
+
+pytestmark = pytest.mark.broker
+
+COUNT = 300
+
+
+@pytest.fixture(scope="module")
+def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab({"east": 2}, tmp_path_factory.mktemp("flow"), broker_version) as found:
+        yield found
+
+
+@contextmanager
+def alarm(lab: Lab, name: str, kind: str) -> Iterator[None]:
+    """A memory or disk alarm of one broker."""
+    on, off = {
+        "memory": (("set_vm_memory_high_watermark", "0.0000001"), ("set_vm_memory_high_watermark", "0.6")),
+        "disk": (("set_disk_free_limit", "999999999999999"), ("set_disk_free_limit", "10MB")),
+    }[kind]
+    lab.ctl(name, *on)
+    eventually("the alarm", lambda: "alarm" in lab.ctl(name, "status").lower().replace("alarms\n\n(none)", ""))
+    try:
+        yield
+    finally:
+        lab.ctl(name, *off)
+
+
+class Consumer:
+    """Acks everything that comes, on a connection that publishes nothing."""
+
+    def __init__(self, url: str, queue: str, prefetch: int = 10) -> None:
+        self.got: list[int] = []
+        self._url, self._queue, self._prefetch = url, queue, prefetch
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with pika.BlockingConnection(pika.URLParameters(self._url)) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=self._prefetch)
+            for method, _, body in channel.consume(self._queue, inactivity_timeout=0.1):
+                if self._stop.is_set():
+                    return
+                if method is not None:
+                    self.got.append(int(body))
+                    channel.basic_ack(method.delivery_tag)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+
+def filled(lab: Lab, primary: str) -> str:
+    """A queue with COUNT messages."""
+    queue = f"flow-{time.time_ns()}"
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True)
+        channel.confirm_delivery()
+        for i in range(COUNT):
+            channel.basic_publish("", queue, b"%d" % i)
+    return queue
+
+
+def empty_everywhere(lab: Lab, queue: str) -> Callable[[], bool]:
+    def check() -> bool:
+        for node in lab.nodes.values():
+            with pika.BlockingConnection(pika.URLParameters(node.broker)) as connection:
+                if connection.channel().queue_declare(queue, passive=True).method.message_count:
+                    return False
+        return True
+
+    return check
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_consumers_go_on_while_the_primarys_broker_has_an_alarm(lab: Lab, names: tuple[str, str], kind: str) -> None:
+    """Far more than their prefetch: their acks reach the broker. A publisher is told that it is blocked, and loses nothing."""
+    primary, _ = names
+    queue = filled(lab, primary)
+    pid = lab.nodes[primary].sidecar_pid
+    publisher = Publisher([lab.nodes[n].door for n in lab.nodes], f"flow-{time.time_ns()}", confirm_timeout_s=90)
+    said: list[str] = []
+    try:
+        with alarm(lab, primary, kind):
+            confirms = [publisher.publish("", queue, b"%d" % (COUNT + i)) for i in range(50)]
+            eventually("the log to be blocked", lambda: "takes nothing more for the log" in lab.nodes[primary].log.read_text())
+            with RawClient(lab.nodes[primary].door, properties={}) as blocked:
+                blocked.open_channel(confirms=True)
+                blocked.send(publish(1, queue, b"%d" % (COUNT + 50)))
+                consumer = Consumer(lab.nodes[primary].door, queue)
+                eventually(f"all of {COUNT}", lambda: len(consumer.got) >= COUNT)
+                assert consumer.got[:COUNT] == list(range(COUNT))
+                assert not any(confirm.done for confirm in confirms[-10:])
+                said.append("over")
+        eventually("the publisher's", lambda: all(confirm.done for confirm in confirms))
+        assert [confirm.error for confirm in confirms if confirm.error] == []
+        eventually("the rest", lambda: set(consumer.got) >= set(range(COUNT + 50)))
+        consumer.stop()
+        assert len(set(consumer.got)) == len(consumer.got), "nothing came twice"
+    finally:
+        publisher.close()
+    eventually("both brokers' queues empty", empty_everywhere(lab, queue))
+    assert lab.nodes[primary].sidecar_pid == pid
+    assert lab.primary("east") == primary
+
+
+def test_a_client_that_publishes_is_told_that_it_is_blocked(lab: Lab, names: tuple[str, str]) -> None:
+    primary, _ = names
+    queue = filled(lab, primary)
+    with RawClient(lab.nodes[primary].door, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(client.start_ok({"capabilities": {"connection.blocked": True, "basic.nack": True}}))
+        client.expect(frames.CONNECTION_TUNE)
+        client.send(frames.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + frames.method_frame(0, commands.Connection.Open("/")))
+        client.expect(frames.CONNECTION_OPEN_OK)
+        client.open_channel(confirms=True)
+        with alarm(lab, primary, "memory"):
+            client.send(publish(1, queue, b"1") * 3)
+            client.expect(frames.CONNECTION_BLOCKED, timeout_s=30)
+        assert client.confirmed(3) == set()
+        eventually("the end of it", lambda: frames.CONNECTION_UNBLOCKED in [kind for kind, *_ in client.got] or not client.read(1))
+        told = [kind for kind, *_ in client.got if kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED)]
+        assert told == [frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED]
+
+
+def test_an_alarm_on_the_backup_costs_its_place_in_the_set_and_nothing_else(lab: Lab, names: tuple[str, str]) -> None:
+    primary, backup = names
+    queue = filled(lab, primary)
+    publisher = Publisher([lab.nodes[n].door for n in lab.nodes], f"flow-{time.time_ns()}", confirm_timeout_s=90)
+    try:
+        with alarm(lab, backup, "memory"):
+            consumer = Consumer(lab.nodes[primary].door, queue)
+            confirms = [publisher.publish("", queue, b"%d" % (COUNT + i)) for i in range(200)]
+            eventually("confirms without it", lambda: all(confirm.done for confirm in confirms))
+            eventually("all", lambda: len(consumer.got) >= COUNT + 200)
+        assert [confirm.error for confirm in confirms if confirm.error] == []
+        in_sync(lab)
+        consumer.stop()
+        assert consumer.got == list(range(COUNT + 200))
+    finally:
+        publisher.close()
+    eventually("both brokers' queues empty", empty_everywhere(lab, queue))
+
+
+def test_a_client_that_stands_still_is_noticed_by_its_heartbeats(lab: Lab, names: tuple[str, str]) -> None:
+    primary, _ = names
+    with RawClient(lab.nodes[primary].door, heartbeat_s=1) as client:
+        client.open_channel()
+        before = lab.status(primary)["connections"]
+        began = time.monotonic()
+        eventually("the door to give it up", lambda: lab.status(primary)["connections"] < before)
+        assert time.monotonic() - began > 1.5
+        assert frames.HEARTBEAT in [kind for kind, *_ in client.got] or client.closed()
+
+
+def test_a_broker_that_stands_still_is_noticed_by_its_heartbeats(lab: Lab, names: tuple[str, str]) -> None:
+    """Long before the sidecar's own connections notice it."""
+    primary, _ = names
+    pid = lab.nodes[primary].broker_pid
+    assert pid is not None
+    with RawClient(lab.nodes[primary].door, heartbeat_s=1) as client:
+        client.open_channel()
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(0.5):
+                try:
+                    client.send(frames.HEARTBEAT_FRAME)
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            assert client.closed(15)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            stop.set()
+            thread.join()
+        closes = [payload for kind, _, payload in client.got if kind == frames.CONNECTION_CLOSE]
+        assert closes
+        assert b"silent" in closes[0]
+
+    def usable() -> bool:
+        try:
+            node: Any = lab.primary("east")
+            with pika.BlockingConnection(pika.URLParameters(lab.nodes[node].door)) as connection:
+                return bool(connection.channel().queue_declare("", exclusive=True).method.queue)
+        except (AMQPError, KeyError):
+            return False
+
+    eventually("the door to serve again", usable)

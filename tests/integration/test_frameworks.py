@@ -1,0 +1,174 @@
+"""Ordinary users' frameworks over a failover: the programs of docs/clients.md as they stand there, on a pair whose primary is killed in the middle.
+
+Rules: each sender is fed numbered orders at a steady pace until all is over, each worker writes what it did and when to a ledger of its own;
+nothing is told to any of them but the two doors. All orders must be in the ledger; one that is there twice was first done when its ack or its
+confirm could still be lost.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from load import LAG_MAX_S, command, depth, eventually
+
+from lrq_ha.lab import Lab
+from lrq_ha.lab.files import python_environment
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+
+CLIENTS_MD = Path(__file__).parents[2] / "docs" / "clients.md"
+PROGRAM = re.compile(r"```python\n# (\w+\.py)\n.*?```", re.DOTALL)
+#: Queue, sender and worker of each framework.
+FRAMEWORKS = {
+    "pika": ("pika-orders", ["pika_send.py"], ["pika_work.py"]),
+    "aio-pika": ("aio-orders", ["aio_send.py"], ["aio_work.py"]),
+    "kombu": ("kombu-orders", ["kombu_send.py"], ["kombu_work.py"]),
+    "celery": ("celery", ["celery_send.py"], ["-m", "celery", "-A", "tasks", "worker", "-c", "2"]),
+}
+ORDERS_PER_SECOND = 40
+ORDERS_BEFORE = 200  # done by each framework before the primary is killed
+ORDERS_AFTER = 200  # done after it
+OPERATOR_S = 3.0  # how long the operator takes: meanwhile the clients are turned away by the backup's door
+
+
+def write_programs(folder: Path) -> None:
+    """The page's programs, as files of the names that their first lines say."""
+    for found in PROGRAM.finditer(CLIENTS_MD.read_text()):
+        (folder / found[1]).write_text(found[0].removeprefix("```python\n").removesuffix("```"))
+
+
+@dataclass
+class Framework:
+    """One framework's two programs, fed by a thread. `fed`: orders given to the sender so far."""
+
+    queue: str
+    ledger: Path
+    sender: subprocess.Popen[str]
+    worker: subprocess.Popen[str]
+    fed: int = 0
+
+    def done(self) -> dict[int, list[float]]:
+        """Orders in the ledger, with the times at which they were done."""
+        found: dict[int, list[float]] = defaultdict(list)
+        if self.ledger.exists():
+            for line in self.ledger.read_text().splitlines():
+                when, order = line.split()
+                found[int(order)].append(float(when))
+        return found
+
+    def feed(self, enough: threading.Event) -> None:
+        """Orders at a steady pace, then the end of the input."""
+        assert self.sender.stdin is not None
+        with self.sender.stdin as orders:
+            while not enough.wait(1 / ORDERS_PER_SECOND):
+                orders.write(f"{self.fed}\n")
+                orders.flush()
+                self.fed += 1
+
+
+def start(name: str, folder: Path, doors: str) -> Framework:
+    queue, sender, worker = FRAMEWORKS[name]
+    ledger = folder / f"{name}.ledger"
+    environment = python_environment() | {"DOORS": doors, "LEDGER": str(ledger)}
+
+    def run(kind: str, arguments: list[str]) -> subprocess.Popen[str]:
+        with open(folder / f"{name}.{kind}.log", "w") as output:
+            return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, text=True, stdin=subprocess.PIPE,
+                                    stdout=output, stderr=subprocess.STDOUT)
+
+    return Framework(queue, ledger, run("sender", sender), run("worker", worker))
+
+
+@dataclass
+class Failover:
+    """What happened. `killed_at` by the clock that the ledgers use."""
+
+    frameworks: dict[str, Framework]
+    killed_at: float
+    promoted_after_s: float
+    done_again_after_s: dict[str, float]
+    depths: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def failover(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failover]:
+    """All frameworks at work on one pair; the primary is killed, its backup promoted as an operator does it, and all orders are done."""
+    folder = tmp_path_factory.mktemp("frameworks")
+    write_programs(folder)
+    enough = threading.Event()
+    frameworks: dict[str, Framework] = {}
+    feeders: list[threading.Thread] = []
+    with Lab({"east": 2}, folder / "lab", broker_version) as lab:
+        try:
+            primary = lab.primary("east") or ""
+            backup = ({"e1", "e2"} - {primary}).pop()
+            doors = ";".join(lab.nodes[name].door for name in (primary, backup))
+            for name in FRAMEWORKS:
+                frameworks[name] = start(name, folder, doors)
+                feeders.append(threading.Thread(target=frameworks[name].feed, args=[enough]))
+                feeders[-1].start()
+            all_alive = alive(frameworks, folder)
+            for name, framework in frameworks.items():
+                eventually(f"{name}: {ORDERS_BEFORE} orders done", lambda f=framework: all_alive() and len(f.done()) >= ORDERS_BEFORE)
+            killed_at = time.time()
+            lab.kill(primary)
+            time.sleep(OPERATOR_S)
+            eventually("a promotion", lambda: command("promote", backup, "--down", primary, lab=lab)[0] == 0)
+            promoted_after_s = time.time() - killed_at
+            for name, framework in frameworks.items():
+                goal = framework.fed + ORDERS_AFTER
+                eventually(f"{name}: {ORDERS_AFTER} more orders done", lambda f=framework, n=goal: all_alive() and len(f.done()) >= n)
+            first_after = {name: min(when[0] for when in f.done().values() if when[0] > killed_at + promoted_after_s)
+                           for name, f in frameworks.items()}
+            enough.set()
+            for name, framework in frameworks.items():
+                assert framework.sender.wait(60) == 0, (folder / f"{name}.sender.log").read_text()
+                eventually(f"{name}: all orders done", lambda f=framework: len(f.done()) >= f.fed)
+                # A second copy may still be on its way.
+                eventually(f"{name}: an empty queue", lambda f=framework: depth(lab.nodes[backup].broker, f.queue) == 0)
+                framework.worker.terminate()
+                framework.worker.wait(60)
+            depths = {name: depth(lab.nodes[backup].broker, framework.queue) for name, framework in frameworks.items()}
+            yield Failover(frameworks, killed_at, promoted_after_s, {name: at - killed_at for name, at in first_after.items()}, depths)
+        finally:
+            enough.set()
+            for framework in frameworks.values():
+                for process in (framework.sender, framework.worker):
+                    process.kill()
+                    process.wait()
+            for feeder in feeders:
+                feeder.join()
+
+
+def alive(frameworks: dict[str, Framework], folder: Path) -> Callable[[], bool]:
+    """A check that none of the programs has given up."""
+
+    def check() -> bool:
+        for name, framework in frameworks.items():
+            for kind, process in (("sender", framework.sender), ("worker", framework.worker)):
+                assert process.poll() is None, f"{name}'s {kind} has ended:\n{(folder / f'{name}.{kind}.log').read_text()[-4000:]}"
+        return True
+
+    return check
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_order_is_done(failover: Failover, name: str) -> None:
+    framework = failover.frameworks[name]
+    done = framework.done()
+    twice = {order: when for order, when in done.items() if len(when) > 1}
+    print(f"{name}: {framework.fed} orders, {len(twice)} of them twice; promoted after {failover.promoted_after_s:.1f} s, at work again after "
+          f"{failover.done_again_after_s[name]:.1f} s")
+    assert set(done) == set(range(framework.fed)), "none is lost, none invented"
+    assert failover.depths[name] == 0, "every message that was given out again was acked"
+    early = {order: failover.killed_at - when[0] for order, when in twice.items() if when[0] < failover.killed_at - LAG_MAX_S}
+    assert not early, "an order was done twice although its ack was older than the replication lag"

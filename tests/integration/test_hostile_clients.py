@@ -1,0 +1,225 @@
+"""Clients that want more than they may: the routing queues, the sidecars' own words, another user's replication IDs. And nothing secret in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from door_rig import Rig
+from load import eventually
+from pamqp import commands
+from pika.exceptions import ChannelClosedByBroker, ProbableAccessDeniedError
+from raw_client import RawClient, publish
+from sidecar_process import Sidecar
+
+from broker_plugin import frames, headers
+from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import Publisher
+from lrq_ha.publisher.errors import NackedError
+from lrq_ha.replication.errors import LrqError
+
+pytestmark = pytest.mark.broker
+
+USERS = {"reader": ("^$", "^$", ".*"), "writer": (".*", ".*", ".*"), "stranger": None}
+
+
+@pytest.fixture(scope="module")
+def users(pair: Lab) -> Iterator[dict[str, str]]:
+    """Users beside `app`, with their rights in vhost lrq, and the login of each: who may read, who may do anything, who may not come in."""
+    for name in ("e1", "e2"):
+        for user, rights in USERS.items():
+            pair.ctl(name, "add_user", user, "pass-" + user)
+            pair.ctl(name, "set_permissions", "-p", "/", user, ".*", ".*", ".*")
+            if rights is not None:
+                pair.ctl(name, "set_permissions", "-p", "lrq", user, *rights)
+    yield {user: f"{user}:pass-{user}" for user in USERS}
+    for name in ("e1", "e2"):
+        for user in USERS:
+            pair.ctl(name, "delete_user", user)
+
+
+def url_as(rig: Rig, login: str) -> str:
+    parts = urlsplit(rig.url)
+    return f"amqp://{login}@{parts.hostname}:{parts.port}"
+
+
+def entry(client_name: str = "hostile") -> bytes:
+    transaction = pb.Transaction(client_name=client_name, type=pb.LOG_ENTRY_SYNC, payloads=[b"data"])
+    transaction.entries.add(destinations=["west"], payload=0)
+    return transaction.SerializeToString()
+
+
+def refused(channel: Any, call: Any) -> int:
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        call(channel)
+    return int(caught.value.reply_code)
+
+
+def test_a_user_without_the_vhost_does_not_come_in(rig: Rig, users: dict[str, str]) -> None:
+    with pytest.raises(ProbableAccessDeniedError):
+        rig.connect(url_as(rig, users["stranger"]), "lrq")
+
+
+@pytest.mark.parametrize("queue", ["LRQ_HA_east", "LRQ_APPLIED_east", "LRQ_Send_LogEntries", "LRQ_Send_SnapSync", "LRQ_X_east_1", "anything"])
+def test_nobody_reads_what_belongs_to_others(rig: Rig, users: dict[str, str], queue: str) -> None:
+    """Whatever the broker's rights say: the log holds every client's messages."""
+    for user in ("writer", "reader"):
+        connection = rig.connect(url_as(rig, users[user]), "lrq")
+        assert refused(connection.channel(), lambda c: c.basic_get(queue)) == 403
+
+        def consume(channel: Any) -> None:
+            channel.basic_qos(prefetch_count=10)
+            channel.basic_consume(queue, lambda *_: None, arguments={"x-stream-offset": "first"})
+
+        assert refused(connection.channel(), consume) == 403
+
+
+def test_statuses_are_read_as_far_as_the_broker_lets_one(rig: Rig, users: dict[str, str]) -> None:
+    channel = rig.connect(url_as(rig, users["reader"]), "lrq").channel()
+    channel.basic_qos(prefetch_count=10)
+    channel.basic_consume("LRQ_Status", lambda *_: None, arguments={"x-stream-offset": "first"})
+    channel.close()
+
+
+@pytest.mark.parametrize("queue", ["LRQ_Send_LogEntries", "LRQ_Send_SnapSync", "LRQ_Status"])
+def test_only_who_may_write_writes(rig: Rig, users: dict[str, str], queue: str) -> None:
+    """What ends at the door takes no less right than what reaches the broker."""
+    end = rig.lab.status(rig.primary)["end"]
+    for properties in ({"lrq_producer": "hostile"}, {}):
+        connection = rig.connect(url_as(rig, users["reader"]), "lrq", client_properties=properties)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        message = pika.BasicProperties(headers={"x-lrq-id": "hostile/1"})
+        assert refused(channel, lambda c, m=message: c.basic_publish("", queue, entry(), m)) in (403, 406)
+    assert rig.lab.status(rig.primary)["end"] == end, "nothing of it is in the log"
+    status = pb.Status(key="client/hostile", client=pb.ClientStatus(client_name="hostile")) if queue == "LRQ_Status" else None
+    connection = rig.connect(url_as(rig, users["writer"]), "lrq", client_properties={"lrq_producer": f"writer-{time.time_ns()}"})
+    producer = connection._impl.params.client_properties["lrq_producer"]
+    channel = connection.channel()
+    channel.confirm_delivery()
+    message = pika.BasicProperties(headers={"x-lrq-id": f"{producer}/1"})
+    channel.basic_publish("", queue, status.SerializeToString() if status else entry(), message)
+    assert rig.lab.status(rig.primary)["end"] > end
+
+
+@pytest.mark.parametrize("key", ["LRQ_HA_east", "LRQ_APPLIED_east", "LRQ_X_east_1", "LRQ_Recv_app_west"])
+def test_nobody_speaks_as_a_sidecar(rig: Rig, users: dict[str, str], key: str) -> None:
+    """Epoch headers, a push, a reception: neither as a client with all rights nor as a node or site without the sidecar's password."""
+    top = rig.lab.status(rig.primary)["epoch"]
+    forged = pika.BasicProperties(headers={"x-lrq-leader": top + (1 << 20), "x-lrq-epoch": top + (1 << 20), "x-lrq-first": 1, "x-lrq-last": 1,
+                                           "x-lrq-prev": 0, "x-lrq-safe": 1, "x-lrq-fence": top + (1 << 20), "x-lrq-control": 1})  # fmt: skip
+    connection = rig.connect(url_as(rig, users["writer"]), "lrq", client_properties={"lrq_producer": "forger"})
+    for exchange, routing_key in (("", key), (key, key), ("amq.direct", key)):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        assert refused(channel, lambda c, e=exchange, k=routing_key: c.basic_publish(e, k, b"forged", forged)) == 403
+    own = urlsplit(rig.lab.nodes[rig.primary].admin)
+    for properties in ({"lrq_node": 2, "lrq_group": "east"}, {"lrq_site": "west"}):
+        for login in (users["writer"], f"{own.username}:wrong"):
+            with RawClient(url_as(rig, login), login=False) as client, pytest.raises(AssertionError):
+                client.login("lrq", 0, frames.FRAME_MAX_BYTES, properties)
+    assert rig.lab.status(rig.primary)["epoch"] == top
+    assert rig.lab.status(rig.backup)["role"] == "ready"
+
+
+def test_a_user_named_twice_is_who_the_broker_takes_it_for(rig: Rig, users: dict[str, str]) -> None:
+    """AMQPLAIN is a table: the broker takes the first LOGIN of two; a door that took the last would let in a client as the sidecar."""
+    sidecar = urlsplit(rig.lab.nodes[rig.primary].admin)
+    user, password = users["writer"].split(":")
+    response = b"".join(
+        headers.field(key, value.encode())
+        for key, value in ((b"LOGIN", user), (b"PASSWORD", password), (b"LOGIN", sidecar.username or ""), (b"PASSWORD", sidecar.password or ""))
+    )
+    start_ok = frames.raw_method_frame(
+        0,
+        frames.CONNECTION_START_OK,
+        (39).to_bytes(4, "big"),
+        b"\x08lrq_nodeI\0\0\0\x02" + headers.field(b"lrq_group", b"east"),
+        frames.short_string("AMQPLAIN"),
+        len(response).to_bytes(4, "big"),
+        response,
+        b"\x05en_US",
+    ).replace((39).to_bytes(4, "big"), (14 + len(headers.field(b"lrq_group", b"east"))).to_bytes(4, "big"), 1)
+    with RawClient(rig.url, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(start_ok)
+        client.expect(frames.CONNECTION_TUNE)
+        client.send(frames.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + frames.method_frame(0, commands.Connection.Open("lrq")))
+        with pytest.raises(AssertionError, match="own user"):
+            client.expect(frames.CONNECTION_OPEN_OK)
+
+
+def test_ids_of_another_user_suppress_nothing(rig: Rig, users: dict[str, str]) -> None:
+    """The same producer name and the same numbers, guessed before their owner uses them; and names that differ only in where the user ends."""
+    queue = rig.declare(rig.channel())
+    producer = f"orders-{time.time_ns()}"
+    for login in (users["writer"], None):
+        with RawClient(url_as(rig, login) if login else rig.url, properties={"lrq_producer": producer}) as client:
+            client.open_channel(confirms=True)
+            for i in range(1, 6):
+                client.send(publish(1, queue, b"%d" % i, fields=headers.field(b"x-lrq-id", f"{producer}/{i}".encode())))
+            assert client.confirmed(5) == set()
+    rig.both_hold(queue, [b"1", b"2", b"3", b"4", b"5"] * 2)
+
+
+def test_a_producer_name_that_is_none_is_refused(rig: Rig) -> None:
+    for name in ("a/b", "", "x" * 129, 7):
+        with RawClient(rig.url, login=False) as client, pytest.raises(AssertionError, match="no producer name"):
+            client.login("/", 0, frames.FRAME_MAX_BYTES, {"lrq_producer": name})
+
+
+# -- logs
+
+
+SECRETS = {"password": "hunter2-password", "body": "hunter2-body", "header": "hunter2-header", "id": "hunter2-id", "wrong": "hunter2-wrong"}
+
+
+def test_nothing_secret_is_logged(brokers: Lab, tmp_path: Any) -> None:
+    """A session with marked secrets, right and wrong ones, at the finest level of the log; and the two pages that tell a status."""
+    brokers.ctl("e1", "add_user", "marked", SECRETS["password"])
+    brokers.ctl("e1", "set_permissions", "marked", ".*", ".*", ".*")
+    brokers.ctl("e1", "set_permissions", "-p", "lrq", "marked", ".*", ".*", ".*")
+    try:
+        with Sidecar(brokers, tmp_path, f"secrets-{time.time_ns() % 10**6}", level="debug") as sidecar:
+            sidecar.becomes("active")
+            url = f"amqp://marked:{SECRETS['password']}@{sidecar.door}"
+            with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                channel.queue_declare("secrets", durable=True)
+                message = pika.BasicProperties(headers={"h": SECRETS["header"], "x-lrq-id": SECRETS["id"], "x-death": [SECRETS["header"]]})
+                channel.basic_publish("", "secrets", SECRETS["body"].encode(), message)
+                channel.basic_get("secrets", auto_ack=True)
+                channel.queue_delete("secrets")
+            publisher = Publisher([url], f"p-{time.time_ns()}", "marked")
+            with pytest.raises(NackedError):
+                publisher.publish("", "nowhere", SECRETS["body"].encode()).result(20)
+            publisher.close()
+            hidden = SECRETS["wrong"].encode()
+            broken = publish(1, "secrets", hidden, fields=headers.field(b"h", hidden)).replace(b"\x01hS", b"\x01hF")
+            bad_id = publish(1, "secrets", hidden, fields=headers.field(b"x-lrq-id", b"p/" + hidden))
+            for data in (broken, bad_id, frames.raw_method_frame(1, frames.QUEUE_DECLARE, b"\0\0\x20" + hidden), b"\xff" + hidden):
+                with RawClient(url, properties={"lrq_producer": "p", "secret": SECRETS["wrong"]}) as client:
+                    client.open_channel(confirms=True)
+                    client.send(data)
+                    client.closed(1)
+            for login in (b"GET /" + hidden, frames.PROTOCOL_HEADER + b"\xff" + hidden):
+                with RawClient(url, login=False) as client, suppress(LrqError):  # AMQP's own header comes, which is no frame
+                    client.send(login)
+                    client.closed(2)
+            with RawClient(f"amqp://marked:{SECRETS['wrong']}@{sidecar.door}", login=False) as client, pytest.raises(AssertionError):
+                client.login("/", 0, frames.FRAME_MAX_BYTES, {"lrq_secret": SECRETS["wrong"]})
+            eventually("the log of the last but one", lambda: "speaks HTTP" in sidecar.said())
+            said = sidecar.said() + str(sidecar.status())
+        for what, secret in SECRETS.items():
+            assert secret not in said, f"the {what} was logged"
+            assert secret.encode().hex() not in said, f"the {what} was logged in another form"
+    finally:
+        brokers.ctl("e1", "delete_user", "marked")

@@ -1,0 +1,220 @@
+"""The door's limits, each by who exceeds it: that one's connection ends, another on the same door goes on. And what an idle connection costs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pika
+import pytest
+from load import eventually
+from pamqp import commands
+from raw_client import RawClient, publish
+
+from broker_plugin import frames, headers
+from lrq_ha.lab import Lab
+
+pytestmark = pytest.mark.broker
+
+CONNECTIONS_MAX = 40
+HANDSHAKE_S = 2.0
+LIMITS = {
+    "connections_max": CONNECTIONS_MAX,
+    "handshake_timeout_s": HANDSHAKE_S,
+    "frame_max_bytes": 8_192,
+    "header_bytes_max": 2_048,
+    "message_bytes_max": 2 << 20,
+    "unfinished_bytes_max": 3 << 20,
+    "client_buffer_bytes_max": 512 << 10,
+    "client_buffers_bytes_max": 1 << 20,
+}
+IDLE = int(os.environ.get("LRQ_IDLE_CONNECTIONS", "5000"))
+IDLE_BYTES_MAX = 60 << 10
+
+
+@pytest.fixture(scope="module")
+def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab({"east": 1}, tmp_path_factory.mktemp("limits"), broker_version, door=LIMITS) as found:
+        yield found
+
+
+@pytest.fixture
+def url(lab: Lab) -> str:
+    eventually("the connections of other tests to be gone", lambda: lab.status("e1")["sockets"] == 0)
+    return lab.nodes["e1"].door
+
+
+def works(url: str) -> None:
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        for body in (b"x", b"y" * 100_000):
+            channel.basic_publish("", queue, body)
+            assert channel.basic_get(queue, auto_ack=True)[2] == body
+
+
+def refused(client: RawClient) -> str:
+    """The text of the connection.close that ends it."""
+    assert client.closed(15)
+    kind, _, payload = client.got[-1]
+    assert kind == frames.CONNECTION_CLOSE
+    return payload[7 : 7 + payload[6]].decode()
+
+
+def test_one_connection_too_many_is_closed_at_once(lab: Lab, url: str) -> None:
+    clients = [client_of(url) for _ in range(CONNECTIONS_MAX)]
+    try:
+        with pytest.raises((AssertionError, ConnectionError)):
+            client_of(url)
+        eventually("the log", lambda: "door.connections_max" in lab.nodes["e1"].log.read_text())
+        clients.pop().socket.close()
+        eventually("room", lambda: lab.status("e1")["sockets"] < CONNECTIONS_MAX)
+        works(url)
+    finally:
+        for client in clients:
+            client.socket.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"AM", frames.PROTOCOL_HEADER, frames.PROTOCOL_HEADER + b"\x01\x00\x00"])
+def test_a_login_takes_so_long_at_most(url: str, sent: bytes) -> None:
+    with RawClient(url, login=False) as client:
+        began = time.monotonic()
+        client.send(sent)
+        assert client.closed(15)
+        assert time.monotonic() - began >= HANDSHAKE_S - 0.1
+    works(url)
+
+
+def test_a_login_an_octet_at_a_time_is_over_in_time_too(url: str) -> None:
+    with RawClient(url, login=False) as client:
+        began = time.monotonic()
+        try:
+            for octet in frames.PROTOCOL_HEADER + client.start_ok():
+                client.send(bytes((octet,)))
+                time.sleep(0.25)
+            pytest.fail("it went on")
+        except ConnectionError:
+            pass
+        assert time.monotonic() - began < HANDSHAKE_S * 5
+    works(url)
+
+
+def test_clients_are_offered_the_doors_frames_and_held_to_them(url: str) -> None:
+    with pytest.raises(AssertionError, match="frame_max = 131072 is higher"):
+        RawClient(url, frame_max=131_072)
+    with RawClient(url, frame_max=LIMITS["frame_max_bytes"]) as client:  # type: ignore[arg-type]
+        client.open_channel()
+        client.send(frames.frame(frames.METHOD, 1, b"\0\x3c\0\x28" + b"x" * 8_200))
+        assert "exceeds" in refused(client)
+    works(url)
+
+
+def client_of(url: str, **options: object) -> RawClient:
+    return RawClient(url, frame_max=8_192, **options)  # type: ignore[arg-type]
+
+
+def test_headers_of_a_message_are_limited(url: str) -> None:
+    with client_of(url) as client:
+        client.open_channel(confirms=True)
+        client.call(1, commands.Queue.Declare(queue="limited", durable=True), frames.QUEUE_DECLARE_OK)
+        client.send(publish(1, "limited", b"x", fields=headers.field(b"h", b"v" * 1_900)))
+        assert client.confirmed(1) == set()
+        client.send(publish(1, "limited", b"x", fields=headers.field(b"h", b"v" * 2_200)))
+        assert "door.header_bytes_max" in refused(client)
+    works(url)
+
+
+def chunk(channel: int, size: int) -> bytes:
+    return frames.frame(frames.BODY, channel, b"b" * size)
+
+
+def test_a_message_and_all_unfinished_ones_are_limited(lab: Lab, url: str) -> None:
+    with client_of(url) as client:
+        client.open_channel()
+        client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload((2 << 20) + 1)))
+        client.send(b"".join(chunk(1, 8_000) for _ in range(40)))  # more than is waited for as a whole
+        assert "exceeds the limit" in refused(client)
+    with client_of(url) as one, client_of(url) as other:
+        for client in (one, other):
+            client.open_channel()
+            client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload(2 << 20)))
+            client.send(b"".join(chunk(1, 8_000) for _ in range(200)))  # 1.6 MB of 2 MB
+        said = refused(other) if other.closed(8) else refused(one)
+        assert "door.unfinished_bytes_max" in said
+    works(url)
+    with client_of(url) as client:  # the room is free again
+        client.open_channel(confirms=True)
+        client.send(publish_in(client, 2 << 20))
+        assert client.confirmed(1) == set()
+
+
+def publish_in(client: RawClient, size: int) -> bytes:
+    header = headers.header_payload(size, headers.properties())
+    return frames.publish_method(1, "", "limited") + b"".join(frames.content(1, header, b"z" * size, 8_192))
+
+
+def test_tiny_frames_cost_no_more_than_their_bytes(lab: Lab, url: str) -> None:
+    """A body of a hundred thousand frames of an octet, written bit by bit: looked through again each time it would take minutes."""
+    with client_of(url) as client:
+        client.open_channel(confirms=True)
+        client.call(1, commands.Queue.Declare(queue="tiny", durable=True), frames.QUEUE_DECLARE_OK)
+        size = 100_000
+        client.send(frames.publish_method(1, "", "tiny") + frames.frame(frames.HEADER, 1, headers.header_payload(size)))
+        began = time.monotonic()
+        for _ in range(size // 100):
+            client.send(chunk(1, 1) * 100)
+        assert client.confirmed(1) == set()
+        assert time.monotonic() - began < 60
+    works(url)
+
+
+def test_of_consumers_that_never_read_the_slowest_are_closed(lab: Lab, url: str) -> None:
+    """Each holds little, all together no more than the limit; who reads goes on."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("unread", durable=True)
+        for _ in range(260):
+            channel.basic_publish("", "unread", b"u" * 200_000)
+        before = lab.status("e1")["rss_bytes"]
+        clients = []
+        for _ in range(6):
+            client = RawClient(url, login=False)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.login("/", 0, 8_192, {})
+            client.open_channel()
+            client.call(1, commands.Basic.Qos(0, 40, False), frames.BASIC_QOS_OK)
+            client.send(frames.method_frame(1, commands.Basic.Consume(queue="unread")))
+            clients.append(client)
+        eventually("some to be closed", lambda: lab.status("e1")["counters"].get("closed_slow", 0) > 0)
+        assert lab.status("e1")["rss_bytes"] - before < 200 << 20
+        works(url)
+        for client in clients:
+            client.socket.close()
+        channel.queue_delete("unread")
+
+
+@pytest.mark.timeout(900)
+def test_what_thousands_of_idle_connections_cost(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """LRQ_IDLE_CONNECTIONS=10000 for more. The goal is 60 KB each."""
+    with Lab({"east": 1}, tmp_path_factory.mktemp("idle"), broker_version) as lab:
+        url = lab.nodes["e1"].door
+        with RawClient(url) as first:
+            first.open_channel()
+            before = lab.status("e1")["rss_bytes"]
+            clients = [RawClient(url) for _ in range(IDLE)]
+            try:
+                each = (lab.status("e1")["rss_bytes"] - before) / IDLE
+                print(f"{IDLE} idle connections: {each / 1024:.1f} KiB each")
+                assert lab.status("e1")["connections"] == IDLE + 1
+                assert each <= IDLE_BYTES_MAX
+                works(url)
+                first.call(1, commands.Queue.Declare(queue="", exclusive=True), frames.QUEUE_DECLARE_OK)
+            finally:
+                for client in clients:
+                    client.socket.close()
+            eventually("them to be gone", lambda: lab.status("e1")["sockets"] <= 1)
+            works(url)

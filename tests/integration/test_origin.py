@@ -1,0 +1,156 @@
+"""Where a client comes from: users that may only come from this machine, and what the broker is told of the others.
+
+The client comes from outside if it connects by an address of this machine that is not loopback.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from load import eventually
+from pamqp import commands
+from raw_client import RawClient
+from sidecar_process import Sidecar
+
+from broker_plugin import frames
+from lrq_ha.lab import Lab
+from lrq_ha.lab.ports import free_ports
+
+pytestmark = pytest.mark.broker
+
+REFUSED = b"ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+
+
+@pytest.fixture(scope="module")
+def outside() -> str:
+    """An address of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        address = str(probe.getsockname()[0])
+    if address.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    return address
+
+
+@pytest.fixture(scope="module")
+def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab({"east": 1}, tmp_path_factory.mktemp("origin"), broker_version, brokers_only=True) as found:
+        add_guest(found)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def proxied(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A pair whose brokers take the PROXY protocol, and have guest as their loopback user."""
+    settings = {"loopback_users": "", "loopback_users.guest": "true"}
+    with Lab({"east": 2}, tmp_path_factory.mktemp("proxied"), broker_version, proxy_protocol=True, settings=settings) as found:
+        add_guest(found)
+        yield found
+
+
+def add_guest(lab: Lab) -> None:
+    for name in lab.nodes:
+        lab.ctl(name, "add_user", "guest", "guest")
+        lab.ctl(name, "set_permissions", "guest", ".*", ".*", ".*")
+
+
+def as_user(lab: Lab, user: str) -> str:
+    """USER:PASSWORD."""
+    return "guest:guest" if user == "guest" else urlsplit(lab.nodes["e1"].door).netloc.rpartition("@")[0]
+
+
+def answer(url: str) -> bytes:
+    """Logs in; what came last: open-ok, or the connection.close with its text."""
+    with RawClient(url, login=False) as client:
+        try:
+            client.login("/", 0, frames.FRAME_MAX_BYTES, {})
+        except AssertionError:
+            client.send(frames.method_frame(0, commands.Connection.CloseOk()))
+            assert client.closed()
+        return client.got[-1][2]
+
+
+@pytest.fixture(scope="module")
+def open_sidecar(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """A sidecar whose door is open to the outside, beside e1."""
+    door = f"0.0.0.0:{next(free_ports())}"
+    with Sidecar(lab, tmp_path_factory.mktemp("open"), f"origin-{time.time_ns() % 10**6}", door=door) as sidecar:
+        sidecar.becomes("active")
+        yield sidecar
+
+
+def test_guest_comes_in_from_this_machine_only(lab: Lab, open_sidecar: Sidecar, outside: str) -> None:
+    port = open_sidecar.door.rpartition(":")[2]
+    assert answer(f"amqp://guest:guest@127.0.0.1:{port}")[:4] == b"\x00\x0a\x00\x29"
+    assert REFUSED in answer(f"amqp://guest:guest@{outside}:{port}")
+    assert "can only connect via localhost" in open_sidecar.said()
+    assert answer(f"amqp://{as_user(lab, 'app')}@{outside}:{port}")[:4] == b"\x00\x0a\x00\x29"
+
+
+def test_a_client_that_does_not_know_the_answer_is_just_closed(lab: Lab, open_sidecar: Sidecar, outside: str) -> None:
+    """As RabbitMQ does: without the capability a refused login gets no connection.close."""
+    with RawClient(f"amqp://guest:guest@{outside}:{open_sidecar.door.rpartition(':')[2]}", login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(frames.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))
+        assert client.closed()
+        assert frames.CONNECTION_CLOSE not in [kind for kind, *_ in client.got]
+        assert frames.CONNECTION_TUNE not in [kind for kind, *_ in client.got]
+
+
+def test_the_broker_is_told_the_address_in_client_properties(lab: Lab, open_sidecar: Sidecar, outside: str) -> None:
+    parameters = pika.URLParameters(f"amqp://{as_user(lab, 'app')}@{outside}:{open_sidecar.door.rpartition(':')[2]}")
+    parameters.client_properties = {"connection_name": "orders", "lrq_client_address": "6.6.6.6:6"}
+    with pika.BlockingConnection(parameters) as connection:
+        here = connection._impl._transport._sock.getsockname()  # type: ignore[attr-defined]
+        address = f"{here[0]}:{here[1]}"
+        rows = lab.ctl("e1", "list_connections", "client_properties")
+        row = next(line for line in rows.splitlines() if f"orders ({address})" in line)
+        assert re.search(rf'lrq_client_address.{{1,10}}{re.escape(address)}', row), row
+        assert "6.6.6.6" not in row
+        eventually("the broker's log", lambda: address in lab.nodes["e1"].broker_log.read_text())
+
+
+def test_with_the_proxy_protocol_the_broker_sees_the_client_itself(proxied: Lab) -> None:
+    primary = proxied.primary("east")
+    assert primary is not None
+    assert set(proxied.status(primary)["members"]) == {"e1", "e2"}, "the sidecars' own connections have the header, too"
+    with pika.BlockingConnection(pika.URLParameters(proxied.nodes[primary].door)) as connection:
+        port = connection._impl._transport._sock.getsockname()[1]  # type: ignore[attr-defined]
+        door = urlsplit(proxied.nodes[primary].door).port
+        rows = proxied.ctl(primary, "list_connections", "user", "peer_host", "peer_port", "host", "port", "client_properties").splitlines()
+        row = next(line for line in rows if line.startswith("app"))
+        assert row.split("\t")[1:5] == ["127.0.0.1", str(port), "127.0.0.1", str(door)]
+        assert "lrq_client_address" not in row
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("proxied", durable=True)
+        channel.basic_publish("", "proxied", b"x")
+        assert channel.basic_get("proxied", auto_ack=True)[2] == b"x"
+
+
+@pytest.mark.parametrize("doors_own", [True, False])
+def test_with_the_proxy_protocol_the_door_still_keeps_guest_in(proxied: Lab, outside: str, tmp_path: Path, doors_own: bool) -> None:
+    """RabbitMQ 3.10 looks at the socket, not at the header: its own loopback_users let in everybody who comes by the door. 4.3 does not."""
+    door = f"0.0.0.0:{next(free_ports())}"
+
+    def edit(text: str) -> str:
+        listed = "[door]" if doors_own else "[door]\nloopback_users = []"
+        return text.replace("[door]", listed).replace("[broker]", "[broker]\nproxy_protocol = true")
+
+    with Sidecar(proxied, tmp_path, f"origin-{time.time_ns() % 10**6}", door=door, edit=edit) as sidecar:
+        sidecar.becomes("active")
+        port = door.rpartition(":")[2]
+        assert answer(f"amqp://guest:guest@127.0.0.1:{port}")[:4] == b"\x00\x0a\x00\x29"
+        refused = REFUSED in answer(f"amqp://guest:guest@{outside}:{port}")
+        assert refused == (doors_own or not proxied.version.startswith("3."))

@@ -1,0 +1,125 @@
+"""Kinds and arguments of queues across a failover: what a client sees on the new primary. The pair is shared; each test mends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pika
+import pytest
+from load import declare, depth, eventually, in_sync
+
+from lrq_ha.lab import Lab
+
+pytestmark = pytest.mark.broker
+
+
+@dataclass
+class Pair:
+    """The shared pair, its primary and its backup as they are now."""
+
+    lab: Lab
+    primary: str
+    backup: str
+
+    def settle(self) -> None:
+        """Returns when the backup has applied everything."""
+
+        def applied() -> bool:
+            states = [self.lab.status(name) for name in (self.primary, self.backup)]
+            return states[0]["safe"] == states[0]["end"] == states[1]["applied"]
+
+        eventually("everything applied on the backup", applied)
+
+    def fail_over(self) -> str:
+        """SIGKILL of the primary, and the promotion; returns the new primary's door."""
+        self.lab.kill(self.primary)
+        self.lab.promote(self.backup, down=[self.primary])
+        return self.lab.nodes[self.backup].door
+
+    @property
+    def door(self) -> str:
+        return self.lab.nodes[self.primary].door
+
+
+@pytest.fixture
+def group(pair: Lab) -> Iterator[Pair]:
+    yield Pair(pair, *in_sync(pair))
+    for name in ("e1", "e2"):
+        if pair.nodes[name].sidecar_pid is None or pair.nodes[name].broker_pid is None:
+            pair.start(name)
+
+
+def channel_to(url: str) -> pika.adapters.blocking_connection.BlockingChannel:
+    channel = pika.BlockingConnection(pika.URLParameters(url)).channel()
+    channel.confirm_delivery()
+    return channel
+
+
+def publish(channel: pika.adapters.blocking_connection.BlockingChannel, queue: str, numbers: range) -> None:
+    for number in numbers:
+        channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+
+
+def taken(url: str, queue: str, count: int) -> list[int]:
+    """What a consumer gets, up to `count` messages."""
+    channel = channel_to(url)
+    found = []
+    for method, _, body in channel.consume(queue, inactivity_timeout=10):
+        if method is None:
+            break
+        found.append(int(body))
+        channel.basic_ack(method.delivery_tag)
+        if len(found) == count:
+            break
+    channel.connection.close()
+    return found
+
+
+def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
+    """The primary's queue held more than its limit, as consumers had taken some of it; the backup's cannot, until somebody consumes."""
+    queue = f"limited-{time.time_ns()}"
+    declare(group.door, queue, max_length=5, overflow="reject-publish")
+    time.sleep(2)
+    channel = channel_to(group.door)
+    publish(channel, queue, range(5))
+    held = [channel.basic_get(queue)[0] for _ in range(5)]
+    assert all(held)
+    publish(channel, queue, range(5, 10))
+    eventually("the backup's queue to be full", lambda: depth(group.lab.nodes[group.backup].broker, queue) == 5)
+    time.sleep(2)  # what does not fit is tried again
+    door = group.fail_over()
+    declare(door, f"beside-{queue}")
+    assert sorted(taken(door, queue, 10)) == list(range(10))
+
+
+def read(url: str, stream: str) -> list[int]:
+    """All of a stream."""
+    channel = channel_to(url)
+    channel.basic_qos(prefetch_count=100)
+    found = []
+    for method, _, body in channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=3):
+        if method is None:
+            break
+        found.append(int(body))
+        channel.basic_ack(method.delivery_tag)
+    channel.connection.close()
+    return found
+
+
+def test_what_a_restart_publishes_again_is_read_from_a_stream_once(group: Pair) -> None:
+    """A stream keeps both copies; the door gives out the one that counts."""
+    stream = f"again-{time.time_ns()}"
+    declare(group.door, stream, queue_type="stream")
+    time.sleep(2)
+    count, copies = 0, 0
+    while copies == count:  # usually the first time: the applied record is written five times a second
+        assert count < 500
+        publish(channel_to(group.door), stream, range(count, count + 50))
+        count += 50
+        group.lab.kill(f"{group.primary}.sidecar")
+        group.lab.start(f"{group.primary}.sidecar")
+        group.lab.wait_role(group.primary, "active")
+        copies = len(read(group.lab.nodes[group.primary].broker, stream))
+    assert list(dict.fromkeys(read(group.door, stream))) == read(group.door, stream) == list(range(count))

@@ -1,0 +1,215 @@
+"""G5 on real brokers: a primary that stands still (SIGSTOP), is promoted over, and goes on; and a backup that stands still.
+
+Rules: the old primary stands still for longer than backup_timeout_s, so that by its own clock it was the others who were silent; what is asserted
+of it is read from a connection that was open all the time, byte by byte.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pika
+import pytest
+from load import Load, command, declare, depth, eventually, in_sync
+from raw_client import RawClient, publish
+
+from broker_plugin import frames, headers
+from lrq_ha.demo import check as checks
+from lrq_ha.lab import Lab
+
+pytestmark = pytest.mark.broker
+
+BACKUP_TIMEOUT_S = 5.0  # the default, which the shared pair has
+COUNT = 300
+RATE = 500.0  # what was published meanwhile has to be consumed, too
+
+
+class Witness:
+    """A publisher that sends numbered messages with replication IDs, as fast as they go, and reads only when it is told to.
+
+    Attributes:
+        confirmed: Numbers that were acked.
+        reason: What connection.close said; empty if there was none.
+    """
+
+    def __init__(self, url: str, queue: str, producer: str) -> None:
+        self.client = RawClient(url, properties={"lrq_producer": producer})
+        self.client.open_channel(confirms=True)
+        self.confirmed: set[int] = set()
+        self.reason = ""
+        self._queue, self._producer = queue, producer
+        self._sent: list[int] = []
+
+    def send(self, numbers: range) -> None:
+        frames_of = (publish(1, self._queue, b"%d" % n, fields=headers.field(b"x-lrq-id", f"{self._producer}/{n}".encode())) for n in numbers)
+        self._sent += numbers
+        self.client.send(b"".join(frames_of))
+
+    def read(self, timeout_s: float = 60.0) -> bool:
+        """Takes one frame; False when the connection is over. Raises TimeoutError."""
+        found = self.client.read(timeout_s)
+        if found is None:
+            return False
+        kind, _, payload = found
+        if kind == frames.CONNECTION_CLOSE:
+            self.reason = payload[7 : 7 + payload[6]].decode()
+            return False
+        assert kind != frames.BASIC_NACK
+        if kind == frames.BASIC_ACK:
+            tag, bits = frames.tag_and_bits(payload)
+            self.confirmed |= set(self._sent[:tag]) if bits & 1 else {self._sent[tag - 1]}
+        return True
+
+    def all_confirmed(self) -> None:
+        while len(self.confirmed) < len(self._sent):
+            assert self.read(), f"{len(self._sent) - len(self.confirmed)} are open: {self.reason}"
+
+
+def bodies(url: str, queue: str) -> list[int]:
+    """What a queue gives, acked, until it is empty."""
+    found = []
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        while (got := channel.basic_get(queue))[0] is not None:
+            found.append(int(got[2]))
+            channel.basic_ack(got[0].delivery_tag)
+    return found
+
+
+def equal(lab: Lab, *queues: str) -> None:
+    """Both logs are the same, and so are the queues."""
+    in_sync(lab, applied=True)
+    # The last acks may be under way still, and a log that is read while they come is one behind.
+    eventually("the same logs", lambda: checks.log_digest(lab.nodes["e1"].admin, "east", 1) == checks.log_digest(lab.nodes["e2"].admin, "east", 2))
+    for queue in queues:
+        eventually(f"{queue} empty on both", lambda queue=queue: all(depth(lab.nodes[n].broker, queue) == 0 for n in ("e1", "e2")))
+
+
+def missed(lab: Lab, by: str, node: str) -> None:
+    eventually(f"{by} to miss {node}", lambda: not lab.status(by)["peers"][node]["connected"])
+
+
+def nodes_of(lab: Lab, *names: str) -> list[str]:
+    """Doors, for clients that notice soon that nothing moves."""
+    return [f"{lab.nodes[name].door}?heartbeat=2" for name in names]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", [".sidecar", ".broker", ""])
+def test_a_primary_that_stood_still_and_was_promoted_over(pair: Lab, part: str) -> None:
+    """It confirms nothing of what came while it stood still, tells its clients, and follows: its tail was never safe."""
+    old, new = in_sync(pair)
+    queue, loaded = (f"{kind}-{time.time_ns()}" for kind in ("stood", "stood-load"))
+    for name in (queue, loaded):
+        declare(pair.nodes[old].door, name)
+    witness = Witness(pair.nodes[old].door, queue, queue)
+    witness.send(range(1, COUNT + 1))
+    witness.all_confirmed()
+    load = Load(nodes_of(pair, old, new), loaded, f"{loaded}-app", rate_per_s=RATE)
+    load.start()
+    try:
+        eventually("the stream to flow", lambda: load.confirmed > 100)
+        witness.send(range(COUNT + 1, 2 * COUNT + 1))  # in flight
+        pair.stop(old + part)
+        stopped = time.time()
+        try:
+            witness.send(range(2 * COUNT + 1, 3 * COUNT + 1))
+            missed(pair, new, old)
+            code, said = command("promote", new, "--down", old, lab=pair)
+            assert code == 0, said
+            second = Witness(pair.nodes[new].door, queue, queue)
+            second.send(range(2 * COUNT + 1, 4 * COUNT + 1))  # once more what it never heard of, and new ones
+            second.all_confirmed()
+            time.sleep(max(0.0, stopped + 1.1 * BACKUP_TIMEOUT_S - time.time()))
+        finally:
+            pair.cont(old + part)
+        while witness.read():
+            pass
+        over = time.time()
+        assert "starts again" in witness.reason or "is a backup" in witness.reason, witness.reason
+        assert not witness.confirmed & set(range(2 * COUNT + 1, 4 * COUNT + 1)), "confirmed by a primary that was over"
+        eventually("it follows", lambda: pair.status(old)["primary"] == new)
+        assert in_sync(pair) == (new, old)
+        load.finish()
+    finally:
+        load.stop()
+    # What a consumer acked to a primary that stood still, or was over and did not know it yet, was never taken.
+    load.check([*(stopped + second for second in range(int(over - stopped) + 1)), over])
+    held = Counter(bodies(pair.nodes[new].door, queue))
+    assert set(held.values()) == {1}, "twice"
+    assert witness.confirmed | second.confirmed <= set(held), "confirmed and lost"
+    equal(pair, queue, loaded)
+
+
+@pytest.mark.parametrize("part", [".sidecar", ".broker"])
+def test_a_backup_that_stands_still_is_left_out_and_comes_back(pair: Lab, part: str) -> None:
+    """Nobody's connection is lost, nothing is delivered twice, and an operator sees who is out of the set."""
+    primary, backup = in_sync(pair)
+    queue = f"left-out-{time.time_ns()}"
+    declare(pair.nodes[primary].door, queue)
+    load = Load([pair.nodes[primary].door], queue, f"{queue}-app", rate_per_s=RATE)
+    load.start()
+    try:
+        eventually("the stream to flow", lambda: load.confirmed > 100)
+        pair.stop(backup + part)
+        try:
+            eventually("it to be left out", lambda: pair.status(primary)["members"] == [primary])
+            confirmed = load.confirmed
+            eventually("confirms to go on", lambda: load.confirmed > confirmed + 100)
+            assert pair.status(primary)["peers"][backup]["lag_entries"] > 0
+            # A sidecar whose broker stands still cannot be told yet that it is out: the place in the set is the primary's word.
+            shown = r"no answer .* no .*nothing within" if part == ".sidecar" else r"(ready|catch-up|standalone) .* no "
+            eventually("list to show it", lambda: bool(re.search(rf"(?m)^{backup} .*{shown}", command("list", lab=pair)[1])))
+        finally:
+            pair.cont(backup + part)
+        assert in_sync(pair) == (primary, backup)
+        load.finish()
+    finally:
+        load.stop()
+    load.check([])
+    equal(pair, queue)
+
+
+def test_a_primary_that_goes_on_where_it_cannot_see_who_was_promoted_diverges(
+    new_lab: Callable[..., Lab], broker_version: str, tmp_path: Path
+) -> None:
+    """The operator's word that it stays down until it has reached the new primary was not true: it confirms alone, keeps that, and says so."""
+    lab = new_lab({"east": 2}, broker=broker_version)
+    lab.prepare()
+    for node in lab.nodes.values():
+        node.config.write_text(node.config.read_text() + "backup_timeout_s = 1.0\n")
+    lab.up()
+    old, new = in_sync(lab)
+    declare(lab.nodes[old].door, "cut")
+    witness = Witness(lab.nodes[old].door, "cut", "cut")
+    witness.send(range(1, 11))
+    witness.all_confirmed()
+    lab.stop(f"{old}.sidecar")
+    missed(lab, new, old)
+    code, said = command("promote", new, "--down", old, lab=lab)
+    assert code == 0, said
+    lab.stop(f"{new}.sidecar")
+    lab.cont(f"{old}.sidecar")
+    witness.send(range(11, 21))
+    witness.all_confirmed()
+    assert lab.status(old)["members"] == [old]
+    lab.cont(f"{new}.sidecar")
+    reason = lab.wait_role(old, "diverged", 60)["reason"]
+    assert re.search(rf"entries \d+ to \d+ may have been confirmed by this node alone; {new} lacks them", reason), reason
+    while witness.read():
+        pass
+    assert "starts again" in witness.reason
+    assert lab.status(new)["members"] == [new]
+    assert bodies(lab.nodes[new].door, "cut") == list(range(1, 11))
+    tail = tmp_path / "tail.jsonl"
+    code, said = command("reinit", old, "--export", str(tail), lab=lab)
+    assert code == 0, said
+    assert in_sync(lab) == (new, old)
+    code, said = command("republish", str(tail), "--to", lab.nodes[new].door)
+    assert (code, said) == (0, "10 messages published and confirmed")
+    assert bodies(lab.nodes[new].door, "cut") == list(range(11, 21)), "nothing that was confirmed anywhere is lost"
+    equal(lab, "cut")

@@ -1,0 +1,160 @@
+"""Planned changes of primary, in the middle of a stream of ordinary clients: nothing lost, nothing twice, no redelivery."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pika
+import pytest
+from load import command, declare, depth, eventually, in_sync
+from pika.exceptions import AMQPError
+
+from lrq_ha.lab import Lab
+
+pytestmark = pytest.mark.broker
+
+
+class Clients:
+    """A publisher without replication IDs that sends again what was not confirmed, and a consumer that acks: both as people write them."""
+
+    def __init__(self, doors: list[str], queue: str) -> None:
+        self.doors, self.queue = doors, queue
+        self.published = 0
+        self.consumed: list[int] = []
+        self.redelivered = 0
+        self.closes: list[str] = []
+        self._publishing, self._consuming = threading.Event(), threading.Event()
+        self._threads = [threading.Thread(target=self._forever, args=a, daemon=True) for a in ((self._publish, 0), (self._consume, 1))]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> None:
+        self._publishing.set()
+        self._threads[0].join(30)
+        eventually("everything to be consumed", lambda: len(set(self.consumed)) == self.published)
+        self._consuming.set()
+        self._threads[1].join(30)
+
+    def _forever(self, body: Callable[[pika.BlockingConnection], None], at: int) -> None:
+        over = self._consuming if at else self._publishing
+        while not over.is_set():
+            for door in self.doors:
+                try:
+                    connection = pika.BlockingConnection(pika.URLParameters(door))
+                except AMQPError:
+                    time.sleep(0.1)
+                    continue
+                try:
+                    body(connection)
+                except AMQPError as error:
+                    self.closes.append(repr(error))
+                if over.is_set():
+                    return
+
+    def _publish(self, connection: pika.BlockingConnection) -> None:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        while not self._publishing.is_set():
+            channel.basic_publish("", self.queue, b"%d" % self.published, pika.BasicProperties(delivery_mode=2))
+            self.published += 1
+        connection.close()
+
+    def _consume(self, connection: pika.BlockingConnection) -> None:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=20)
+        for method, _, body in channel.consume(self.queue, inactivity_timeout=0.2):
+            if self._consuming.is_set():
+                connection.close()
+                return
+            if method is not None:
+                self.consumed.append(int(body))
+                self.redelivered += method.redelivered
+                time.sleep(0.001)
+                channel.basic_ack(method.delivery_tag)
+
+
+def test_there_and_back_in_the_middle_of_a_stream(pair: Lab) -> None:
+    primary, backup = in_sync(pair)
+    queue = f"switched-{time.time_ns()}"
+    declare(pair.nodes[primary].door, queue, queue_type="quorum")
+    time.sleep(2)
+    clients = Clients([pair.nodes[name].door for name in (primary, backup)], queue)
+    clients.start()
+    for number in range(3):
+        flowed = len(clients.consumed) + 200
+        eventually("the stream to flow", lambda flowed=flowed: len(clients.consumed) > flowed)
+        primary, backup = in_sync(pair)
+        code, said = command("switchover", "--group", "east", lab=pair)
+        assert (code, said) == (0, f"{primary} has handed over to {backup}")
+        assert pair.wait_role(backup, "active")["primary"] == backup, number
+    in_sync(pair)
+    clients.finish()
+    assert sorted(clients.consumed) == list(range(clients.published)), "each once"
+    assert clients.redelivered == 0
+    assert clients.consumed == sorted(clients.consumed), "in order"
+    assert all("320" in close and "hands over to" in close for close in clients.closes), clients.closes
+    eventually("both queues empty", lambda: all(depth(pair.nodes[n].broker, queue) == 0 for n in ("e1", "e2")))
+
+
+def test_a_consumer_that_does_not_finish(pair: Lab) -> None:
+    """The operator is told, and nothing has changed; by force its message is delivered again, by the other node."""
+    primary, backup = in_sync(pair)
+    queue = f"unfinished-{time.time_ns()}"
+    declare(pair.nodes[primary].door, queue)
+    time.sleep(2)
+    connection = pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].door))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for body in (b"1", b"2", b"3"):
+        channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
+    method, _, body = channel.basic_get(queue)
+    assert (method.redelivered, body) == (False, b"1")
+    code, said = command("switchover", backup, "--dry-run", lab=pair)
+    assert (code, said) == (0, f"would hand over to {backup}; consumers hold 1 messages")
+    code, said = command("switchover", backup, "--timeout", "1", lab=pair)
+    assert code == 1
+    assert "consumers still hold 1 messages after 1 s; nothing was changed" in said
+    assert channel.basic_get(queue)[2] == b"2", "messages are given out again"
+    code, said = command("switchover", backup, "--timeout", "1", "--force", lab=pair)
+    assert (code, said) == (0, f"{primary} has handed over to {backup}; 2 messages are delivered again")
+    pair.wait_role(backup, "active")
+    channel = pika.BlockingConnection(pika.URLParameters(pair.nodes[backup].door)).channel()
+    got = [channel.basic_get(queue, auto_ack=True) for _ in range(4)]
+    assert [(m.redelivered, b) for m, _, b in got if m] == [(True, b"1"), (True, b"2"), (True, b"3")]
+    in_sync(pair)
+
+
+def test_refusals(pair: Lab) -> None:
+    primary, _ = in_sync(pair)
+    code, said = command("switchover", primary, lab=pair)
+    assert (code, f"{primary} is primary already" in said) == (1, True)
+    code, said = command("switchover", "e9", lab=pair)
+    assert (code, "there is no node e9" in said) == (1, True)
+    code, said = command("switchover", "--group", "nowhere", lab=pair)
+    assert (code, "there is no group nowhere" in said) == (1, True)
+
+
+def test_demoted_the_group_waits_for_an_operator(pair: Lab) -> None:
+    primary, backup = in_sync(pair)
+    code, said = command("demote", "--group", "east", lab=pair)
+    assert (code, said) == (0, f"{primary} has stepped down; the group is paused")
+    eventually("nobody to lead", lambda: "paused" in pair.status(primary)["reason"])
+    time.sleep(2)
+    assert pair.primary("east") is None
+    code, said = command("resume", "--group", "east", lab=pair)
+    assert code == 0
+    assert said.count("epochs are taken by themselves again") == 2
+    eventually("a primary again", lambda: pair.primary("east") is not None)
+    in_sync(pair)
+    code, said = command("pause", "--group", "east", lab=pair)
+    assert code == 0
+    pair.kill(f"{pair.primary('east')}.sidecar")
+    pair.start(f"{primary}.sidecar" if pair.nodes[primary].sidecar_pid is None else f"{backup}.sidecar")
+    eventually("nobody to lead", lambda: pair.primary("east") is None and "paused" in pair.status(primary)["reason"])
+    pair.promote(backup)
+    in_sync(pair)
+    assert command("resume", "--group", "east", lab=pair)[0] == 0

@@ -1,0 +1,228 @@
+"""TLS on the door, to the broker, between nodes and sites; certificates that are replaced while it runs; logins by certificate."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from load import eventually
+from pamqp import commands
+from pika.exceptions import AMQPConnectionError, ConnectionClosedByBroker
+from raw_client import RawClient
+
+from broker_plugin import frames
+from lrq_ha.lab import Lab
+from lrq_ha.publisher import Publisher
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab({"east": 2, "west": 1}, tmp_path_factory.mktemp("tls"), broker_version, tls=True) as found:
+        yield found
+
+
+def trusting(lab: Lab, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    assert lab.authority is not None
+    context = ssl.create_default_context(cafile=str(lab.authority.ca))
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    return context
+
+
+def parameters(lab: Lab, name: str, context: ssl.SSLContext | None = None) -> pika.URLParameters:
+    found = pika.URLParameters(lab.nodes[name].door)
+    found.ssl_options = pika.SSLOptions(context or trusting(lab), "127.0.0.1")
+    found.blocked_connection_timeout = found.socket_timeout = 10
+    return found
+
+
+def primary(lab: Lab) -> str:
+    found = lab.primary("east")
+    assert found is not None
+    return found
+
+
+def port(lab: Lab, name: str) -> int:
+    found = urlsplit(lab.nodes[name].door).port
+    assert found is not None
+    return found
+
+
+def serial(lab: Lab, name: str) -> str:
+    """Of the certificate that a new connection is shown."""
+    plain = socket.create_connection(("127.0.0.1", port(lab, name)), 5)
+    with trusting(lab).wrap_socket(plain, server_hostname="127.0.0.1") as secured:
+        return str((secured.getpeercert() or {})["serialNumber"])
+
+
+def said(lab: Lab, name: str) -> str:
+    return lab.nodes[name].log.read_text()
+
+
+def works(lab: Lab, found: pika.URLParameters) -> None:
+    """What is published with confirms comes back, also a message of many frames."""
+    with pika.BlockingConnection(found) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        queue = channel.queue_declare(f"tls-{time.time_ns()}", durable=True).method.queue
+        bodies = [b"small", os.urandom(3 << 20), b""]
+        for body in bodies:
+            channel.basic_publish("", queue, body)
+        assert [channel.basic_get(queue, auto_ack=True)[2] for _ in bodies] == bodies
+        channel.queue_delete(queue)
+
+
+def test_a_pair_and_a_site_over_tls_only(lab: Lab) -> None:
+    """Clients, broker, peer and site: everything that the sidecars open or take is TLS, and in step."""
+    works(lab, parameters(lab, primary(lab)))
+    status = lab.status(primary(lab))
+    assert set(status["members"]) == {"e1", "e2"}
+    config = lab.nodes["e1"].config.read_text()
+    assert "amqp://" not in config
+    publisher = Publisher([lab.nodes[n].door for n in ("e1", "e2")], f"tls-{time.time_ns()}", "tls", tls=trusting(lab))
+    try:
+        publisher.transmit_log_entry_message(b"over TLS", ["west"]).result(20)
+    finally:
+        publisher.close()
+    eventually("the session with west", lambda: lab.status(primary(lab))["sessions"]["west"]["connected"])
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_a_client_without_tls_or_with_an_old_one_or_another_authority(lab: Lab, tmp_path: Path) -> None:
+    name = primary(lab)
+    with socket.create_connection(("127.0.0.1", port(lab, name)), 5) as plain:
+        plain.sendall(frames.PROTOCOL_HEADER)
+        plain.settimeout(10)
+        assert frames.PROTOCOL_HEADER not in plain.recv(100)
+    old = trusting(lab)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    with pytest.raises((AMQPConnectionError, ssl.SSLError)):
+        pika.BlockingConnection(parameters(lab, name, old))
+    with pytest.raises((AMQPConnectionError, ssl.SSLError)):
+        pika.BlockingConnection(parameters(lab, name, ssl.create_default_context()))
+    works(lab, parameters(lab, name))
+
+
+def test_a_certificate_is_replaced_while_it_runs(lab: Lab) -> None:
+    """By itself when the files change; connections that stand stay; files that cannot be used change nothing."""
+    assert lab.authority is not None
+    name = primary(lab)
+    pid, before = lab.nodes[name].sidecar_pid, serial(lab, name)
+    with pika.BlockingConnection(parameters(lab, name)) as old:
+        channel = old.channel()
+        certificate, key = lab.authority.issue(name)
+        eventually("the new certificate", lambda: serial(lab, name) != before)
+        assert channel.queue_declare("", exclusive=True).method.queue
+        now = serial(lab, name)
+        good = key.read_bytes()
+        key.write_text("no key")
+        eventually("a complaint", lambda: "stay as they were" in said(lab, name))
+        os.kill(lab.nodes[name].sidecar_pid or 0, signal.SIGHUP)
+        eventually("another", lambda: said(lab, name).count("stay as they were") > 1)
+        assert serial(lab, name) == now
+        key.write_bytes(good)
+        eventually("the good key", lambda: said(lab, name).rindex("were read again") > said(lab, name).rindex("stay as they were"))
+        assert channel.queue_declare("", exclusive=True).method.queue
+    works(lab, parameters(lab, name))
+    assert lab.nodes[name].sidecar_pid == pid
+    assert "no key" not in said(lab, name)
+    assert certificate.exists()
+
+
+def test_half_open_handshakes_end_in_time_and_cost_nobody(lab: Lab) -> None:
+    name = primary(lab)
+    sockets = [socket.create_connection(("127.0.0.1", port(lab, name)), 5) for _ in range(200)]
+    try:
+        hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(40)  # of 512 announced bytes
+        for i, one in enumerate(sockets):
+            if i % 2:
+                one.sendall(hello[: 5 + i % 40])
+        works(lab, parameters(lab, name))
+        for one in sockets:
+            one.settimeout(25)
+            try:
+                while one.recv(100):
+                    pass
+            except ConnectionResetError:
+                pass
+    finally:
+        for one in sockets:
+            one.close()
+    eventually("the sockets to be gone", lambda: lab.status(name)["sockets"] <= 10)
+
+
+# -- logins by certificate
+
+
+@pytest.fixture(scope="module")
+def mapped(lab: Lab) -> str:
+    """The primary, with a mapping of the certificate `orders` to the user of the applications."""
+    name = primary(lab)
+    url = urlsplit(lab.nodes[name].door)
+    config = lab.nodes[name].config
+    users = f'[[door.tls.users]]\ncommon_name = "orders"\nuser = "{url.username}"\npassword = "{url.password}"\n'
+    config.write_text(config.read_text() + users)
+    lab.kill(f"{name}.sidecar")
+    lab.start(f"{name}.sidecar")
+    lab.wait_role(name, "active", 60)
+    return name
+
+
+def external(lab: Lab, name: str, common_name: str | None) -> pika.URLParameters:
+    assert lab.authority is not None
+    certificate = lab.authority.issue(f"client-{common_name}", common_name) if common_name else None
+    found = parameters(lab, name, trusting(lab, certificate))
+    found.credentials = pika.credentials.ExternalCredentials()
+    return found
+
+
+def test_external_is_the_user_that_the_certificate_is_mapped_to(lab: Lab, mapped: str) -> None:
+    works(lab, external(lab, mapped, "orders"))
+    with pika.BlockingConnection(external(lab, mapped, "orders")) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.basic_publish("", queue, b"x", pika.BasicProperties(user_id="app"))  # the broker checks who it is
+        assert channel.basic_get(queue, auto_ack=True)[2] == b"x"
+
+
+@pytest.mark.parametrize("common_name", ["somebody", None])
+def test_external_is_neither_offered_to_nor_taken_from_anybody_else(lab: Lab, mapped: str, common_name: str | None) -> None:
+    with pytest.raises(AMQPConnectionError):  # pika sees that it is not offered
+        pika.BlockingConnection(external(lab, mapped, common_name))
+    context = trusting(lab, lab.authority.issue(f"client-{common_name}", common_name) if lab.authority and common_name else None)
+    with RawClient(lab.nodes[mapped].door, login=False, context=context) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        start: Any = frames.decode_method(client.expect(frames.CONNECTION_START))
+        assert start.mechanisms.split() == ["PLAIN", "AMQPLAIN"]
+        client.send(frames.method_frame(0, commands.Connection.StartOk({}, "EXTERNAL", "", "en_US")))
+        assert client.closed()
+        kind, _, payload = client.got[-1]
+        assert kind == frames.CONNECTION_CLOSE
+        assert struct.unpack_from(">H", payload, 4)[0] == 403
+        assert b"EXTERNAL" in payload
+    works(lab, parameters(lab, mapped))
+
+
+def test_a_certificate_of_another_authority_is_none(lab: Lab, mapped: str, tmp_path: Path) -> None:
+    from lrq_ha.lab.certificates import Authority
+
+    other = Authority(tmp_path / "other")
+    found = parameters(lab, mapped, trusting(lab, other.issue("orders")))
+    found.credentials = pika.credentials.ExternalCredentials()
+    with pytest.raises((AMQPConnectionError, ConnectionClosedByBroker)):
+        pika.BlockingConnection(found)
+    assert "no TLS" in said(lab, mapped)

@@ -1,0 +1,81 @@
+"""A trace of the whole that random lives meet too rarely, step by step, with the real core, `Replica` and `rebuild` around a simulated broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from clients import Client
+from cluster import Violation
+from rules_off import rule_off
+from world import World
+
+
+def pump(world: World, i: int, *, seconds: float = 0.2) -> None:
+    """Everything that is under way at one node arrives, and its record is written."""
+    site = world.sites[i]
+    world.settle(seconds, only={i})
+    for _ in range(100):
+        site.replica.turn()
+        world.settle(only={i})
+        if site.barrier is not None:
+            site.barrier.relay.pass_barrier()
+        site.applier.take()
+        for pipe in list(site.broker.pipes):
+            while pipe.inbox:
+                site.broker.step(pipe)
+        for relay in list(site.relays):
+            relay.reply()
+        site.applier.reply()
+        site.write_record()
+
+
+def record_of_lost_entries(**options: object) -> None:
+    """A host loses the end of its log, and keeps the record that says that those entries are applied; others take their sequences."""
+    world = World(2, **options)  # type: ignore[arg-type]
+    for i in world.hosts:
+        world.start(i)
+    world.settle(0.5)
+    site = world.sites[1]
+    world.crash(2)
+    world.notice(1, 2)
+    client = Client(world, "o", targets=(("", "a"),))
+    client.connect(site)
+    assert client.relay is not None
+    client.relay.topology(("declare", "a"), lambda: None)
+    pump(world, 1, seconds=2.0)
+    for _ in range(4):
+        client.publish(random.Random(1))
+        pump(world, 1)
+    assert [copy.number for copy in site.broker.queues["a"].ready] == [1, 2, 3, 4]
+    world.takes_publishes = False  # what the lost host confirmed alone is not sent again
+    world.crash(1, lost_records=3, broker=True)
+    site.broker.crash(random.Random(1))
+    world.start(1)
+    answer = world.promote(1, {2}, force=True)
+    assert answer is None or answer.ok
+    pump(world, 1, seconds=2.0)
+    world.takes_publishes = True
+    other = Client(world, "other", targets=(("", "a"),))
+    other.connect(site)
+    other.publish(random.Random(1))
+    pump(world, 1)
+    world.check_queues(site)
+    assert [copy.number for copy in site.broker.queues["a"].ready][-1] == 5
+
+
+TRACES: list[tuple[Callable[..., None], str, str]] = [
+    (record_of_lost_entries, "sequences that a lost host's record knows are taken for applied", "lost: m5"),
+]
+
+
+@pytest.mark.parametrize("trace", [t for t, _, _ in TRACES], ids=lambda t: t.__name__)
+def test_rules_on(trace: Callable[..., None]) -> None:
+    trace()
+
+
+@pytest.mark.parametrize(("trace", "part", "violation"), TRACES, ids=[t.__name__ for t, _, _ in TRACES])
+def test_rule_off(trace: Callable[..., None], part: str, violation: str) -> None:
+    with rule_off(part) as options, pytest.raises(Violation, match=violation):
+        trace(**options)

@@ -1,0 +1,313 @@
+"""Applier and sweeper of a simulated sidecar, as broker_plugin/applier.py, apply_lane.py and sweeper.py do it.
+
+Rules: a step that is not possible returns False and changes nothing. What the broker was told, it carries out later; what it answers is read later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from broker import Copy, Pipe
+from coding import VHOST, decode_publish, decode_topology
+
+from broker_plugin.replica import Entry
+from lrq_ha.replication.filter import Deaths, QueueFilter, Verdict
+
+if TYPE_CHECKING:
+    from sidecar import Site
+
+NARROW, WIDE = 3, 1_000  # windows of a pass
+EVERYTHING = 1 << 62  # above every sequence
+
+
+class Message(NamedTuple):
+    sequence: int
+    epoch: int
+    exchange: str
+    key: str
+    number: int
+
+    @property
+    def queues(self) -> tuple[tuple[str, str], ...]:
+        return () if self.exchange else ((VHOST, self.key),)
+
+
+class Applier:
+    """Applier and Lane. `open`: published and not answered, in order of tags."""
+
+    # The broker carries out a channel's publishes in order: those before the one that it failed at are in the queues.
+    resends_answered = False
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._replica = site.replica
+        self._pipe = site.broker.connect()
+        self.open: deque[Message] = deque()
+        self.parked: dict[tuple[str, str], deque[Message]] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self.open and not self.parked
+
+    @property
+    def drained(self) -> bool:
+        """Nothing safe waits. What a full queue refuses does not count: only the consumers of an open door can make room for it."""
+        waiting = self._replica.to_apply
+        return not self.open and not (waiting and waiting[0].last <= self._replica.safe)
+
+    def has_brought(self, upto: int) -> bool:
+        """Everything up to `upto` is in the queues, but for what a full one refuses: a declaration must not wait for consumers, which wait for it."""
+        left = self._replica.tracker.needs(1, upto)
+        for parked in self.parked.values():
+            for message in parked:
+                left.remove(message.sequence)
+        return not left
+
+    def parked_lines(self) -> Iterator[tuple[int, int, str]]:
+        """(epoch, sequence, queue) of what waits for room."""
+        for parked in self.parked.values():
+            for message in parked:
+                yield message.epoch, message.sequence, message.key
+
+    def take(self) -> bool:
+        """The next safe entry."""
+        waiting = self._replica.to_apply
+        if not waiting or not self.may_apply(waiting[0]):
+            return False
+        entry = waiting[0]
+        kind = entry.run.WhichOneof("kind")
+        done = entry.last <= self._replica.tracker.applied
+        if not done and kind in ("purge", "topology") and not self._change(entry, kind):
+            return False
+        waiting.popleft()
+        self._replica.to_apply_bytes -= entry.size
+        if done:
+            return True
+        if kind == "enqueues":
+            self._enqueue(entry)
+        else:
+            self._replica.applied(entry.first, entry.last)
+        return True
+
+    def may_apply(self, entry: Entry) -> bool:
+        """R5: nothing is applied that is not safe."""
+        return entry.last <= self._replica.safe
+
+    def _change(self, entry: Entry, kind: str) -> bool:
+        if kind == "purge":
+            what: tuple[Any, ...] = ("purge", entry.run.purge.queue)
+        else:
+            what = decode_topology(entry.run.topology.method)
+        if self.open or not self.has_brought(entry.first - 1) or not self._site.is_recorded(entry.first):
+            return False
+        if what[0] == "delete":
+            for message in self.parked.pop(("", what[1]), ()):
+                self._site.broker.gone.add((message.epoch, message.sequence, self._replica.generations.newest, what[1]))
+                self._replica.applied(message.sequence, message.sequence)
+        self._site.broker.execute(what)
+        if what[0] == "delete":
+            self._replica.filter.forget_queue((VHOST, what[1]), entry.first)
+        return True
+
+    def _enqueue(self, entry: Entry) -> None:
+        self._replica.published(entry.last)
+        exchange, key, number = decode_publish(entry.run.enqueues.frames)
+        epoch = self._replica.node.log.epoch_at(entry.first)
+        message = Message(entry.first, epoch, exchange, key, number)
+        if self.skips(message):
+            for queue in message.queues:
+                self._replica.filter.queue(queue).skipped(message.sequence, message.sequence)
+            self._replica.applied(message.sequence, message.sequence)
+        elif (exchange, key) in self.parked:
+            self.parked[exchange, key].append(message)
+        else:
+            self._send(message)
+
+    def skips(self, message: Message) -> bool:
+        return self._replica.filter.may_skip(message.queues, message.sequence)
+
+    def _send(self, message: Message) -> None:
+        self.open.append(message)
+        stamp = (message.epoch, message.sequence, self._replica.generations.newest)
+        self._pipe.inbox.append(("publish", message.exchange, message.key, stamp, message.number))
+
+    def reply(self) -> bool:
+        """The broker's oldest answer."""
+        if not self._pipe.outbox:
+            return False
+        reply = self._pipe.outbox.popleft()
+        if reply[0] == "confirm":
+            message = self.open.popleft()
+            if reply[2]:
+                self._replica.applied(message.sequence, message.sequence)
+            else:
+                self.refused(message)
+        elif reply[0] == "failed":
+            unanswered, self.open = self.open, deque()
+            failed = self.resends_answered
+            for message in unanswered:
+                if message.exchange and message.exchange not in self._site.broker.exchanges:
+                    failed = True
+                elif failed and not self.skips(message):
+                    self._send(message)
+                    continue
+                self._replica.applied(message.sequence, message.sequence)
+        return True
+
+    def refused(self, message: Message) -> None:
+        """A full queue: it is tried again until it is in, or until nobody needs it."""
+        parked = self.parked.setdefault((message.exchange, message.key), deque())
+        parked.append(message)
+        if len(parked) > 1 and message.sequence < parked[-2].sequence:
+            self.parked[message.exchange, message.key] = deque(sorted(parked))
+        self._site.sweeper.kick(message.queues[0] if message.queues else None)
+
+    def retry(self) -> bool:
+        """What is parked is tried again, a route at a time."""
+        for route, parked in self.parked.items():
+            if any((m.exchange, m.key) == route for m in self.open):
+                continue
+            del self.parked[route]
+            for message in parked:
+                if self.skips(message):
+                    self._replica.applied(message.sequence, message.sequence)
+                else:
+                    self._send(message)
+            return True
+        return False
+
+
+class Removed(NamedTuple):
+    sequence: int
+    generation: int
+    deaths: Deaths
+
+
+class Sweeper:
+    """One pass at a time, over one queue."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._replica = site.replica
+        self._kicked: set[tuple[str, str]] = set()
+        self.suspects: set[tuple[str, str]] = set()
+        self.suspects_from = 0
+        self.stopping = False
+        self._target: QueueFilter | None = None
+        self._pipe: Pipe
+
+    def kick(self, queue: tuple[str, str] | None) -> None:
+        if queue is None:
+            self._kicked.update(f.key for f in self._replica.filter.queues() if f.due(EVERYTHING))
+        else:
+            self._kicked.add(self._replica.filter.queue(queue).key)
+
+    @property
+    def at_rest(self) -> bool:
+        return self._target is None
+
+    def has_work(self) -> bool:
+        """Something could be found now."""
+        applied = self._replica.tracker.applied
+        return (bool(self.suspects) and applied >= self.suspects_from) or any(t.due(applied) for t in self._replica.filter.queues())
+
+    def step(self, pick: int) -> bool:
+        """Begins a pass over some queue, or goes on with the one under way."""
+        if self._target is not None:
+            return self._go_on(self._target)
+        queues = self._replica.filter.queues()
+        if self.stopping or self._replica.active or not queues:
+            return False
+        return self._begin(queues[pick % len(queues)], NARROW)
+
+    def _begin(self, target: QueueFilter, window: int) -> bool:
+        applied = self._replica.tracker.applied
+        kicked = target.key in self._kicked
+        self._kicked.discard(target.key)
+        self._upto = EVERYTHING if kicked else applied
+        # A queue may be full of older copies of what is published again, and take nothing more until they are gone.
+        self._whole = target.key in self.suspects and (kicked or applied >= self.suspects_from)
+        if not target.due(self._upto) and not self._whole:
+            return False
+        self._target, self._window = target, window
+        self._expected = target.start_pass(applied)
+        self._removed: list[Removed] = []
+        self._flowing: list[Removed] = []
+        self._acks: list[int] = []
+        self._kept = 0
+        self._met_since_count = False
+        self._asked = self._closing = False
+        self._missed: bool | None = None
+        self._pipe = self._site.broker.connect()
+        self._pipe.inbox.append(("consume", target.name, window))
+        return True
+
+    def _go_on(self, target: QueueFilter) -> bool:
+        pipe = self._pipe
+        if self._closing:
+            if not pipe.closed:
+                return False
+            self._target = None
+            if self._missed:
+                target.end_pass(self._expected)
+                if self._whole:
+                    self.suspects.discard(target.key)
+            elif self._missed is None and self._window == NARROW and self._kept >= NARROW and not self.stopping:
+                self._begin(target, WIDE)
+            return True
+        if pipe.outbox:
+            self._take(target, pipe.outbox.popleft())
+            return True
+        if self._removed and not self._flowing:
+            for tag in self._acks:
+                pipe.inbox.append(("ack", tag))
+            self._acks = []
+            self._flowing, self._removed = self._removed, []
+            pipe.inbox.append(("flow",))
+        elif self._flowing:
+            return False
+        elif self.stopping or not (self._whole or target.due(self._upto)):
+            self._close(False)
+        elif self._kept >= self._window:
+            self._close(None)
+        elif not self._asked and not pipe.inbox:
+            self._asked, self._met_since_count = True, False
+            pipe.inbox.append(("count", target.name))
+        else:
+            return False
+        return True
+
+    def _take(self, target: QueueFilter, reply: tuple[Any, ...]) -> None:
+        match reply:
+            case ("deliver", tag, _, copy):
+                self._met_since_count = True
+                verdict = self.judge(target, copy)
+                if verdict is Verdict.ACK:
+                    self._acks.append(tag)
+                elif verdict is Verdict.REJECT:
+                    self._pipe.inbox.append(("reject", tag))
+                else:
+                    self._kept += 1
+                    return
+                self._removed.append(Removed(copy.sequence, copy.generation, copy.deaths))
+            case ("flowed",):
+                for one in self._flowing:
+                    target.gone(*one)
+                self._flowing = []
+            case ("counted", ready, others):
+                self._asked = False
+                if not self._met_since_count and not ready and not others:
+                    self._close(True)
+                elif others:
+                    self._close(False)
+            case _:  # the queue is not there, or no longer
+                self._close(True)
+
+    def judge(self, target: QueueFilter, copy: Copy) -> Verdict:
+        return target.verdict(copy.sequence, copy.generation, copy.deaths)
+
+    def _close(self, seen: bool | None) -> None:
+        self._missed, self._closing = seen, True
+        self._pipe.inbox.append(("close",))

@@ -1,0 +1,102 @@
+"""The table of docs/guarantees.md that says, for each part of each rule, which life or trace fails without it.
+
+    python tests/simulation/table.py            finds them anew, and writes the table into docs/guarantees.md
+
+What stands in the table is tried first, so that as little as possible changes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import chaos
+import life
+from cluster import Violation
+from rules_off import LOG, PARTS, rule_off
+
+sys.path.append(str(Path(__file__).parent.parent / "scenarios"))
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
+BEGIN, END = "<!-- rules: made by tests/simulation/table.py -->", "<!-- end of rules -->"
+SEEDS = 400
+RUNS: dict[str, Callable[..., object]] = {"log": chaos.run, "whole": life.run}
+_ROW = re.compile(r"\| (R\d+) \| (.+?) \| (log|whole|trace) `(\w+)` \|")
+
+
+class Found(NamedTuple):
+    """`kind`: "log" or "whole" with a seed, or "trace" with a name."""
+
+    kind: str
+    which: str
+
+
+def traces() -> dict[str, tuple[str, Callable[..., None]]]:
+    """By part: name and function of the trace that fails without it."""
+    import test_m1_traces
+    import test_m3_traces
+
+    return {part: (trace.__name__, trace) for trace, part, _ in (*test_m1_traces.TRACES, *test_m3_traces.TRACES)}
+
+
+def fails(part: str, found: Found) -> bool:
+    """Whether a life or trace breaks a promise with this part switched off, and none with it."""
+    with rule_off(part) as options:
+        if not breaks(part, found, options):
+            return False
+    return not breaks(part, found, {})
+
+
+def breaks(part: str, found: Found, options: dict[str, object]) -> bool:
+    try:
+        if found.kind == "trace":
+            traces()[part][1](**options)
+        else:
+            RUNS[found.kind](int(found.which), **options)
+    except Violation:
+        return True
+    return False
+
+
+def documented() -> dict[str, Found]:
+    """What docs/guarantees.md says, by part."""
+    text = DOCUMENT.read_text()
+    table = text[text.index(BEGIN) : text.index(END)]
+    return {part: Found(kind, which) for _, part, kind, which in _ROW.findall(table)}
+
+
+def find(part: str, known: Found | None) -> Found | None:
+    """Something that fails without the part: what is known, else a trace, else the first seed."""
+    if known is not None and fails(part, known):
+        return known
+    if part in traces():
+        trace = Found("trace", traces()[part][0])
+        if fails(part, trace):
+            return trace
+    for kind in ("log", "whole") if part in LOG else ("whole",):
+        for seed in range(SEEDS):
+            if fails(part, Found(kind, str(seed))):
+                return Found(kind, str(seed))
+    return None
+
+
+def main() -> None:
+    known = documented()
+    rows = []
+    for part, (rule, _) in PARTS.items():
+        found = find(part, known.get(part))
+        print(rule, part, found, flush=True)
+        if found is None:
+            raise SystemExit(f"nothing fails without: {rule}, {part}")
+        rows.append((int(rule[1:]), f"| {rule} | {part} | {found.kind} `{found.which}` |"))
+    text = DOCUMENT.read_text()
+    head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
+    lines = [BEGIN, "", "| rule | switched off | fails |", "|---|---|---|", *(row for _, row in sorted(rows, key=lambda r: r[0])), "", tail]
+    DOCUMENT.write_text(head + "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

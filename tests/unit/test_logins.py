@@ -1,0 +1,109 @@
+"""What stands in the frames of a login: mechanisms, credentials, properties, addresses."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from broker_plugin import frames, headers, logins
+from broker_plugin.logins import Credentials
+
+
+def payload(method: object) -> bytes:
+    return frames.method_frame(0, method)[7:-1]  # type: ignore[arg-type]
+
+
+def start_ok(properties: bytes, mechanism: str, response: bytes) -> bytes:
+    table, answer = (len(part).to_bytes(4, "big") + part for part in (properties, response))
+    return frames.raw_method_frame(0, frames.CONNECTION_START_OK, table, frames.short_string(mechanism), answer, b"\x05en_US")[7:-1]
+
+
+@pytest.mark.parametrize(
+    ("offered", "external", "kept"),
+    [
+        ("PLAIN AMQPLAIN", False, ["PLAIN", "AMQPLAIN"]),
+        ("EXTERNAL PLAIN RABBIT-CR-DEMO", False, ["PLAIN"]),
+        ("EXTERNAL PLAIN", True, ["EXTERNAL", "PLAIN"]),
+        ("PLAIN", True, ["EXTERNAL", "PLAIN"]),
+        ("EXTERNAL", True, []),
+        ("EXTERNAL", False, []),
+    ],
+)
+def test_only_what_the_door_understands_is_offered(offered: str, external: bool, kept: list[str]) -> None:
+    properties = {"product": "RabbitMQ", "capabilities": {"basic.nack": True}}
+    changed, left = logins.offer(payload(commands.Connection.Start(0, 9, properties, offered, "en_US")), external)
+    assert left == kept
+    start = frames.decode_method(changed)
+    assert (start.mechanisms, start.locales, start.server_properties) == (" ".join(kept), "en_US", properties)  # type: ignore[attr-defined]
+
+
+def test_credentials_of_a_table_are_the_first_of_each_key_and_only_these_are_sent_on() -> None:
+    fields = [(b"LOGIN", b"a"), (b"LOGIN", b"b"), (b"PASSWORD", b"1"), (b"PASSWORD", b"2"), (b"more", b"x")]
+    answer = logins.parse_start_ok(start_ok(b"", "AMQPLAIN", b"".join(headers.field(k, v) for k, v in fields)))
+    who = logins.credentials(answer)
+    assert who == Credentials(b"a", b"1")
+    sent = logins.parse_start_ok(b"\0\x0a\0\x0b" + logins.encode_start_ok(answer, who, answer.properties))
+    assert sent.response == headers.field(b"LOGIN", b"a") + headers.field(b"PASSWORD", b"1")
+    assert logins.credentials(sent) == who
+
+
+@pytest.mark.parametrize("response", [b"", b"\0a", b"x\0a\0b", b"\0a\0b\0c", b"a\0b"])
+def test_a_response_of_another_form_is_nobodys(response: bytes) -> None:
+    assert logins.credentials(logins.parse_start_ok(start_ok(b"", "PLAIN", response))) is None
+
+
+def test_external_goes_to_the_broker_as_plain() -> None:
+    answer = logins.parse_start_ok(start_ok(b"", "EXTERNAL", b""))
+    assert logins.credentials(answer) is None
+    sent = logins.parse_start_ok(b"\0\x0a\0\x0b" + logins.encode_start_ok(answer, Credentials(b"app", b"secret"), b""))
+    assert (sent.mechanism, sent.response) == ("PLAIN", b"\0app\0secret")
+
+
+def test_what_is_printed_holds_no_password() -> None:
+    answer = logins.parse_start_ok(start_ok(headers.field(b"k", b"hidden"), "PLAIN", b"\0app\0hidden"))
+    assert "hidden" not in f"{answer!r}{logins.credentials(answer)!r}"
+
+
+@pytest.mark.parametrize("name", [b"", b"orders"])
+def test_the_address_is_the_doors_word(name: bytes) -> None:
+    given = headers.field(b"lrq_client_address", b"forged") + headers.field(b"other", b"kept")
+    given += headers.field(b"connection_name", name) if name else b""
+    kept = logins.with_address(given, "192.0.2.1:99")
+    fields = [kept[start + 1 : value] + b"=" + kept[value + 5 : end] for start, value, end in headers.fields(kept, 0, len(kept))]
+    expected = b"orders (192.0.2.1:99)" if name else b"192.0.2.1:99"
+    assert fields == [b"other=kept", b"connection_name=" + expected, b"lrq_client_address=192.0.2.1:99"]
+    assert b"forged" not in logins.with_address(given, "")
+    assert b"connection_name" not in logins.with_address(headers.field(b"other", b"kept"), "")
+
+
+def test_own_properties_are_the_first_of_each_key() -> None:
+    table = headers.field(b"lrq_site", b"west") + headers.field(b"lrq_site", b"east") + headers.field(b"a", b"b")
+    table += b"\x08lrq_nodeb\x02" + b"\x06lrq_xxt\x01"
+    assert logins.own_properties(table) == {"lrq_site": "west", "lrq_node": 2, "lrq_xx": 1}
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("::ffff:192.0.2.1", False), ("192.0.2.1", False),
+     ("fe80::1%eth0", False), ("::1%lo", True), ("", False), ("localhost", False), ("0.0.0.0", False)],
+)  # fmt: skip
+def test_loopback(address: str, loopback: bool) -> None:
+    assert logins.is_loopback(address) == loopback
+
+
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        (((("commonName", "orders"),),), "orders"),
+        (((("organizationName", "x"),), (("commonName", "orders"),)), "orders"),
+        (((("commonName", "orders"),), (("commonName", "admin"),)), ""),
+        ((), ""),
+    ],
+)
+def test_a_certificate_has_one_common_name_or_none(subject: tuple[tuple[tuple[str, str], ...], ...], name: str) -> None:
+    assert logins.common_name({"subject": subject}) == name
+    assert logins.common_name(None) == ""
+
+
+def test_a_user_cannot_pass_for_another_by_the_end_of_its_name() -> None:
+    assert logins.producer_key("a:b", "c") != logins.producer_key("a", "b:c")
