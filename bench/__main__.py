@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from lrq_ha.lab import brokers
 from lrq_ha.replication.errors import LrqError
 
+from . import latency, matrix, scale, throughput
 from .failover import p5
-from .measure import note
-from .throughput import SHORT, Plan, p1, p2
+from .measure import Row, note
 
-ROWS = ("P1", "P2", "P5")
+#: Runs a row on these RabbitMQ series, shortly or in full.
+ROWS: dict[str, Callable[[list[str], bool], Row]] = {
+    "P1": lambda series, short: throughput.p1(series, throughput.SHORT if short else throughput.Plan()),
+    "P1M": lambda series, short: matrix.p1m(series, matrix.SHORT if short else matrix.Plan()),
+    "P1L": lambda series, short: latency.p1l(series, latency.SHORT if short else latency.Plan()),
+    "P2": lambda series, short: throughput.p2(series, throughput.SHORT if short else throughput.Plan()),
+    "P5": lambda series, short: p5(series, 2 if short else 8),
+    "P9": lambda series, short: scale.p9(series, scale.SHORT if short else scale.Plan()),
+}
 SERIES = ("3.10", "4.3")  # the two ends of what is supported
 
 
@@ -23,15 +32,14 @@ def main() -> int:
     parser.add_argument("--broker", action="append", metavar="SERIES", help=f"RabbitMQ series; those of {', '.join(SERIES)} that are on this machine")
     parser.add_argument("--short", action="store_true", help="fewer and shorter rounds")
     options = parser.parse_args()
-    if unknown := set(options.rows) - set(ROWS):
+    if unknown := set(options.rows) - ROWS.keys():
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
     series = options.broker or [s for s in SERIES if s in brokers.installations()]
-    plan = SHORT if options.short else Plan()
     for name in options.rows or ROWS:
         try:
             if not series:
                 brokers.find()  # raises, with what to do
-            row = p5(series, 2 if options.short else 8) if name == "P5" else (p1 if name == "P1" else p2)(series, plan)
+            row = ROWS[name](series, options.short)
         except LrqError as error:
             note(f"{name} failed: {error}")
             return 1

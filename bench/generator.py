@@ -1,7 +1,7 @@
-"""The load generator, a process of its own: `python -m bench.generator flood|failover|drain`, settings as JSON on stdin, JSON lines on stdout.
+"""The load generator, a process of its own: `python -m bench.generator KIND`, settings as JSON on stdin, JSON lines on stdout.
 
 Rules: a window of unconfirmed publishes, never a pause that decides a result; instants are CLOCK_MONOTONIC seconds, which all processes of a
-machine share.
+machine share. The kinds of `crowd` and `pace` say when they are ready, wait for a line, and keep their connections until stdin ends.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import struct
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pamqp import commands
 
 from broker_plugin import frames
 
-from . import wire
+from . import crowd, pace, wire
 
 BATCH_MESSAGES = 50
 RETRY_S = 0.005
@@ -26,6 +27,8 @@ IDLE_S = 0.3
 PREFETCH = 1_000
 ACK_EVERY = 200
 MISSING_SHOWN = 20
+STEPS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "publish": crowd.publish, "consume": crowd.consume, "idle": crowd.idle, "pace": pace.pace}
 
 
 def flood(url: str, queue: str, messages: int, size_bytes: int, window: int, warm_up: int) -> dict[str, Any]:
@@ -197,6 +200,11 @@ def main() -> None:
     kind = sys.argv[1]
     if kind == "flood":
         result = flood(**settings)
+    elif kind in STEPS:
+        for result in STEPS[kind](**settings):
+            print(json.dumps(result), flush=True)
+            sys.stdin.readline()
+        return
     elif kind == "failover":
         result = Failover(**settings).run()
     else:

@@ -8,7 +8,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Row:
         ok: Whether it is met.
         details: The rest of the line.
         runs: Every run's raw figures.
+        cells: One entry per variant of a row that has many.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Row:
     ok: bool
     details: str
     runs: list[dict[str, Any]] = field(default_factory=list)
+    cells: list[dict[str, Any]] = field(default_factory=list)
 
     def line(self) -> str:
         """The line that is printed."""
@@ -53,7 +56,7 @@ class Row:
     def save(self) -> None:
         """Writes results/NAME.json."""
         RESULTS.mkdir(exist_ok=True)
-        text = json.dumps({"line": self.line(), "machine": machine(), "runs": self.runs}, indent=1)
+        text = json.dumps({"line": self.line(), "machine": machine(), "cells": self.cells, "runs": self.runs}, indent=1)
         (RESULTS / f"{self.name}.json").write_text(text + "\n")
 
 
@@ -88,6 +91,50 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
         raise LrqError("The load generator failed", todo="See its error above")
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
     return result
+
+
+@contextmanager
+def ready(kind: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
+    """A generator that has connected and waits for `go`. It ends with this context, and closes its connections no earlier.
+
+    Raises:
+        LrqError: It failed; it has said why on stderr.
+    """
+    process = start(kind, **settings)
+    try:
+        read(process)
+        yield process
+        if process.stdin is not None:
+            process.stdin.close()
+        if process.wait(WAIT_S):
+            raise LrqError("The load generator failed", todo="See its error above")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def go(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Lets a generator that is `ready` do its work; returns its figures. Its connections stay."""
+    if process.stdin is not None:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return read(process)
+
+
+def read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of a generator."""
+    line = process.stdout.readline() if process.stdout is not None else ""
+    if not line:
+        raise LrqError("The load generator failed", todo="See its error above")
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_s(pid: int | None) -> float:
@@ -135,3 +182,9 @@ def until(what: str, done: Callable[[], bool]) -> float:
         if time.monotonic() - began > WAIT_S:
             raise LrqError(f"{what}: not within {WAIT_S:g} s")
         time.sleep(POLL_S)
+
+
+def applied(lab: Lab) -> float:
+    """Waits until every node has applied all of the log; returns the seconds."""
+    end = lab.status("e1")["end"]
+    return until("applied everywhere", lambda: all(lab.status(name)["applied"] >= end for name in lab.nodes))

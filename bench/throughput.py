@@ -13,7 +13,7 @@ from typing import Any
 
 from lrq_ha.lab import Lab
 
-from .measure import Row, cpu_of, declare, delete, finish, note, start, until
+from .measure import Row, applied, cpu_of, declare, delete, finish, note, start
 
 SIZE_BYTES = 1024
 WINDOW_MESSAGES = 5_000
@@ -80,11 +80,11 @@ def _run(lab: Lab, side: str, kind: str, queue: str, plan: Plan) -> dict[str, An
     node = lab.nodes["e1"]
     url = node.door if side == "door" else node.broker
     declare(url, queue, kind)
-    _applied(lab)
+    applied(lab)
     load, before = os.getloadavg(), cpu_of(lab)
     process = start("flood", url=url, queue=queue, messages=plan.messages, size_bytes=SIZE_BYTES, window=WINDOW_MESSAGES, warm_up=plan.warm_up)
     result = finish(process)
-    applied_after_s = _applied(lab)
+    applied_after_s = applied(lab)
     used = cpu_of(lab)
     count = plan.messages + plan.warm_up
     result |= {
@@ -93,11 +93,5 @@ def _run(lab: Lab, side: str, kind: str, queue: str, plan: Plan) -> dict[str, An
         "cpu_us": {key: 1e6 * (used[key] - before[key]) / count for key in used},
     }
     delete(url, queue)
-    _applied(lab)
+    applied(lab)
     return result
-
-
-def _applied(lab: Lab) -> float:
-    """Waits until every node has applied all of the log; returns the seconds."""
-    end = lab.status("e1")["end"]
-    return until("applied everywhere", lambda: all(lab.status(name)["applied"] >= end for name in lab.nodes))

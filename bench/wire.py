@@ -25,15 +25,16 @@ class Refused(OSError):
 
 
 class Raw:
-    """A connection with one channel (number 1).
+    """A connection with channels numbered from 1.
 
     Args:
         url: amqp://USER:PASSWORD@HOST:PORT of a broker or a door; the vhost is `/`.
         producer: Name of the producer to announce, if any.
-        confirms: Ask for publisher confirms.
+        confirms: Ask for publisher confirms, on every channel.
+        channels: How many.
     """
 
-    def __init__(self, url: str, *, producer: str = "", confirms: bool = False) -> None:
+    def __init__(self, url: str, *, producer: str = "", confirms: bool = False, channels: int = 1) -> None:
         parts = urlsplit(url)
         self.socket = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 5672), CONNECT_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,9 +42,10 @@ class Raw:
         self._arrived: list[tuple[int, bytes]] = []
         try:
             self._login(unquote(parts.username or ""), unquote(parts.password or ""), producer)
-            self.call(commands.Channel.Open())
-            if confirms:
-                self.call(commands.Confirm.Select())
+            for channel in range(CHANNEL, CHANNEL + channels):
+                self.call(commands.Channel.Open(), channel)
+                if confirms:
+                    self.call(commands.Confirm.Select(), channel)
         except BaseException:
             self.socket.close()
             raise
@@ -66,9 +68,9 @@ class Raw:
         """Sends a method; its answer, if any, comes by `read`."""
         self.socket.sendall(frames.method_frame(channel, method))
 
-    def call(self, method: base.Frame) -> base.Frame:
-        """Sends a method on the channel and returns its answer; only before, or without, publishes and deliveries on the connection."""
-        self.send(CHANNEL, method)
+    def call(self, method: base.Frame, channel: int = CHANNEL) -> base.Frame:
+        """Sends a method on a channel and returns its answer; only while nothing else is to come on the connection."""
+        self.send(channel, method)
         return self._reply()
 
     def _reply(self) -> base.Frame:
@@ -115,7 +117,7 @@ def vars_of(method: base.Frame) -> dict[str, object]:
     return {name: getattr(method, name) for name in method.__slots__}
 
 
-def message(queue: str, body: bytes, replication_id: str = "") -> bytes:
+def message(queue: str, body: bytes, replication_id: str = "", channel: int = CHANNEL) -> bytes:
     """The frames of a persistent publish to the default exchange; with a replication ID if one is given."""
     table = b""
     flags = 0x1000  # delivery mode
@@ -124,7 +126,7 @@ def message(queue: str, body: bytes, replication_id: str = "") -> bytes:
         field = b"\x08x-lrq-idS" + struct.pack(">I", len(raw)) + raw
         table, flags = struct.pack(">I", len(field)) + field, 0x3000  # headers and delivery mode
     header = struct.pack(">HHQH", 60, 0, len(body), flags) + table + bytes((DURABLE,))
-    return frames.publish_method(CHANNEL, "", queue) + b"".join(frames.content(CHANNEL, header, body))
+    return frames.publish_method(channel, "", queue) + b"".join(frames.content(channel, header, body))
 
 
 class Confirms:

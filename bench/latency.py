@@ -1,0 +1,96 @@
+"""P1L: what the door of a group of one node adds to the time from a publish to its confirm, at half of what the broker sustains by itself.
+
+Rules: the rate is measured first, directly, and is then the same for both sides, who take turns. Time runs from when a message is due, not from
+when it could be sent (see `pace`), so a stall counts for all that it delays. What is added is the difference of the two percentiles in a round.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from lrq_ha.lab import Lab
+
+from .measure import Row, applied, declare, delete, go, note, ready
+
+GOAL_MS = 1.0
+SIZE_BYTES = 1024
+KINDS = ("classic", "quorum")
+LOAD = 0.5  # of the direct rate
+WINDOW_MESSAGES = 5_000
+BATCH_MESSAGES = 50
+SHOWN = ("p50_ms", "p99_ms", "p999_ms", "max_ms", "late_p99_ms")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: rounds of each variant, seconds of each, and messages of the three floods that find the rate."""
+
+    rounds: int = 5
+    seconds: float = 6.0
+    warm_up_s: float = 1.0
+    messages: int = 80_000
+
+
+SHORT = Plan(2, 1.5, 0.5, 10_000)
+
+
+def p1l(brokers: list[str], plan: Plan) -> Row:
+    """The worst broker and kind of queue counts."""
+    runs: list[dict[str, Any]] = []
+    details: list[str] = []
+    worst = -1e9
+    for broker in brokers:
+        with Lab({"east": 1}, broker=broker, sites={}) as lab:
+            for kind in KINDS:
+                sustained = median(_sustained(lab, kind, plan) for _ in range(3))
+                rounds = [_round(lab, kind, number, LOAD * sustained, plan) for number in range(plan.rounds)]
+                runs += [run for pair in rounds for run in pair.values()]
+                p99 = _added(rounds, "p99_ms")
+                worst = max(worst, median(p99))
+                details.append(_detail(f"{broker}/{kind}", rounds, sustained))
+                note(f"P1L {details[-1]}")
+    return Row("P1L", f"added_p99_ms={worst:.2f}", f"{GOAL_MS:g}", worst <= GOAL_MS, "; ".join(details), runs)
+
+
+def _added(rounds: list[dict[str, dict[str, Any]]], name: str) -> list[float]:
+    return [pair["door"][name] - pair["direct"][name] for pair in rounds]
+
+
+def _detail(variant: str, rounds: list[dict[str, dict[str, Any]]], sustained: float) -> str:
+    p99 = _added(rounds, "p99_ms")
+    text = f"{variant} p50 {median(_added(rounds, 'p50_ms')):+.2f} ms, p99 {median(p99):+.2f} ms (rounds {min(p99):.2f} to {max(p99):.2f}"
+    for side in ("direct", "door"):
+        text += f"; {side} {median(pair[side]['p50_ms'] for pair in rounds):.2f}, {median(pair[side]['p99_ms'] for pair in rounds):.2f}"
+    return text + f"; at {LOAD * sustained:,.0f} of {sustained:,.0f} msg/s)"
+
+
+def _sustained(lab: Lab, kind: str, plan: Plan) -> float:
+    """Messages/s that the broker confirms by itself with a window that is never the limit."""
+    url, queue = lab.nodes["e1"].broker, "bench-latency-rate"
+    declare(url, queue, kind)
+    with ready("publish", url=url, queue=queue, messages=plan.messages, size_bytes=SIZE_BYTES, connections=1, channels=1, window=WINDOW_MESSAGES,
+               batch=BATCH_MESSAGES, warm_up=plan.messages // 10) as process:
+        rate = float(go(process)["rate"])
+    delete(url, queue)
+    return rate
+
+
+def _round(lab: Lab, kind: str, number: int, rate: float, plan: Plan) -> dict[str, dict[str, Any]]:
+    sides = ("door", "direct") if number % 2 else ("direct", "door")
+    return {side: _run(lab, side, kind, rate, plan) for side in sides}
+
+
+def _run(lab: Lab, side: str, kind: str, rate: float, plan: Plan) -> dict[str, Any]:
+    url, queue = lab.nodes["e1"].door if side == "door" else lab.nodes["e1"].broker, f"bench-latency-{side}"
+    declare(url, queue, kind)
+    applied(lab)
+    load = os.getloadavg()
+    with ready("pace", url=url, queue=queue, size_bytes=SIZE_BYTES, rate=rate, warm_up_s=plan.warm_up_s, seconds=plan.seconds) as process:
+        result = go(process)
+    delete(url, queue)
+    applied(lab)
+    note(f"P1L {lab.version}/{kind} {side} " + " ".join(f"{name}={result[name]:.2f}" for name in SHOWN))
+    return result | {"side": side, "kind": kind, "broker": lab.version, "load": load}

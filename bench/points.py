@@ -1,0 +1,119 @@
+"""What the intercept points cost the door, without a broker: one connection's relay between two sockets that swallow everything.
+
+`python -m bench.points [before|none|audit] [MESSAGES]` takes confirmed publishes of 1 KB in chunks of 64, as many deliveries and acks, and prints
+the CPU time per message of the door's thread; under `perf stat -e instructions:u` or callgrind, two runs with different numbers of messages give
+the instructions of one message. The log is a counter: what is appended is safe at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from pamqp import commands
+
+from broker_plugin import frames, headers
+from broker_plugin.door import Door
+from broker_plugin.relay import Relay
+from broker_plugin.replica import Replica
+from lrq_ha.replication.roles import Role
+
+CHUNK = 64
+BODY = b"x" * 1024
+
+
+class _Nowhere:
+    """A socket that swallows everything."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, _name: str) -> tuple[str, int]:
+        return "127.0.0.1", 5
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def _door(kind: str) -> Any:
+    config = SimpleNamespace(
+        header_bytes_max=1 << 17, message_bytes_max=1 << 27, connection_buffer_bytes_max=1 << 30, buffered_bytes_max=1 << 30, drain_timeout_s=1.0
+    )
+    door = SimpleNamespace(
+        config=config, now=lambda: 0.0, unfinished=frames.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining=False,
+        client_full=lambda *_: None, gone=lambda _: None, relays=set(), forget_decisions=lambda: None, sites=frozenset(), group="bench",
+    )  # fmt: skip
+    if kind != "before":  # the code before there were points has none to leave out
+        from lrq_ha.interceptors.plugins import Interceptors, Settings
+
+        tables = {"audit": Settings(on_overflow="drop", options={"path": "/dev/null"})} if kind == "audit" else {}
+        door.interceptors = Interceptors(tables)
+        door.interceptors.start(lambda: None)
+        door.watch = lambda relay: Door.watch(door, relay)
+    return door
+
+
+async def run(kind: str, count: int) -> float:
+    """Seconds of CPU of this thread for `count` messages, published, delivered and acked."""
+    log = SimpleNamespace(end=0)
+    node: Any = SimpleNamespace(role=Role.ACTIVE, log=log, leading=257, applied=0)
+    replica: Any = None
+
+    def emit(first: int, entries: int, _runs: object) -> None:
+        log.end = first + entries - 1
+        replica.safe_advanced(log.end)
+
+    replica = Replica(node, ["^.*$"], emit)
+    replica.stamp_affixes = (b"257.", b"/1")
+    replica.generations.opened(0, 1)
+    nowhere: Any = _Nowhere()
+    relay = Relay(
+        _door(kind), replica, nowhere, nowhere, user="app", vhost="/", producer="", peer=None, may_write=True,
+        frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
+    )  # fmt: skip
+    relay.client_data(frames.method_frame(1, commands.Confirm.Select()))
+    relay.client_data(frames.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+    relay.broker_data(frames.method_frame(1, commands.Basic.ConsumeOk("c")))
+    header = headers.header_payload(len(BODY), headers.properties())
+    chunk = (frames.publish_method(1, "", "orders") + b"".join(frames.content(1, header, BODY))) * CHUNK
+    began = time.thread_time()
+    for first in range(1, count, CHUNK):  # tags, of publishes and of deliveries
+        position = replica.next_sequence
+        relay.client_data(chunk)
+        replica.flush()
+        relay.broker_data(frames.ack(1, first + CHUNK - 1, True))
+        relay.broker_data(b"".join(_delivery(first + i, position + i, header) for i in range(CHUNK)))
+        relay.client_data(b"".join(frames.ack(1, first + i) for i in range(CHUNK)))
+        replica.flush()
+        await asyncio.sleep(0)
+    took = time.thread_time() - began
+    channel = relay.channels[1]
+    if channel.deliveries or relay.unanswered or replica.end != count + count // CHUNK or replica.safe != replica.end:
+        raise RuntimeError(f"the messages have not gone through: {replica.end} entries, {replica.safe} safe")
+    return took
+
+
+def _delivery(tag: int, position: int, header: bytes) -> bytes:
+    arguments = b"\x01c" + struct.pack(">QB", tag, 0) + b"\0" + b"\x06orders"
+    stamped = headers.stamp(header, headers.position_field(b"257.%d/1" % position))
+    return frames.raw_method_frame(1, frames.BASIC_DELIVER, arguments) + b"".join(frames.content(1, stamped, BODY))
+
+
+def main() -> None:
+    """Runs it."""
+    kind = sys.argv[1] if len(sys.argv) > 1 else "none"
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 200_000
+    took = asyncio.run(run(kind, count))
+    print(f"{kind}: {took / count * 1e6:.2f} us of CPU per message")
+
+
+if __name__ == "__main__":
+    main()
