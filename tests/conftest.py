@@ -11,6 +11,8 @@ same one, so that these are started once.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,12 @@ _FIXTURES = {*_SHARED, "new_lab"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", action="append", metavar="VERSION", help="test with this RabbitMQ only, as 3.10; may be repeated")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Failures at once and with the time: a run takes half an hour, and what broke is best looked at while it goes on."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{time.strftime('%H:%M:%S')} {report.when} of {report.nodeid} failed:\n{report.longreprtext[-2000:]}", flush=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

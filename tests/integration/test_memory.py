@@ -15,8 +15,8 @@ from lrq_ha.publisher import Publisher
 pytestmark = pytest.mark.broker
 
 FILL = 96  # messages of 1 MiB: more than the log keeps in memory
-ROUNDS, COUNT = 3, 15_000
-GROWTH_BYTES_MAX = 32 << 20  # of the allocator and of RabbitMQ's backlog at the moment of the look; each round brings 15 MB
+ROUNDS, COUNT = 6, 10_000
+GROWTH_BYTES_MAX = 32 << 20  # each half of the rounds brings 30 MB and as much again in Python's objects
 
 
 def consume(url: str, queue: str, over: threading.Event, got: list[int]) -> None:
@@ -54,5 +54,7 @@ def test_flat_while_everything_passes(pair: Lab) -> None:
         over.set()
         consumer.join(30)
     for name in (primary, backup):
-        grown = resident[-1][name] - resident[1][name]
-        assert grown < GROWTH_BYTES_MAX, f"{name} has grown by {grown >> 20} MB: {[each[name] >> 20 for each in resident]}"
+        # The allocator keeps more or less of a peak, by tens of MB: the lowest of several looks is what is held.
+        looks = [each[name] for each in resident[1:]]
+        grown = min(looks[ROUNDS // 2:]) - min(looks[:ROUNDS // 2])
+        assert grown < GROWTH_BYTES_MAX, f"{name} has grown by {grown >> 20} MB: {[each >> 20 for each in looks]}"

@@ -7,7 +7,7 @@ import time
 
 import pika
 import pytest
-from load import declare, eventually, in_sync
+from load import declare, depth, eventually, in_sync
 from pika.exceptions import AMQPError
 
 from lrq_ha.lab import Lab
@@ -74,6 +74,7 @@ class Mover:
 
 
 def bodies(url: str, queue: str) -> list[bytes]:
+    """All that is ready, given back afterwards. Not for polling: RabbitMQ 4 throws away what a quorum queue gave out and got back 20 times."""
     found: list[bytes] = []
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
@@ -127,14 +128,14 @@ def test_moved_exactly_once(pair: Lab, fault: str, kind: str) -> None:
         eventually("a node that serves", lambda: pair.primary("east") is not None)
         now = pair.primary("east")
         assert now is not None
-        eventually("all moved", lambda: len(bodies(pair.nodes[now].door, target)) >= COUNT)
+        eventually("all moved", lambda: depth(pair.nodes[now].door, target) >= COUNT)
     finally:
         mover.stop()
     assert mover.interrupted
     in_sync(pair, applied=True)
     moved = bodies(pair.nodes[now].door, target)
     assert sorted(moved, key=int) == [b"%d" % i for i in range(COUNT)]
-    assert bodies(pair.nodes[now].door, source) == []
     for name in ("e1", "e2"):
-        eventually(f"the same at {name}", lambda name=name: sorted(bodies(pair.nodes[name].broker, target)) == sorted(moved))
-        eventually(f"nothing left at {name}", lambda name=name: bodies(pair.nodes[name].broker, source) == [])
+        eventually(f"as many at {name}", lambda name=name: depth(pair.nodes[name].broker, target) == COUNT)
+        assert sorted(bodies(pair.nodes[name].broker, target)) == sorted(moved)
+        eventually(f"nothing left at {name}", lambda name=name: depth(pair.nodes[name].broker, source) == 0)
