@@ -18,6 +18,7 @@ import pika
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
+from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment
 from lrq_ha.publisher import Publisher
@@ -60,6 +61,16 @@ def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
 
     eventually(f"both nodes in the set{', everything applied' if applied else ''}", holds)
     return found[0]
+
+
+def same_logs(lab: Lab) -> None:
+    """Waits until the log of every node of group east is the same, batch by batch. A primary adds entries of its own at any time."""
+    def same() -> bool:
+        nodes = [node for node in lab.nodes.values() if node.group == "east"]
+        digests = [checks.log_digest(node.admin, "east", number) for number, node in enumerate(nodes, 1)]
+        return all(digest == digests[0] for digest in digests)
+
+    eventually("the same logs", same)
 
 
 def command(*arguments: str, lab: Lab | None = None) -> tuple[int, str]:

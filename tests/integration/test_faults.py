@@ -7,9 +7,8 @@ import random
 import time
 
 import pytest
-from load import Load, declare, depth, eventually, in_sync
+from load import Load, declare, depth, eventually, in_sync, same_logs
 
-from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
@@ -62,6 +61,5 @@ def test_kills_in_the_middle_of_a_stream(pair: Lab) -> None:
 
 def _equal(lab: Lab, queue: str) -> None:
     in_sync(lab, applied=True)
-    digests = [checks.log_digest(lab.nodes[name].admin, "east", node) for node, name in ((1, "e1"), (2, "e2"))]
-    assert digests[0] == digests[1]
+    same_logs(lab)
     eventually("both queues empty", lambda: all(depth(lab.nodes[n].broker, queue) == 0 for n in ("e1", "e2")))

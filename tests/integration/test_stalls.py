@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import Load, command, declare, depth, eventually, in_sync
+from load import Load, command, declare, depth, eventually, in_sync, same_logs
 from raw_client import RawClient, publish
 
 from broker_plugin import frames, headers
-from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
@@ -83,8 +82,7 @@ def bodies(url: str, queue: str) -> list[int]:
 def equal(lab: Lab, *queues: str) -> None:
     """Both logs are the same, and so are the queues."""
     in_sync(lab, applied=True)
-    # The last acks may be under way still, and a log that is read while they come is one behind.
-    eventually("the same logs", lambda: checks.log_digest(lab.nodes["e1"].admin, "east", 1) == checks.log_digest(lab.nodes["e2"].admin, "east", 2))
+    same_logs(lab)
     for queue in queues:
         eventually(f"{queue} empty on both", lambda queue=queue: all(depth(lab.nodes[n].broker, queue) == 0 for n in ("e1", "e2")))
 

@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from load import Load, command, declare, depth, eventually
+from load import Load, command, declare, depth, eventually, same_logs
 from test_faults import SETTLE_S
 from test_stalls import RATE, bodies
 
-from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Confirm, Publisher
 
@@ -89,12 +88,7 @@ def promoted(lab: Lab, candidates: Sequence[str], down: Sequence[str]) -> str:
 def equal(lab: Lab, queue: str) -> None:
     """All logs are the same, and the queue is empty on all nodes."""
     all_in_sync(lab, applied=True)
-
-    def logs() -> list[object]:
-        return [checks.log_digest(lab.nodes[name].admin, "east", number) for number, name in enumerate(lab.nodes, 1)]
-
-    # The last acks may be under way still, and a log that is read while they come is one behind.
-    eventually("the same logs", lambda: all(log == found[0] for found in [logs()] for log in found))
+    same_logs(lab)
     eventually("all queues empty", lambda: all(depth(node.broker, queue) == 0 for node in lab.nodes.values()))
 
 
