@@ -10,7 +10,7 @@ Expiry, length limits and operators (management page, rabbitmqctl) take messages
 - RabbitMQ says 0 messages and 0 consumers also of a quorum queue that does not answer within a quarter of a second, and 404 also of a queue that
   does not come up. Neither is believed.
 - What clients have given back may be there or gone, and a quorum queue may hold it back unseen (delayed retries): it is spared. So is everything of
-  earlier epochs, of which nobody knows what was given back, while the queue is not empty.
+  earlier epochs, of which nobody knows what was given back, while the queue is not empty. Until the broker has heard of it, the queue is passed over.
 - A queue that is gone is deleted in the log, between two barriers. A client may have declared it again in this very moment, in words that the log
   knows and which are therefore passed on: then its declaration is logged once more. One that was never here (this broker may have refused the
   declaration) is not gone, unless it may have gone by itself.
@@ -39,6 +39,7 @@ from .channels import QueueKey
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
+from .keeping import has_a_free_way_back
 
 if TYPE_CHECKING:
     from .door import Door
@@ -54,7 +55,7 @@ HELD_MAX = 100_000  # while clients hold more, no queue counts as quiet: going t
 HELD_RANGES_MAX = 1_000
 BACK_OFF_S = 30.0
 ANSWER_S = 10.0
-REDECLARED_S = 0.2  # within it, the broker has carried out a declaration that was under way
+REDECLARED_S = 0.2  # within it, the broker has carried out a declaration that was under way and has no answer
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class Census:
         self._existed: set[QueueKey] = set()
         self._missed: dict[QueueKey, float] = {}  # queues that were not there at the last look, and when that was
         self._said: set[QueueKey] = set()  # of which it was said that they are not there
+        self._gone: list[QueueKey] = []  # found gone in this round
         self._probed: dict[QueueKey, float] = {}
         self._turn: Iterator[QueueKey] = iter(())
         self._again: dict[QueueKey, None] = {}  # looked at next time, too: something has changed
@@ -150,10 +152,17 @@ class Census:
                 continue
             try:
                 await self._look(key, clients)
-            except LrqError as error:  # rights that are missing, a vhost that is gone: clients go on
-                self._seen.pop(key, None)
-                self._not_before[key[0]] = time.monotonic() + BACK_OFF_S
-                log.warning("what leaves queues by itself in vhost '%s' cannot be seen now: %s", key[0], error)
+            except LrqError as error:
+                self._cannot_look(key, error)
+        if self._gone:
+            await self._delete(self._gone)
+            self._gone = []
+
+    def _cannot_look(self, key: QueueKey, error: LrqError) -> None:
+        """Rights that are missing, a vhost that is gone: clients go on."""
+        self._seen.pop(key, None)
+        self._not_before[key[0]] = time.monotonic() + BACK_OFF_S
+        log.warning("what leaves queues by itself in vhost '%s' cannot be seen now: %s", key[0], error)
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -168,18 +177,18 @@ class Census:
                 return
             self._probed[key] = now
             if not await self._exists(key):
-                await self._missing(key)
+                self._missing(key)
             else:
                 self._there(key)
             return
         upto = self._replica.tracker.applied
         found = await self._length(key)
         if found is None:
-            await self._missing(key)
+            self._missing(key)
             return
         self._there(key)
         ready, consumers = found
-        if kind == "stream" or arguments.get("x-delayed-retry-type", "disabled") != "disabled":
+        if kind == "stream" or key not in self._replica.declarations or arguments.get("x-delayed-retry-type", "disabled") != "disabled":
             return  # what is to be tried again later is in no length
         # More consumers than the door's: somebody consumes around it. None although there are some: the queue has not answered.
         if key in clients.unsure or consumers > clients.consumers[key] or (used and not consumers):
@@ -193,7 +202,7 @@ class Census:
         if again_at is None:
             return
         sure = ready or consumers or arguments.get("x-queue-type") == "classic"
-        if sure or (not expires and await self._is_empty(key) and self._holds(key, seen.held)):
+        if sure or (not expires and await self._is_empty(key, "x-delivery-limit" in arguments) and self._holds(key, seen.held)):
             self._tell(key, seen, now, kind, again_at)
 
     async def _channel(self, vhost: str) -> Channel:
@@ -230,12 +239,16 @@ class Census:
             raise
         return True
 
-    async def _is_empty(self, key: QueueKey) -> bool:
+    async def _is_empty(self, key: QueueKey, limited: bool) -> bool:
         """Whether a queue without consumers really is empty: of a quorum queue that does not answer in time, RabbitMQ says so too (measured).
 
-        An answer that counts a consumer of our own comes from the queue itself.
+        An answer that counts a consumer of our own comes from the queue itself. What comes just then is given back: not where that uses up one of a
+        limited number of deliveries.
         """
         channel = await self._new_channel(key[0])
+        if limited and not has_a_free_way_back(self._connections[key[0]]):
+            await channel.close()
+            return False
         got: list[int] = []
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -270,11 +283,15 @@ class Census:
             consumed = [consumer.queue for consumer in (*channel.consumers.values(), *channel.consuming)]
             clients.consumers.update(consumed)
             clients.unsure.update(channel.returning, (consumer.queue for consumer, _ in channel.gets))
-            if relay.reads_late or channel.undelivered or channel.commits:
+            if relay.reads_late or channel.undelivered or channel.commits or channel.closing:
                 clients.unsure.update(consumed)
-            for deliveries in (channel.deliveries, channel.tx.settled if channel.tx is not None else {}):
-                for delivery in deliveries.values():
-                    clients.held[delivery.queue].append(delivery.sequence)
+            for delivery in channel.held:
+                clients.held[delivery.queue].append(delivery.sequence)
+        for relay in self._door.relays:  # what is given back is in no length, nor held, until the broker hears of it
+            if relay.outbox or relay.alarm.broker:
+                clients.unsure.update(relay.returning)
+            else:
+                relay.returning.clear()
         for held in clients.held.values():
             held.sort()
         return clients
@@ -324,7 +341,7 @@ class Census:
         self._existed.add(key)
         self._missed.pop(key, None)
 
-    async def _missing(self, key: QueueKey) -> None:
+    def _missing(self, key: QueueKey) -> None:
         self._seen.pop(key, None)
         vhost, queue = key
         if key not in self._existed and key not in self._replica.declared_here and not topology.may_vanish(self._replica.declarations.get(key, b"")):
@@ -337,15 +354,39 @@ class Census:
             self._again[key] = None
             return
         del self._missed[key]
+        self._gone.append(key)
+
+    async def _delete(self, keys: list[QueueKey]) -> None:
+        """Brings into the log that these are gone."""
         replica = self._replica
         async with replica.barrier():
-            if not replica.active or replica.declared.get(key, -1) or await self._exists(key):
-                return
-            declaration = replica.declarations.get(key, b"")
-            log.warning("queue '%s' in vhost '%s' has expired or was deleted at the broker: it is deleted on the backups, too", queue, vhost)
-            method = bytes(frames.method_frame(1, commands.Queue.Delete(queue=queue))[7:-1])
-            replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
-            self._existed.discard(key)
-            await asyncio.sleep(REDECLARED_S)
-            if declaration and await self._exists(key):
-                replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=declaration)))
+            declarations: dict[QueueKey, bytes] = {}
+            for key in keys:
+                vhost, queue = key
+                if not replica.active or replica.declared.get(key, -1) or await self._is_there(key):
+                    continue
+                declarations[key] = replica.declarations.get(key, b"")
+                log.warning("queue '%s' in vhost '%s' has expired or was deleted at the broker: it is deleted on the backups, too", queue, vhost)
+                method = bytes(frames.method_frame(1, commands.Queue.Delete(queue=queue))[7:-1])
+                replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
+                self._existed.discard(key)
+            if any(declarations.values()):
+                await self._declarations_done()
+            for key, declaration in declarations.items():
+                if declaration and replica.active and await self._is_there(key):
+                    replica.append(pb.Run(topology=pb.Topology(vhost=key[0], method=declaration)))
+
+    async def _is_there(self, key: QueueKey) -> bool:
+        """Likewise `_exists`; also where it cannot be seen."""
+        try:
+            return await self._exists(key)
+        except LrqError as error:
+            self._cannot_look(key, error)
+            return True
+
+    async def _declarations_done(self) -> None:
+        """Returns when the broker has carried out the declarations that were under way; no others are passed on during a barrier."""
+        await asyncio.sleep(REDECLARED_S)
+        deadline = time.monotonic() + ANSWER_S
+        while any(channel.passed for relay in self._door.relays for channel in relay.channels.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)

@@ -226,6 +226,11 @@ class Channel:
         return self.confirms.open or bool(self.commits)
 
     @property
+    def held(self) -> list[Delivery]:
+        """What goes back to its queue when the channel ends: deliveries without an ack, or with one that is not committed."""
+        return [*self.deliveries.values(), *(self.tx.settled.values() if self.tx is not None else ())]
+
+    @property
     def closing(self) -> bool:
         """Nothing of the client's counts any more but its answer to a close."""
         return self.state is not Closing.NO

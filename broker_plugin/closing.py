@@ -76,8 +76,8 @@ def refuse(relay: Relay, channel: Channel, code: int, text: str, cause: int) -> 
 
 def _end(relay: Relay, channel: Channel, state: Closing, frame: bytes) -> None:
     channel.state, channel.on_settled = state, frame
-    channel.returning = {delivery.queue for delivery in channel.deliveries.values()}
-    relay.replica.gave_back(channel.deliveries.values())
+    channel.returning = {delivery.queue for delivery in channel.held}
+    relay.give_back(channel.held)
     channel.deliveries.clear()
     channel.others.clear()
     if relay.watch is not None:
@@ -141,6 +141,7 @@ def no_reply(relay: Relay, number: int | None = None) -> None:
 
 
 def _forget(relay: Relay, channel: Channel) -> None:
+    relay.give_back(channel.held)  # what came while it was closing
     relay.channels.pop(channel.number, None)
     relay.client_parts.drop(channel.number)
 
@@ -153,7 +154,7 @@ def broker_closed_channel(relay: Relay, number: int, _data: bytes, _item: Item) 
     """channel.close of the broker."""
     channel = relay.channel(number)
     no_reply(relay, number)
-    relay.replica.gave_back(channel.deliveries.values())
+    relay.give_back(channel.held)
     channel.forget()
     if relay.watch is not None:
         relay.watch.channel_ended(number)

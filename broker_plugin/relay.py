@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from lrq_ha.replication.errors import LrqError, place
 
 from . import closing, delivering, endpoints, farewell, frames, publishing, settling
 from .alarms import Alarm
-from .channels import Channel, Closing, QueueKey
+from .channels import Channel, Closing, Delivery, QueueKey
 from .ends import End
 from .farewell import CONNECTION_FORCED
 from .frames import (
@@ -85,6 +85,7 @@ class Relay(End):
         withheld: Frames of the broker, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its
             channel is given out before, so that order is kept and a `multiple` ack of the client covers what it has got.
         replies: Declarations that wait for the broker's answer, by channel.
+        returning: Queues to which something was given back of which the broker may not have heard.
         on_settled: The client's connection.close, until the broker has answered all publishes.
         watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
     """
@@ -132,6 +133,7 @@ class Relay(End):
         self.withheld: dict[int, list[bytes]] = {}
         self._withheld_bytes = 0
         self.replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self.returning: set[QueueKey] = set()
         self.on_settled = b""
         self.alarm = Alarm(self, told_blocked)
         self.watch = watch = door.watch(self)
@@ -400,7 +402,12 @@ class Relay(End):
     @property
     def reads_late(self) -> bool:
         """Whether the broker may have sent deliveries that have not been looked at."""
-        return self._client_full or bool(self.withheld) or self.client is None
+        return self._client_full or self._held_up or bool(self.withheld) or self.client is None
+
+    def give_back(self, deliveries: Collection[Delivery]) -> None:
+        """These go back to their queues, when the broker hears of it."""
+        self.returning.update(delivery.queue for delivery in deliveries)
+        self.replica.gave_back(deliveries)
 
     @property
     def busy(self) -> bool:
@@ -573,7 +580,7 @@ class Relay(End):
             return
         self.closed = True
         for channel in self.channels.values():
-            self.replica.gave_back(channel.deliveries.values())
+            self.give_back(channel.held)
             closing.abandon(self, channel)
         if self.watch is not None:
             self.watch.client_gone()

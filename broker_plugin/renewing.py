@@ -5,25 +5,31 @@ Rules:
   queue, from the front of its queue to the end. So a queue's order is kept, also if another node has to go on with it in the middle.
 - A message and the DEQUEUE of its old copy stand in one batch; the old copy is acked when that is safe. The applier publishes the new one.
 - A moved message begins anew in its queue: its position is new, its time to live begins again, what RabbitMQ counts of it (x-death, deliveries) too.
-- It ends when a pass over each queue has found nothing to move; where such a pass would have to hold more than KEPT_MAX, when the queue holds as many
-  messages as were moved. Dead letters may arrive from another queue meanwhile; after ROUNDS_MAX rounds it is given up.
+- It ends when two passes over each queue, one after the other, have found nothing to move: a dead letter may be on its way from a queue that is
+  looked at later to one that was looked at before. Where such a pass would have to hold more than KEPT_MAX, the queue has to hold as many messages as
+  were moved. After ROUNDS_MAX rounds that found something it is given up.
+- What RabbitMQ says of a queue is believed while it counts the pass's own consumer: of a quorum queue that does not answer it says that it is empty.
+- Given up is what cannot be moved unchanged: to another routing key for its dead letters, or at the cost of its deliveries (RabbitMQ 3.x).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.filter import Deaths, Verdict
 
-from . import frames
+from . import topology
 from .channels import QueueKey
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed
+from .endpoints import ROUTING_VHOST
 from .headers import cut, deaths, position
+from .keeping import has_a_free_way_back
 from .replica import BATCH_BYTES_MAX, Replica
 from .sweeper import ack_all, give_back
 
@@ -46,9 +52,10 @@ class GivenUp(LrqError):
 
 
 class _Copy(NamedTuple):
-    """A delivery. `sequence`: None if it has no position."""
+    """A delivery. `key`: its routing key; `sequence`: None if it has no position."""
 
     tag: int
+    key: str
     sequence: int | None
     generation: int
     deaths: Deaths
@@ -79,13 +86,20 @@ class Renewal:
             GivenUp: There may be something left; the text names the queue.
             LrqError: The connection to the broker is lost, or this node is not primary any more.
         """
-        queues = [key for key, method in self._replica.definitions.queues().items() if not _is_stream(method)]
+        known = self._replica.definitions.queues()
+        unknown = [key for key, gone in self._replica.declared.items() if not gone and key not in known and key[0] != ROUTING_VHOST]
+        if unknown:
+            raise GivenUp(f"how queue '{unknown[0][1]}' in vhost '{unknown[0][0]}' was declared is not known", todo="declare it again, as it is")
+        queues = {key: arguments for key, method in known.items() if (arguments := topology.queue_arguments(method)).get("x-queue-type") != "stream"}
+        rounds = clean = 0
         try:
-            for _ in range(ROUNDS_MAX):
-                if not [key for key in queues if await self._renew(key)]:
-                    return
+            while clean < 2:
+                found = [key for key, arguments in queues.items() if await self._renew(key, arguments)]
+                clean = 0 if found else clean + 1
+                rounds += bool(found)
+                if rounds == ROUNDS_MAX:
+                    raise GivenUp(f"dead letters keep arriving: not all was moved in {rounds} rounds", todo="try again later", retriable=True)
                 await self._applied()
-            raise GivenUp(f"dead letters keep arriving in queues: not all was moved in {ROUNDS_MAX} rounds", todo="try again later", retriable=True)
         finally:
             for connection in self._connections.values():
                 await connection.close()
@@ -97,10 +111,10 @@ class Renewal:
         except TimeoutError:
             raise GivenUp("a queue refuses messages (a length limit?)", todo="make room in it, or raise its limit", retriable=True) from None
 
-    async def _renew(self, key: QueueKey) -> bool:
+    async def _renew(self, key: QueueKey, arguments: Mapping[str, Any]) -> bool:
         """A pass over a queue; whether anything was to be moved."""
         try:
-            sweep = _Pass(self._replica, await self._connection(key[0]), key, self._checkpoint)
+            sweep = _Pass(self._replica, await self._connection(key[0]), key, arguments, self._checkpoint)
             whole = await sweep.run()
             self.moved += sweep.moved
             if not sweep.found and not whole and not await sweep.holds(self._replica.moved.get(key, 0)):
@@ -109,7 +123,7 @@ class Renewal:
                     retriable=True,
                 )
         except ChannelClosed as error:
-            if error.code == 404:
+            if error.no_such_queue:
                 return False  # it has gone by itself
             raise GivenUp(f"queue '{key[1]}' in vhost '{key[0]}' cannot be read: {error.text}") from error
         return bool(sweep.found)
@@ -129,28 +143,41 @@ class _Pass:
         moved: Those of them that were live.
     """
 
-    def __init__(self, replica: Replica, connection: Connection, key: QueueKey, checkpoint: int) -> None:
+    def __init__(self, replica: Replica, connection: Connection, key: QueueKey, arguments: Mapping[str, Any], checkpoint: int) -> None:
         self.found = self.moved = 0
         self._replica = replica
         self._connection = connection
         self._key = key
+        self._limited = "x-delivery-limit" in arguments and not has_a_free_way_back(connection)
+        self._dies_by_key = bool(arguments.get("x-dead-letter-exchange")) and "x-dead-letter-routing-key" not in arguments
+        self._quorum = arguments.get("x-queue-type") == "quorum"
         self._checkpoint = checkpoint
         self._kept = 0
         self._arrived: asyncio.Queue[_Copy] = asyncio.Queue()
         self._channel: Channel
 
-    async def depth(self) -> int:
-        """Messages that are ready in the queue."""
+    async def _depth(self, consumers: int) -> int:
+        """Messages that are ready in the queue, when it has so many consumers. Raises GivenUp if it has not after a while."""
         channel = await self._connection.channel()
-        _, ready, _ = await channel.queue_declare(self._key[1], passive=True)
-        await channel.close()
-        return ready
-
-    async def holds(self, messages: int) -> bool:
-        """Whether the queue has so many messages. It learns a little late of what was given back."""
+        found = -1
         try:
             async with asyncio.timeout(STUCK_S):
-                while await self.depth() != messages:
+                while True:
+                    _, ready, found = await channel.queue_declare(self._key[1], passive=True)
+                    if found == consumers:
+                        return ready
+                    await asyncio.sleep(QUIET_S)
+        except TimeoutError:
+            what = "does not answer" if found < consumers else "is consumed from by somebody who does not use the door"
+            raise GivenUp(f"queue '{self._key[1]}' in vhost '{self._key[0]}' {what}", retriable=True) from None
+        finally:
+            await channel.close()
+
+    async def holds(self, messages: int) -> bool:
+        """Whether the queue has so many messages (more than 0). It learns a little late of what was given back."""
+        try:
+            async with asyncio.timeout(STUCK_S):
+                while await self._depth(0) != messages:
                     await asyncio.sleep(QUIET_S)
         except TimeoutError:
             return False
@@ -158,13 +185,20 @@ class _Pass:
 
     async def run(self) -> bool:
         """Whether everything that was in the queue at the beginning was met. Raises ChannelClosed; GivenUp if the queue gives nothing."""
-        left = await self.depth()
-        if not left:
+        left = await self._depth(0)
+        if left and self._limited:
+            raise GivenUp(
+                f"queue '{self._key[1]}' in vhost '{self._key[0]}' has a delivery limit, and this RabbitMQ counts what the sidecar gives back",
+                todo="let it be emptied first, or use RabbitMQ 4",
+                retriable=True,
+            )
+        if not left and not self._quorum:
             return True
         upto = self._replica.end
         self._channel = await self._connection.channel()
         await self._channel.qos(KEPT_MAX + WINDOW_MESSAGES)
         tag = await self._channel.consume(self._key[1], self._take)
+        left = max(left, 1)  # it may not have answered
         whole = True
         while left > 0:
             window = await self._window(left)
@@ -181,11 +215,11 @@ class _Pass:
         await give_back(self._connection, self._channel, tag, self._kept, self._key[1])
         return whole
 
-    def _take(self, tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
+    def _take(self, tag: int, _redelivered: bool, _exchange: str, key: str, header: bytes, body: bytes) -> None:
         stamped = position(header)
         parsed = self._replica.parse_stamp(stamped) if stamped is not None else None
         sequence, generation = parsed if parsed is not None else (None, 0)
-        self._arrived.put_nowait(_Copy(tag, sequence, generation, deaths(header), header, body))
+        self._arrived.put_nowait(_Copy(tag, key, sequence, generation, deaths(header), header, body))
 
     async def _window(self, most: int) -> list[_Copy]:
         """What has come; empty if there is nothing more."""
@@ -197,7 +231,7 @@ class _Pass:
                     window.append(await self._arrived.get())
             except TimeoutError:
                 silent_s += QUIET_S
-                if not await self.depth():
+                if not await self._depth(1):
                     if self._arrived.empty():
                         return []
                 elif silent_s >= STUCK_S:
@@ -226,6 +260,11 @@ class _Pass:
                 continue
             done.append(copy)
             if verdict is Verdict.GIVE:
+                if self._dies_by_key and copy.key != self._key[1]:
+                    raise GivenUp(
+                        f"queue '{self._key[1]}' in vhost '{self._key[0]}' dead-letters by routing key, which a moved message does not keep",
+                        todo="let it be emptied first, or give it x-dead-letter-routing-key",
+                    )
                 self.moved += 1
                 header = copy.header
                 for key in NOT_MOVED:
@@ -237,8 +276,3 @@ class _Pass:
         await ack_all(self._channel, [copy.tag for copy in done], alone=not self._kept and len(done) == len(window))
         while replica.to_apply_bytes > TO_APPLY_BYTES_MAX:
             await asyncio.sleep(POLL_S)
-
-
-def _is_stream(declaration: bytes) -> bool:
-    method: Any = frames.decode_method(declaration)
-    return (method.arguments or {}).get("x-queue-type") == "stream"

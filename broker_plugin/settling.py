@@ -113,7 +113,7 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     channel.take_others(tag, multiple)
     settled = channel.take_out(tag, multiple).values()
     if requeue:
-        relay.replica.gave_back(settled)
+        relay.give_back(settled)
     else:
         for delivery in settled:
             last = relay.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)
@@ -146,7 +146,7 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multipl
 
 def recover(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """basic.recover: everything goes back to its queue."""
-    relay.replica.gave_back(channel.deliveries.values())
+    relay.give_back(channel.deliveries.values())
     channel.deliveries.clear()
     channel.others.clear()
     relay.outbox.put(frames.frame(METHOD, channel.number, payload))

@@ -146,12 +146,12 @@ def queue_arguments(payload: bytes) -> Mapping[str, Any]:
 
 
 def may_vanish(payload: bytes) -> bool:
-    """Whether a queue so declared may go by itself while nobody looks: when it expires, or with its broker."""
-    return "x-expires" in queue_arguments(payload) or not _durable(payload)
+    """Whether a queue so declared may go by itself while nobody looks: when it expires, or with its broker. Not if nobody knows (empty)."""
+    return bool(payload) and ("x-expires" in queue_arguments(payload) or not _durable(payload))
 
 
 def _durable(payload: bytes) -> bool:
-    return bool(payload and payload[7 + payload[6]] & 2)
+    return bool(payload[7 + payload[6]] & 2)
 
 
 def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: Any) -> Action:

@@ -136,7 +136,23 @@ def batches(lab: Lab, name: str) -> dict[tuple[int, int, int], int]:
     return found
 
 
-def test_joining_a_log_without_its_beginning(lab: Lab) -> None:
+def refused(lab: Lab, queue: str, reason: str, **arguments: object) -> None:
+    """A renewal is given up because of this queue, and leaves its message where it is."""
+    door = lab.nodes[str(lab.primary("east"))].door
+    with pika.BlockingConnection(pika.URLParameters(door)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments={key.replace("_", "-"): value for key, value in arguments.items()})
+        channel.queue_bind(queue, "amq.direct", "another key")
+        channel.confirm_delivery()
+        channel.basic_publish("amq.direct", "another key", b"7", pika.BasicProperties(delivery_mode=2), mandatory=True)
+    code, said = command(lab, "renew", "--timeout", "5")
+    assert code == 1, said
+    assert f"queue '{queue}'" in said, said
+    assert reason in said, said
+    assert consume(door, queue, 1) == [7]
+
+
+def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> None:
     primary, backup = in_sync(lab)
     door = lab.nodes[primary].door
     connection = pika.BlockingConnection(pika.URLParameters(door))
@@ -167,6 +183,12 @@ def test_joining_a_log_without_its_beginning(lab: Lab) -> None:
     code, said = command(lab, "reinit", backup, "--discard")
     assert code == 0, said
     eventually("what an empty one says", lambda: lab.status(backup)["reason"].endswith(f"to let {backup} join, run lrq-ha renew"))
+    assert lab.status(backup)["end"] == 0
+
+    # What cannot be moved unchanged is not moved: neither its place for dead letters, nor the number of its deliveries.
+    refused(lab, "by-key", "dead-letters by routing key", x_dead_letter_exchange="fan")
+    if broker_version.startswith("3"):
+        refused(lab, "limited", "has a delivery limit", x_queue_type="quorum", x_delivery_limit=3)
     assert lab.status(backup)["end"] == 0
 
     # A renewal: everything live is there, in order and once, at both.
