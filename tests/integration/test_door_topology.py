@@ -136,7 +136,7 @@ def test_queues_of_one_connection_stay_on_the_primary(rig: Rig, options: dict[st
         channel.basic_ack(method.delivery_tag)
         assert [b for *_, b in [next(channel.consume(queue, inactivity_timeout=0.1))]] == [None]
         channel.cancel()
-        eventually("convergence", rig.converged)
+        rig.converge()
         assert not rig.exists(rig.backup, queue)
 
 
@@ -144,7 +144,7 @@ def test_a_server_named_queue_is_not_replicated(rig: Rig) -> None:
     channel = rig.channel(confirms=True)
     queue = channel.queue_declare("", durable=True).method.queue
     channel.basic_publish("", queue, b"x")
-    eventually("convergence", rig.converged)
+    rig.converge()
     assert not rig.exists(rig.backup, queue)
     channel.queue_delete(queue)
 
@@ -286,7 +286,7 @@ def test_declarations_while_others_publish_at_full_speed(rig: Rig) -> None:
     assert not errors, errors
     expected = sorted(b"%d:%d" % (i, n) for i in range(2) for n in range(sent[i]))
     rig.both_hold(base, expected, ordered=False)
-    eventually("convergence", rig.converged)
+    rig.converge()
     for queue in queues:
         assert sorted(rig.bodies(rig.primary, queue)) == sorted(rig.bodies(rig.backup, queue)), queue
     setup.exchange_delete(exchange)
