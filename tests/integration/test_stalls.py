@@ -171,9 +171,12 @@ def test_a_backup_that_stands_still_is_left_out_and_comes_back(pair: Lab, part: 
             # A sidecar whose broker stands still cannot be told yet that it is out: the place in the set is the primary's word.
             shown = r"no answer .* no .*nothing within" if part == ".sidecar" else r"(ready|catch-up|standalone) .* no "
             eventually("list to show it", lambda: bool(re.search(rf"(?m)^{backup} .*{shown}", command("list", lab=pair)[1])))
+            said = command("list", lab=pair)[1]
+            assert re.search(rf"(?m)^{primary} .*{backup} was taken out of the set, as it made no progress for 5 s", said), said
         finally:
             pair.cont(backup + part)
         assert in_sync(pair) == (primary, backup)
+        assert "taken out" not in command("list", lab=pair)[1]
         load.finish()
     finally:
         load.stop()
