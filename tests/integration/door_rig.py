@@ -9,7 +9,7 @@ from typing import Any
 
 import pika
 import pytest
-from load import eventually
+from load import all_applied, eventually, in_sync
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
@@ -127,15 +127,10 @@ class Rig:
         raise KeyError(queue)
 
     def converge(self) -> None:
-        """Waits until what is in the log now is safe and applied, on both. The primary goes on adding entries of its own."""
-        end = self.lab.status(self.primary)["end"]
-
-        def done() -> bool:
-            states = [self.lab.status(name) for name in (self.primary, self.backup)]
-            return [state["role"] for state in states] == ["active", "ready"] and min(s[key] for s in states for key in ("safe", "applied")) >= end
-
+        """Waits until what is in the log now is safe and applied, on both."""
         try:
-            eventually("the logs", done)
+            in_sync(self.lab)
+            all_applied(self.lab, self.primary, self.backup)
         except AssertionError:
             keys = ("role", "end", "safe", "applied", "reason")
             pytest.fail(f"the logs do not converge: {[{k: self.lab.status(n).get(k) for k in keys} for n in (self.primary, self.backup)]}")

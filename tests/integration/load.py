@@ -48,7 +48,6 @@ def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
         applied: Wait also until what is in the log then is safe and applied on both. The primary goes on adding entries of its own.
     """
     found: list[tuple[str, str]] = []
-    upto: dict[str, int] = {}  # by primary
 
     def holds() -> bool:
         primary = lab.primary("east")
@@ -57,12 +56,18 @@ def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
         backup = "e2" if primary == "e1" else "e1"
         states = lab.status(primary), lab.status(backup)
         found[:] = [(primary, backup)]
-        if set(states[0]["members"]) != {"e1", "e2"} or states[1]["role"] != "ready":
-            return False
-        return not applied or min(state[key] for state in states for key in ("safe", "applied")) >= upto.setdefault(primary, states[0]["end"])
+        return set(states[0]["members"]) == {"e1", "e2"} and states[1]["role"] == "ready"
 
-    eventually(f"both nodes in the set{', everything applied' if applied else ''}", holds)
+    eventually("both nodes in the set", holds)
+    if applied:
+        all_applied(lab, *found[0])
     return found[0]
+
+
+def all_applied(lab: Lab, *names: str) -> None:
+    """Waits until what is in the longest log now is safe and applied on all these nodes. A primary goes on adding entries of its own."""
+    end = max(lab.status(name)["end"] for name in names)
+    eventually("everything applied", lambda: min(lab.status(name)[key] for name in names for key in ("safe", "applied")) >= end)
 
 
 def same_logs(lab: Lab) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pika
 import pytest
-from load import declare, eventually, in_sync
+from load import all_applied, declare, eventually, in_sync
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
@@ -48,7 +48,7 @@ def test_flat_while_everything_passes(pair: Lab) -> None:
                 sent += count
                 publisher.flush(120)
                 eventually("everything to be consumed", lambda sent=sent: got[0] == sent)
-                eventually("it all to be applied", lambda: pair.status(backup)["applied"] == pair.status(primary)["end"])
+                all_applied(pair, primary, backup)
                 resident.append({name: pair.status(name)["rss_bytes"] for name in (primary, backup)})
     finally:
         over.set()

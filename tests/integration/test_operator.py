@@ -18,7 +18,7 @@ from typing import Any
 
 import pika
 import pytest
-from load import command, declare, depth, eventually, same_logs, write_down
+from load import all_applied, command, declare, depth, eventually, same_logs, write_down
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 from test_bad_input import consumed
 
@@ -336,7 +336,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert set(lab.status(backup)["members"]) == {primary, backup}
     code, said = command("republish", str(tail), "--to", lab.nodes[backup].door)
     assert (code, said) == (0, "10 messages published and confirmed")
-    eventually("both to have applied all", lambda: lab.status(primary)["applied"] == lab.status(backup)["end"])
+    all_applied(lab, primary, backup)
     same_logs(lab)
     assert depth(lab.nodes[primary].broker, queue) == depth(lab.nodes[backup].broker, queue) == 10
     assert consumed(lab.nodes[backup].door, queue) == list(range(10))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pika
 import pytest
-from load import declare, depth, eventually, in_sync
+from load import all_applied, declare, depth, eventually, in_sync
 
 from lrq_ha.lab import Lab
 
@@ -25,12 +25,7 @@ class Pair:
 
     def settle(self) -> None:
         """Returns when the backup has applied everything."""
-
-        def applied() -> bool:
-            states = [self.lab.status(name) for name in (self.primary, self.backup)]
-            return states[0]["safe"] == states[0]["end"] == states[1]["applied"]
-
-        eventually("everything applied on the backup", applied)
+        all_applied(self.lab, self.primary, self.backup)
 
     def fail_over(self) -> str:
         """SIGKILL of the primary, and the promotion; returns the new primary's door."""

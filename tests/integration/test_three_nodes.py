@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from load import Load, command, declare, depth, eventually, same_logs
+from load import Load, all_applied, command, declare, depth, eventually, same_logs
 from test_faults import SETTLE_S
 from test_stalls import RATE, bodies
 
@@ -59,12 +59,12 @@ def all_in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str, str]:
     def holds() -> bool:
         states = {name: lab.status(name) for name in lab.nodes}
         found[:] = sorted(states, key=lambda name: states[name]["role"] != "active")
-        positions = {state[key] for state in states.values() for key in ("end", "safe", "applied")}
         roles = [states[name]["role"] for name in found]
-        whole = roles == ["active", "ready", "ready"] and states[found[0]]["members"] == sorted(lab.nodes)
-        return whole and not (applied and len(positions) > 1)
+        return roles == ["active", "ready", "ready"] and states[found[0]]["members"] == sorted(lab.nodes)
 
     eventually("all three in the set", holds)
+    if applied:
+        all_applied(lab, *found)
     return found[0], found[1], found[2]
 
 
