@@ -235,8 +235,8 @@ class Broker:
         self.close(pipe)
 
     def _on_fail(self, pipe: Pipe, why: str) -> None:
-        """The broker closes the channel: what it has not answered stays without an answer."""
-        pipe.inbox.clear()
+        """The broker closes the channel: what it has not answered stays without an answer. That the connection is closed is not for the channel."""
+        pipe.inbox = deque(command for command in pipe.inbox if command[0] == "close")
         pipe.consumes.clear()
         pipe.outbox = deque(reply for reply in pipe.outbox if reply[0] not in ("confirm", "committed"))
         self._give_back(pipe)
