@@ -335,11 +335,11 @@ class Broker:
 
     def crash(self, r: random.Random) -> None:
         """Its process dies, and comes up again with what is on its disk."""
-        lost: set[int] = set()
+        lost: dict[int, Copy] = {}  # by their id, and kept: else what dies of them now might be a new copy with the same id
         for pipe in list(self.pipes):
             for reply in pipe.outbox:
                 if reply[0] in ("confirm", "committed"):
-                    lost |= {id(copy) for copy in reply[-1] if r.random() < 0.5}
+                    lost |= {id(copy): copy for copy in reply[-1] if r.random() < 0.5}
             self.close(pipe)
             pipe.outbox.clear()
         for queue in self.queues.values():
