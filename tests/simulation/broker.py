@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from lrq_ha.replication.filter import Deaths
 
 NEVER = float("inf")
+PARTIAL = "partial tx completion"
 
 
 class Arguments(NamedTuple):
@@ -191,7 +192,7 @@ class Broker:
             self._on_publish(pipe, *publish)
         pipe.outbox, pipe.published = answered, published
         if any(reply[0] == "failed" or not reply[2] for reply in answers):
-            self._on_fail(pipe, "partial tx completion")
+            self._on_fail(pipe, PARTIAL)
         else:
             pipe.outbox.append(("committed", [copy for reply in answers for copy in reply[3]]))
 
