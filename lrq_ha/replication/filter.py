@@ -498,6 +498,27 @@ class DeliveryFilter:
         for target in (self.refused, *self._queues.values()):
             target._lose(end)
 
+    def lose_refusals(self, read_from: int) -> int:
+        """Forgets what was refused by entries that are lost: the record knew of them, and the log, read again and not yet safe, does not.
+
+        What an operation did to a copy stays done. But what was refused is in no queue, and its ID is free only as long as the log says so: a repeat
+        would be confirmed that nobody ever gets. So it counts as published, and is to be published again.
+
+        Args:
+            read_from: The entry from which on the log was read; what was refused before it is not looked at.
+
+        Returns:
+            The least sequence that is no longer refused; 0 if there is none.
+        """
+        lost = self.refused._done.copy()
+        lost.remove_range(0, read_from)
+        for op in self._noted:
+            if op.target is self.refused:
+                for first, last in _pairs(op.ranges):
+                    lost.remove_range(first, last + 1)
+        self.refused._done -= lost
+        return int(lost.min()) if lost else 0
+
     def forget_queue(self, queue: QueueKey, at_seq: int) -> None:
         """The queue was deleted by entry `at_seq`, which is safe; a new one of the same name may have come after it.
 

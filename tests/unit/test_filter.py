@@ -382,6 +382,19 @@ def test_a_log_that_lost_its_end(flt: Filter) -> None:
     assert flt.queue(Q).due(100) == 3
 
 
+def test_refusals_that_are_lost(flt: Filter) -> None:
+    """What the log refuses when it is read again stays refused, and what it was not read for."""
+    flt.done(Kind.REFUSED, None, 2, 5)
+    flt.done(Kind.REFUSED, None, 9)
+    again = DeliveryFilter.restored(flt.generations, *flt.export())
+    again.note(10, Kind.REFUSED, None, (5, 6), 0, "", sweep=False)
+    again.note(11, Kind.DEQUEUE, Q, (4, 4), 0, "", sweep=False)
+    assert again.lose_refusals(3) == 3
+    again.safe(11)
+    assert [seq for seq in range(1, 12) if again.verdict(Q, seq, 1) is Verdict.ACK] == [2, 4, 5, 6]
+    assert again.lose_refusals(7) == 0
+
+
 def test_a_deleted_queue(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, Q, 1, 10, sweep=True)
     flt.done(Kind.DEQUEUE, Q, 2000, sweep=True)  # of the next queue of that name
