@@ -115,6 +115,7 @@ class RemoteBackup:
     subscribed: bool = False
     diverged: bool = False
     fallen: bool = False  # the log no longer has what it needs next
+    left: str = ""  # why this primary took it out of the set; empty again when it is back
     acknowledged: int = 0
     applied: int = 0
     heard_at: float = 0.0
@@ -345,6 +346,7 @@ class Node:
         peer = self.peers[node]
         if peer.acknowledged >= self.safe:
             self._admitting = None
+            peer.left = ""
             self._change_set(self.log.members | {node})
         elif now >= deadline:
             # What stalls must not hold back everybody's confirms over and over: it may try again when it has had time to catch up.
@@ -354,8 +356,13 @@ class Node:
     def _change_set(self, members: Members) -> None:
         self._write(EntryKind.MEMBERS, 1, ((self.log.end + 1, members),))
 
-    def _remove_from_set(self, node: int) -> None:
+    def _leaves(self, node: int, reason: str) -> None:
+        if node in self.peers:
+            self.peers[node].left = reason
         self._change_set(self.log.members - {node})
+
+    def _remove_from_set(self, node: int, reason: str) -> None:
+        self._leaves(node, reason)
         if node in self.peers:
             # The connection is opened again and the node told that it is out: its FENCE records it (R13).
             self._unsubscribe(node)
@@ -371,7 +378,7 @@ class Node:
         if self.leading and self._marker and peer.connected and peer.hello:
             lost = peer.hello.log.lost_host or not peer.hello.log.end
             if lost and node in self.log.members:
-                self._change_set(self.log.members - {node})  # R16, and a node that was made anew
+                self._leaves(node, "its broker went down" if peer.hello.log.lost_host else "it was made anew")  # R16
             self._unsubscribe(node)
             peer.called = True
             self._effects.append(Send(node, Lead(self.leading, node in self.log.members, self.state())))
@@ -663,7 +670,7 @@ class Node:
         elif event.node == self.me or event.node not in self.log.members:
             self._effects.append(Answer(False, f"{self.name(event.node)} is not in the set"))
         else:
-            self._remove_from_set(event.node)
+            self._remove_from_set(event.node, "the operator removed it")
             self._advance_safe(now)
             self._effects.append(Answer(True, f"{self.name(event.node)} is removed from the set; do not promote it before it has rejoined"))
 
@@ -761,7 +768,7 @@ class Node:
         peer.diverged = message.diverged
         if message.diverged:
             if node in self.log.members and not self.settings.strict:
-                self._change_set(self.log.members - {node})
+                self._leaves(node, "it has diverged")
                 self._advance_safe(now)
             return
         if not peer.connected:
@@ -876,12 +883,12 @@ class Node:
         for node in sorted(self.log.members - {self.me}):
             peer = self.peers.get(node)
             if peer is None:
-                self._remove_from_set(node)  # a node that is no longer configured
+                self._remove_from_set(node, "it is no longer configured")
                 continue
             if peer.subscribed and peer.acknowledged >= self.log.end:
                 peer.progress_at = max(peer.progress_at, peer.heard_at)
             if now - peer.progress_at > self.settings.backup_timeout_s:
-                self._remove_from_set(node)
+                self._remove_from_set(node, f"it made no progress for {self.settings.backup_timeout_s:g} s")
 
     # ---- roles -------------------------------------------------------------------------------------------------------
 

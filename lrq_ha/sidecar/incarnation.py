@@ -317,6 +317,7 @@ class Incarnation:
                     raise IllegalEvent(f"entries given out from {first} on would be written from {header.first} on")
             else:
                 members = sorted(header.sets[0][1])
+                log.info("%s", "; ".join(filter(None, (f"in the set: {', '.join(map(self.node.name, members))}", self._left()))))
                 marker = effect.kind is EntryKind.MARKER
                 runs = [pb.Run(marker=pb.Marker(nodes=members)) if marker else pb.Run(members=pb.Members(nodes=members))]
                 self.replica.done_when_safe(header.first, header.last)
@@ -780,7 +781,7 @@ class Incarnation:
         """What keeps a node that waits for others from reaching them, and whom a primary's log may leave behind."""
         if self.node.leading:
             behind = "; ".join(filter(None, map(self.watch.trouble, self.node.peers)))
-            return "; ".join(filter(None, ("", self._leaving, behind)))
+            return "".join(f"; {trouble}" for trouble in (self._leaving, self._left(), behind) if trouble)
         if self.node.role is not Role.CATCH_UP or self.node.primary():
             return ""
         troubles = [f"{self.node.name(number)}: {link.problem}" for number, link in self.links.items() if link.problem]
@@ -788,6 +789,11 @@ class Incarnation:
         if refusal and time.monotonic() - refused_at < REFUSAL_SHOWN_S:
             troubles.append(f"refused: {refusal}")
         return f" ({'; '.join(troubles)})" if troubles else ""
+
+    def _left(self) -> str:
+        """Whom this primary took out of the set, and why."""
+        peers = self.node.peers.items()
+        return "; ".join(f"{self.node.name(number)} was taken out of the set, as {peer.left}" for number, peer in peers if peer.left)
 
     def queues(self) -> list[str]:
         """The receive queues that exist here."""

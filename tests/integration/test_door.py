@@ -240,7 +240,7 @@ def test_a_killed_client_loses_nothing_that_was_confirmed(rig: Rig) -> None:
             confirmed = max(confirmed, frames.tag_and_bits(payload)[0])
         client.send(publish(1, queue, b"cut")[:-3])
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    eventually("convergence", rig.converged)
+    rig.converge()
     held = rig.bodies(rig.primary, queue)
     assert held == [b"%d" % i for i in range(len(held))]
     assert len(held) >= confirmed

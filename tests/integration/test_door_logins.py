@@ -92,7 +92,7 @@ def test_nobody_becomes_a_node_without_the_sidecars_login(rig: Rig) -> None:
         assert frames.CONNECTION_OPEN_OK not in [kind for kind, *_ in client.got]
     with RawClient(rig.url, login=False) as client, pytest.raises(AssertionError, match="own user"):
         client.login("lrq", 0, frames.FRAME_MAX_BYTES, properties)
-    eventually("the pair whole", rig.converged)
+    rig.converge()
 
 
 def test_what_was_not_asked_has_no_place_in_a_login(rig: Rig) -> None:
@@ -149,7 +149,7 @@ def test_a_repeat_of_what_was_refused_is_refused_or_stored(rig: Rig) -> None:
         client.send(b"".join(publish(1, queue, b"%d" % i, fields=field("x-lrq-id", f"{producer}/{i}")) for i in ids))
         nacked = client.confirmed(len(ids))
     acked = {ids[tag - 1] for tag in range(1, len(ids) + 1) if tag not in nacked}
-    eventually("convergence", rig.converged)
+    rig.converge()
     assert {int(body) for body in rig.bodies(rig.primary, queue)} == acked
 
 
@@ -287,7 +287,7 @@ def test_hostile_bytes_end_their_own_connection_only(rig: Rig, what: str) -> Non
                     client.send(frames.method_frame(0, commands.Connection.CloseOk()))
         except (BrokenPipeError, ConnectionResetError):
             pass
-    eventually("convergence", rig.converged)
+    rig.converge()
     bystander.basic_publish("", queue, b"next")
     eventually("both", lambda: rig.bodies(rig.backup, queue)[-1:] == [b"next"] and rig.bodies(rig.primary, queue)[0] == b"good")
     works(rig)

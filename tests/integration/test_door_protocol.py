@@ -921,7 +921,7 @@ def test_the_door_says_what_the_broker_says(rig: Rig, body: Scenario, kind: str)
             channel.queue_delete(queue)
     through = _run(body, rig.url, kind)
     assert through.transcript() == direct.transcript()
-    eventually("convergence", rig.converged)
+    rig.converge()
     for queue in through.queues:
         there = rig.exists(rig.primary, queue)
         assert rig.exists(rig.backup, queue) == there
@@ -1036,7 +1036,7 @@ def test_messages_up_to_the_brokers_limit(rig: Rig) -> None:
             heard.append(t.transcript())
             t.do(Q.Delete(queue=q))
     assert heard[0] == heard[1]
-    eventually("convergence", rig.converged)
+    rig.converge()
 
 
 def test_a_log_with_a_large_message_is_read_again(rig: Rig) -> None:

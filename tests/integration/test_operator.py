@@ -18,7 +18,7 @@ from typing import Any
 
 import pika
 import pytest
-from load import command, declare, depth, eventually, same_logs
+from load import command, declare, depth, eventually, same_logs, write_down
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 from test_bad_input import consumed
 
@@ -192,6 +192,8 @@ def test_both_nodes_killed_and_started_in_either_order(lab: Lab, names: tuple[st
     queue = f"both-{order[0]}"
     declare(lab.nodes[names[0]].door, queue)
     publish(lab, queue, 200)
+    eventually("the backup to have them", lambda: all(depth(lab.nodes[n].broker, queue) == 200 for n in names))
+    write_down(lab, *names)
     for name in names:
         lab.kill(name)
     first, second = order
@@ -284,6 +286,8 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     queue = f"forced-{time.time_ns()}"
     declare(lab.nodes[primary].door, queue)
     publish(lab, queue, 10)
+    eventually("the backup to have them", lambda: depth(lab.nodes[backup].broker, queue) == 10)
+    write_down(lab, *names)
     lab.kill(backup)
     publish(lab, queue, 10)  # the first of them waits for backup_timeout
     status = lab.status(primary)

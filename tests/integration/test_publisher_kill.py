@@ -18,6 +18,7 @@ from typing import Any
 
 import pika
 import pytest
+from load import write_down
 from publisher_api import BlockingPublisher
 
 from lrq_ha.lab import Lab
@@ -39,8 +40,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterat
             for vhost, queue in QUEUES:
                 with channel(found, node, vhost) as ch:
                     ch.queue_declare(queue, durable=True)
-            # RabbitMQ 3.10 writes declarations down 2 s later, on a busy machine later still: a kill before that would lose the queue itself.
-            found.ctl(node, "eval", "mnesia:sync_log().")
+        write_down(found, *found.nodes)
         yield found
 
 

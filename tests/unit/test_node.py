@@ -568,6 +568,7 @@ def test_a_silent_member_is_dropped_and_told() -> None:
     effects = d.live(2.0)
     assert only(effects, WriteBatch).batch == BatchHeader(E2_1, 8, 8, E2_1, E2_1, ((8, ONE),))
     assert only(effects, Disconnect) == Disconnect(2)
+    assert d.node.peers[2].left == "it made no progress for 5 s"
     assert SafeAdvanced not in kinds(effects), "a removal counts when it is on the new set"
     assert only(d.confirm(), SafeAdvanced).safe == 8
     d.feed(PeerConnected(2))
@@ -674,6 +675,7 @@ def test_a_newcomer_is_admitted_when_it_has_all_that_is_safe() -> None:
     assert d.node.log.members == ONE, "it lacks entry 6, which is safe"
     effects = d.feed(PeerAcked(2, 6))
     assert only(effects, WriteBatch).batch.sets == ((7, BOTH),)
+    assert not d.node.peers[2].left
     assert WriteBatch not in kinds(d.feed(PeerAcked(2, 6)))
     assert d.feed(OwnConfirmed(1)) == [], "an addition counts from its append"
     assert d.feed(PeerAcked(2, 7)) == [SafeAdvanced(7)]
@@ -742,6 +744,7 @@ def test_a_lost_host_leaves_the_set_before_it_follows() -> None:
     effects = d.meet(2, state(top=E2_1, lost_host=True))
     assert only(effects, WriteBatch).batch.sets == ((7, ONE),)
     assert not sent(effects, Lead)[0].in_set
+    assert d.node.peers[2].left == "its broker went down"
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -750,6 +753,7 @@ def test_a_diverged_member_leaves_the_set(strict: bool) -> None:
     d.hear(2, Following(E2_1, 5, True, state(top=E2_1)))
     assert d.node.log.members == (BOTH if strict else ONE)
     assert d.node.peers[2].diverged
+    assert d.node.peers[2].left == ("" if strict else "it has diverged")
     assert WriteBatch not in kinds(d.hear(2, Following(E2_1, 5, True, state(top=E2_1)))) or strict
 
 
