@@ -528,8 +528,9 @@ class DeliveryFilter:
             queue: Its key.
             at_seq: What was published before this entry is gone from it.
         """
-        if queue in self._queues:
-            self._queues[queue]._due.remove_range(0, at_seq)
+        target = self._queues.get(queue)
+        if target is not None:
+            target.end_pass(target.start_pass(at_seq - 1))
 
     def export(self) -> tuple[tuple[QueueRecord, ...], bytes]:
         """(queues, refused) for the applied record: all operations that are safe."""

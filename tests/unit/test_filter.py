@@ -319,6 +319,13 @@ def test_a_copy_that_comes_back_by_itself_is_looked_for_once_more(loop: Filter) 
     assert due(loop) == ["r"]
 
 
+def test_a_copy_may_have_left_a_queue_before_it_was_deleted(loop: Filter) -> None:
+    passes(loop, Q, ())
+    passes(loop, Q)
+    loop.forget_queue(R, 9)
+    assert due(loop) == ["q"]
+
+
 def test_a_copy_that_is_nowhere_is_given_up(loop: Filter) -> None:
     for _ in range(3):
         passes(loop, Q)
