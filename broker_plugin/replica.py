@@ -15,7 +15,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -484,15 +484,26 @@ class Replica:
 
     def index_batch(self, first: int, runs: Iterable[pb.Run], *, keep: bool) -> None:
         """Indexes a batch that came from elsewhere; `keep`: what is behind R waits for the applier."""
-        sequence = first
+        for entry in self.entries_of(first, runs):
+            self.index(entry.run, entry.first, sweep=True)
+            if keep and entry.last > self.tracker.applied:
+                self.to_apply.append(entry)
+                self.to_apply_bytes += entry.size
+
+    @staticmethod
+    def entries_of(first: int, runs: Iterable[pb.Run]) -> Iterator[Entry]:
+        """The runs of a batch that begins with entry `first`, as the applier takes them."""
+        now = time.monotonic()
         for run in runs:
-            kind = self.index(run, sequence, sweep=True)
-            count = len(run.enqueues.lengths) if kind == "enqueues" else 1
-            if keep and sequence + count - 1 > self.tracker.applied:
-                size = len(run.enqueues.frames) if kind == "enqueues" else run.ByteSize()
-                self.to_apply.append(Entry(sequence, count, run, size, time.monotonic()))
-                self.to_apply_bytes += size
-            sequence += count
+            is_publish = run.WhichOneof("kind") == "enqueues"
+            count = len(run.enqueues.lengths) if is_publish else 1
+            yield Entry(first, count, run, len(run.enqueues.frames) if is_publish else run.ByteSize(), now)
+            first += count
+
+    def wait_first(self, entries: Sequence[Entry]) -> None:
+        """These wait for the applier, before all that waits already."""
+        self.to_apply.extendleft(reversed(entries))
+        self.to_apply_bytes += sum(entry.size for entry in entries)
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""

@@ -11,6 +11,8 @@ Used by the door (primary) and by the sweeper (backup). Rules:
   one of them is rejected, so that this broker moves it too), and a DEQUEUE at visit v voids every copy that is at v or whose
   `x-death` says that it has been there.
 - A PURGE voids copies that never died. Dead-lettered ones may have come after it; the driver purges the broker's queue instead.
+- A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
+  queue that was gone through, without finding it, a moment before.
 - Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
   of sequences, and go by `forget` when no copy can be left.
 """
@@ -112,6 +114,10 @@ class _Visits:
         """Whether any operation at a later visit is known."""
         return any(v > visit and seq in members for table in (self.done, self.moved) for v, members in table.items())
 
+    def members(self) -> BitMap64:
+        """All sequences that an operation is known of."""
+        return BitMap64.union(*self.done.values(), *self.moved.values())
+
     def lose(self, end: int) -> None:
         for table in (self.done, self.moved):
             for members in table.values():
@@ -130,7 +136,7 @@ class QueueFilter:
     `due`: sequences with an operation whose copy the sweeper of this node has still to find.
     """
 
-    __slots__ = ("_done", "_due", "_filter", "_generations", "_held", "_moved", "_overlap", "_purged", "_visits", "key", "name")
+    __slots__ = ("_again", "_done", "_due", "_filter", "_generations", "_held", "_moved", "_overlap", "_purged", "_visits", "key", "name")
 
     def __init__(self, key: QueueKey, parent: DeliveryFilter) -> None:
         self.key = key
@@ -145,6 +151,7 @@ class QueueFilter:
         self._held = BitMap64()
         self._overlap = False  # two unsafe operations name the same sequence
         self._due = BitMap64()
+        self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
 
     def verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """What to do with a copy in this queue.
@@ -213,10 +220,15 @@ class QueueFilter:
         """
         if not self._generations.counts(seq, generation):
             return
-        line = origin_of(deaths) or self.name
-        self._left(seq, line, visit_of(self.name, deaths))
+        line, visit = origin_of(deaths) or self.name, visit_of(self.name, deaths)
+        self._left(seq, line, visit)
         for peer, count in self._path(deaths):
             peer._left(seq, line, count - 1)
+        if self._moved_from(seq, line, visit) and not self._dequeued_upto(seq, line, visit):
+            for peer in self._followers(line):
+                if peer._visits[line].known_after(seq, visit_of(peer.name, deaths) - 1):
+                    peer._due.add(seq)
+                    peer._again.discard(seq)
 
     def start_pass(self, applied: int) -> BitMap64:
         """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`."""
@@ -231,6 +243,14 @@ class QueueFilter:
         """
         missed = expected & self._due
         self._due -= missed
+        moved_on = missed - self._again
+        self._again -= missed
+        if moved_on:
+            for line in (self.name, *self._visits):
+                for peer in self._followers(line):
+                    found = (peer._visits[line].members() & moved_on) - peer._due
+                    peer._due |= found
+                    peer._again |= found
         return missed
 
     # Within this module.
@@ -238,6 +258,20 @@ class QueueFilter:
     def _path(self, deaths: Deaths) -> list[tuple[QueueFilter, int]]:
         vhost, find = self.key[0], self._filter.find
         return [(peer, count) for name, count in deaths if (peer := find((vhost, name))) is not None]
+
+    def _followers(self, line: str) -> list[QueueFilter]:
+        """The other queues of which operations on dead-lettered copies of this line are known."""
+        known = self._filter.followers.get((self.key[0], line), ())
+        return [peer for peer in known if peer is not self and line in peer._visits]
+
+    def _visits_of(self, origin: str) -> _Visits:
+        found = self._visits.get(origin)
+        if found is None:
+            found = self._visits[origin] = _Visits()
+            known = self._filter.followers.setdefault((self.key[0], origin), [])
+            if self not in known:
+                known.append(self)
+        return found
 
     def _dequeued_upto(self, seq: int, origin: str, visit: int) -> bool:
         if origin == self.name and seq in self._done:
@@ -278,7 +312,7 @@ class QueueFilter:
         dequeued = op.kind is not Kind.REJECT and op.kind is not Kind.MOVED
         for first, last in _pairs(op.ranges):
             if op.origin:
-                fresh = self._visits.setdefault(op.origin, _Visits()).add(first, last, op.visit, dequeued=dequeued)
+                fresh = self._visits_of(op.origin).add(first, last, op.visit, dequeued=dequeued)
                 if op.sweep:
                     self._due |= fresh
                 if op.origin != self.name or dequeued:
@@ -321,7 +355,7 @@ class QueueFilter:
         self._due = BitMap64.deserialize(record.due)
         self._purged = record.purged
         for part in record.visits:
-            here = self._visits.setdefault(part.origin, _Visits())
+            here = self._visits_of(part.origin)
             (here.done if part.dequeued else here.moved)[part.visit] = BitMap64.deserialize(part.positions)
 
 
@@ -341,6 +375,7 @@ class DeliveryFilter:
     def __init__(self, generations: Generations) -> None:
         self.generations = generations
         self._queues: dict[QueueKey, QueueFilter] = {}
+        self.followers: dict[QueueKey, list[QueueFilter]] = {}  # by queue of the first death: where operations on its dead letters are known
         self._noted: deque[_Op] = deque()  # in log order, all above _safe
         self._safe = 0
         self.refused = QueueFilter(("", ""), self)
@@ -463,6 +498,27 @@ class DeliveryFilter:
         for target in (self.refused, *self._queues.values()):
             target._lose(end)
 
+    def lose_refusals(self, read_from: int) -> int:
+        """Forgets what was refused by entries that are lost: the record knew of them, and the log, read again and not yet safe, does not.
+
+        What an operation did to a copy stays done. But what was refused is in no queue, and its ID is free only as long as the log says so: a repeat
+        would be confirmed that nobody ever gets. So it counts as published, and is to be published again.
+
+        Args:
+            read_from: The entry from which on the log was read; what was refused before it is not looked at.
+
+        Returns:
+            The least sequence that is no longer refused; 0 if there is none.
+        """
+        lost = self.refused._done.copy()
+        lost.remove_range(0, read_from)
+        for op in self._noted:
+            if op.target is self.refused:
+                for first, last in _pairs(op.ranges):
+                    lost.remove_range(first, last + 1)
+        self.refused._done -= lost
+        return int(lost.min()) if lost else 0
+
     def forget_queue(self, queue: QueueKey, at_seq: int) -> None:
         """The queue was deleted by entry `at_seq`, which is safe; a new one of the same name may have come after it.
 
@@ -472,8 +528,9 @@ class DeliveryFilter:
             queue: Its key.
             at_seq: What was published before this entry is gone from it.
         """
-        if queue in self._queues:
-            self._queues[queue]._due.remove_range(0, at_seq)
+        target = self._queues.get(queue)
+        if target is not None:
+            target.end_pass(target.start_pass(at_seq - 1))
 
     def export(self) -> tuple[tuple[QueueRecord, ...], bytes]:
         """(queues, refused) for the applied record: all operations that are safe."""

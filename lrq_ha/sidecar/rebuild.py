@@ -5,6 +5,7 @@ Rules:
 - What stands where the record says must be that very CHECKPOINT: a broker that lost its last writes may have put something else there. If it is
   not, the log is read from its first record.
 - A log whose beginning the broker has dropped is read from the first CHECKPOINT that is left. What lies behind R must be there.
+- What only the record knows as refused, because the host lost the end of the log, is published again, and all behind it.
 - A node that has applied nothing may begin at any CHECKPOINT behind which everything live stands (R17).
 """
 
@@ -16,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker_plugin import wire
-from broker_plugin.replica import Replica
+from broker_plugin.replica import Entry, Replica
 from broker_plugin.streams import OFFSET, Streams
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations, QueueRecord, VisitRecord
@@ -58,8 +59,15 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     applied = min(max(last.applied, replica.begins_at - 1), replica.node.log.end)
     if not replica.node.log.end:
         replica.begins_at = 0
-    replica.generations.cut(applied)
+    upto = applied
     replica.filter.lose(replica.node.log.end)
+    refused = replica.filter.lose_refusals(reading.first)
+    if 0 < refused <= applied:
+        applied = refused - 1
+        again = _ReadingAgain(replica, applied, upto)
+        await streams.read(streams.log_queue, again.take)
+        again.ended()
+    replica.generations.cut(applied)
     replica.tracker = AppliedTracker(applied)
     replica.safe_advanced(applied)
     replica.recorded = applied
@@ -177,6 +185,32 @@ class _LogReading:
                 todo="let the node begin anew: delete every queue and exchange that is replicated and vhost lrq's streams from its broker; see "
                 "operations.md",
             )
+
+
+class _ReadingAgain:
+    """One more reading of the own log, for what is to be applied although the record says that it was: entries after `applied`, up to `upto`."""
+
+    def __init__(self, replica: Replica, applied: int, upto: int) -> None:
+        self._replica = replica
+        self._log = replica.node.log
+        self._applied = applied
+        self._upto = upto
+        self._found: dict[int, Entry] = {}  # by first sequence: a batch may stand there twice
+
+    def take(self, headers: Mapping[str, Any], body: bytes) -> None:
+        """One record of the stream, in order."""
+        if wire.OPEN in headers or wire.FENCE in headers:
+            return
+        batch, _ = wire.parse_batch(dict(headers))
+        if batch.last <= self._applied or batch.first > self._upto or batch.last > self._log.end or self._log.epoch_at(batch.last) != batch.epoch:
+            return
+        for entry in self._replica.entries_of(batch.first, pb.Batch.FromString(body).runs):
+            if self._applied < entry.last <= self._upto:
+                self._found[entry.first] = entry
+
+    def ended(self) -> None:
+        """They wait for the applier, before what waits for it already."""
+        self._replica.wait_first(sorted(self._found.values(), key=lambda entry: entry.first))
 
 
 def state_before(entry: pb.Checkpoint) -> LogState:

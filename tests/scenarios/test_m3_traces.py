@@ -1,4 +1,4 @@
-"""A trace of the whole that random lives meet too rarely, step by step, with the real core, `Replica` and `rebuild` around a simulated broker."""
+"""Traces of the whole that random lives meet too rarely, step by step, with the real core, `Replica` and `rebuild` around a simulated broker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from clients import Client
 from cluster import Violation
 from rules_off import rule_off
+from sidecar import Site
 from world import World
 
 
@@ -31,31 +32,43 @@ def pump(world: World, i: int, *, seconds: float = 0.2) -> None:
         site.write_record()
 
 
-def record_of_lost_entries(**options: object) -> None:
-    """A host loses the end of its log, and keeps the record that says that those entries are applied; others take their sequences."""
-    world = World(2, **options)  # type: ignore[arg-type]
+def alone(client: Client, *declaration: object) -> Site:
+    """Node 1 of two leads, the other one is down, and the client has declared its queue there."""
+    world = client.world
     for i in world.hosts:
         world.start(i)
     world.settle(0.5)
     site = world.sites[1]
     world.crash(2)
     world.notice(1, 2)
-    client = Client(world, "o", targets=(("", "a"),))
     client.connect(site)
     assert client.relay is not None
-    client.relay.topology(("declare", "a"), lambda: None)
+    client.relay.topology(("declare", *declaration), lambda: None)
     pump(world, 1, seconds=2.0)
+    return site
+
+
+def lose_end(world: World, *, records: int) -> None:
+    """The host of node 1 goes down and loses so many records of the log; the node is promoted again."""
+    world.crash(1, lost_records=records, broker=True)
+    world.sites[1].broker.crash(random.Random(1))
+    world.start(1)
+    answer = world.promote(1, {2}, force=True)
+    assert answer is None or answer.ok
+    pump(world, 1, seconds=2.0)
+
+
+def record_of_lost_entries(**options: object) -> None:
+    """A host loses the end of its log, and keeps the record that says that those entries are applied; others take their sequences."""
+    world = World(2, **options)  # type: ignore[arg-type]
+    client = Client(world, "o", targets=(("", "a"),))
+    site = alone(client, "a")
     for _ in range(4):
         client.publish(random.Random(1))
         pump(world, 1)
     assert [copy.number for copy in site.broker.queues["a"].ready] == [1, 2, 3, 4]
     world.takes_publishes = False  # what the lost host confirmed alone is not sent again
-    world.crash(1, lost_records=3, broker=True)
-    site.broker.crash(random.Random(1))
-    world.start(1)
-    answer = world.promote(1, {2}, force=True)
-    assert answer is None or answer.ok
-    pump(world, 1, seconds=2.0)
+    lose_end(world, records=3)
     world.takes_publishes = True
     other = Client(world, "other", targets=(("", "a"),))
     other.connect(site)
@@ -65,8 +78,31 @@ def record_of_lost_entries(**options: object) -> None:
     assert [copy.number for copy in site.broker.queues["a"].ready][-1] == 5
 
 
+def refusal_that_is_lost(**options: object) -> None:
+    """A host loses the entry that says that a publish was refused, and keeps the record that knows of it; its publisher sends it again."""
+    world = World(2, **options)  # type: ignore[arg-type]
+    client = Client(world, "p", targets=(("", "l"),), numbered=True)
+    site = alone(client, "l", 0, "", 1, True)
+    for _ in range(2):
+        client.publish(random.Random(1))
+        pump(world, 1)
+    assert [copy.number for copy in site.broker.queues["l"].ready] == [1]
+    lose_end(world, records=1)
+    client.connect(site)
+    site.broker.execute(("purge", "l"))  # by an operator: there is room
+    for _ in range(3):
+        client.publish(random.Random(1))
+        site.applier.retry()
+        pump(world, 1)
+        world.takes_publishes = False
+    assert client.idle
+    world.check_queues(site)
+    assert [copy.number for copy in site.broker.queues["l"].ready] == [2]
+
+
 TRACES: list[tuple[Callable[..., None], str, str]] = [
     (record_of_lost_entries, "sequences that a lost host's record knows are taken for applied", "lost: m5"),
+    (refusal_that_is_lost, "what only a lost host's record knows as refused is taken for refused", "lost: m2"),
 ]
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from lrq_ha.replication.filter import Deaths
 
 NEVER = float("inf")
+PARTIAL = "partial tx completion"
 
 
 class Arguments(NamedTuple):
@@ -191,7 +192,7 @@ class Broker:
             self._on_publish(pipe, *publish)
         pipe.outbox, pipe.published = answered, published
         if any(reply[0] == "failed" or not reply[2] for reply in answers):
-            self._on_fail(pipe, "partial tx completion")
+            self._on_fail(pipe, PARTIAL)
         else:
             pipe.outbox.append(("committed", [copy for reply in answers for copy in reply[3]]))
 
@@ -235,8 +236,8 @@ class Broker:
         self.close(pipe)
 
     def _on_fail(self, pipe: Pipe, why: str) -> None:
-        """The broker closes the channel: what it has not answered stays without an answer."""
-        pipe.inbox.clear()
+        """The broker closes the channel: what it has not answered stays without an answer. That the connection is closed is not for the channel."""
+        pipe.inbox = deque(command for command in pipe.inbox if command[0] == "close")
         pipe.consumes.clear()
         pipe.outbox = deque(reply for reply in pipe.outbox if reply[0] not in ("confirm", "committed"))
         self._give_back(pipe)
@@ -335,11 +336,11 @@ class Broker:
 
     def crash(self, r: random.Random) -> None:
         """Its process dies, and comes up again with what is on its disk."""
-        lost: set[int] = set()
+        lost: dict[int, Copy] = {}  # by their id, and kept: else what dies of them now might be a new copy with the same id
         for pipe in list(self.pipes):
             for reply in pipe.outbox:
                 if reply[0] in ("confirm", "committed"):
-                    lost |= {id(copy) for copy in reply[-1] if r.random() < 0.5}
+                    lost |= {id(copy): copy for copy in reply[-1] if r.random() < 0.5}
             self.close(pipe)
             pipe.outbox.clear()
         for queue in self.queues.values():

@@ -897,7 +897,8 @@ class Cluster:
                 return True
             if host.recovering:
                 self.recovered(i)
-                return True
+                if not host.recovering:
+                    return True
         for src in sorted(nodes):
             for dst in sorted(nodes - {src}):
                 conn = self.conns.get((src, dst))

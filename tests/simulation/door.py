@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker import Copy
+from broker import PARTIAL, Copy
 from coding import METHODS, VHOST, encode_publish, encode_topology
 
-from broker_plugin.channels import Channel, Delivery
+from broker_plugin.channels import Channel, Delivery, Settled
 from broker_plugin.topology import DELETES, Replicate
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.filter import Verdict
@@ -245,7 +245,7 @@ class Relay:
                 self._done()
             case ("failed", why):
                 self.world.say(f"n{self.site.id}'s broker closes a channel: {why}")
-                self._abandon()
+                self._abandon(refused=why == PARTIAL)
                 self._fifo.clear()
                 self.close()
             case ("cancelled", _):
@@ -281,10 +281,14 @@ class Relay:
         if self.client is not None:
             self.client.answered(tag, ok)
 
-    def _abandon(self) -> None:
+    def _abandon(self, *, refused: bool = False) -> None:
+        """As closing.abandon. `refused`: by the broker's own word, so that some of a transaction may be there and the rest not."""
         self.replica.refuse([r for r in self.channel.confirms.abandon() if r.sequence], unless_seen=True)
         for runs in self._commits:
-            self.replica.doubt(runs)
+            if refused:
+                self.replica.refuse([Settled(0, 1, sequence, "", 0) for sequence, _ in runs], unless_seen=True)
+            else:
+                self.replica.doubt(runs)
         self._commits.clear()
 
     # ---- ends --------------------------------------------------------------------------------------------------------

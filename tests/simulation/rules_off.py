@@ -384,6 +384,7 @@ QUEUES: dict[str, Part] = {
     "sequences that a lost host's record knows are taken for applied": Part(
         "R16", _all(_patched(Generations, "cut", lambda *_: None), _patched(DeliveryFilter, "lose", lambda *_: None))
     ),
+    "what only a lost host's record knows as refused is taken for refused": Part("R16", _patched(DeliveryFilter, "lose_refusals", lambda *_: 0)),
 }
 PARTS: dict[str, Part] = {**LOG, **QUEUES}
 

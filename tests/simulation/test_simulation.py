@@ -15,8 +15,6 @@ from cluster import Violation
 from rules_off import rule_off
 
 SEEDS = int(os.environ.get("LRQ_SEEDS", "1000"))
-#: Lives that end badly, not yet understood; see docs/guarantees.md. When one of them ends well, its test says so.
-OPEN = {264: "a finished message is still held"}
 LOG_SHARE = 10  # one life of the log for so many of the whole
 SEEDS_PER_TEST = 50
 
@@ -25,14 +23,7 @@ SEEDS_PER_TEST = 50
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
 def test_life(first: int) -> None:
     for seed in range(first, min(first + SEEDS_PER_TEST, SEEDS)):
-        if seed not in OPEN:
-            life.run(seed)
-
-
-@pytest.mark.xfail(raises=Violation, strict=True)
-@pytest.mark.parametrize("seed", OPEN)
-def test_life_that_ends_badly(seed: int) -> None:
-    life.run(seed)
+        life.run(seed)
 
 
 @pytest.mark.timeout(0)

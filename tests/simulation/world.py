@@ -12,7 +12,7 @@ from typing import Any, cast
 from broker import Copy, Pipe
 from clients import Client
 from cluster import Body, Cluster, Fence, Host, Violation, body
-from coding import VHOST, decode_publish
+from coding import VHOST, decode_publish, decode_topology
 from door import Relay
 from sidecar import SimReplica, Site, Streams, run
 
@@ -66,6 +66,7 @@ class World(Cluster):
         self.finished: dict[tuple[int, int, str], list[At]] = {}
         self.refused: dict[At, list[At]] = {}
         self.purges: dict[str, list[tuple[int, int, int]]] = {}
+        self.deletes: dict[str, list[At]] = {}
         self.transactions: list[tuple[int, int, int]] = []
         self.out: dict[int, dict[tuple[int, int, str], tuple[Pipe, int]]] = {}
         self.acking: list[tuple[tuple[str, str], Copy]] = []
@@ -211,6 +212,10 @@ class World(Cluster):
                             self.refused.setdefault((log.epoch_at(refused), refused), []).append(at)
                 case "purge":
                     self.purges.setdefault(one.purge.queue, []).append((*at, one.purge.before))
+                case "topology":
+                    what = decode_topology(one.topology.method)
+                    if what[0] == "delete":
+                        self.deletes.setdefault(what[1], []).append(at)
                 case _:
                     pass
 
@@ -325,6 +330,15 @@ class World(Cluster):
     def is_purged(self, site: Site, at: At, line: str) -> bool:
         return any(at[1] < before and self.holds(site, (epoch, sequence)) for epoch, sequence, before in self.purges.get(line, ()))
 
+    def goes_with_its_queue(self, site: Site, key: tuple[int, int, str]) -> bool:
+        """A later entry deletes the queue of this line, and a host has lost the end of its log.
+
+        That host may have carried out the deletion, and no longer knows of it. What it publishes again from before it goes nowhere, where other
+        nodes lost it a little later, with the queue. If it had died there before that, they have it among the dead letters: the log does not say what
+        dies by itself, so whoever applies an entry late has it go with its queue (known differences, docs/guarantees.md).
+        """
+        return self.host_lost and any(key[1] < at[1] and self.holds(site, at) for at in self.deletes.get(key[2], ()))
+
     def outlived_purge(self, site: Site, copy: Copy) -> bool:
         """It had left its line's queue by dead-lettering before that was purged."""
         return bool(copy.deaths) and self.is_purged(site, (copy.epoch, copy.sequence), copy.line) and not self.is_finished(site, copy.key)
@@ -364,6 +378,8 @@ class World(Cluster):
         for key in self.live(site):
             if self.host_lost and key in self.finished:
                 continue  # the entry that says so went with the only host that had it
+            if self.goes_with_its_queue(site, key):
+                continue
             epoch, sequence, line = key
             if key not in found and key not in waiting and (epoch, sequence, generations.of(sequence), line) not in site.broker.gone:
                 entry = f"m{self.number_of[epoch, sequence]}, entry {epoch_name(epoch)}.{sequence}, line {line}"

@@ -273,6 +273,73 @@ def test_another_line_keeps_it_due(flt: Filter) -> None:
     assert flt.queue(D).due(9) == 1
 
 
+@pytest.fixture
+def loop(flt: Filter) -> Filter:
+    """A retry loop: message 1 was rejected from q, came back from r when its time was over, was rejected and came back again, and was acked."""
+    flt.done(Kind.REJECT, Q, 1, sweep=True)
+    for visit in (0, 1):
+        flt.done(Kind.MOVED, R, 1, visit=visit, origin="q", sweep=True)
+        flt.done(Kind.REJECT if not visit else Kind.DEQUEUE, Q, 1, visit=visit + 1, origin="q", sweep=True)
+    return flt
+
+
+def passes(flt: Filter, queue: QueueKey, *found: Deaths) -> None:
+    """A pass that meets these copies of message 1, and no other."""
+    target = flt.queue(queue)
+    expected = target.start_pass(9)
+    for deaths in found:
+        assert flt.ask(queue, 1, deaths) in (ACK, REJECT)
+        target.gone(1, 1, deaths)
+    target.end_pass(expected)
+
+
+def due(flt: Filter) -> list[str]:
+    return [target.name for target in flt.queues() if target.due(9)]
+
+
+def test_a_copy_that_a_pass_has_moved_is_looked_for_where_it_comes_to(loop: Filter) -> None:
+    passes(loop, R)  # it is still in q
+    passes(loop, R)
+    passes(loop, Q, ())
+    assert due(loop) == ["r"]  # where that pass over q could not meet it again
+    passes(loop, R, FROM_Q)
+    assert due(loop) == ["q"]
+    passes(loop, Q, (("q", 1), ("r", 1)))
+    passes(loop, R, (("q", 2), ("r", 1)))
+    passes(loop, Q, (("q", 2), ("r", 2)))
+    assert due(loop) == []
+
+
+def test_a_copy_that_comes_back_by_itself_is_looked_for_once_more(loop: Filter) -> None:
+    passes(loop, R)
+    passes(loop, Q, ())
+    passes(loop, R)  # its time there was over before this pass
+    assert due(loop) == ["q"]
+    passes(loop, Q, (("q", 1), ("r", 1)))
+    assert due(loop) == ["r"]
+
+
+def test_a_copy_may_have_left_a_queue_before_it_was_deleted(loop: Filter) -> None:
+    passes(loop, Q, ())
+    passes(loop, Q)
+    loop.forget_queue(R, 9)
+    assert due(loop) == ["q"]
+
+
+def test_a_copy_that_is_nowhere_is_given_up(loop: Filter) -> None:
+    for _ in range(3):
+        passes(loop, Q)
+        passes(loop, R)
+    assert due(loop) == []
+    assert loop.ask(Q, 1, (("q", 1), ("r", 1))) is REJECT  # not by the door
+
+
+def test_an_acked_copy_is_looked_for_nowhere(loop: Filter) -> None:
+    passes(loop, R)
+    passes(loop, Q, (("q", 2), ("r", 2)))
+    assert due(loop) == []
+
+
 def test_export_and_import(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, Q, 1, 100, sweep=True)
     flt.done(Kind.REJECT, Q, 101, 102)
@@ -320,6 +387,19 @@ def test_a_log_that_lost_its_end(flt: Filter) -> None:
         assert flt.verdict(D, seq, 1) is Verdict.GIVE
         assert flt.verdict(D, seq, 1, died) is Verdict.GIVE
     assert flt.queue(Q).due(100) == 3
+
+
+def test_refusals_that_are_lost(flt: Filter) -> None:
+    """What the log refuses when it is read again stays refused, and what it was not read for."""
+    flt.done(Kind.REFUSED, None, 2, 5)
+    flt.done(Kind.REFUSED, None, 9)
+    again = DeliveryFilter.restored(flt.generations, *flt.export())
+    again.note(10, Kind.REFUSED, None, (5, 6), 0, "", sweep=False)
+    again.note(11, Kind.DEQUEUE, Q, (4, 4), 0, "", sweep=False)
+    assert again.lose_refusals(3) == 3
+    again.safe(11)
+    assert [seq for seq in range(1, 12) if again.verdict(Q, seq, 1) is Verdict.ACK] == [2, 4, 5, 6]
+    assert again.lose_refusals(7) == 0
 
 
 def test_a_deleted_queue(flt: Filter) -> None:
