@@ -557,6 +557,7 @@ def tx_ack_of_everything_so_far(t: Talk) -> None:
     other.publish(q, b"first")
     t.deliveries(1)
     t.say(B.Ack(0, multiple=True))
+    t.do(B.Qos(prefetch_count=0))  # the broker has heard the ack
     other.publish(q, b"second")
     t.deliveries(1)
     t.do(commands.Tx.Commit())
