@@ -11,9 +11,9 @@ Expiry, length limits and operators (management page, rabbitmqctl) take messages
   does not come up. Neither is believed.
 - What clients have given back may be there or gone, and a quorum queue may hold it back unseen (delayed retries): it is spared. So is everything of
   earlier epochs, of which nobody knows what was given back, while the queue is not empty. Until the broker has heard of it, the queue is passed over.
-- A queue that is gone is deleted in the log, between two barriers. A client may have declared it again in this very moment, in words that the log
-  knows and which are therefore passed on: then its declaration is logged once more. One that was never here (this broker may have refused the
-  declaration) is not gone, unless it may have gone by itself.
+- A queue that is gone is deleted in the log, in a barrier. A client may have declared it again in this very moment, in words that the log knows and
+  which are therefore passed on: that is waited for, and then it is not gone. Nor is one that was never here (this broker may have refused the
+  declaration), unless it may have gone by itself.
 - Looking must not count as use: a classic queue that expires is asked for its length only while a client consumes from it.
 """
 
@@ -23,7 +23,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -120,8 +120,9 @@ class Census:
         try:
             while self._replica.active:
                 await asyncio.sleep(INTERVAL_S)
-                if self._replica.node.log.unfinished:
-                    self._seen.clear()  # a renewal takes messages out of their queues for a while (R17)
+                if self._replica.node.log.unfinished or self._door.log_blocked:
+                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker a barrier would stop consumers.
+                    self._seen.clear()
                 else:
                     await self._round()
         finally:
@@ -288,10 +289,7 @@ class Census:
             for delivery in channel.held:
                 clients.held[delivery.queue].append(delivery.sequence)
         for relay in self._door.relays:  # what is given back is in no length, nor held, until the broker hears of it
-            if relay.outbox or relay.alarm.broker:
-                clients.unsure.update(relay.returning)
-            else:
-                relay.returning.clear()
+            clients.unsure.update(relay.still_returning())
         for held in clients.held.values():
             held.sort()
         return clients
@@ -360,21 +358,17 @@ class Census:
         """Brings into the log that these are gone."""
         replica = self._replica
         async with replica.barrier():
-            declarations: dict[QueueKey, bytes] = {}
+            await self._declarations_done(keys)
             for key in keys:
                 vhost, queue = key
-                if not replica.active or replica.declared.get(key, -1) or await self._is_there(key):
+                if replica.declared.get(key, -1) or time.monotonic() < self._not_before.get(vhost, 0.0) or await self._is_there(key):
                     continue
-                declarations[key] = replica.declarations.get(key, b"")
+                if not replica.active:
+                    return
                 log.warning("queue '%s' in vhost '%s' has expired or was deleted at the broker: it is deleted on the backups, too", queue, vhost)
                 method = bytes(frames.method_frame(1, commands.Queue.Delete(queue=queue))[7:-1])
                 replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
                 self._existed.discard(key)
-            if any(declarations.values()):
-                await self._declarations_done()
-            for key, declaration in declarations.items():
-                if declaration and replica.active and await self._is_there(key):
-                    replica.append(pb.Run(topology=pb.Topology(vhost=key[0], method=declaration)))
 
     async def _is_there(self, key: QueueKey) -> bool:
         """Likewise `_exists`; also where it cannot be seen."""
@@ -384,9 +378,12 @@ class Census:
             self._cannot_look(key, error)
             return True
 
-    async def _declarations_done(self) -> None:
-        """Returns when the broker has carried out the declarations that were under way; no others are passed on during a barrier."""
+    async def _declarations_done(self, keys: Collection[QueueKey]) -> None:
+        """Returns when the broker has carried out the declarations of these queues that were under way; no others are passed on during a barrier."""
         await asyncio.sleep(REDECLARED_S)
         deadline = time.monotonic() + ANSWER_S
-        while any(channel.passed for relay in self._door.relays for channel in relay.channels.values()) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            channels = [channel for relay in self._door.relays for channel in relay.channels.values()]
+            if not any(passed.declares in keys for channel in channels for passed in channel.passed):
+                return
             await asyncio.sleep(0.01)

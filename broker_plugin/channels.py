@@ -189,10 +189,17 @@ class Closing(Enum):
 
 
 class Passed(NamedTuple):
-    """A declaration that was passed on. `local`: the queue is this node's own if the broker accepts it. `silent`: the client wants no answer."""
+    """A declaration that was passed on.
+
+    Attributes:
+        local: The queue, if it is this node's own when the broker accepts it.
+        silent: The client wants no answer.
+        declares: The queue, if it is one that the log knows.
+    """
 
     local: QueueKey | None
     silent: bool
+    declares: QueueKey | None = None
 
 
 @dataclass(slots=True)
@@ -208,7 +215,7 @@ class Channel:
     last_queue: str = ""  # what an empty queue name means
     deliveries: dict[int, Delivery] = field(default_factory=dict)
     others: set[int] = field(default_factory=set)  # tags of deliveries that the log knows nothing of
-    returning: set[QueueKey] = field(default_factory=set)  # closing: where its deliveries go back to, when the broker has closed it
+    returning: set[QueueKey] = field(default_factory=set)  # where deliveries go back to when the broker has closed it, or the door no longer drains
     undelivered: list[int] = field(default_factory=list)  # tags that came while the door drains
     consumers: dict[bytes, Consumer] = field(default_factory=dict)
     consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, in order
@@ -240,10 +247,17 @@ class Channel:
         """Whether the client still takes frames on this channel."""
         return self.state in (Closing.NO, Closing.CLIENT, Closing.DOOR)
 
-    def forget(self) -> None:
-        """The broker has closed it: nothing that it owed will come."""
+    def let_go(self) -> list[Delivery]:
+        """It ends: what was held goes back."""
+        held = self.held
         self.deliveries.clear()
         self.others.clear()
+        if self.tx is not None:
+            self.tx = Transaction()
+        return held
+
+    def forget(self) -> None:
+        """The broker has closed it: nothing that it owed will come."""
         self.passed.clear()
         self.gets.clear()
         self.consuming.clear()

@@ -76,10 +76,9 @@ def refuse(relay: Relay, channel: Channel, code: int, text: str, cause: int) -> 
 
 def _end(relay: Relay, channel: Channel, state: Closing, frame: bytes) -> None:
     channel.state, channel.on_settled = state, frame
-    channel.returning = {delivery.queue for delivery in channel.held}
-    relay.give_back(channel.held)
-    channel.deliveries.clear()
-    channel.others.clear()
+    held = channel.let_go()
+    channel.returning.update(delivery.queue for delivery in held)
+    relay.give_back(held)
     if relay.watch is not None:
         relay.watch.channel_ended(channel.number)
     if channel.unanswered:
@@ -141,7 +140,7 @@ def no_reply(relay: Relay, number: int | None = None) -> None:
 
 
 def _forget(relay: Relay, channel: Channel) -> None:
-    relay.give_back(channel.held)  # what came while it was closing
+    relay.give_back(channel.let_go())  # what came while it was closing
     relay.channels.pop(channel.number, None)
     relay.client_parts.drop(channel.number)
 
@@ -154,7 +153,7 @@ def broker_closed_channel(relay: Relay, number: int, _data: bytes, _item: Item) 
     """channel.close of the broker."""
     channel = relay.channel(number)
     no_reply(relay, number)
-    relay.give_back(channel.held)
+    relay.give_back(channel.let_go())
     channel.forget()
     if relay.watch is not None:
         relay.watch.channel_ended(number)

@@ -17,6 +17,8 @@ from .frames import CHANNEL_CLOSE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, Item
 if TYPE_CHECKING:
     from .relay import Relay
 
+BLOCKED_POLL_S = 0.05
+
 
 def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """A declaration, deletion, binding or purge of the client."""
@@ -33,10 +35,10 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         if action.queue:
             channel.last_queue = action.queue
         silent = bool(getattr(method, "nowait", False))
-        if action.local is not None:
-            # Whether the queue is this node's own is known when the broker has accepted it: without an answer it would never be.
+        if action.local is not None or action.known is not None:
+            # Whether the queue is this node's own is known when the broker has accepted it; and the census must know when it has.
             payload = topology.answered(payload)
-            channel.passed.append(Passed(action.local, silent))
+            channel.passed.append(Passed(action.local, silent, action.known))
         elif not silent:
             channel.passed.append(Passed(None, False))
         relay.outbox.put(frames.frame(METHOD, channel.number, payload))
@@ -48,6 +50,8 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
 async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, action: topology.Replicate) -> None:
     number, replica = channel.number, relay.replica
     try:
+        while relay.door.log_blocked:  # nothing gets safe now: a barrier would stop the consumers of all clients
+            await asyncio.sleep(BLOCKED_POLL_S)
         async with replica.barrier():
             reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
             relay.replies[number] = reply

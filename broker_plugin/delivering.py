@@ -103,9 +103,15 @@ def deliver(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     if b"x-stream-offset" in payload:
         return _read(relay, channel, consumer, tag, payload)
     if relay.door.draining:
-        channel.undelivered.append(tag)
+        _keep_back(channel, consumer, tag)
         return b""
     return _judge(relay, channel, consumer, tag, payload, data, item, 5 + len(consumer_tag) + 8)
+
+
+def _keep_back(channel: Channel, consumer: Consumer, tag: int) -> None:
+    """Until the door gives out messages again, or the channel ends."""
+    channel.undelivered.append(tag)
+    channel.returning.add(consumer.queue)
 
 
 def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
@@ -121,7 +127,7 @@ def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
         _unknown(relay, channel, consumer, tag)
         return None
     if relay.door.draining:
-        channel.undelivered.append(tag)
+        _keep_back(channel, consumer, tag)
         return frames.method_frame(number, commands.Basic.GetEmpty())
     replaced = _judge(relay, channel, consumer, tag, payload, data, item, 12)
     if replaced == b"":

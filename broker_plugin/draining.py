@@ -22,8 +22,8 @@ POLL_S = 0.02
 
 
 def held(door: Door) -> int:
-    """Messages that consumers have and have not settled."""
-    return sum(len(channel.deliveries) for relay in door.relays for channel in relay.channels.values())
+    """Messages that consumers have and have not settled, or not committed."""
+    return sum(len(channel.held) for relay in door.relays for channel in relay.channels.values())
 
 
 async def drain(door: Door, timeout_s: float) -> int:
@@ -43,6 +43,9 @@ def give_up(door: Door) -> None:
             for tag in channel.undelivered:
                 settling.settle_unseen(relay, channel, frames.nack(channel.number, tag, requeue=True))
             channel.undelivered.clear()
+            relay.gives_back(channel.returning)
+            if not channel.closing:
+                channel.returning = set()
 
 
 async def close(door: Door, reason: str, timeout_s: float) -> None:

@@ -19,22 +19,29 @@ class Outbox:
 
     Attributes:
         bytes: What waits.
+        total: Items that ever had to wait.
         full: The broker does not read as fast as the log gets safe: nothing leaves.
         sent_at: When something was written last (the door's clock).
     """
 
-    __slots__ = ("_items", "_relay", "_replica", "bytes", "full", "sent_at")
+    __slots__ = ("_items", "_relay", "_replica", "bytes", "full", "sent_at", "total")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._replica = relay.replica
         self._items: deque[tuple[int, bytes]] = deque()
         self.bytes = 0
+        self.total = 0
         self.full = False
         self.sent_at = relay.door.now()
 
     def __bool__(self) -> bool:
         return bool(self._items)
+
+    @property
+    def gone(self) -> int:
+        """How many of `total` wait no more."""
+        return self.total - len(self._items)
 
     def put(self, data: bytes, sequence: int = 0) -> None:
         """These bytes go when entry `sequence` is safe (0: at once), after everything that was put in before."""
@@ -43,6 +50,7 @@ class Outbox:
             self.write(data)
             return
         self._items.append((sequence, data))
+        self.total += 1
         self.bytes += len(data)
         if sequence > safe:
             self._replica.waiting_safe.add(self._relay)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lrq_ha.replication.errors import LrqError, place
@@ -85,7 +85,7 @@ class Relay(End):
         withheld: Frames of the broker, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its
             channel is given out before, so that order is kept and a `multiple` ack of the client covers what it has got.
         replies: Declarations that wait for the broker's answer, by channel.
-        returning: Queues to which something was given back of which the broker may not have heard.
+        returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
         watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
     """
@@ -133,7 +133,7 @@ class Relay(End):
         self.withheld: dict[int, list[bytes]] = {}
         self._withheld_bytes = 0
         self.replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
-        self.returning: set[QueueKey] = set()
+        self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
         self.alarm = Alarm(self, told_blocked)
         self.watch = watch = door.watch(self)
@@ -405,9 +405,19 @@ class Relay(End):
         return self._client_full or self._held_up or bool(self.withheld) or self.client is None
 
     def give_back(self, deliveries: Collection[Delivery]) -> None:
-        """These go back to their queues, when the broker hears of it."""
-        self.returning.update(delivery.queue for delivery in deliveries)
+        """These go back to their queues, when the broker hears of what stands in the outbox."""
+        self.gives_back({delivery.queue for delivery in deliveries})
         self.replica.gave_back(deliveries)
+
+    def gives_back(self, queues: Iterable[QueueKey]) -> None:
+        """Likewise, of what no client has seen."""
+        self.returning.update(dict.fromkeys(queues, self.outbox.total))
+
+    def still_returning(self) -> Iterable[QueueKey]:
+        """Queues to which something goes back, and the broker has not heard of it."""
+        if not self.alarm.broker:
+            self.returning = {queue: upto for queue, upto in self.returning.items() if upto > self.outbox.gone}
+        return self.returning
 
     @property
     def busy(self) -> bool:

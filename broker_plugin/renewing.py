@@ -198,7 +198,7 @@ class _Pass:
         self._channel = await self._connection.channel()
         await self._channel.qos(KEPT_MAX + WINDOW_MESSAGES)
         tag = await self._channel.consume(self._key[1], self._take)
-        left = max(left, 1)  # it may not have answered
+        left = max(left, await self._depth(1) + self._arrived.qsize(), 1)  # it may not have answered before, and some may be under way
         whole = True
         while left > 0:
             window = await self._window(left)
@@ -260,7 +260,7 @@ class _Pass:
                 continue
             done.append(copy)
             if verdict is Verdict.GIVE:
-                if self._dies_by_key and copy.key != self._key[1]:
+                if self._dies_by_key and (copy.key != self._key[1] or cut(copy.header, b"CC") != copy.header):
                     raise GivenUp(
                         f"queue '{self._key[1]}' in vhost '{self._key[0]}' dead-letters by routing key, which a moved message does not keep",
                         todo="let it be emptied first, or give it x-dead-letter-routing-key",

@@ -112,12 +112,12 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     last = 0
     channel.take_others(tag, multiple)
     settled = channel.take_out(tag, multiple).values()
-    if requeue:
-        relay.give_back(settled)
-    else:
+    if not requeue:
         for delivery in settled:
             last = relay.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)
     relay.outbox.put(frames.frame(METHOD, channel.number, payload), last)
+    if requeue:
+        relay.give_back(settled)
 
 
 def _given(relay: Relay, channel: Channel, tag: int, payload: bytes) -> tuple[int, bytes]:
@@ -146,7 +146,7 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multipl
 
 def recover(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """basic.recover: everything goes back to its queue."""
+    relay.outbox.put(frames.frame(METHOD, channel.number, payload))
     relay.give_back(channel.deliveries.values())
     channel.deliveries.clear()
     channel.others.clear()
-    relay.outbox.put(frames.frame(METHOD, channel.number, payload))

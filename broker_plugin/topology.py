@@ -52,10 +52,11 @@ REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 @dataclass(frozen=True)
 class PassOn:
-    """Not replicated, or replicated already. `queue`: what it declares; `local`: that is this node's own from then on."""
+    """Not replicated, or replicated already. `queue`: what it declares; `local`: that is this node's own from then on; `known`: it is in the log."""
 
     queue: str = ""
     local: QueueKey | None = None
+    known: QueueKey | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
             "refused; use reject-publish or drop-head, or give it a name outside the replicated patterns",
         )
     action = _replicate(relay, QUEUE_DECLARE, payload, method, method.queue)
-    return PassOn(method.queue) if _is_known(relay, action) else action
+    return PassOn(method.queue, known=key) if _is_known(relay, action) else action
 
 
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:

@@ -212,6 +212,7 @@ class QueueFilter:
     def skipped(self, first: int, last: int) -> None:
         """first .. last were never applied here, so nothing is to be found."""
         self._due.remove_range(first, last + 1)
+        self._again.remove_range(first, last + 1)
 
     def gone(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
         """A copy was removed or moved as its verdict said, for certain: a later reply on the channel has shown it.
@@ -292,6 +293,7 @@ class QueueFilter:
         direct = line != self.name and (seq in self._done or seq in self._moved)
         if not direct and not any(here.known_after(seq, visit if o == line else -1) for o, here in self._visits.items()):
             self._due.discard(seq)
+            self._again.discard(seq)
 
     def _hold(self, ranges: Sequence[int]) -> None:
         for first, last in _pairs(ranges):
@@ -308,6 +310,7 @@ class QueueFilter:
         if op.kind is Kind.PURGE:
             self._purged = max(self._purged, op.ranges[1] + 1)
             self._due.remove_range(0, self._purged)
+            self._again.remove_range(0, self._purged)
             return
         dequeued = op.kind is not Kind.REJECT and op.kind is not Kind.MOVED
         for first, last in _pairs(op.ranges):
@@ -329,7 +332,7 @@ class QueueFilter:
         members.add_range(first, last + 1)
 
     def _lose(self, end: int) -> None:
-        for members in (self._done, self._moved, self._due):
+        for members in (self._done, self._moved, self._due, self._again):
             members.remove_range(end + 1, EVERY_SEQUENCE)
         self._purged = min(self._purged, end + 1)
         for here in self._visits.values():

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -156,8 +155,7 @@ def _from_sdist(suite: Suite, work: Path) -> Path:
     _do([str(_python()), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary", suite.library,
          f"{suite.library}=={suite.version}"], work, f"pip could not get the sources of {suite.library} {suite.version}")
     (archive,) = work.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(work / "sources", filter="data")
+    _do(["tar", "--extract", "--file", archive.name, "--one-top-level=sources"], work, f"{archive.name} cannot be unpacked")
     (sources,) = (work / "sources").iterdir()
     return sources
 
