@@ -338,5 +338,6 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert (code, said) == (0, "10 messages published and confirmed")
     all_applied(lab, primary, backup)
     same_logs(lab)
-    assert depth(lab.nodes[primary].broker, queue) == depth(lab.nodes[backup].broker, queue) == 10
+    for name in (primary, backup):
+        eventually(f"10 messages at {name}", lambda url=lab.nodes[name].broker: depth(url, queue) == 10)
     assert consumed(lab.nodes[backup].door, queue) == list(range(10))
