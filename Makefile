@@ -3,7 +3,7 @@
 #   make demo                  the main job, start to finish
 #   make test [ARGS="-k lab"]  lint, types and all tests
 #   make lab [ARGS="..."]      a playground of brokers and sidecars; Ctrl-C ends it and leaves nothing behind
-#   make bench [ROWS="P1 P2"]  side-by-side benchmarks: P1 P1M P1L P2 P5 P9, see docs/benchmarks.md
+#   make bench [ROWS="P1 P2"]  side-by-side benchmarks: P1 P1M P1L P2 P2B P2C P3 P5 P5M P6 P9 P10, see docs/benchmarks.md
 #   make clean                 removes what these made in this folder (not the brokers in the cache: see scripts/broker)
 
 ARGS =
@@ -20,7 +20,7 @@ test:
 	@scripts/setup --extra dev --broker 4.3
 	.venv/bin/ruff check
 	.venv/bin/mypy
-	.venv/bin/pytest -n 4 --dist loadgroup $(ARGS)
+	.venv/bin/pytest -n 5 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lab:
 	@scripts/setup

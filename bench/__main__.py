@@ -9,8 +9,7 @@ from collections.abc import Callable
 from lrq_ha.lab import brokers
 from lrq_ha.replication.errors import LrqError
 
-from . import latency, matrix, scale, throughput
-from .failover import p5
+from . import consuming, failover, joining, latency, matrix, outstanding, rivals, scale, throughput
 from .measure import Row, note
 
 #: Runs a row on these RabbitMQ series, shortly or in full.
@@ -19,27 +18,39 @@ ROWS: dict[str, Callable[[list[str], bool], Row]] = {
     "P1M": lambda series, short: matrix.p1m(series, matrix.SHORT if short else matrix.Plan()),
     "P1L": lambda series, short: latency.p1l(series, latency.SHORT if short else latency.Plan()),
     "P2": lambda series, short: throughput.p2(series, throughput.SHORT if short else throughput.Plan()),
-    "P5": lambda series, short: p5(series, 2 if short else 8),
+    "P2B": lambda series, short: throughput.p2b(series, throughput.SHORT if short else throughput.Plan()),
+    "P2C": lambda series, short: consuming.p2c(series, consuming.SHORT if short else throughput.Plan()),
+    "P3": lambda series, short: rivals.p3(series, rivals.SHORT if short else throughput.Plan()),
+    "P5": lambda series, short: failover.p5(series, (0, 10_000) if short else failover.BACKLOGS, 2 if short else 6),
+    "P6": lambda _, short: outstanding.p6(outstanding.SHORT_MESSAGES if short else outstanding.MESSAGES),
     "P9": lambda series, short: scale.p9(series, scale.SHORT if short else scale.Plan()),
+    "P10": lambda series, short: joining.p10(series, joining.SHORT if short else joining.Plan()),
 }
+#: Measured only when named: they take long.
+LONG: dict[str, Callable[[list[str], bool], Row]] = {
+    "P5M": lambda series, short: failover.p5(series, (failover.MILLION,), 2 if short else 4, "P5M"),
+}
+#: Needs no broker.
+PURE = {"P6"}
 SERIES = ("3.10", "4.3")  # the two ends of what is supported
 
 
 def main() -> int:
     """Runs the rows; 0 if all could be measured, whether or not they met their goals."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all if none is named")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all if none is named; by name only: {', '.join(LONG)}")
     parser.add_argument("--broker", action="append", metavar="SERIES", help=f"RabbitMQ series; those of {', '.join(SERIES)} that are on this machine")
     parser.add_argument("--short", action="store_true", help="fewer and shorter rounds")
     options = parser.parse_args()
-    if unknown := set(options.rows) - ROWS.keys():
-        parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    known = ROWS | LONG
+    if unknown := set(options.rows) - known.keys():
+        parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     series = options.broker or [s for s in SERIES if s in brokers.installations()]
     for name in options.rows or ROWS:
         try:
-            if not series:
+            if not series and name not in PURE:
                 brokers.find()  # raises, with what to do
-            row = ROWS[name](series, options.short)
+            row = known[name](series, options.short)
         except LrqError as error:
             note(f"{name} failed: {error}")
             return 1

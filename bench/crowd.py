@@ -1,4 +1,4 @@
-"""Generators that have many connections, or many channels on one: publish, consume, stand idle.
+"""Generators that have many connections, or many channels on one: publish, consume, stand idle; and one that publishes what it then consumes.
 
 Rules: one epoll loop for all sockets, which are asked for room to write only after a write has fallen short; frames are made beforehand;
 what is to be published is shared by all channels, so that none runs out while others have much to do. Each generator yields once when it is
@@ -270,6 +270,48 @@ def _consume(crowd: list[Deliveries], queue: str, messages: int, more: int) -> N
         raise wire.Refused("more deliveries than messages")
 
 
+def through(url: str, queue: str, messages: int, size_bytes: int, window: int, batch: int, prefetch: int, warm_up: int) -> Iterator[dict[str, Any]]:
+    """Publishes with confirms on one connection and consumes on another, acking each by itself: `warm_up` and then `messages`.
+
+    At most `window` are on their way at any time, so that the consumer keeps up whatever the speed. The clock runs until all have come and are
+    confirmed.
+    """
+    share = Share()
+    publisher, consumer = Publisher(url, queue, b"x" * size_bytes, share, 1, window, batch), Deliveries(url, prefetch)
+    consumer.begin(queue)
+    publisher.socket.setblocking(False)
+    _through(publisher, consumer, share, warm_up, window)
+    yield {"ready": True}
+    yield _timed(messages, lambda: _through(publisher, consumer, share, messages, window))
+
+
+def _through(publisher: Publisher, consumer: Deliveries, share: Share, messages: int, window: int) -> None:
+    share.left = min(window, messages)
+    to_allow, to_come = messages - share.left, messages
+    epoll = select.epoll()
+    epoll.register(consumer.socket.fileno(), select.EPOLLIN)
+    full = publisher.push()
+    epoll.register(publisher.socket.fileno(), select.EPOLLIN | (_ROOM if full else 0))
+    while to_come or share.open:
+        events = epoll.poll(SILENCE_S)
+        if not events:
+            raise TimeoutError("nothing comes any more")
+        for number, event in events:
+            if number == consumer.socket.fileno():
+                came = consumer.take()
+                consumer.ack(came)
+                to_come -= came
+                share.left += min(came, to_allow)
+                to_allow -= min(came, to_allow)
+            elif event & ~_ROOM:
+                publisher.take()
+        blocked = publisher.push()
+        if blocked != full:
+            full = blocked
+            epoll.modify(publisher.socket.fileno(), select.EPOLLIN | (_ROOM if full else 0))
+    epoll.close()
+
+
 def idle(url: str, connections: int) -> Iterator[dict[str, Any]]:
     """Logs in so many times, with a channel each, and does nothing."""
     _allow_files()
@@ -281,8 +323,10 @@ def idle(url: str, connections: int) -> Iterator[dict[str, Any]]:
 def _timed(messages: int, work: Callable[[], None]) -> dict[str, Any]:
     began, used = time.monotonic(), time.process_time()
     work()
-    seconds = time.monotonic() - began
-    return {"messages": messages, "seconds": seconds, "rate": messages / seconds, "generator_us": 1e6 * (time.process_time() - used) / messages}
+    ended = time.monotonic()
+    seconds = ended - began
+    return {"messages": messages, "seconds": seconds, "rate": messages / seconds, "began_at": began, "ended_at": ended,
+            "generator_us": 1e6 * (time.process_time() - used) / messages}
 
 
 def _allow_files() -> None:

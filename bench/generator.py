@@ -1,7 +1,8 @@
 """The load generator, a process of its own: `python -m bench.generator KIND`, settings as JSON on stdin, JSON lines on stdout.
 
 Rules: a window of unconfirmed publishes, never a pause that decides a result; instants are CLOCK_MONOTONIC seconds, which all processes of a
-machine share. The kinds of `crowd` and `pace` say when they are ready, wait for a line, and keep their connections until stdin ends.
+machine share. The kinds of `crowd` and `pace` say when they are ready, wait for a line, and keep their connections until stdin ends. `failover`,
+`witness` and `steady` follow the primary and print lines while they run.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any
 from pamqp import commands
 
 from broker_plugin import frames
+from lrq_ha.replication.positions import RangeSet
 
-from . import crowd, pace, wire
+from . import crowd, pace, steady, wire
+from .witness import PREFETCH, Witness
 
 BATCH_MESSAGES = 50
 RETRY_S = 0.005
 IDLE_S = 0.3
-PREFETCH = 1_000
 ACK_EVERY = 200
-MISSING_SHOWN = 20
 STEPS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
-    "publish": crowd.publish, "consume": crowd.consume, "idle": crowd.idle, "pace": pace.pace}
+    "publish": crowd.publish, "consume": crowd.consume, "through": crowd.through, "idle": crowd.idle, "pace": pace.pace}
 
 
 def flood(url: str, queue: str, messages: int, size_bytes: int, window: int, warm_up: int) -> dict[str, Any]:
@@ -160,8 +161,7 @@ class Drain:
                     break
                 self._consume()
         asker.close()
-        missing = sorted(set(range(1, max(self._seen, default=0))) - self._seen)
-        return {"came": self._came, "different": len(self._seen), "order_breaks": self._breaks, "missing": missing[:MISSING_SHOWN]}
+        return {"came": self._came, "seen": RangeSet.of(sorted(self._seen)).flat(), "order_breaks": self._breaks}
 
     def _consume(self) -> None:
         """Until nothing comes for a moment."""
@@ -207,6 +207,10 @@ def main() -> None:
         return
     elif kind == "failover":
         result = Failover(**settings).run()
+    elif kind == "witness":
+        result = Witness(**settings).run()
+    elif kind == "steady":
+        result = steady.Steady(**settings).run()
     else:
         result = Drain(**settings).run()
     print(json.dumps(result), flush=True)

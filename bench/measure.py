@@ -80,13 +80,13 @@ def start(kind: str, **settings: Any) -> subprocess.Popen[str]:
     return process
 
 
-def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+def finish(process: subprocess.Popen[str], timeout_s: float = WAIT_S) -> dict[str, Any]:
     """The last line of a generator that ends by itself.
 
     Raises:
         LrqError: It failed; it has said why on stderr.
     """
-    output, _ = process.communicate(timeout=WAIT_S)
+    output, _ = process.communicate(timeout=timeout_s)
     if process.returncode:
         raise LrqError("The load generator failed", todo="See its error above")
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -117,10 +117,15 @@ def ready(kind: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
 
 def go(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Lets a generator that is `ready` do its work; returns its figures. Its connections stay."""
+    tell(process)
+    return read(process)
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    """The line that a generator waits for."""
     if process.stdin is not None:
         process.stdin.write("\n")
         process.stdin.flush()
-    return read(process)
 
 
 def read(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -166,7 +171,23 @@ def delete(url: str, queue: str) -> None:
     connection.close()
 
 
-def until(what: str, done: Callable[[], bool]) -> float:
+@contextmanager
+def asking(url: str, queue: str) -> Iterator[Callable[[], int]]:
+    """A function that tells how many messages of a queue no consumer holds. One connection: logging in costs the broker more than asking."""
+    connection = wire.Raw(url)
+    connection.socket.settimeout(WAIT_S)
+
+    def ask() -> int:
+        state = connection.call(commands.Queue.Declare(queue=queue, passive=True))
+        return int(state.message_count or 0) if isinstance(state, commands.Queue.DeclareOk) else 0
+
+    try:
+        yield ask
+    finally:
+        connection.close()
+
+
+def until(what: str, done: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
     """Polls until `done()`; returns the seconds it took.
 
     Raises:
@@ -179,12 +200,12 @@ def until(what: str, done: Callable[[], bool]) -> float:
                 return time.monotonic() - began
         except (LrqError, OSError):
             pass
-        if time.monotonic() - began > WAIT_S:
-            raise LrqError(f"{what}: not within {WAIT_S:g} s")
+        if time.monotonic() - began > timeout_s:
+            raise LrqError(f"{what}: not within {timeout_s:g} s")
         time.sleep(POLL_S)
 
 
-def applied(lab: Lab) -> float:
+def applied(lab: Lab, timeout_s: float = WAIT_S) -> float:
     """Waits until every node has applied all of the log; returns the seconds."""
-    end = lab.status("e1")["end"]
-    return until("applied everywhere", lambda: all(lab.status(name)["applied"] >= end for name in lab.nodes))
+    end = max(lab.status(name)["end"] for name in lab.nodes)
+    return until("applied everywhere", lambda: all(lab.status(name)["applied"] >= end for name in lab.nodes), timeout_s)

@@ -21,7 +21,9 @@ from broker_plugin import frames, headers
 from broker_plugin.door import Door
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
+from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.roles import Role
+from lrq_ha.sidecar.config import DoorTable
 
 CHUNK = 64
 BODY = b"x" * 1024
@@ -31,6 +33,8 @@ class _Nowhere:
     """A socket that swallows everything."""
 
     def write(self, data: bytes) -> None: ...
+
+    def writelines(self, pieces: object) -> None: ...
 
     def is_closing(self) -> bool:
         return False
@@ -44,12 +48,11 @@ class _Nowhere:
 
 
 def _door(kind: str) -> Any:
-    config = SimpleNamespace(
-        header_bytes_max=1 << 17, message_bytes_max=1 << 27, connection_buffer_bytes_max=1 << 30, buffered_bytes_max=1 << 30, drain_timeout_s=1.0
-    )
+    config = DoorTable(listen="127.0.0.1:5672", connection_buffer_bytes_max=1 << 30, buffered_bytes_max=1 << 30)
     door = SimpleNamespace(
         config=config, now=lambda: 0.0, unfinished=frames.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining=False,
         client_full=lambda *_: None, gone=lambda _: None, relays=set(), forget_decisions=lambda: None, sites=frozenset(), group="bench",
+        completes_locally=lambda _: False,
     )  # fmt: skip
     if kind != "before":  # the code before there were points has none to leave out
         from lrq_ha.interceptors.plugins import Interceptors, Settings
@@ -63,40 +66,44 @@ def _door(kind: str) -> Any:
 
 async def run(kind: str, count: int) -> float:
     """Seconds of CPU of this thread for `count` messages, published, delivered and acked."""
-    log = SimpleNamespace(end=0)
-    node: Any = SimpleNamespace(role=Role.ACTIVE, log=log, leading=257, applied=0)
+    log = SimpleNamespace(end=0, unfinished=False)
+    node: Any = SimpleNamespace(role=Role.ACTIVE, serving=True, log=log, leading=257, applied=0)
     replica: Any = None
 
     def emit(first: int, entries: int, _runs: object) -> None:
         log.end = first + entries - 1
         replica.safe_advanced(log.end)
 
-    replica = Replica(node, ["^.*$"], emit)
+    replica = Replica(node, Levels({"^.*$": "all"}), emit)
     replica.stamp_affixes = (b"257.", b"/1")
     replica.generations.opened(0, 1)
     nowhere: Any = _Nowhere()
     relay = Relay(
         _door(kind), replica, nowhere, nowhere, user="app", vhost="/", producer="", peer=None, may_write=True,
-        frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
+        frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=0,
     )  # fmt: skip
+    relay.client_data(frames.method_frame(1, commands.Channel.Open()))
     relay.client_data(frames.method_frame(1, commands.Confirm.Select()))
     relay.client_data(frames.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
     relay.broker_data(frames.method_frame(1, commands.Basic.ConsumeOk("c")))
     header = headers.header_payload(len(BODY), headers.properties())
-    chunk = (frames.publish_method(1, "", "orders") + b"".join(frames.content(1, header, BODY))) * CHUNK
+    publish = frames.publish_method(1, "", "orders") + b"".join(frames.content(1, header, BODY))
+    chunk = publish * CHUNK
     began = time.thread_time()
-    for first in range(1, count, CHUNK):  # tags, of publishes and of deliveries
+    for first in range(1, count + 1, CHUNK):  # tags, of publishes and of deliveries
         position = replica.next_sequence
-        relay.client_data(chunk)
+        size = min(CHUNK, count + 1 - first)
+        relay.client_data(chunk if size == CHUNK else publish * size)
         replica.flush()
-        relay.broker_data(frames.ack(1, first + CHUNK - 1, True))
-        relay.broker_data(b"".join(_delivery(first + i, position + i, header) for i in range(CHUNK)))
-        relay.client_data(b"".join(frames.ack(1, first + i) for i in range(CHUNK)))
+        relay.broker_data(frames.ack(1, first + size - 1, True))
+        relay.broker_data(b"".join(_delivery(first + i, position + i, header) for i in range(size)))
+        relay.client_data(b"".join(frames.ack(1, first + i) for i in range(size)))
         replica.flush()
         await asyncio.sleep(0)
     took = time.thread_time() - began
     channel = relay.channels[1]
-    if channel.deliveries or relay.unanswered or replica.end != count + count // CHUNK or replica.safe != replica.end:
+    chunks = -(-count // CHUNK)  # each one entry of acks
+    if channel.deliveries or relay.unanswered or replica.end != count + chunks or replica.safe != replica.end:
         raise RuntimeError(f"the messages have not gone through: {replica.end} entries, {replica.safe} safe")
     return took
 

@@ -1,4 +1,4 @@
-"""P1 and P2: publishes with confirms through the door beside the same publishes directly to the broker, in turns.
+"""P1, P2 and P2B: publishes with confirms through the door beside the same publishes directly to the broker, in turns.
 
 Rules: rounds alternate and begin with the other side each time; a ratio is taken within a round and the median of the rounds counts, so that
 a machine's mood meets both sides alike. Every round has a queue of its own, and begins when nothing of the round before is under way.
@@ -42,6 +42,11 @@ def p2(brokers: list[str], plan: Plan) -> Row:
     return _row("P2", 2, brokers, plan, {"classic": 0.45, "quorum": 0.60})
 
 
+def p2b(brokers: list[str], plan: Plan) -> Row:
+    """The same with two backups."""
+    return _row("P2B", 3, brokers, plan, {"classic": 0.45, "quorum": 0.60})
+
+
 def _row(name: str, nodes: int, brokers: list[str], plan: Plan, goals: dict[str, float]) -> Row:
     runs: list[dict[str, Any]] = []
     details: list[str] = []
@@ -65,8 +70,9 @@ def _detail(variant: str, ratio: float, rounds: list[dict[str, dict[str, Any]]],
     text = f"{variant} {ratio:.2f} (rounds {min(ratios):.2f} to {max(ratios):.2f}; {door:,.0f} of {direct:,.0f} msg/s"
     text += f"; sidecar {cpu['e1.sidecar']:.1f} µs/msg"
     if nodes > 1:
-        applied = median(pair["door"]["applied_after_s"] for pair in rounds)
-        text += f", backup's {cpu['e2.sidecar']:.1f}, applied {applied:.2f} s after the last confirm"
+        after_s = median(pair["door"]["applied_after_s"] for pair in rounds)
+        backups = " and ".join(f"{cpu[f'e{number}.sidecar']:.1f}" for number in range(2, nodes + 1))
+        text += f", backup's {backups}, applied {after_s:.2f} s after the last confirm"
         text += f", {median(p['door']['applied_rate'] / p['direct']['rate'] for p in rounds):.2f} when counted to there"
     return text + ")"
 

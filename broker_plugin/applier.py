@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,14 +23,21 @@ from lrq_ha.replication.positions import RangeSet
 from lrq_ha.routing import names
 
 from . import frames
-from .apply_lane import Lane, Message, Window, routes_on
+from .apply_lane import STRIKES_MAX, Doubt, Lane, Message, Window
 from .channels import QueueKey
 from .client_errors import Address
-from .replica import Entry, Replica
+from .headers import routes_on
+from .replica import LEVELS, Entry, Replica
 from .topology import first_name
 
 TIMER_MIN_S = 0.01
+_OF_QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_BIND)
+#: Declarations of queues with these levels that are not carried out here: a queue that is not replicated as a whole is bound to nothing on a backup.
+_NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QUEUES}
 TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
+
+
+async def _nothing() -> None: ...
 
 
 class Views(Protocol):
@@ -52,9 +59,12 @@ class Applier:
         window_messages_max: Most unconfirmed messages.
         window_bytes_max: Most unconfirmed bytes.
         on_full: Called when the broker refuses messages, with their queue, or None if it is not known.
+        doubt: What the incarnation before had ended over.
 
     Attributes:
+        doubt: The same of this one.
         hurry: Apply everything that is safe at once.
+        on_follow: Called before anything is applied while another node leads.
     """
 
     def __init__(
@@ -68,9 +78,12 @@ class Applier:
         window_messages_max: int,
         window_bytes_max: int,
         on_full: Callable[[QueueKey | None], None] = lambda _queue: None,
+        doubt: Doubt | None = None,
     ) -> None:
+        self.doubt = doubt
         self.hurry = False
         self.on_full = on_full
+        self.on_follow: Callable[[], Awaitable[None]] = _nothing
         self._replica = replica
         self._broker = broker
         self._views = views
@@ -80,6 +93,7 @@ class Applier:
         self._lanes: dict[str, Lane] = {}
         self._event = asyncio.Event()
         self._busy = False
+        self._follows = False
         self._turn = 0
         self._drained: list[asyncio.Future[None]] = []
         self._ended: BaseException | None = None
@@ -87,6 +101,11 @@ class Applier:
     def wake(self) -> None:
         """Something has changed: look again."""
         self._event.set()
+
+    def log_advanced(self) -> None:
+        """The log is safe further than before. On a primary hardly anything waits here, and a look at that after each batch would cost much."""
+        if self._busy or self._drained or self._replica.to_apply:
+            self._event.set()
 
     async def run(self) -> None:
         """Applies until cancelled.
@@ -106,6 +125,9 @@ class Applier:
                 await self._pause(pause)
         except BaseException as error:
             self._ended = error
+            for lane in self._lanes.values():
+                if lane.in_doubt:
+                    self.doubt = Doubt.over(lane.in_doubt, self.doubt)
             raise
         finally:
             for lane in self._lanes.values():
@@ -198,6 +220,9 @@ class Applier:
             waiting.popleft()
             replica.to_apply_bytes -= entry.size
             self._busy = True
+            if not self._follows and replica.follows:
+                self._follows = True
+                await self.on_follow()
             await self._apply(entry)
             self._busy = False
             self._turn += entry.count
@@ -228,21 +253,25 @@ class Applier:
             await lane.purge(run.purge.queue)
         elif kind == "topology":
             lane = await self._lane(run.topology.vhost)
-            method = int.from_bytes(run.topology.method[:4], "big")
+            method = frames.method_id(run.topology.method)
             # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
             await self._until(lambda: lane.settled)
             await self._until(lambda: self._replica.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
             await self._replica.settle_record(sequence)
             if method == frames.QUEUE_DELETE:
                 lane.forget_queue(first_name(run.topology.method))
-            await lane.execute(run.topology.method)
+            if method not in _NOT_HERE.get(run.topology.level, ()):
+                await lane.execute(run.topology.method)
             if method == frames.QUEUE_DELETE:
                 key = (run.topology.vhost, first_name(run.topology.method))
                 self._replica.filter.forget_queue(key, sequence)
 
         elif kind == "checkpoint" and sequence == self._replica.begins_at:
             for each in run.checkpoint.definitions:
-                await (await self._lane(each.vhost)).execute(each.method)
+                method = frames.method_id(each.method)
+                level = LEVELS[self._replica.level((each.vhost, first_name(each.method)))] if method in _OF_QUEUES else pb.LEVEL_ALL
+                if method not in _NOT_HERE.get(level, ()):
+                    await (await self._lane(each.vhost)).execute(each.method)
 
     async def _enqueues(self, run: pb.Enqueues, first: int) -> None:
         replica, window = self._replica, self._window
@@ -256,6 +285,7 @@ class Applier:
         if run.channel != number:
             blob = frames.rechannel(blob, number)
         prefix = b"%d." % replica.node.log.epoch_at(first)
+        leads = not replica.follows
         may_skip = replica.filter.may_skip
         applied = replica.tracker.applied
         skipped_first = skipped_last = 0
@@ -271,7 +301,7 @@ class Applier:
             queues = route.queues
             if queues and routes_on(payload):
                 queues = ()
-            if may_skip(queues, sequence) or (queues and not replica.replicates(queues[0])):
+            if may_skip(queues, sequence):
                 if queues:
                     replica.filter.queue(queues[0]).skipped(sequence, sequence)
                 if sequence != skipped_last + 1:
@@ -281,6 +311,11 @@ class Applier:
                 skipped_last = sequence
                 continue
             message = Message(sequence, route, prefix, payload, blob, number, header_end, stop)
+            if leads and run.producer:
+                message.mandatory = frames.publish_route(blob[start:end]).mandatory
+            if self.doubt is not None and sequence <= self.doubt.upto:
+                await self._alone(lane, message, self.doubt)
+                continue
             batch.append(message)
             if window.messages + len(batch) >= window.messages_max or window.full:
                 lane.publish(batch)
@@ -294,6 +329,16 @@ class Applier:
             await lane.room()
             if window.full:
                 await self._until(lambda: window.roomy)
+
+    async def _alone(self, lane: Lane, message: Message, doubt: Doubt) -> None:
+        """Publishes what may be a message that the broker does not take, with nothing else under way."""
+        if message.sequence == doubt.alone and doubt.strikes >= STRIKES_MAX:
+            lane.pass_over(message.sequence, f"it has ended the connection {doubt.strikes} times over it")
+            self._replica.applied(message.sequence, message.sequence)
+            return
+        await self._until(lambda: lane.settled)
+        lane.publish([message])
+        await self._until(lambda: lane.settled)
 
 
 def _view(run: pb.Run) -> tuple[str, bytes] | None:

@@ -6,6 +6,8 @@ Rules:
   everything else goes on. It is tried again until it is in, or until the log says that nobody needs it.
 - A channel that the broker closed over an exchange that takes nothing is opened again and gets what came from there on; what it was sent before is in
   the queues, as a channel is carried out in order. Any other error ends the incarnation: what is sent again needs a new generation (R8).
+- A message that the broker will never take (a malformed property) must not end one incarnation after the other. AMQP does not say which it was, so
+  the next one sends what is in doubt one by one; a channel that is closed over a message that was alone on it is that one's, and it is passed over.
 - Declarations go over a channel of their own: their failures concern no message.
 """
 
@@ -13,18 +15,19 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lrq_ha.replication.errors import LrqError
+
 from . import frames
 from .channels import QueueKey
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed, ConnectionClosed
-from .headers import position_field, stamp
+from .headers import BODY_SIZE_END, Stamps, position_field, routes_on, stamp
 from .replica import Replica
 
 log = logging.getLogger("lrq_ha.applier")
@@ -33,10 +36,38 @@ RETRY_S = 0.2
 RETRY_MESSAGES_MIN = 16
 RETRY_MESSAGES_MAX = 1_024
 PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so is counted as done
+CONNECTIONS_OVER_A_MESSAGE = frozenset({501, 502, 503, 505, 541})  # a broker may close a connection so over what it cannot take
+STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the broker's own trouble
 
 _NO_EXCHANGE = re.compile(r"no exchange '(.*)' in vhost")
 _INTERNAL_EXCHANGE = re.compile(r"cannot publish to internal exchange '(.*)' in vhost")
-_head = struct.Struct(">BHI").pack
+#: What a broker refuses for its own part, and another may have taken: nothing is passed over for that.
+_CURABLE = (
+    ("user_id property set to", "let the sidecar's user publish for others: rabbitmqctl set_user_tags USER administrator impersonator"),
+    ("message size", "let max_message_size be the same on all brokers of the group"),
+    ("access to ", "give the sidecar's user all permissions, on topics, too: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' '.*'"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Over one of the entries up to `upto` the broker has ended a channel or the connection.
+
+    `alone`: over this one, as nothing else was under way, and `strikes` times; 0: nobody knows.
+    """
+
+    upto: int
+    alone: int = 0
+    strikes: int = 0
+
+    @classmethod
+    def over(cls, sequences: list[int], before: Doubt | None) -> Doubt:
+        """After these were under way. `before`: what was known."""
+        if len(sequences) > 1:
+            return cls(max(sequences))
+        [alone] = sequences
+        upto, strikes = (before.upto, before.strikes if before.alone == alone else 0) if before else (alone, 0)
+        return cls(max(upto, alone), alone, strikes + 1)
 
 
 class Route(NamedTuple):
@@ -50,7 +81,7 @@ class Route(NamedTuple):
 class Message:
     """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: its content header's."""
 
-    __slots__ = ("blob", "header_end", "number", "payload", "prefix", "retried", "route", "sequence", "size", "stop")
+    __slots__ = ("blob", "header_end", "mandatory", "number", "payload", "prefix", "retried", "route", "sequence", "size", "stop")
 
     def __init__(
         self, sequence: int, route: Route, prefix: bytes, payload: bytes, blob: bytes, number: int, header_end: int, stop: int
@@ -65,6 +96,7 @@ class Message:
         self.stop = stop
         self.size = len(payload) + stop - header_end
         self.retried = False
+        self.mandatory = False  # whether this node is to hear that it is in no queue
 
 
 @dataclass(slots=True)
@@ -104,6 +136,7 @@ class Lane:
         vhost: Its vhost.
         open_messages: Published and not answered, in order of their tags; None where a later one was answered first.
         parked: Refused ones, by route.
+        in_doubt: The entries over one of which the broker ended this.
     """
 
     def __init__(
@@ -112,6 +145,7 @@ class Lane:
         self.vhost = vhost
         self.open_messages: deque[Message | None] = deque()
         self.parked: dict[Route, _Parked] = {}
+        self.in_doubt: list[int] = []
         self._replica = replica
         self._window = window
         self._wake = wake
@@ -123,6 +157,7 @@ class Lane:
         self._broken: Exception | None = None
         self._tag = 1  # of open_messages[0]
         self._routes: dict[bytes, Route] = {}
+        self._stamps = Stamps()
 
     @classmethod
     async def open(
@@ -139,7 +174,7 @@ class Lane:
         return lane
 
     async def _reopen(self) -> None:
-        self._channel = await self._connection.channel(on_confirm=self._confirmed, on_close=self._closed)
+        self._channel = await self._connection.channel(on_confirm=self._confirmed, on_return=self._returned, on_close=self._closed)
         await self._channel.confirm_select()
         self._tag = 1
         self._broken = None
@@ -206,21 +241,35 @@ class Lane:
 
     def _send(self, messages: Iterable[Message]) -> None:
         pieces: list[bytes] = []
-        before = len(self.open_messages)
+        open_before = len(self.open_messages)
         number = self._channel.number
+        stamps = self._stamps
+        route: tuple[Route, bool] | None = None
+        method = b""
         for message in messages:
             self.open_messages.append(message)
-            payload = stamp(message.payload, position_field(b"%b%d%b" % (message.prefix, message.sequence, self._suffix)))
-            pieces.append(frames.publish_method(number, message.route.exchange, message.route.routing_key))  # never mandatory: nobody waits
+            if (message.route, message.mandatory) != route:
+                route = message.route, message.mandatory
+                method = frames.publish_method(number, message.route.exchange, message.route.routing_key, message.mandatory)
+            payload, sequence = message.payload, message.sequence
+            stamps.renew((message.prefix, self._suffix), sequence)
+            known = stamps.get(payload[BODY_SIZE_END:])
+            if known is not None:
+                before, after, _ = known
+                payload = b"%b%b%d%b" % (payload[:BODY_SIZE_END], before, sequence, after)
+            else:
+                payload = stamp(payload, position_field(b"%b%d%b" % (message.prefix, sequence, self._suffix)))
+                stamps.learn(message.payload, payload, sequence)
             if message.stop - message.header_end > self._connection.frame_max_bytes:
                 body = frames.body_of(message.blob, message.header_end, message.stop)
+                pieces.append(method)
                 pieces += frames.content(number, payload, body, self._connection.frame_max_bytes)
                 continue
             bodies = message.blob[message.header_end + 1 : message.stop]
             if message.number != number:
                 bodies = frames.rechannel(bodies, number)
-            pieces += (_head(frames.HEADER, number, len(payload)), payload, b"\xce", bodies)
-        count = len(self.open_messages) - before
+            pieces += (b"%b%b%b\xce" % (method, frames.header_head(number, len(payload)), payload), bodies)
+        count = len(self.open_messages) - open_before
         if count and self._channel.error is None:  # else `tend` sends them
             self._channel.publish_raw(pieces, count)
 
@@ -230,6 +279,12 @@ class Lane:
             await self._connection.drained()
 
     # ---- what the broker says ----------------------------------------------------------------------------------------
+
+    def _returned(self, _code: int, _text: str, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
+        """It goes nowhere, and its publisher was to be told: as he was not, its ID is free again."""
+        stamped = self._replica.stamp_of(header)
+        if stamped is not None:
+            self._replica.passes_over(stamped[0])
 
     def _confirmed(self, tag: int, multiple: bool, ok: bool) -> None:
         waiting = self.open_messages
@@ -310,6 +365,8 @@ class Lane:
             ChannelClosed: The broker closed the channel over one of these messages, and nobody can say which.
         """
         if self._connection.error is not None:
+            if self._connection.error.code in CONNECTIONS_OVER_A_MESSAGE:
+                self._doubt()
             raise self._connection.error
         if self._broken is not None:
             await self._heal(self._broken)
@@ -357,7 +414,8 @@ class Lane:
         match = _NO_EXCHANGE.search(error.text) or _INTERNAL_EXCHANGE.search(error.text)
         first = next((i for i, m in enumerate(unanswered) if match is not None and m.route.exchange == match[1]), None)
         if match is None or first is None:
-            raise error
+            await self._over_a_message(unanswered, error)
+            return
         self.open_messages.clear()
         # What was sent before has been routed, with or without a confirm: sent again under the same generation, it would be there twice.
         landed, left = unanswered[:first], unanswered[first:]
@@ -365,10 +423,33 @@ class Lane:
             passed = [m for m in left if m.route.exchange == match[1]]
             log.warning("%d messages to exchange '%s' in vhost '%s' are passed over: %s", len(passed), match[1], self.vhost, error.text)
             left = [m for m in left if m.route.exchange != match[1]]
+            for message in passed:
+                self._replica.passes_over(message.sequence)
             landed += passed
         self._finish(landed)
         await self._reopen()
         self._send(self._needed(left))
+
+    async def _over_a_message(self, unanswered: list[Message], error: ChannelClosed) -> None:
+        """The broker closed the channel over one of these."""
+        todo = next((todo for text, todo in _CURABLE if text in error.text), "")
+        if todo:
+            raise LrqError(f"the broker does not take a message of the log, vhost '{self.vhost}': {error.code} {error.text}", todo=todo) from error
+        if len(unanswered) != 1 or error.code not in PASSED_OVER:
+            self._doubt()
+            raise error
+        self.open_messages.clear()
+        self.pass_over(unanswered[0].sequence, f"{error.code} {error.text}")
+        self._finish(unanswered)
+        await self._reopen()
+
+    def _doubt(self) -> None:
+        self.in_doubt = [m.sequence for m in self.open_messages if m is not None]
+
+    def pass_over(self, sequence: int, why: str) -> None:
+        """Entry `sequence` is no message that this broker takes."""
+        log.error("the message of entry %d, vhost '%s', is passed over, as the broker will not take it: %s", sequence, self.vhost, why)
+        self._replica.passes_over(sequence)
 
     async def _takes_nothing(self, exchange: str, code: int) -> bool:
         """Whether nobody can publish to the exchange: it is internal, or still gone."""
@@ -410,11 +491,6 @@ class Lane:
             log.warning("queue '%s' in vhost '%s' cannot be purged here as on the primary: %s", queue, self.vhost, error.text)
 
 
-def routes_on(payload: bytes) -> bool:
-    """Whether a content header may name more routing keys than its publish does (CC, BCC). Rather too often than too rarely."""
-    return b"\x02CC" in payload or b"\x03BCC" in payload
-
-
 _NAMES = {
     frames.EXCHANGE_DECLARE: 2,
     frames.EXCHANGE_DELETE: 1,
@@ -435,7 +511,7 @@ def unconditional(payload: bytes) -> tuple[int, list[str], bytes]:
     Raises:
         FrameError: It is none, or malformed.
     """
-    method = int.from_bytes(payload[:4], "big")
+    method = frames.method_id(payload)
     names = []
     at = 6
     try:

@@ -14,6 +14,9 @@ Expiry, length limits and operators (management page, rabbitmqctl) take messages
 - A queue that is gone is deleted in the log, in a barrier. A client may have declared it again in this very moment, in words that the log knows and
   which are therefore passed on: that is waited for, and then it is not gone. Nor is one that was never here (this broker may have refused the
   declaration), unless it may have gone by itself.
+- Of a queue that is not replicated as a whole, only that it is gone is told: what is in it is each broker's own.
+- A queue that goes with its last consumer (`topology.goes_unused`) is deleted here, when clients of this node have consumed from it and none does
+  any more; not while the door closes, as its clients come again elsewhere.
 - Looking must not count as use: a classic queue that expires is asked for its length only while a client consumes from it.
 """
 
@@ -24,7 +27,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -32,14 +35,16 @@ from pamqp import commands
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.levels import Level
 from lrq_ha.replication.positions import RangeSet
 
 from . import frames, topology
 from .channels import QueueKey
-from .client import Channel, Connection
+from .client import Channel
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
 from .keeping import has_a_free_way_back
+from .vhosts import Vhosts
 
 if TYPE_CHECKING:
     from .door import Door
@@ -101,9 +106,8 @@ class Census:
     def __init__(self, replica: Replica, door: Door, broker: Address) -> None:
         self._replica = replica
         self._door = door
-        self._broker = broker
         self._channels: dict[str, Channel] = {}
-        self._connections: dict[str, Connection] = {}
+        self._vhosts = Vhosts(broker)
         self._seen: dict[QueueKey, _Seen] = {}
         self._told: dict[QueueKey, _Told] = {}
         self._existed: set[QueueKey] = set()
@@ -114,6 +118,7 @@ class Census:
         self._turn: Iterator[QueueKey] = iter(())
         self._again: dict[QueueKey, None] = {}  # looked at next time, too: something has changed
         self._not_before: dict[str, float] = {}  # vhosts that could not be looked at
+        self._in_use: dict[QueueKey, float] = {}  # queues without consumers here that have some all the same, and when to ask again
 
     async def run(self) -> None:
         """Looks until cancelled, or until this node is not active any more."""
@@ -126,15 +131,14 @@ class Census:
                 else:
                     await self._round()
         finally:
-            for connection in self._connections.values():
-                connection.abort()
+            self._vhosts.abort()
 
     async def _round(self) -> None:
         queues = dict.fromkeys(islice(self._again, LOOKS_PER_ROUND))
         self._again = {}
         turn = list(islice(self._turn, LOOKS_PER_ROUND))
         if len(turn) < LOOKS_PER_ROUND:
-            declared = [key for key, gone in self._replica.declared.items() if not gone and key[0] != ROUTING_VHOST and self._replica.replicates(key)]
+            declared = [key for key, gone in self._replica.declared.items() if not gone and key[0] != ROUTING_VHOST and self._replica.knows(key)]
             for known in (self._seen, self._told, self._missed, self._probed):
                 for key in known.keys() - set(declared):
                     known.pop(key)
@@ -146,6 +150,11 @@ class Census:
         if clients is None:
             self._seen.clear()
             return
+        now = time.monotonic()
+        due = [key for key in self._replica.consumed if now >= max(self._in_use.get(key, 0.0), self._not_before.get(key[0], 0.0))]
+        unused = [key for key in due if not clients.consumers[key]]
+        if unused and not self._door_closes():
+            await self._delete_unused(unused)
         for key in queues:
             if not self._replica.active:
                 return
@@ -189,6 +198,8 @@ class Census:
             return
         self._there(key)
         ready, consumers = found
+        if not self._replica.replicates(key):
+            return
         if kind == "stream" or key not in self._replica.declarations or arguments.get("x-delayed-retry-type", "disabled") != "disabled":
             return  # what is to be tried again later is in no length
         # More consumers than the door's: somebody consumes around it. None although there are some: the queue has not answered.
@@ -213,10 +224,7 @@ class Census:
         return channel
 
     async def _new_channel(self, vhost: str) -> Channel:
-        known = self._connections.get(vhost)
-        if known is None or known.error is not None:
-            self._connections[vhost] = await Connection.open(replace(self._broker, vhost=vhost))
-        return await self._connections[vhost].channel()
+        return await (await self._vhosts.connection(vhost, anew=True)).channel()
 
     async def _length(self, key: QueueKey) -> tuple[int, int] | None:
         """(ready messages, consumers) of a queue; None: there is none."""
@@ -247,7 +255,7 @@ class Census:
         limited number of deliveries.
         """
         channel = await self._new_channel(key[0])
-        if limited and not has_a_free_way_back(self._connections[key[0]]):
+        if limited and not has_a_free_way_back(channel.connection):
             await channel.close()
             return False
         got: list[int] = []
@@ -261,7 +269,7 @@ class Census:
                     channel.nack(0, multiple=True, requeue=True)
                     await channel.flow()
         except TimeoutError:
-            self._connections[key[0]].abort()
+            channel.connection.abort()
             return False
         except ChannelClosed:
             return False  # exclusive to somebody, or not in use
@@ -342,7 +350,10 @@ class Census:
     def _missing(self, key: QueueKey) -> None:
         self._seen.pop(key, None)
         vhost, queue = key
-        if key not in self._existed and key not in self._replica.declared_here and not topology.may_vanish(self._replica.declarations.get(key, b"")):
+        was_here = key in self._existed or key in self._replica.declared_here
+        if not was_here and self._replica.level(key) is Level.NONE:
+            return  # another node's
+        if not was_here and not topology.may_vanish(self._replica.declarations.get(key, b"")):
             if key not in self._said:
                 self._said.add(key)
                 log.warning("queue '%s' in vhost '%s' is in the log, and was not on this broker when it became primary", queue, vhost)
@@ -358,6 +369,7 @@ class Census:
         """Brings into the log that these are gone."""
         replica = self._replica
         async with replica.barrier():
+            await asyncio.sleep(REDECLARED_S)
             await self._declarations_done(keys)
             for key in keys:
                 vhost, queue = key
@@ -366,9 +378,39 @@ class Census:
                 if not replica.active:
                     return
                 log.warning("queue '%s' in vhost '%s' has expired or was deleted at the broker: it is deleted on the backups, too", queue, vhost)
-                method = bytes(frames.method_frame(1, commands.Queue.Delete(queue=queue))[7:-1])
-                replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
-                self._existed.discard(key)
+                self._log_deletion(key)
+
+    def _log_deletion(self, key: QueueKey) -> None:
+        vhost, queue = key
+        method = bytes(frames.method_frame(1, commands.Queue.Delete(queue=queue))[7:-1])
+        self._replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
+        self._existed.discard(key)
+        self._door.forget_decisions()
+
+    def _door_closes(self) -> bool:
+        return self._door.draining or bool(self._door.closed_because())
+
+    async def _delete_unused(self, keys: list[QueueKey]) -> None:
+        """Deletes queues that go with their last consumer, and have had it."""
+        replica = self._replica
+        async with replica.barrier():
+            await self._declarations_done(keys)
+            clients = self._clients()
+            for key in keys:
+                if clients is None or not replica.active or self._door_closes():
+                    return
+                if clients.consumers[key]:
+                    continue
+                try:
+                    await (await self._channel(key[0])).queue_delete(key[1], if_unused=True)
+                except ChannelClosed as error:
+                    if not error.no_such_queue:  # somebody consumes around the door
+                        self._in_use[key] = time.monotonic() + BACK_OFF_S
+                        continue
+                except LrqError as error:
+                    self._cannot_look(key, error)
+                    continue
+                self._log_deletion(key)
 
     async def _is_there(self, key: QueueKey) -> bool:
         """Likewise `_exists`; also where it cannot be seen."""
@@ -380,7 +422,6 @@ class Census:
 
     async def _declarations_done(self, keys: Collection[QueueKey]) -> None:
         """Returns when the broker has carried out the declarations of these queues that were under way; no others are passed on during a barrier."""
-        await asyncio.sleep(REDECLARED_S)
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
             channels = [channel for relay in self._door.relays for channel in relay.channels.values()]

@@ -4,18 +4,24 @@ Rules:
 - The client's publish numbers and the broker's differ where a publish does not go to the broker (a repeat, a routing queue). Both grow by one
   per publish, so a run of publishes is four numbers, however long.
 - A `multiple` ack is passed on as such only if it does not cover a publish that is still waiting here.
+- A publish with local completion is answered when the own stream has it. The broker's answer to it is the door's business alone.
 - A delivery without a position is none of the log's business: its tag is not kept.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
+
+if TYPE_CHECKING:
+    import asyncio
 
 QueueKey = tuple[str, str]  # vhost, queue
 
@@ -39,13 +45,21 @@ class Settled(NamedTuple):
 
 
 class Confirms:
-    """Publishes of one channel that wait for an answer. broker tags in `_runs` ascend and are consecutive within a run."""
+    """Publishes of one channel that wait for an answer. broker tags in `_runs` ascend and are consecutive within a run.
 
-    __slots__ = ("_broker_tag", "_client_tag", "_runs", "local", "selected")
+    Attributes:
+        local: Client's tags of publishes that do not go to the broker.
+        early: Client's first tags of runs with local completion that are not confirmed yet, ascending.
+        waiting: How many publishes have their confirm from the broker.
+    """
+
+    __slots__ = ("_broker_tag", "_client_tag", "_runs", "early", "local", "selected", "waiting")
 
     def __init__(self) -> None:
         self.selected = False
         self.local: set[int] = set()
+        self.early: deque[int] = deque()
+        self.waiting = 0
         self._client_tag = 0
         self._broker_tag = 0
         self._runs: deque[tuple[int, Settled]] = deque()
@@ -65,6 +79,25 @@ class Confirms:
         self._broker_tag += count
         if self.selected:
             self._client_tag += count
+            self.waiting += count
+
+    def forwarded_early(self, count: int, sequence: int, producer: str = "", number: int = 0) -> int:
+        """Likewise, with local completion: the broker's answer is not the client's. Returns the client's first tag."""
+        self._runs.append((self._broker_tag + 1, Settled(0, count, sequence, producer, number)))
+        self._broker_tag += count
+        first = self._client_tag + 1
+        self._client_tag += count
+        self.early.append(first)
+        return first
+
+    def covers_others(self, tag: int) -> bool:
+        """Whether a `multiple` ack up to `tag` would cover what is still waiting here."""
+        return bool(self.local and min(self.local) <= tag) or bool(self.early and self.early[0] <= tag)
+
+    @property
+    def oldest(self) -> int:
+        """The first entry of the log to which the broker owes an answer; 0 if there is none."""
+        return next((run.sequence for _, run in self._runs if run.sequence), 0)
 
     def ended_here(self) -> int:
         """A publish that does not go to the broker. Returns the client's tag, 0 if the client asked for no confirms."""
@@ -76,15 +109,24 @@ class Confirms:
 
     def answered(self, tag: int, multiple: bool) -> list[Settled]:
         """The broker's ack or nack. Raises IllegalEvent for a tag that is not open."""
+        settled = self._take(tag, multiple)
+        for run in settled:
+            if run.client_tag:
+                self.waiting -= run.publishes
+        return settled
+
+    def _take(self, tag: int, multiple: bool) -> list[Settled]:
         runs = self._runs
         settled = []
         if multiple or (runs and runs[0][0] == tag):
             last = tag if tag else self._broker_tag
             while runs and runs[0][0] <= last:
                 first, run = runs.popleft()
-                taken = min(run.publishes, last - first + 1)
-                settled.append(_part(run, 0, taken))
-                if taken < run.publishes:
+                taken = last - first + 1
+                if taken >= run.publishes:
+                    settled.append(run)
+                else:
+                    settled.append(_part(run, 0, taken))
                     runs.appendleft((first + taken, _part(run, taken, run.publishes - taken)))
             return settled
         for i, (first, run) in enumerate(runs):
@@ -102,6 +144,7 @@ class Confirms:
         """The channel is gone: all that had no answer."""
         left = [run for _, run in self._runs]
         self._runs.clear()
+        self.waiting = 0
         return left
 
 
@@ -170,12 +213,29 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True)
 class Consumer:
-    """A consumer as the client asked for it. `no_ack`: without acks; `automatic`: the door acks for it."""
+    """A consumer as the client asked for it.
+
+    Attributes:
+        no_ack: Without acks.
+        automatic: The door acks for it.
+        method: What the broker was asked.
+        limit: The basic.qos per consumer (a method's payload) that held then.
+        number: In the order in which they came.
+        cancelled: The client has cancelled it.
+    """
 
     queue: QueueKey
     automatic: bool
     tracked: bool
     no_ack: bool = False
+    method: Any = None
+    limit: bytes = b""
+    number: int = field(default_factory=itertools.count(1).__next__)
+    cancelled: bool = False
+
+    @property
+    def exclusive(self) -> bool:
+        return bool(getattr(self.method, "exclusive", False))
 
 
 class Closing(Enum):
@@ -207,30 +267,59 @@ class Channel:
     """Everything the door keeps about one channel."""
 
     number: int
+    opened: bool = False  # the client has asked for it
     confirms: Confirms = field(default_factory=Confirms)
     broker_confirms: bool = False
+    early: deque[tuple[int, pb.Run]] = field(default_factory=deque)  # with local completion, and not all answered: (sequence of the first, the run)
     state: Closing = Closing.NO
     on_settled: bytes = b""  # the close that goes to the broker when it has answered all publishes
     refusal: bytes = b""  # DOOR: what the client is told then
     last_queue: str = ""  # what an empty queue name means
-    deliveries: dict[int, Delivery] = field(default_factory=dict)
+    deliveries: dict[int, Delivery] = field(default_factory=dict)  # by tag, ascending: an ack of several looks at those alone
     others: set[int] = field(default_factory=set)  # tags of deliveries that the log knows nothing of
     returning: set[QueueKey] = field(default_factory=set)  # where deliveries go back to when the broker has closed it, or the door no longer drains
     undelivered: list[int] = field(default_factory=list)  # tags that came while the door drains
     consumers: dict[bytes, Consumer] = field(default_factory=dict)
+    limit: bytes = b""  # the last basic.qos per consumer: its payload
+    unasked: deque[bool] = field(default_factory=deque)  # qos-ok that the broker owes, in order: whether to the door alone
+    paused: dict[bytes, Consumer] = field(default_factory=dict)  # cancelled at the broker while their queue stands still (`pausing`)
+    stopping: Counter[bytes] = field(default_factory=Counter)  # cancel-ok that the broker owes to the door alone, by tag
+    resuming: Counter[bytes] = field(default_factory=Counter)  # and consume-ok
     consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, in order
     passed: deque[Passed] = field(default_factory=deque)  # declarations that the broker has not answered, in order
     gets: deque[tuple[Consumer, bytes]] = field(default_factory=deque)  # (as a consumer, the method frame) of basic.get under way
+    asked_behind: bool = False  # the client has asked for more behind those
+    returned: set[int] = field(default_factory=set)  # entries with IDs that came back, and that the broker has not acked yet
+    selecting: int = 0  # answers to confirm.select that the broker owes
+    second: int = 0  # the broker's number of a channel that has the transactions of this one (see `transacting`)
+    second_ends: bool = False  # the broker has been asked to close it
+    before_select: list[bytes] = field(default_factory=list)  # confirms by the door's own word that wait for those
     tx: Transaction | None = None  # after tx.select, but while what is in it is done in earnest:
     committing: Commit | None = None
     commits: deque[Commit] = field(default_factory=deque)  # that the broker has not answered, in order
     unseen: list[bytes] = field(default_factory=list)  # the door's own acks, that wait for their turn between the client's transactions
     rollbacks: deque[bool] = field(default_factory=deque)  # that the broker has not answered, in order: whether the client asked for it
+    rehearsed: asyncio.Future[None] | None = None  # of a commit that waits until the broker has answered all of its rehearsal
 
     @property
     def unanswered(self) -> bool:
         """Whether the broker owes an answer to publishes or to a commit."""
         return self.confirms.open or bool(self.commits)
+
+    @property
+    def questions(self) -> int:
+        """How many of the client's questions the broker has not answered."""
+        return len(self.gets) + len(self.consuming) + len(self.passed) + len(self.commits)
+
+    def early_run(self, sequence: int) -> tuple[int, pb.Run] | None:
+        """The run with local completion that an entry is of: (sequence of its first, the run)."""
+        return next(((first, run) for first, run in self.early if first <= sequence < first + len(run.enqueues.lengths)), None)
+
+    def forget_early(self) -> None:
+        """Lets go of runs to which the broker owes no answer any more."""
+        oldest = self.confirms.oldest
+        while self.early and (not oldest or self.early[0][0] + len(self.early[0][1].enqueues.lengths) <= oldest):
+            self.early.popleft()
 
     @property
     def held(self) -> list[Delivery]:
@@ -256,11 +345,29 @@ class Channel:
             self.tx = Transaction()
         return held
 
+    def rehearsal_is_over(self) -> None:
+        """The broker has taken all of it, or the channel is at its end."""
+        if self.rehearsed is not None and not self.rehearsed.done():
+            self.rehearsed.set_result(None)
+
     def forget(self) -> None:
         """The broker has closed it: nothing that it owed will come."""
         self.passed.clear()
         self.gets.clear()
         self.consuming.clear()
+        self.before_select.clear()
+        self.unasked.clear()
+        self.stopping.clear()
+        self.resuming.clear()
+
+    @property
+    def acks_wait(self) -> bool:
+        """Whether an ack counts at the broker only when a transaction there is committed."""
+        return self.tx is not None and not self.second
+
+    def holds(self, tag: int, multiple: bool) -> bool:
+        """Whether the broker would take an ack of this tag: of what was given out and is not settled; of everything (0 with multiple) in any case."""
+        return tag in self.deliveries or tag in self.others or (multiple and not tag)
 
     def outstanding(self, upto: int = 0) -> int:
         """The highest tag (<= `upto`, if that is not 0) of what the client was given and has not settled; 0: there is none."""
@@ -272,7 +379,7 @@ class Channel:
         if not multiple:
             one = deliveries.pop(tag, None)
             return {} if one is None else {tag: one}
-        covered = sorted(t for t in deliveries if t <= tag) if tag else sorted(deliveries)
+        covered = list(takewhile(lambda t: t <= tag, deliveries) if tag else deliveries)
         return {t: deliveries.pop(t) for t in covered}
 
     def take_others(self, tag: int, multiple: bool) -> set[int]:
@@ -283,5 +390,6 @@ class Channel:
 
     def give_back(self, tx: Transaction) -> None:
         """What a transaction had settled is not settled."""
-        self.deliveries |= tx.settled
+        if tx.settled:
+            self.deliveries = dict(sorted((self.deliveries | tx.settled).items()))
         self.others |= tx.others

@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
         elif kind in frames.CONTENT_METHODS or kind in (frames.HEADER, frames.BODY):
             whole = self._assembly.take(kind, number, buffer[start:end])
             if whole is not None:
-                channel._take_content(int.from_bytes(whole.method[:4], "big"), *whole)
+                channel._take_content(frames.method_id(whole.method), *whole)
         elif kind != frames.HEARTBEAT:
             channel._take_method(kind, buffer[start:end])
 

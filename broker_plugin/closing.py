@@ -1,9 +1,11 @@
-"""How a channel or a connection ends, from either side or by the door's own word (`channels.Closing` has the states).
+"""How a channel begins, and how it or a connection ends, from either side or by the door's own word (`channels.Closing` has the states).
 
 Rules:
 - A channel or connection is closed at the broker only when the broker has answered all its publishes: what was published before a close is in
   the queues.
 - A channel that the door refuses is closed at the broker first; the client is told when that is done, and then answers to the door alone.
+- A second channel (`transacting`) ends when its commits are answered, and before the first one, unless the broker closes that. Either way the client
+  is told last.
 - What waits for a channel that the broker has closed is dropped: its number may be another's by the time it would go out.
 """
 
@@ -17,13 +19,19 @@ from pamqp import commands
 
 from . import frames
 from .channels import Channel, Closing, Settled
-from .frames import CHANNEL_CLOSE, METHOD, Item
+from .frames import CHANNEL_CLOSE, METHOD, FrameError, Item
 
 if TYPE_CHECKING:
     from .relay import Relay
 
 
 # ---- what the client says --------------------------------------------------------------------------------------------------
+
+
+def channel_open(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+    """channel.open."""
+    channel.opened = True
+    relay.outbox.put(frames.frame(METHOD, channel.number, payload))
 
 
 def channel_close(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -33,7 +41,9 @@ def channel_close(relay: Relay, channel: Channel, _kind: int, payload: bytes) ->
         _end(relay, channel, Closing.CLIENT, frame)
     elif channel.state is Closing.BROKER:
         relay.outbox.put(frame)  # both sides closed at once
-    elif channel.state in (Closing.DOOR, Closing.TOLD):
+    elif channel.state is Closing.DOOR:
+        channel.refusal += frames.method_frame(channel.number, commands.Channel.CloseOk())  # as of a broker, behind its reason
+    elif channel.state is Closing.TOLD:
         relay.to_client(frames.method_frame(channel.number, commands.Channel.CloseOk()))
 
 
@@ -43,13 +53,14 @@ def channel_close_ok(relay: Relay, channel: Channel, _kind: int, payload: bytes)
         if channel.state is Closing.BROKER:
             relay.outbox.put(frames.frame(METHOD, channel.number, payload))
         _forget(relay, channel)
-    elif channel.state is Closing.NO:
-        relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+    elif channel.state is Closing.NO:  # a broker would end the channel without a word, and owe its confirms for ever
+        raise FrameError(f"channel.close-ok on channel {channel.number}, which nobody has closed")
 
 
 def connection_close(relay: Relay, _channel: Channel, _kind: int, payload: bytes) -> None:
-    """connection.close of the client."""
+    """connection.close of the client: the broker hears nothing that comes behind it, so neither does anybody else."""
     relay.on_settled = frames.frame(METHOD, 0, payload)
+    relay.hear_nothing_more()
     if relay.unanswered:
         _in_time(relay, lambda: _settle_all(relay))
     else:
@@ -69,7 +80,12 @@ def connection_close_ok(relay: Relay, _channel: Channel, kind: int, _payload: by
 
 def refuse(relay: Relay, channel: Channel, code: int, text: str, cause: int) -> None:
     """Closes a channel on both sides, with an error of the door's own."""
-    channel.refusal = frames.channel_close(channel.number, code, text, cause)
+    refuse_as(relay, channel, frames.channel_close(channel.number, code, text, cause))
+
+
+def refuse_as(relay: Relay, channel: Channel, refusal: bytes) -> None:
+    """The same; the client is told with this frame."""
+    channel.refusal = refusal
     frame = frames.method_frame(channel.number, commands.Channel.Close(200, "the door closed it", 0, 0))
     _end(relay, channel, Closing.DOOR, frame)
 
@@ -94,16 +110,30 @@ def _in_time(relay: Relay, done: Callable[[], None]) -> None:
 
 def settled(relay: Relay, channel: Channel) -> None:
     """The broker has answered all publishes of this channel."""
-    if channel.on_settled:
+    if channel.closing:
         _settle(relay, channel)
-    if relay.on_settled and not relay.unanswered:
-        _settle_all(relay)
+    _settle_connection(relay)
 
 
 def _settle(relay: Relay, channel: Channel) -> None:
-    if channel.on_settled and not relay.closed:
+    if relay.closed:
+        return
+    if channel.second:
+        _end_second(relay, channel)
+    elif channel.on_settled:
         frame, channel.on_settled = channel.on_settled, b""
         relay.outbox.put(frame)
+
+
+def _end_second(relay: Relay, channel: Channel) -> None:
+    if not channel.second_ends:
+        channel.second_ends = True
+        relay.outbox.put(frames.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
+
+
+def _settle_connection(relay: Relay) -> None:
+    if relay.on_settled and not relay.unanswered:
+        _settle_all(relay)
 
 
 def _settle_all(relay: Relay) -> None:
@@ -118,13 +148,24 @@ def _tell(relay: Relay, channel: Channel) -> None:
     relay.to_client(channel.refusal)
 
 
-def abandon(relay: Relay, channel: Channel, *, refused: bool = False) -> None:
-    """Publishes without an answer on a channel that is gone: refused, unless a copy has been seen. `refused`: by the broker's own word."""
+def abandon(relay: Relay, channel: Channel, *, refused: bool = False, commits: bool = True) -> None:
+    """Publishes without an answer on a channel that is gone: refused, unless a copy has been seen. `refused`: by the broker's own word.
+    `commits`: those of its transactions are gone, too.
+
+    Those that have been confirmed, as their completion is local, are logged anew instead.
+    """
+    channel.rehearsal_is_over()
     replica = relay.replica
-    replica.refuse([run for run in channel.confirms.abandon() if run.sequence], unless_seen=True)
+    relay.asks, relay.may_publish = 0, relay.may_publish and not refused
+    left = [(run, channel.early_run(run.sequence)) for run in channel.confirms.abandon() if run.sequence]
+    replica.refuse([run for run, early in left if early is None], unless_seen=True)
+    for run, early in left:
+        if early is not None:
+            replica.log_again(run, *early)
+    channel.early.clear()
     if relay.watch is not None:
         relay.watch.unanswered(channel.number)
-    while channel.commits:
+    while commits and channel.commits:
         runs = channel.commits.popleft().runs
         if refused:
             replica.refuse([Settled(0, len(run.enqueues.lengths), first, "", 0) for first, run in runs], unless_seen=True)
@@ -149,7 +190,7 @@ def _forget(relay: Relay, channel: Channel) -> None:
 # None: the client gets it as it came; else what it gets instead.
 
 
-def broker_closed_channel(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:
+def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     """channel.close of the broker."""
     channel = relay.channel(number)
     no_reply(relay, number)
@@ -157,7 +198,7 @@ def broker_closed_channel(relay: Relay, number: int, _data: bytes, _item: Item) 
     channel.forget()
     if relay.watch is not None:
         relay.watch.channel_ended(number)
-    abandon(relay, channel, refused=True)
+    abandon(relay, channel, refused=True, commits=not channel.second)
     relay.broker_parts.drop(number)
     close_ok = frames.method_frame(number, commands.Channel.CloseOk())
     if relay.client is None:  # nobody else answers
@@ -165,23 +206,33 @@ def broker_closed_channel(relay: Relay, number: int, _data: bytes, _item: Item) 
         relay.outbox.drop(number)
         relay.outbox.write(close_ok)
         return b""
+    if channel.second:
+        # Its commits come first, as at a broker with one channel; and the client may use the number again when both have ended.
+        channel.on_settled = b""
+        relay.outbox.drop(number)
+        relay.outbox.write(close_ok)
+        if channel.state is not Closing.DOOR:
+            answer = close_ok if channel.state is Closing.CLIENT else b""
+            channel.state, channel.refusal = Closing.DOOR, data[item[2] - 7 : item[3] + 1] + answer
+        if not channel.commits:
+            _end_second(relay, channel)
+        return b""
     if channel.state in (Closing.CLIENT, Closing.DOOR):
-        # Both sides close at once. The client has asked already, or will be told the door's reason.
+        # Both sides close at once. The client has asked already, and hears why the broker closes it; or it will be told the door's reason.
         asked = not channel.on_settled
         channel.on_settled = b""
+        if channel.state is Closing.CLIENT:
+            if asked:  # the broker answers that too
+                channel.state = Closing.BROKER
+                return None
+            channel.refusal = data[item[2] - 7 : item[3] + 1] + close_ok
         relay.outbox.write(close_ok)
-        if asked:
-            return b""  # the broker answers that too
-        if channel.state is Closing.DOOR:
+        if not asked:
             _tell(relay, channel)
-        else:
-            _forget(relay, channel)
-            relay.to_client(close_ok)
         return b""
     relay.outbox.drop(number)
     channel.state = Closing.BROKER
-    if relay.on_settled and not relay.unanswered:
-        _settle_all(relay)
+    _settle_connection(relay)
     return None
 
 
@@ -199,9 +250,46 @@ def broker_close_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> byt
     return None
 
 
+def second_refused(relay: Relay, channel: Channel, refusal: bytes) -> None:
+    """channel.close of the broker, for a second channel; `refusal` is the same for the first."""
+    unsent = relay.outbox.drop(channel.second)
+    relay.outbox.write(frames.method_frame(channel.second, commands.Channel.CloseOk()))
+    abandon(relay, channel, refused=True)
+    if channel.state is Closing.CLIENT:
+        channel.state, channel.refusal = Closing.DOOR, refusal + frames.method_frame(channel.number, commands.Channel.CloseOk())
+    if not channel.second_ends or unsent:  # else both sides close at once, and the broker answers that, too
+        _forget_second(relay, channel)
+        if channel.state is Closing.NO:
+            refuse_as(relay, channel, refusal)
+        else:
+            _after_second(relay, channel)
+    _settle_connection(relay)
+
+
+def second_closed(relay: Relay, channel: Channel) -> None:
+    """channel.close-ok of the broker, for a second channel."""
+    _forget_second(relay, channel)
+    abandon(relay, channel)
+    _after_second(relay, channel)
+    _settle_connection(relay)
+
+
+def _forget_second(relay: Relay, channel: Channel) -> None:
+    relay.broker_parts.drop(channel.second)
+    del relay.seconds[channel.second]
+    channel.second, channel.second_ends = 0, False
+
+
+def _after_second(relay: Relay, channel: Channel) -> None:
+    if channel.on_settled:
+        _settle(relay, channel)
+    elif channel.state is Closing.DOOR:
+        _tell(relay, channel)
+
+
 def broker_closed_connection(relay: Relay, _number: int, _data: bytes, _item: Item) -> bytes | None:
-    """connection.close of the broker."""
+    """connection.close of the broker, which has ended all channels: it is answered at once, whatever the client does."""
     no_reply(relay)
-    if relay.client is None:
-        relay.outbox.write(frames.method_frame(0, commands.Connection.CloseOk()))
+    relay.outbox.write(frames.method_frame(0, commands.Connection.CloseOk()))
+    relay.over = True
     return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import closing, frames, topology
 from .channels import Channel, Passed
-from .frames import CHANNEL_CLOSE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, Item, decode_method
+from .frames import CHANNEL_CLOSE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -32,12 +32,13 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         counts = low.to_bytes(4, "big") + high.to_bytes(4, "big")
         relay.to_client(frames.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
     elif isinstance(action, topology.PassOn):
+        relay.ask(channel)
         if action.queue:
             channel.last_queue = action.queue
         silent = bool(getattr(method, "nowait", False))
         if action.local is not None or action.known is not None:
             # Whether the queue is this node's own is known when the broker has accepted it; and the census must know when it has.
-            payload = topology.answered(payload)
+            payload = action.asked or topology.answered(payload)
             channel.passed.append(Passed(action.local, silent, action.known))
         elif not silent:
             channel.passed.append(Passed(None, False))
@@ -53,6 +54,8 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
         while relay.door.log_blocked:  # nothing gets safe now: a barrier would stop the consumers of all clients
             await asyncio.sleep(BLOCKED_POLL_S)
         async with replica.barrier():
+            if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
+                return
             reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
             relay.replies[number] = reply
             relay.outbox.put(frames.frame(METHOD, number, action.asked))
@@ -62,12 +65,14 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
             sequence = replica.topology(relay.vhost, action)
             if kind == QUEUE_DECLARE:
                 replica.local_queues.discard((relay.vhost, action.queue))
+            if kind in (QUEUE_DECLARE, QUEUE_DELETE):
+                relay.door.forget_decisions()  # of what level a queue of this name is may have changed
             if action.queue:
                 channel.last_queue = action.queue
         await replica.wait_safe(sequence)
         if relay.watch is not None:
             relay.watch.declared(number, action.asked, True)
-        if not getattr(method, "nowait", False):
+        if not getattr(method, "nowait", False) and channel.speaks:  # the broker may have closed it meanwhile, and the client knows
             relay.to_client(frames.frame(METHOD, number, payload))
     finally:
         relay.replies.pop(number, None)

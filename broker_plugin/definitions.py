@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from . import frames
 from .channels import QueueKey
@@ -27,35 +27,40 @@ _NAMES = {
     frames.QUEUE_UNBIND: 3,
 }
 _BINDS = {frames.QUEUE_BIND: True, frames.QUEUE_UNBIND: False, frames.EXCHANGE_BIND: True, frames.EXCHANGE_UNBIND: False}
+_QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_DELETE)
 _TO_QUEUES = (frames.QUEUE_BIND, frames.QUEUE_UNBIND)
 
 Row = tuple[str, bytes]  # vhost, method
 _Key = tuple[int, str, tuple[bytes, ...]]
+_End = tuple[str, bytes, bytes]  # vhost, b"q" or b"e", name
 
 
 class Definitions:
     """See above."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._rows: dict[_Key, bytes] = {}
+        self._safe = _Rows()
         self._noted: deque[tuple[int, str, bytes]] = deque()  # not safe yet
+        self.version = 0  # grows with every change
         for vhost, method in rows:
-            _carry_out(self._rows, vhost, method)
+            self._safe.carry_out(vhost, method)
 
     def noted(self, sequence: int, vhost: str, method: bytes) -> None:
         """Entry `sequence` is this declaration or deletion."""
         self._noted.append((sequence, vhost, method))
+        self.version += 1
 
     def safe(self, upto: int) -> None:
         """All entries up to `upto` are safe."""
         while self._noted and self._noted[0][0] <= upto:
             _, vhost, method = self._noted.popleft()
-            _carry_out(self._rows, vhost, method)
+            self._safe.carry_out(vhost, method)
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
         while self._noted and self._noted[-1][0] >= first:
             self._noted.pop()
+            self.version += 1
 
     def rows(self) -> Iterator[Row]:
         """(vhost, method) of everything there is."""
@@ -65,40 +70,81 @@ class Definitions:
         """The queues, and how each was declared."""
         return {(vhost, names[0].decode("utf-8", "surrogateescape")): m for (kind, vhost, names), m in self._now().items() if kind == _QUEUE}
 
+    def queue(self, key: QueueKey) -> bytes | None:
+        """How a queue was declared; None: the log has no such queue."""
+        vhost, name = key[0], key[1].encode("utf-8", "surrogateescape")
+        for _, of, method in reversed(self._noted):
+            if of == vhost and frames.method_id(method) in _QUEUES and method[7 : 7 + method[6]] == name:
+                return method if frames.method_id(method) == frames.QUEUE_DECLARE else None
+        return self._safe.rows.get((_QUEUE, vhost, (name,)))
+
+    def bindings_to(self, keys: Container[QueueKey]) -> Iterator[tuple[QueueKey, str, bytes, bytes]]:
+        """What binds these queues, as far as it is safe: (queue, exchange, the method that binds, the arguments of the one that unbinds)."""
+        for (kind, vhost, names), method in self._safe.rows.items():
+            if kind == _BINDING and names[0] == b"q":
+                key = (vhost, names[1].decode("utf-8", "surrogateescape"))
+                if key in keys:
+                    unbinds = b"\0\0" + b"".join(bytes((len(name),)) + name for name in names[1:4]) + names[4]
+                    yield key, names[2].decode("utf-8", "surrogateescape"), method, unbinds
+
     def _now(self) -> dict[_Key, bytes]:
         if not self._noted:
-            return self._rows
-        rows = dict(self._rows)
+            return self._safe.rows
+        now = self._safe.copy()
         for _, vhost, method in self._noted:
-            _carry_out(rows, vhost, method)
-        return rows
+            now.carry_out(vhost, method)
+        return now.rows
 
 
-def _carry_out(rows: dict[_Key, bytes], vhost: str, method: bytes) -> None:
-    kind = int.from_bytes(method[:4], "big")
-    names, at = [], 6
-    for _ in range(_NAMES[kind]):
-        end = at + 1 + method[at]
-        names.append(method[at + 1 : end])
-        at = end
-    if kind in _BINDS:
-        arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before them
-        key = (_BINDING, vhost, (b"q" if kind in _TO_QUEUES else b"e", *names, arguments))
-        if _BINDS[kind]:
-            rows[key] = method
-        else:
-            rows.pop(key, None)
-        return
-    to_queue = kind in (frames.QUEUE_DECLARE, frames.QUEUE_DELETE)
-    key = (_QUEUE if to_queue else _EXCHANGE, vhost, (names[0],))
-    if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
-        rows[key] = method
-    elif rows.pop(key, None) is not None:
-        for other in [k for k in rows if k[0] == _BINDING and k[1] == vhost and _is_of(k[2], to_queue, names[0])]:
-            del rows[other]
+class _Rows:
+    """What there is, and the bindings of each queue and exchange: to delete one of ten thousand queues, the others are not looked at."""
+
+    def __init__(self) -> None:
+        self.rows: dict[_Key, bytes] = {}
+        self._bindings: dict[_End, dict[_Key, None]] = {}
+
+    def copy(self) -> _Rows:
+        new = _Rows()
+        new.rows = dict(self.rows)
+        new._bindings = {end: dict(keys) for end, keys in self._bindings.items()}
+        return new
+
+    def carry_out(self, vhost: str, method: bytes) -> None:
+        kind = frames.method_id(method)
+        names, at = [], 6
+        for _ in range(_NAMES[kind]):
+            end = at + 1 + method[at]
+            names.append(method[at + 1 : end])
+            at = end
+        if kind in _BINDS:
+            arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before them
+            key = (_BINDING, vhost, (b"q" if kind in _TO_QUEUES else b"e", *names, arguments))
+            if _BINDS[kind]:
+                self.rows[key] = method
+                for one in _ends(key):
+                    self._bindings.setdefault(one, {})[key] = None
+            else:
+                self._unbind(key)
+            return
+        to_queue = kind in _QUEUES
+        key = (_QUEUE if to_queue else _EXCHANGE, vhost, (names[0],))
+        if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
+            self.rows[key] = method
+        elif self.rows.pop(key, None) is not None:
+            for binding in list(self._bindings.get((vhost, b"q" if to_queue else b"e", names[0]), ())):
+                self._unbind(binding)
+
+    def _unbind(self, key: _Key) -> None:
+        if self.rows.pop(key, None) is None:
+            return
+        for one in set(_ends(key)):
+            of = self._bindings[one]
+            del of[key]
+            if not of:
+                del self._bindings[one]
 
 
-def _is_of(binding: tuple[bytes, ...], to_queue: bool, name: bytes) -> bool:
-    """Whether a binding goes with this queue or exchange: (what its destination is, destination, source, …)."""
-    kind, destination, source = binding[:3]
-    return (destination == name and kind == (b"q" if to_queue else b"e")) or (not to_queue and source == name)
+def _ends(key: _Key) -> tuple[_End, _End]:
+    """What a binding goes with: its destination and its source."""
+    _, vhost, (kind, destination, source, *_) = key
+    return (vhost, kind, destination), (vhost, b"e", source)

@@ -14,10 +14,10 @@ from pamqp import commands
 
 from lrq_ha.replication.filter import Verdict
 
-from . import closing, endpoints, frames, settling
+from . import closing, endpoints, frames, pausing, settling
 from .channels import Channel, Closing, Consumer, Delivery
-from .frames import BASIC_DELIVER, BASIC_GET_OK, Item, decode_method, scan
-from .headers import cut, deaths, position
+from .frames import BASIC_CANCEL_OK, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN, Item, decode_method, scan
+from .headers import cut, deaths
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -26,17 +26,41 @@ if TYPE_CHECKING:
 # ---- what the client asks for ----------------------------------------------------------------------------------------------
 
 
+def qos(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+    """basic.qos."""
+    if not payload[-1] & 1:
+        channel.limit = payload
+    channel.unasked.append(False)
+    relay.outbox.put(frames.frame(frames.METHOD, channel.number, payload))
+
+
 def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """basic.consume."""
     method: Any = decode_method(payload)
     if not _may_read(relay, channel, method):
         return
+    relay.ask(channel)
     consumer = _consumer(relay, channel, method)
     if method.nowait:
         channel.consumers[method.consumer_tag.encode()] = consumer
+        relay.replica.consumes(consumer.queue)
     else:
         channel.consuming.append(consumer)
     relay.outbox.put(frames.method_frame(channel.number, method))
+
+
+def cancel(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+    """basic.cancel of the client."""
+    at = 5 + payload[4]
+    tag = bytes(payload[5:at])
+    consumer = channel.consumers.get(tag)
+    channel.paused.pop(tag, None)
+    if consumer is not None:
+        consumer.cancelled = True
+        if payload[at]:  # nowait: the door must know all the same when nothing more comes
+            pausing.cancel(relay, channel, tag)
+            return
+    relay.outbox.put(frames.frame(frames.METHOD, channel.number, payload))
 
 
 def get(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -46,6 +70,9 @@ def get(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
         return
     consumer = _consumer(relay, channel, method)
     frame = frames.method_frame(channel.number, method)
+    relay.ask(channel)
+    if not channel.gets:
+        channel.asked_behind = False
     channel.gets.append((consumer, frame))
     relay.outbox.put(frame)
 
@@ -60,11 +87,13 @@ def _may_read(relay: Relay, channel: Channel, method: Any) -> bool:
 
 def _consumer(relay: Relay, channel: Channel, method: Any) -> Consumer:
     """As the client asked for it; `method` is changed to what the broker is asked for."""
-    key = (relay.vhost, method.queue or channel.last_queue)
+    method.queue = method.queue or channel.last_queue
+    key = (relay.vhost, method.queue)
     tracked = relay.replica.replicates(key) and not endpoints.is_routing(relay.vhost)
     consumer = Consumer(key, bool(method.no_ack) and tracked, tracked, bool(method.no_ack))
     if consumer.automatic:
         method.no_ack = False
+    consumer.method, consumer.limit = method, channel.limit or pausing.NO_LIMIT
     return consumer
 
 
@@ -72,18 +101,37 @@ def _consumer(relay: Relay, channel: Channel, method: Any) -> Consumer:
 # None: the client gets it as it came; else what it gets instead (nothing, if it must not see it).
 
 
+def qos_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:
+    """basic.qos-ok, to the client or to the door."""
+    unasked = relay.channel(number).unasked
+    return b"" if unasked and unasked.popleft() else None
+
+
 def consume_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     channel = relay.channel(number)
+    start = item[2] + 4
+    tag = bytes(data[start + 1 : start + 1 + data[start]])
+    if channel.resuming[tag]:
+        channel.resuming[tag] -= 1
+        return b""
     if channel.consuming:
-        start = item[2] + 4
-        channel.consumers[bytes(data[start + 1 : start + 1 + data[start]])] = channel.consuming.popleft()
+        consumer = channel.consuming.popleft()
+        channel.consumers[tag] = consumer
+        relay.replica.consumes(consumer.queue)
     return None
 
 
 def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.cancel of the broker, or its cancel-ok: nothing more comes for this consumer."""
     start = item[2] + 4
-    relay.channel(number).consumers.pop(bytes(data[start + 1 : start + 1 + data[start]]), None)
+    tag, channel = bytes(data[start + 1 : start + 1 + data[start]]), relay.channel(number)
+    if item[0] == BASIC_CANCEL_OK and channel.stopping[tag]:
+        channel.stopping[tag] -= 1
+        consumer = channel.consumers.get(tag)
+        if consumer is not None and consumer.cancelled and not channel.stopping[tag]:  # by a client that wants no answer
+            del channel.consumers[tag]
+        return b""
+    channel.consumers.pop(tag, None)
     return None
 
 
@@ -130,10 +178,15 @@ def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
         _keep_back(channel, consumer, tag)
         return frames.method_frame(number, commands.Basic.GetEmpty())
     replaced = _judge(relay, channel, consumer, tag, payload, data, item, 12)
-    if replaced == b"":
+    if replaced != b"":
+        return replaced
+    if number in relay.withheld:
         channel.gets.appendleft((consumer, frame))
-        if number not in relay.withheld:
-            relay.outbox.put(frame)  # the client gets the next one instead
+    elif channel.asked_behind:  # what answers that comes first: the client must not take it for this
+        return frames.method_frame(number, commands.Basic.GetEmpty())
+    else:
+        channel.gets.appendleft((consumer, frame))
+        relay.outbox.put(frame)  # the client gets the next one instead
     return replaced
 
 
@@ -141,6 +194,16 @@ def get_empty(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | N
     channel = relay.channel(number)
     if channel.gets:
         channel.gets.popleft()
+    return None
+
+
+def returned(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    """basic.return: the message is in no queue. Its ack follows; see `publishing.took`."""
+    if not item[6]:
+        return part(relay, number, BASIC_RETURN, data[item[2] : item[3]])
+    stamped = relay.replica.stamp_of(data[item[4] : item[5]]) if relay.producer_key else None
+    if stamped is not None:
+        relay.channel(number).returned.add(stamped[0])
     return None
 
 
@@ -178,12 +241,11 @@ def refit(blob: bytes, frame_max_bytes: int) -> bytes:
 def _judge(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bits_at: int) -> bytes | None:
     """R9: what becomes of a copy that the broker hands out. `bits_at`: where the redelivered bit stands in the method."""
     replica = relay.replica
-    stamped = position(payload)
-    parsed = replica.parse_stamp(stamped) if stamped is not None else None
-    if parsed is None:
+    stamped = replica.stamp_of(payload)
+    if stamped is None:
         _unknown(relay, channel, consumer, tag)
         return None
-    sequence, generation = parsed
+    sequence, generation = stamped
     died = deaths(payload) if b"x-death" in payload else ()
     queue = consumer.queue
     verdict = replica.filter.verdict(queue, sequence, generation, died)
@@ -194,10 +256,12 @@ def _judge(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload
             settling.ack_for(relay, channel, tag, delivery)
         else:
             channel.deliveries[tag] = delivery
-        if sequence > replica.redelivered_upto:
-            return None
         bit = item[2] + bits_at
-        return data[item[2] - 7 : bit] + bytes((data[bit] | 1,)) + data[bit + 1 : item[6]]
+        flagged = data[bit] & 1
+        again = replica.comes_again(sequence, bool(flagged))
+        if again == flagged:
+            return None
+        return data[item[2] - 7 : bit] + bytes((data[bit] ^ 1,)) + data[bit + 1 : item[6]]
     _turn_away(relay, channel, tag, Delivery(queue, sequence, died), generation, verdict, data[item[2] - 7 : item[6]])
     return b""
 
@@ -212,9 +276,8 @@ def _unknown(relay: Relay, channel: Channel, consumer: Consumer, tag: int) -> No
 
 def _read(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes) -> bytes | None:
     """What is read from a stream stays there, so nothing of it is settled; but a copy that was published again counts once (R8)."""
-    stamped = position(payload)
-    parsed = relay.replica.parse_stamp(stamped) if stamped is not None else None
-    if parsed is None or relay.replica.generations.counts(*parsed):
+    stamped = relay.replica.stamp_of(payload)
+    if stamped is None or relay.replica.generations.counts(*stamped):
         _unknown(relay, channel, consumer, tag)
         return None
     relay.door.counters["filtered"] += 1

@@ -59,6 +59,7 @@ class Door:
         config: The node's configuration.
 
     Attributes:
+        completes_locally: Whether publishes to a queue, by its name, are confirmed when the own stream has them.
         tls: What connections are taken with; None for plain ones.
         interceptors: Those that the configuration names.
         own: The sidecar's credentials, which other nodes and sites show.
@@ -82,7 +83,8 @@ class Door:
         self._client_tls = config.client_tls
         self._open = 0
         self._full: dict[Relay, int] = {}  # clients that do not keep up, the longest first, and the bytes that wait for each
-        self._refused_said_at = 0.0
+        self._refused_said_at = self._lost_said_at = 0.0
+        self.completes_locally = config.completes_locally
         self._stopping = False
         self.interceptors = Interceptors(config.interceptors)
         self._listener = Listener(
@@ -184,6 +186,19 @@ class Door:
             relay.alarm.changed()
             if reason:
                 relay.release_acks()
+
+    def refused_after_confirm(self, publishes: int) -> None:
+        """The broker has refused publishes that were confirmed already."""
+        self.counters["refused_after_confirm"] += publishes
+        if self._now - self._lost_said_at >= 1.0:
+            self._lost_said_at = self._now
+            text = 'messages were refused by a full queue after their confirm, and are lost: %d so far. completion = "local" is not for such queues'
+            log.warning(text, self.counters["refused_after_confirm"])
+
+    def give_confirms(self) -> None:
+        """This primary no longer waits for its expected backups."""
+        for relay in list(self.relays):
+            relay.give_confirms()
 
     def fence_producer(self, newer: Relay) -> None:
         """A producer has one connection per vhost: with two, each would take the other's numbers for repeats of its own."""

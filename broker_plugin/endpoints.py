@@ -27,7 +27,7 @@ from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
 from . import frames, publishing
 from .channels import Channel
-from .headers import cut, replication_id
+from .headers import cut, replication_id, routes_on
 from .logins import producer_key
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 ROUTING_VHOST = "lrq"
 LOG_PREFIX = "LRQ_HA_"
 SINK_QUESTION = "LRQ_Sink_"
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 NO_ROUTE = 312
 TRANSMISSION_BYTES_MAX = (16 << 20) - (64 << 10)  # with what a view and the log add, RabbitMQ 4 still takes it in one message
 REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
@@ -46,6 +47,7 @@ class Decision(Enum):
     """Where a publish goes."""
 
     LOGGED = "into the log, then to the broker"
+    LOCAL = "the same, and confirmed when the own stream has it"
     PASSED = "to the broker as it came: not replicated"
     TRANSMIT = "a log entry for other sites"
     STATUS = "a status for the log"
@@ -53,7 +55,7 @@ class Decision(Enum):
     FORBIDDEN = "nowhere"
 
 
-LOGGED = Decision.LOGGED
+LOGGED, LOCAL = Decision.LOGGED, Decision.LOCAL
 _OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
 
 
@@ -73,11 +75,15 @@ def decide(relay: Relay, route: Route) -> Decision:
     """What becomes of publishes on this route."""
     if not is_routing(relay.vhost):
         name = route.exchange or route.routing_key
-        if not route.exchange and name.startswith("amq.rabbitmq.reply-to"):
+        if not route.exchange and name.startswith(DIRECT_REPLY_TO):
             return Decision.PASSED
         if route.exchange.startswith("amq."):  # the predeclared exchanges exist on every node
             return LOGGED
-        return LOGGED if relay.replica.replicates((relay.vhost, name)) else Decision.PASSED
+        logged = relay.replica.replicates_exchange(name) if route.exchange else relay.replica.replicates((relay.vhost, name))
+        if not logged:
+            return Decision.PASSED
+        plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
+        return LOCAL if plain and relay.door.completes_locally(route.routing_key) else LOGGED
     if route.exchange:
         return Decision.FORBIDDEN
     if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
@@ -89,13 +95,18 @@ def decide(relay: Relay, route: Route) -> Decision:
     return Decision.FORBIDDEN
 
 
+def names_more(decision: Decision, method: bytes, header: bytes) -> bool:
+    """Whether a publish to a queue that is not replicated names further queues, which may be: then it enters the log all the same."""
+    return decision is Decision.PASSED and routes_on(header) and DIRECT_REPLY_TO.encode() not in method
+
+
 def may_read(relay: Relay, queue: str) -> bool:
     """Whether a client may read a queue, as far as the door is asked; the broker is asked afterwards."""
     return not is_routing(relay.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
 
 
 def take(relay: Relay, channel: Channel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
-    """A publish that is not LOGGED."""
+    """A publish that is neither LOGGED nor LOCAL."""
     if decision is Decision.PASSED:
         if b"x-lrq-pos" in header:  # only the door says where in the log a message stands
             pieces = frames.content(channel.number, cut(header, b"x-lrq-pos"), body, relay.frame_max_bytes)

@@ -15,17 +15,18 @@ CONNECTION_FORCED, ACCESS_REFUSED, NOT_ALLOWED = 320, 403, 530  # reply codes
 ANSWER_S = 2.0
 
 
-def say(transport: asyncio.Transport, code: int, text: str, pending: bytes = b"") -> None:
+def say(transport: asyncio.Transport, code: int, text: str, pending: bytes = b"", cause: int = 0) -> None:
     """Ends the connection with connection.close.
 
     Args:
         transport: The client's. Its protocol hears no more of it but its end.
         code, text: The reason.
         pending: The beginning of a frame that has come already.
+        cause: Id of the method that is wrong; 0 for none.
     """
     if transport.is_closing():
         return
-    transport.write(frames.connection_close(code, text))
+    transport.write(frames.connection_close(code, text, cause))
     hand_over(transport, pending)
 
 

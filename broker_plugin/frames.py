@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pamqp import base, commands, encode, exceptions
 
@@ -28,11 +28,13 @@ HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 FRAME_OVERHEAD_BYTES = 8
 FRAME_MAX_BYTES = 131_072  # what RabbitMQ offers by default; counts the overhead
 FRAME_MAX_ANY_BYTES = 1 << 31  # whatever was agreed on
+CHANNELS_MAX = 65_535  # there are no more numbers
 HEADROOM_BYTES = 512  # clients are offered so much less than the broker takes: room for a position in a content's header frame
 FRAME_MIN_BYTES = 4_096  # the least frame_max the protocol allows
 HOLD_BYTES_MAX = 262_144  # an unfinished content is waited for as a whole up to here, then given out frame by frame
 HOLD_FRAMES_MAX = 64  # likewise
 BODY_BYTES_MAX = 134_217_728  # RabbitMQ's own default limit before 4.0
+BODY_BYTES_ANY_MAX = 536_870_912  # no RabbitMQ can be told to take more: a larger one ends its connection
 ROUTES_MAX = 4_096  # how many parsed methods are remembered
 
 # (class << 16 | method), the first four octets of a method frame's payload
@@ -69,6 +71,7 @@ TX_ROLLBACK, TX_ROLLBACK_OK = 0x005A001E, 0x005A001F
 
 CONTENT_METHODS = frozenset({BASIC_PUBLISH, BASIC_RETURN, BASIC_DELIVER, BASIC_GET_OK})
 
+METHOD_MIN = 1 << 16  # there is no class 0: its methods' ids would be taken for the kinds of frames
 BASIC_CLASS = 60 << 16  # class and weight of a content header
 HEADER_FIXED_BYTES = 14  # class, weight, body size, property flags
 
@@ -93,7 +96,37 @@ by itself (a content that came in pieces): kind is HEADER, BODY or HEARTBEAT, st
 
 
 class FrameError(MalformedInput):
-    """Bytes that are not AMQP 0-9-1, or that exceed a limit. The connection they came from cannot be used any more."""
+    """Bytes that are not AMQP 0-9-1, or that exceed a limit. The connection they came from cannot be used any more.
+
+    Attributes:
+        code, cause: What connection.close says: reply code, id of the method.
+    """
+
+    code, cause = 501, 0
+
+
+class UnexpectedFrame(FrameError):
+    """A frame that has no place where it stands, as when two threads publish on one channel; in RabbitMQ's words.
+
+    Args:
+        expected: What should have come, and what did.
+        cause: Id of the method whose content it interrupts; 0 for none.
+    """
+
+    code = 505
+
+    def __init__(self, expected: str, cause: int = BASIC_PUBLISH) -> None:
+        super().__init__(f"UNEXPECTED_FRAME - expected {expected} instead")
+        self.cause = cause
+
+
+class BodyTooLong(FrameError):
+    """A body of more bytes than any broker takes, or than its header has told; in RabbitMQ's words."""
+
+    cause = BASIC_PUBLISH
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"FRAME_ERROR - {text}")
 
 
 # --- finding frames ---------------------------------------------------------------------------------------------------------
@@ -120,16 +153,24 @@ def scan(
     items: list[Item] = []
     append = items.append
     at, length = start, len(buffer)
+    alike: Buffer = b""  # what two publishes in a row had in common: all but their bodies' octets; they are looked for by that alone
+    method = channel = before = to_end = to_header = step = 0
     while at < length:
         ran_out = False
         try:
             while at < length:
+                if alike:
+                    if buffer[at : at + before] == alike and buffer[at + step - 1] == FRAME_END:
+                        append((method, channel, at + 7, at + to_end, at + to_header, at + before - 8, at + step))
+                        at += step
+                        continue
+                    alike = b""
                 kind, channel, size, method = _method_head(buffer, at)
                 if kind != METHOD or size > payload_max or size < 4:
                     break
                 end = at + 7 + size
                 if method not in CONTENT_METHODS:
-                    if buffer[end] != FRAME_END:
+                    if buffer[end] != FRAME_END or method < METHOD_MIN:
                         break
                     append((method, channel, at + 7, end, 0, 0, 0))
                     at = end + 1
@@ -155,6 +196,9 @@ def scan(
                     break
                 stop += 1
                 append((method, channel, at + 7, end, header, header_end, stop))
+                if step == stop - at and method == BASIC_PUBLISH and stop == header_end + 9 + size:
+                    alike, before, to_end, to_header = buffer[at : header_end + 8], header_end + 8 - at, end - at, header - at
+                step = stop - at
                 at = stop
         except (struct.error, IndexError):
             ran_out = True
@@ -201,6 +245,8 @@ def _one_frame(buffer: Buffer, at: int, payload_max: int) -> Item | None:
         if size < 4:
             raise FrameError(f"a method frame of {size} bytes on channel {channel} holds no method")
         kind = _u32(buffer, at + 7)[0]
+        if kind < METHOD_MIN:
+            raise FrameError(f"there is no method {kind:#010x}, as a frame on channel {channel} has it")
     return kind, channel, at + 7, end, 0, 0, 0
 
 
@@ -233,6 +279,18 @@ class Content(NamedTuple):
     body: bytes
 
 
+class BodyTooLarge(MalformedInput):
+    """A content whose body is over the limit has come to its end; nothing of it was kept. The connection goes on.
+
+    Args:
+        size, limit: Bytes.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a body of {size} bytes exceeds the limit of {limit}")
+        self.size, self.limit = size, limit
+
+
 class Budget:
     """Bytes that may be held by all who share it.
 
@@ -250,14 +308,19 @@ class Budget:
     def take(self, size: int) -> None:
         """Raises FrameError if there is no room."""
         if self.bytes + size > self._limit:
-            raise FrameError(f"messages of which a part has arrived hold {self.bytes} bytes already; the limit is {self._name}")
+            raise FrameError(f"frames and messages of which a part has arrived hold {self.bytes} bytes already; the limit is {self._name}")
         self.bytes += size
+
+    def give(self, size: int) -> None:
+        """So many bytes are held no more."""
+        self.bytes -= size
 
 
 class Assembly:
     """Puts contents together whose frames `scan` gave out one by one, per channel.
 
-    Holds at most `body_bytes_max` bytes of body per open channel, and of all that share it what is left of `budget`.
+    Holds at most `body_bytes_max` bytes of body per open channel, and of all that share it, methods and headers included, what is left of `budget`.
+    A larger body is read to its end, as a broker does, but not kept.
     """
 
     __slots__ = ("_body_bytes_max", "_budget", "_open")
@@ -271,30 +334,48 @@ class Assembly:
         """Adds one frame: a content method (its id as kind), HEADER or BODY. Returns the content when it is complete.
 
         Raises:
-            FrameError: A frame that does not belong there, or a body over the limit.
+            FrameError: A frame that does not belong there (UnexpectedFrame, BodyTooLong), or a body that is too large for any broker.
+            BodyTooLarge: With the last frame of a body that is over the limit.
         """
         method, header, missing, body = self._open.get(channel, (b"", b"", 0, bytearray()))
         if kind == HEADER and method and not header:
-            if len(payload) < HEADER_FIXED_BYTES or _u32(payload)[0] != BASIC_CLASS:
+            if len(payload) < HEADER_FIXED_BYTES or _u32(payload)[0] & 0xFFFF:
                 raise FrameError(f"a malformed content header on channel {channel}")
+            if _u32(payload)[0] != BASIC_CLASS:
+                raise UnexpectedFrame(f"content header for class 60, got one for class {_u32(payload)[0] >> 16}")
             header, missing = payload, _u64(payload, 4)[0]
-            if missing > self._body_bytes_max:
-                raise FrameError(f"a body of {missing} bytes on channel {channel} exceeds the limit of {self._body_bytes_max}")
-        elif kind == BODY and header and len(payload) <= missing:
-            if self._budget is not None:
-                self._budget.take(len(payload))
-            body += payload
+            if missing > BODY_BYTES_ANY_MAX:
+                raise BodyTooLong(f"content body size {missing} exceeds maximum allowed size {BODY_BYTES_ANY_MAX}")
+            self._hold(payload)
+        elif kind == BODY and header:
+            if len(payload) > missing:
+                raise BodyTooLong("content body frame exceeds remaining content size")
+            if _u64(header, 4)[0] <= self._body_bytes_max:
+                self._hold(payload)
+                body += payload
             missing -= len(payload)
         elif kind not in (HEADER, BODY, HEARTBEAT) and not method:
+            self._hold(payload)
             method = payload
         else:
-            raise FrameError(f"a frame of kind {kind:#x} on channel {channel} is out of place in a content")
+            raise self.unexpected(channel)
         if header and not missing:
             self._open.pop(channel, None)
-            self._release(body)
+            self._release(method, header, body)
+            size = _u64(header, 4)[0]
+            if size > self._body_bytes_max:
+                raise BodyTooLarge(size, self._body_bytes_max)
             return Content(method, header, bytes(body))
         self._open[channel] = (method, header, missing, body)
         return None
+
+    def unexpected(self, channel: int) -> UnexpectedFrame:
+        """What a frame is that has no place on this channel now."""
+        method, header, _, _ = self._open.get(channel, (b"", b"", 0, b""))
+        if not method:
+            return UnexpectedFrame("method frame, got non method frame", 0)
+        expected = "content body, got non content body frame" if header else "content header for class 60, got non content header frame"
+        return UnexpectedFrame(expected)
 
     def is_open(self, channel: int) -> bool:
         """Whether a content on this channel is unfinished."""
@@ -302,20 +383,29 @@ class Assembly:
 
     def drop(self, channel: int) -> None:
         """Forgets the unfinished content of a channel that closed."""
-        _, _, _, body = self._open.pop(channel, (b"", b"", 0, bytearray()))
-        self._release(body)
+        method, header, _, body = self._open.pop(channel, (b"", b"", 0, bytearray()))
+        self._release(method, header, body)
 
     def clear(self) -> None:
         """Forgets everything: the connection is gone."""
         for channel in list(self._open):
             self.drop(channel)
 
-    def _release(self, body: bytearray) -> None:
+    def _hold(self, payload: bytes) -> None:
         if self._budget is not None:
-            self._budget.bytes -= len(body)
+            self._budget.take(len(payload))
+
+    def _release(self, *held: Buffer) -> None:
+        if self._budget is not None:
+            self._budget.give(sum(map(len, held)))
 
 
 # --- reading methods --------------------------------------------------------------------------------------------------------
+
+
+def method_id(payload: bytes) -> int:
+    """Which method a method frame's payload is: class and method, as in the constants above. 0: it is empty."""
+    return int.from_bytes(payload[:4], "big")
 
 
 def decode_method(payload: bytes) -> base.Frame:
@@ -487,7 +577,7 @@ def short_string(text: str) -> bytes:
 
 
 def _close(channel: int, method: int, code: int, text: str, cause: int) -> bytes:
-    raw = text.encode()[:255].decode("utf-8", "ignore")  # cut to length without splitting a character
+    raw = text.encode("utf-8", "replace")[:255].decode("utf-8", "ignore")  # cut to length without splitting a character; names need not be UTF-8
     return raw_method_frame(channel, method, struct.pack(">H", code), short_string(raw), _pack_u32(cause))
 
 
@@ -521,8 +611,9 @@ def content(channel: int, header: bytes, body: bytes, frame_max_bytes: int = FRA
     if 0 < size <= most:
         pieces += (b"\xce" + _pack_head(BODY, channel, size), body)
     else:
+        view: Any = memoryview(body)  # pieces are joined or written, which a part of one can be as well
         for at in range(0, size, most):
-            part = body[at : at + most]
+            part = view[at : at + most]
             pieces += (b"\xce" + _pack_head(BODY, channel, len(part)), part)
     pieces.append(b"\xce")
     return pieces

@@ -69,6 +69,7 @@ class Handshake:
         hears_blocked: The client understands connection.blocked.
         frame_max: Bytes that were agreed on: by the client, with the broker.
         heartbeat_s: 0 for none.
+        channels_max: Channels that were agreed on; likewise.
     """
 
     def __init__(self, door: Door, host: str, port: int, external: str) -> None:
@@ -77,7 +78,7 @@ class Handshake:
         self.vhost = ""
         self.hears_blocked = False
         self.frame_max = (frames.FRAME_MAX_BYTES, frames.FRAME_MAX_BYTES)
-        self.heartbeat_s = 0
+        self.heartbeat_s = self.channels_max = 0
         self._door = door
         self._host = host
         self._external = external
@@ -88,6 +89,7 @@ class Handshake:
         self._told = False  # the client understands connection.close as the answer to a login
         self._properties: Mapping[str, Any] = {}
         self._offered_bytes = 0  # frame_max, to the client
+        self._offered_channels = 0  # channel_max, if it is less than the broker's
 
     @property
     def node(self) -> int | None:
@@ -159,11 +161,14 @@ class Handshake:
         asked, most = method.frame_max, self._door.config.frame_max_bytes
         if self._offered_bytes and not 0 < asked <= max(most, self._offered_bytes):
             raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated frame_max = {asked} is higher than the maximum allowed value ({most})")
+        channels, offered = method.channel_max, self._offered_channels
+        if offered and not 0 < channels <= offered:
+            raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated channel_max = {channels} is higher than the maximum allowed value ({offered})")
         if asked and asked <= self._offered_bytes:
             method.frame_max += frames.HEADROOM_BYTES
         self._tuned = True
         self.frame_max = (asked or frames.FRAME_MAX_ANY_BYTES, method.frame_max or frames.FRAME_MAX_ANY_BYTES)
-        self.heartbeat_s = method.heartbeat
+        self.heartbeat_s, self.channels_max = method.heartbeat, method.channel_max
         return frames.method_frame(0, method)[7:-1]
 
     def _login_refused(self, why: str) -> Refusal:
@@ -206,10 +211,12 @@ class Handshake:
         return payload
 
     def _limit(self, payload: bytes) -> bytes:
-        """The broker's tune: with the door's own limit on frames, and with room for positions in the header frames of what the client publishes."""
+        """The broker's tune: with the door's own limits, and with room for positions in the header frames of what the client publishes."""
         tune: Any = frames.decode_method(payload)
         most = tune.frame_max or frames.FRAME_MAX_ANY_BYTES
         if most >= frames.FRAME_MIN_BYTES + frames.HEADROOM_BYTES:
             most -= frames.HEADROOM_BYTES
         tune.frame_max = self._offered_bytes = min(most, self._door.config.frame_max_bytes)
+        if self._door.config.channels_max < (tune.channel_max or frames.CHANNELS_MAX):
+            tune.channel_max = self._offered_channels = self._door.config.channels_max
         return frames.method_frame(0, tune)[7:-1]

@@ -15,11 +15,15 @@ from pamqp import decode
 from broker_plugin.frames import BASIC_CLASS, HEADER_FIXED_BYTES, FrameError, short_string
 
 TABLE_DEPTH_MAX = 64
+BODY_SIZE_END = 12  # class, weight, body size
+STAMPS_MAX = 64  # of one connection
+STAMPS_BYTES_MAX = 512  # larger headers are rarely equal
 
 _ID_KEY, _POSITION_KEY, _DEATH_KEY = b"\x08x-lrq-id", b"\x09x-lrq-pos", b"\x07x-death"
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _PERSISTENT, _CORRELATION = 0x80, 0x40, 0x20, 0x10, 0x04  # first octet of the flags
 _u32 = struct.Struct(">I").unpack_from
 _pack_u32 = struct.Struct(">I").pack
+_pack_i64 = struct.Struct(">q").pack
 _pack_header = struct.Struct(">IQ").pack
 _FIXED_BYTES = {ord(k): n for k, n in zip("tbBsuUIifdlLTDV", (1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8, 8, 5, 0))}
 _LONG_KINDS, _NESTING_KINDS, _STRING_KINDS = frozenset(b"SxFA"), frozenset(b"FA"), frozenset(b"Sx")
@@ -125,6 +129,17 @@ def field(key: bytes, value: bytes) -> bytes:
     return b"%c%bS%b%b" % (len(key), key, _pack_u32(len(value)), value)
 
 
+@lru_cache(256)
+def _number_name(key: str) -> bytes:
+    raw = key.encode()
+    return b"%c%bl" % (len(raw), raw)
+
+
+def number_field(key: str, value: int) -> bytes:
+    """A header of a table: name and a signed 64-bit value."""
+    return _number_name(key) + _pack_i64(value)
+
+
 def position_field(value: bytes) -> bytes:
     """The header `x-lrq-pos` with this value."""
     return b"\x09x-lrq-posS" + _pack_u32(len(value)) + value
@@ -151,6 +166,48 @@ def stamp(payload: bytes, new_field: bytes) -> bytes:
             payload[at:],
         )
     return b"".join((payload[: at - 4], _pack_u32(end - at + len(new_field)), payload[at:end], new_field, payload[end:]))
+
+
+class Stamps:
+    """Stamped content headers by their properties: what a publisher has sent once is neither checked nor taken apart again.
+
+    All that follows the body's size in a content header (flags, properties, headers) is mostly the same from message to message. Then the stamped
+    header is put together from what stands before and after the sequence in it.
+
+    Attributes:
+        turn: The sequence from which on this holds nothing: it has a digit more, so lengths differ.
+    """
+
+    __slots__ = ("_affixes", "_known", "turn")
+
+    def __init__(self) -> None:
+        self._affixes = (b"", b"")
+        self._known: dict[bytes, tuple[bytes, bytes, int]] = {}
+        self.turn = 0
+
+    def renew(self, affixes: tuple[bytes, bytes], sequence: int) -> None:
+        """Forgets everything unless it holds for a position that begins and ends with `affixes` and has this sequence."""
+        if affixes != self._affixes or not self.turn // 10 <= sequence < self.turn:
+            self._affixes = affixes
+            self._known.clear()
+            self.turn = 10 ** len(str(sequence))
+
+    def get(self, properties: bytes) -> tuple[bytes, bytes, int] | None:
+        """What stands before and after the sequence, from the flags on, and how much longer the header gets; None for what is not known.
+
+        Args:
+            properties: A content header's payload from its property flags on.
+        """
+        return self._known.get(properties)
+
+    def learn(self, payload: bytes, stamped: bytes, sequence: int) -> None:
+        """Takes note of how a content header's payload that was checked, and has no header of the log's, was stamped with this sequence."""
+        if len(payload) > STAMPS_BYTES_MAX or b"x-lrq-" in payload:
+            return
+        if len(self._known) >= STAMPS_MAX:
+            self._known.clear()
+        at = _table(stamped)[1] - len(self._affixes[1])  # behind the sequence: the position is the last header
+        self._known[payload[BODY_SIZE_END:]] = (stamped[BODY_SIZE_END : at - len(str(sequence))], stamped[at:], len(stamped) - len(payload))
 
 
 def cut(payload: bytes, key: bytes) -> bytes:
@@ -180,13 +237,13 @@ def _shape(flags: int) -> tuple[int, int, int, int]:
     return delivery_and_priority, correlation_to_message_id, timestamp, type_to_cluster_id
 
 
-def check_header(payload: bytes) -> None:
+def check_header(payload: bytes, depth_max: int = TABLE_DEPTH_MAX) -> None:
     """Checks a content header's payload to the last octet, as the broker will when it is published.
 
     A broker closes the connection over a malformed header; what goes into the log must therefore be checked before.
 
     Raises:
-        FrameError: It is malformed, or nested deeper than TABLE_DEPTH_MAX.
+        FrameError: It is malformed, or nested deeper than `depth_max`.
     """
     at, end = _table(payload)
     fixed, short, more_fixed, more_short = _shape(payload[12] << 8 | payload[13])
@@ -194,7 +251,7 @@ def check_header(payload: bytes) -> None:
         if end >= 0:
             for _, value, after in fields(payload, at, end):
                 if payload[value] in _NESTING_KINDS:
-                    _check_nested(payload, value, after, 1)
+                    _check_nested(payload, value, after, 1, depth_max)
             at = end
         at += fixed
         for _ in range(short):
@@ -208,9 +265,9 @@ def check_header(payload: bytes) -> None:
         raise FrameError("the properties of a content header do not end where it ends")
 
 
-def _check_nested(payload: bytes, value: int, end: int, depth: int) -> None:
-    if depth > TABLE_DEPTH_MAX:
-        raise FrameError(f"headers nested deeper than {TABLE_DEPTH_MAX}")
+def _check_nested(payload: bytes, value: int, end: int, depth: int, depth_max: int) -> None:
+    if depth > depth_max:
+        raise FrameError(f"headers nested deeper than {depth_max}: door.header_depth_max")
     at = value + 5
     if payload[value] == ord("F"):
         values = [(inner, after) for _, inner, after in fields(payload, at, end)]
@@ -227,7 +284,12 @@ def _check_nested(payload: bytes, value: int, end: int, depth: int) -> None:
             raise FrameError("an array's last value runs past its end")
     for inner, after in values:
         if payload[inner] in _NESTING_KINDS:
-            _check_nested(payload, inner, after, depth + 1)
+            _check_nested(payload, inner, after, depth + 1, depth_max)
+
+
+def routes_on(payload: bytes) -> bool:
+    """Whether a content header may name more routing keys than its publish does (CC, BCC). Rather too often than too rarely."""
+    return b"\x02CC" in payload or b"\x03BCC" in payload
 
 
 def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
@@ -240,7 +302,7 @@ def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
         return ()
     try:
         end = _value_end(payload, at)
-        _check_nested(payload, at, end, 1)
+        _check_nested(payload, at, end, 1, TABLE_DEPTH_MAX)
         entries = decode.field_array(payload[at + 1 : end])[1]
     except (IndexError, struct.error, ValueError, OverflowError) as error:
         raise FrameError(f"a malformed x-death ({type(error).__name__})") from None

@@ -246,7 +246,7 @@ class Watch:
         position = _position(data[item[4] : item[5]])
         if position is not None and position.sequence in self._followed:
             self._returned.add(position.sequence)
-        return None
+        return delivering.returned(relay, number, data, item)
 
     def unanswered(self, number: int) -> None:
         """A channel has ended: the broker answers nothing more on it."""
@@ -261,10 +261,10 @@ class Watch:
         """As delivering.deliver."""
         replaced = delivering.deliver(relay, number, data, item)
         if self._delivers and replaced != b"":
-            consumer_tag, tag, origin = frames.deliver_arguments(data[item[2] : item[3]])
+            consumer_tag, tag, origin = frames.deliver_arguments(_as_given(data, item, replaced))
             channel = relay.channel(number)
             name = consumer_tag.decode("utf-8", "surrogateescape")
-            self._given(channel, channel.consumers.get(consumer_tag), name, tag, origin, replaced is not None, data[item[4] : item[5]])
+            self._given(channel, channel.consumers.get(consumer_tag), name, tag, origin, data[item[4] : item[5]])
         return replaced
 
     def _get_ok(self, relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
@@ -272,11 +272,11 @@ class Watch:
         asked = channel.gets[0][0] if channel.gets else None
         replaced = delivering.get_ok(relay, number, data, item)
         if self._delivers and item[6] and (replaced is None or replaced[7:11] == _GET_OK):
-            tag, origin = frames.get_ok_arguments(data[item[2] : item[3]])
-            self._given(channel, asked, "", tag, origin, replaced is not None, data[item[4] : item[5]])
+            tag, origin = frames.get_ok_arguments(_as_given(data, item, replaced))
+            self._given(channel, asked, "", tag, origin, data[item[4] : item[5]])
         return replaced
 
-    def _given(self, channel: Channel, consumer: Consumer | None, name: str, tag: int, origin: frames.Origin, again: bool, header: bytes) -> None:
+    def _given(self, channel: Channel, consumer: Consumer | None, name: str, tag: int, origin: frames.Origin, header: bytes) -> None:
         if channel.closing or consumer is None:
             return  # the client does not take it for delivered
         try:
@@ -286,7 +286,7 @@ class Watch:
         known = raw.decode("ascii", "replace") if raw is not None else ""
         size = int.from_bytes(header[4:12], "big")
         message = Message(origin.exchange, origin.routing_key, known, _position(header), size, header)
-        delivery = Delivery(self._client, channel.number, message, consumer.queue[1], name, tag, again or origin.redelivered)
+        delivery = Delivery(self._client, channel.number, message, consumer.queue[1], name, tag, origin.redelivered)
         now = time.time()
         self._tell(Point.ACQUIRE, Acquire(now, delivery))
         if not consumer.no_ack:
@@ -360,7 +360,8 @@ class Watch:
 
     def _consume_ok(self, relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
         replaced = delivering.consume_ok(relay, number, data, item)
-        self._consuming(relay.channel(number), _tag(data, item))
+        if replaced is None:
+            self._consuming(relay.channel(number), _tag(data, item))
         return replaced
 
     def _consuming(self, channel: Channel, tag: bytes) -> None:
@@ -371,14 +372,17 @@ class Watch:
         name = tag.decode("utf-8", "surrogateescape")
         self._tell(Point.CONSUME, Consume(time.time(), self._client, channel.number, consumer.queue[1], name, consumer.no_ack))
 
-    def _cancel(self, relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
-        relay.outbox.put(frames.frame(frames.METHOD, channel.number, payload))
+    def _cancel(self, relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
+        delivering.cancel(relay, channel, kind, payload)
         at = 5 + payload[4]
         if payload[at]:  # nowait
             self._cancelling(channel.number, payload[5:at], Cause.CLIENT)
 
-    def _cancelled(self, _relay: Relay, number: int, data: bytes, item: Item) -> None:
-        self._cancelling(number, _tag(data, item), Cause.BROKER if item[0] == frames.BASIC_CANCEL else Cause.CLIENT)
+    def _cancelled(self, relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+        replaced = delivering.cancelled(relay, number, data, item)
+        if replaced is None:
+            self._cancelling(number, _tag(data, item), Cause.BROKER if item[0] == frames.BASIC_CANCEL else Cause.CLIENT)
+        return replaced
 
     def _cancelling(self, number: int, tag: bytes, cause: Cause) -> None:
         consumer = self._consumers.get(number, {}).pop(tag, None)
@@ -408,7 +412,7 @@ class Watch:
 
     def declared(self, number: int, method: bytes, replicated: bool) -> None:
         """The broker has done it; `method`: the method frame's payload."""
-        operation = protocol.name_of(int.from_bytes(method[:4], "big"))
+        operation = protocol.name_of(frames.method_id(method))
         self._tell(Point.TOPOLOGY, Topology(time.time(), self._client, number, operation, method, replicated))
 
     # ---- transactions ------------------------------------------------------------------------------------------------
@@ -463,6 +467,11 @@ def _tag(data: bytes, item: Item) -> bytes:
     """The consumer tag that a method of the broker begins with."""
     at = item[2] + 4
     return bytes(data[at + 1 : at + 1 + data[at]])
+
+
+def _as_given(data: bytes, item: Item, replaced: bytes | None) -> bytes:
+    """The method of a delivery as the client gets it: the door may say otherwise than the broker whether it comes again."""
+    return data[item[2] : item[3]] if replaced is None else replaced[7 : 7 + item[3] - item[2]]
 
 
 def _position(header: bytes) -> Position | None:

@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from . import topology
@@ -23,6 +22,7 @@ from .channels import QueueKey
 from .client import Connection
 from .client_errors import Address, ChannelClosed
 from .replica import Replica
+from .vhosts import Vhosts
 
 log = logging.getLogger("lrq_ha.sweeper")
 
@@ -47,8 +47,7 @@ class Keeper:
 
     def __init__(self, replica: Replica, broker: Address) -> None:
         self._replica = replica
-        self._broker = broker
-        self._connections: dict[str, Connection] = {}
+        self._vhosts = Vhosts(broker)
         self._used_at: dict[QueueKey, float] = {}
         self._missed: set[QueueKey] = set()
         self._swept: QueueKey | None = None
@@ -88,9 +87,7 @@ class Keeper:
                 except TimeoutError:
                     pass
         finally:
-            for connection in self._connections.values():
-                await connection.close()
-            self._connections.clear()
+            await self._vhosts.close()
 
     async def stop(self) -> None:
         """Ends `run`; returns when it is at no queue any more."""
@@ -104,9 +101,7 @@ class Keeper:
                 return
             self._used_at[key] = time.monotonic()
             vhost, queue = key
-            if vhost not in self._connections:
-                self._connections[vhost] = await Connection.open(replace(self._broker, vhost=vhost))
-            connection = self._connections[vhost]
+            connection = await self._vhosts.connection(vhost)
             free = has_a_free_way_back(connection)
             channel = await connection.channel()
             try:

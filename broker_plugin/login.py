@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lrq_ha.door")
 
-LOGIN_BYTES_MAX = 1 << 18
 SILENT_CLOSE_S = 1.0  # before a client that cannot be told is cut off
 OTHER_PROTOCOLS = {  # how they begin
     b"AMQP\x00": "AMQP 1.0 or an old AMQP",
@@ -138,14 +137,20 @@ class ClientSide(asyncio.Protocol):
             self.end.client_data(data)
             return
         self._buffer += data
-        if len(self._buffer) > LOGIN_BYTES_MAX:
-            log.info("%s sent %d bytes before its login was finished", self._handshake.address, len(self._buffer))
-            self.abort()
-            return
         if not self._greeted and not self._greet():
             return
         if self.broker is not None and self.broker.transport is not None:
             self.go_on()
+        if self.end is None and self.transport is not None and len(self._buffer) > self.door.config.login_bytes_max:
+            self._too_much(self.transport)
+
+    def _too_much(self, client: asyncio.Transport) -> None:
+        if not self._opening:  # what waits for the broker's answer is no login any more
+            client.pause_reading()
+            return
+        log.info("%s sent %d bytes before its login was finished: door.login_bytes_max", self._handshake.address, len(self._buffer))
+        self._buffer = b""
+        self.abort()
 
     def _greet(self) -> bool:
         if len(self._buffer) < len(PROTOCOL_HEADER) and PROTOCOL_HEADER.startswith(self._buffer):
@@ -312,6 +317,7 @@ class ClientSide(asyncio.Protocol):
             frame_max_bytes=agreed.frame_max[0],
             broker_frame_max_bytes=agreed.frame_max[1],
             heartbeat_s=agreed.heartbeat_s,
+            channels_max=agreed.channels_max,
         )
         self.transport.write(self._probing.pop())
         self.door.fence_producer(relay)
@@ -324,6 +330,8 @@ class ClientSide(asyncio.Protocol):
 
     def _hand_buffer_over(self, end: End) -> None:
         self._task = None
+        if self.transport is not None:
+            self.transport.resume_reading()
         if self._buffer:
             data, self._buffer = self._buffer, b""
             end.client_data(data)

@@ -6,6 +6,7 @@ So a publish, an ack and a declaration of one client keep their order, also acro
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import frames
@@ -57,9 +58,12 @@ class Outbox:
 
     def write(self, data: bytes) -> None:
         """These bytes go now, whatever waits."""
+        self._write((data,))
+
+    def _write(self, pieces: Sequence[bytes]) -> None:
         self.sent_at = self._relay.door.now()
         if not self._relay.broker.is_closing():
-            self._relay.broker.write(data)
+            self._relay.broker.writelines(pieces)
 
     def pump(self) -> None:
         """Sends what may go now."""
@@ -70,7 +74,7 @@ class Outbox:
             self.bytes -= len(data)
             ready.append(data)
         if ready:
-            self.write(b"".join(ready) if len(ready) > 1 else ready[0])
+            self._write(ready)
         if items:
             self._replica.waiting_safe.add(self._relay)
 
@@ -78,8 +82,9 @@ class Outbox:
         """The log takes nothing for now: acks no longer wait for it (see docs/operations.md, alarms)."""
         self._items = deque((0 if frames.is_ack(data) else sequence, data) for sequence, data in self._items)
 
-    def drop(self, channel: int) -> None:
-        """The broker has closed this channel: what waits for it must not reach one that is opened anew under its number."""
+    def drop(self, channel: int) -> bool:
+        """The broker has closed this channel: what waits for it must not reach one that is opened anew under its number. Returns whether any did."""
+        before = self.bytes
         kept: deque[tuple[int, bytes]] = deque()
         for sequence, data in self._items:
             items, _ = frames.scan(data, 0, frames.FRAME_MAX_ANY_BYTES, 1 << 62)
@@ -91,3 +96,4 @@ class Outbox:
                 self.bytes += len(data)
             kept.append((sequence, data))
         self._items = kept
+        return self.bytes < before

@@ -52,6 +52,7 @@ class PeerEnd(End):
         self._tag = 0
         self._open: deque[tuple[int, int]] = deque()  # (last sequence, publish tag) of pushes that are not acked
         self._heard_at = door.now()
+        self._paused = False
 
     def client_data(self, data: bytes) -> None:
         self._heard_at = self.door.now()
@@ -117,19 +118,22 @@ class PeerEnd(End):
         """Once a second: heartbeats both ways."""
         if self.transport is None or not self._heartbeat_s:
             return
-        if now - self._heard_at > 2 * self._heartbeat_s + 1:
+        if now - self._heard_at > 2 * self._heartbeat_s + 1 and not self._paused:
             log.warning("node %d is silent for %d s", self.node, 2 * self._heartbeat_s)
             self.transport.abort()
         else:
             self.transport.write(HEARTBEAT_FRAME)
 
     def pause(self, paused: bool) -> None:
-        """Back-pressure: what this node cannot apply in time it does not take."""
-        if self.transport is not None:
-            if paused:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
+        """Back-pressure: what this node cannot apply in time it does not take. Who is not listened to is not silent."""
+        if self.transport is None or paused is self._paused:
+            return
+        self._paused = paused
+        if paused:
+            self.transport.pause_reading()
+        else:
+            self._heard_at = self.door.now()
+            self.transport.resume_reading()
 
     def close(self) -> None:
         if self.transport is not None:

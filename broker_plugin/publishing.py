@@ -6,6 +6,9 @@ Rules:
 - The broker's answers become the client's through channels.Confirms; what the broker refuses, or whose fate nobody can know, becomes REFUSED,
   unless a copy of it has been seen.
 - R6: an ID that is in the log is not appended again; its confirm waits for the first entry's.
+- Local completion: the confirm comes when the own stream has the entry; what is done with it is the same. So that nothing which was confirmed is
+  lost while this node lives, it is only for what the broker will take: messages without properties that it checks, not too large, of a user who
+  may publish to queues by their names (it has taken one on this connection). What remains is a full reject-publish queue: its nack comes too late.
 """
 
 from __future__ import annotations
@@ -19,15 +22,17 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import STAMP_MAX_BYTES
 from lrq_ha.replication.ids import ReplicationId
 
-from . import closing, endpoints, frames, settling
-from .channels import Channel, Transaction
+from . import closing, endpoints, frames, settling, transacting
+from .channels import Channel, Settled, Transaction
 from .frames import BASIC_ACK, BASIC_PUBLISH, FrameError, Item, publish_route
-from .headers import check_header, cut, position_field, replication_id, stamp
+from .headers import BODY_SIZE_END, check_header, cut, position_field, replication_id, routes_on, stamp
 
 if TYPE_CHECKING:
     from .relay import Relay
 
-TRANSACTION_BYTES_MAX = 64 << 20
+EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
+VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
+CHECKED_PROPERTIES = 0x0110  # expiration and user-id: the broker closes the channel where it does not like them
 POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a stamp may add to a content header
 
 
@@ -41,21 +46,39 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
     replica = relay.replica
     number = items[at][1]
     channel = relay.channel(number)
+    if not channel.opened:  # the broker ends the connection
+        relay.outbox.put(data[items[at][2] - 7 : items[at][6]])
+        return at + 1
     if channel.tx is not None:
         return _rehearse(relay, channel, channel.tx, data, items, at)
     producer_key = relay.producer_key
     decisions = relay.decisions
     prefix, suffix = replica.stamp_affixes
+    logged, local = endpoints.LOGGED, endpoints.LOCAL
     first = sequence = replica.next_sequence
+    stamps = relay.stamps
+    stamps.renew(replica.stamp_affixes, sequence)
+    turn = stamps.turn
+    alike = last = before = after = b""  # of the message before: all but its body; its header; what surrounds the sequence in what the broker gets
     run_number = next_number = 0
     run_has_ids = False
+    way = logged
     lengths: list[int] = []
-    stored: list[bytes] = []
+    stored: list[bytes | memoryview] = []
+    view = memoryview(data)
     slice_from = slice_to = -1
-    out: list[bytes] = []
-    total, room = len(items), relay.header_bytes_max
+    out: list[bytes | memoryview] = []
+    total, room, depth_max = len(items), relay.header_bytes_max, relay.door.config.header_depth_max
     while at < total:
         kind, same, start, end, header, header_end, stop = items[at]
+        if alike and data[start - 7 : header_end] == alike and sequence < turn:
+            out += (b"%b%d%b" % (before, sequence, after), (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop])
+            lengths.append(stop - start + 7)
+            slice_to = stop
+            sequence += 1
+            at += 1
+            continue
+        alike = b""
         if kind != BASIC_PUBLISH or not stop or same != number:
             break
         method = data[start:end]
@@ -63,9 +86,14 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
         if channel.closing:
             at += 1
             continue
-        if decision is not endpoints.LOGGED:
+        if decision is not logged:
+            decision = _of_message(decision, method, data[header:header_end], stop - header_end)
+        if decision is not way:
             if lengths:
                 break
+            way = decision
+        if way is not logged and way is not local:
+            way = logged
             at += 1
             body = frames.body_of(data, header_end, stop)
             elsewhere = endpoints.take if relay.watch is None else relay.watch.elsewhere
@@ -75,6 +103,29 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
             first = sequence = replica.next_sequence
             continue
         payload = data[header:header_end]
+        if sequence >= turn:
+            stamps.renew(replica.stamp_affixes, sequence)
+            turn = stamps.turn
+        known = stamps.get(payload[BODY_SIZE_END:])
+        if known is not None:
+            if lengths and run_has_ids:
+                break
+            if slice_to != start - 7:
+                if slice_to >= 0:
+                    stored.append(view[slice_from:slice_to])
+                slice_from = start - 7
+            slice_to = stop
+            lengths.append(stop - start + 7)
+            before, after, longer = known
+            head = frames.header_head(number, len(payload) + longer)
+            before = b"%b%b%b%b" % (data[start - 7 : header - 7], head, payload[:BODY_SIZE_END], before)
+            out += (b"%b%d%b" % (before, sequence, after), (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop])
+            if payload == last:
+                alike = data[start - 7 : header_end]
+            last = payload
+            sequence += 1
+            at += 1
+            continue
         original = payload
         has_id = False
         rid = replication_id(payload) if b"x-lrq-id" in payload else None
@@ -84,12 +135,11 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                 has_id = True
                 if lengths and not (run_has_ids and identity.sequence == next_number):
                     break
-                known = replica.dedup.seen(producer_key, identity.sequence)
-                if known:
+                if replica.dedup.seen(producer_key, identity.sequence):
                     if lengths:
                         break
                     at += 1
-                    _repeat(relay, channel, producer_key, identity.sequence)
+                    _repeat(relay, channel, producer_key, identity.sequence, early=way is local)
                     if relay.watch is not None:
                         relay.watch.repeated(number, method, payload)
                     continue
@@ -103,8 +153,10 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                 payload = cut(payload, b"x-lrq-id")  # an ID counts only with its announced producer
         if b"x-lrq-pos" in payload:
             payload = cut(payload, b"x-lrq-pos")
-        check_header(payload)
+        check_header(payload, depth_max)
         stamped = stamp(payload, position_field(b"%b%d%b" % (prefix, sequence, suffix)))
+        if len(stamped) <= room:
+            stamps.learn(payload, stamped, sequence)
         sequence += 1
         at += 1
         if payload is original:
@@ -113,11 +165,11 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                 slice_to = stop
             else:
                 if slice_to >= 0:
-                    stored.append(data[slice_from:slice_to])
+                    stored.append(view[slice_from:slice_to])
                 slice_from, slice_to = start - 7, stop
         else:
             if slice_to >= 0:
-                stored.append(data[slice_from:slice_to])
+                stored.append(view[slice_from:slice_to])
                 slice_to = -1
             changed = b"".join((data[start - 7 : header - 7], frames.header_head(number, len(payload)), payload, data[header_end:stop]))
             lengths.append(len(changed))
@@ -125,31 +177,69 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
         size = len(stamped)
         if size > room:
             raise _no_room(relay, len(payload))
-        out += (data[start - 7 : header - 7], frames.header_head(number, size), stamped, data[header_end:stop])
+        body_frames = (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop]
+        out += (data[start - 7 : header - 7], frames.header_head(number, size), stamped, body_frames)
     if lengths:
         if slice_to >= 0:
-            stored.append(data[slice_from:slice_to])
+            stored.append(view[slice_from:slice_to])
         run = pb.Run()
         entry = run.enqueues
         entry.vhost = relay.vhost
         entry.channel = number
-        blob = stored[0] if len(stored) == 1 else b"".join(stored)
-        entry.frames = blob
         entry.lengths.extend(lengths)
         if run_has_ids:
             entry.producer = producer_key
             entry.id_first = run_number
         count = len(lengths)
-        replica.append(run, count, len(blob))
+        if way is local or relay.watch is not None or channel.committing is not None or replica.node.log.unfinished:  # the frames are asked for again
+            entry.frames = b"".join(stored)
+            stored = []
+        replica.append(run, count, sum(lengths), contents=stored)
         if relay.watch is not None:
             relay.watch.enqueued(number, first, run)
+        blob = b"".join(out)
         if channel.committing is not None:
             channel.committing.runs.append((first, run))
+            blob = transacting.of_transaction(channel, blob)
         else:
             _confirmed_by_broker(relay, channel)
-            channel.confirms.forwarded(count, first, producer_key if run_has_ids else "", run_number)
-        relay.outbox.put(b"".join(out), first + count - 1)
+            forwarded = _forwarded if way is logged else _forwarded_early
+            forwarded(relay, channel, first, run)
+        relay.outbox.put(blob, first + count - 1)
     return at
+
+
+def _of_message(decision: endpoints.Decision, method: bytes, header: bytes, size: int) -> endpoints.Decision:
+    """What becomes of one message whose route is not simply LOGGED."""
+    if decision is endpoints.LOCAL:
+        return decision if _may_be_early(header, size) else endpoints.LOGGED
+    return endpoints.LOGGED if endpoints.names_more(decision, method, header) else decision
+
+
+def _may_be_early(header: bytes, size: int) -> bool:
+    """Whether the broker takes such a message from everybody who may publish at all, and for one queue."""
+    checked = int.from_bytes(header[12:14], "big") & CHECKED_PROPERTIES
+    return not checked and size <= EARLY_BYTES_MAX and not routes_on(header)
+
+
+def _forwarded(_relay: Relay, channel: Channel, first: int, run: pb.Run) -> None:
+    """This run goes to the broker, as the entries from `first` on."""
+    entry = run.enqueues
+    channel.confirms.forwarded(len(entry.lengths), first, entry.producer, entry.id_first)
+
+
+def _forwarded_early(relay: Relay, channel: Channel, first: int, run: pb.Run) -> None:
+    """Likewise, with local completion, if that may be."""
+    if not channel.confirms.selected or not relay.may_publish:
+        relay.asks = relay.asks or first
+        _forwarded(relay, channel, first, run)
+        return
+    entry = run.enqueues
+    count = len(entry.lengths)
+    tag = channel.confirms.forwarded_early(count, first, entry.producer, entry.id_first)
+    channel.early.append((first, run))
+    relay.replica.early.add(first, first + count - 1)
+    _until_durable(relay, channel, tag, count, first + count - 1, len(entry.frames))
 
 
 def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, items: list[Item], at: int) -> int:
@@ -162,17 +252,13 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, item
         if kind != BASIC_PUBLISH or not stop or number != channel.number:
             break
         payload = data[header:header_end]
-        check_header(payload)
+        check_header(payload, relay.door.config.header_depth_max)
         if len(payload) + POSITION_BYTES_MAX > relay.header_bytes_max:
             raise _no_room(relay, len(payload))
         if b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
             _identity(relay, raw)
         at, end = at + 1, stop
-    tx.keep(data[begin:end])
-    if tx.bytes > TRANSACTION_BYTES_MAX:
-        refuse(relay, channel, 406, f"a transaction of more than {TRANSACTION_BYTES_MAX} bytes")
-    else:
-        relay.outbox.put(data[begin:end])
+    settling.rehearse(relay, channel, tx, data[begin:end], BASIC_PUBLISH)
     return at
 
 
@@ -209,7 +295,7 @@ def pass_on(relay: Relay, channel: Channel, blob: bytes) -> None:
     if channel.committing is None and (relay.producer_key or channel.confirms.selected or channel.broker_confirms):
         _confirmed_by_broker(relay, channel)
         channel.confirms.forwarded(1, 0)
-    relay.outbox.put(blob)
+    relay.outbox.put(transacting.of_transaction(channel, blob))
 
 
 def ended_here(relay: Relay, channel: Channel, sequence: int) -> None:
@@ -230,7 +316,12 @@ def refuse(relay: Relay, channel: Channel, code: int, text: str) -> None:
     closing.refuse(relay, channel, code, text, BASIC_PUBLISH)
 
 
-def _repeat(relay: Relay, channel: Channel, producer: str, number: int) -> None:
+def _until_durable(relay: Relay, channel: Channel, tag: int, count: int, sequence: int, size: int) -> None:
+    relay.until_durable.append((channel, tag, tag + count - 1, sequence, size))
+    relay.replica.waiting_durable.add(relay)
+
+
+def _repeat(relay: Relay, channel: Channel, producer: str, number: int, *, early: bool) -> None:
     relay.door.counters["repeats"] += 1
     if channel.committing is not None:
         channel.committing.after = max(channel.committing.after, relay.replica.dedup.position_of(producer, number) or 0)
@@ -241,6 +332,9 @@ def _repeat(relay: Relay, channel: Channel, producer: str, number: int) -> None:
     sequence = relay.replica.dedup.position_of(producer, number)
     if sequence is None or relay.replica.tracker.is_applied(sequence):
         _confirm(relay, channel, tag)
+    elif early and sequence in relay.replica.early:
+        _until_durable(relay, channel, tag, 1, sequence, 0)
+        durable_advanced(relay)
     else:
         relay.until_applied.append((channel, tag, sequence, number))
         relay.replica.waiting_applied.add(relay)
@@ -248,13 +342,17 @@ def _repeat(relay: Relay, channel: Channel, producer: str, number: int) -> None:
 
 def _confirm(relay: Relay, channel: Channel, tag: int, ok: bool = True) -> None:
     channel.confirms.local.discard(tag)
-    if channel.speaks:
-        relay.to_client(frames.ack(channel.number, tag) if ok else frames.nack(channel.number, tag))
+    relay.confirm(channel, frames.ack(channel.number, tag) if ok else frames.nack(channel.number, tag), held=ok)
 
 
 def select_confirms(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """confirm.select."""
+    if channel.second:  # the broker refuses
+        relay.outbox.put(frames.frame(frames.METHOD, channel.second, payload))
+        return
     channel.confirms.selected = channel.broker_confirms = True
+    if payload[4:5] == b"\0":  # it is to be answered
+        channel.selecting += 1
     relay.outbox.put(frames.frame(frames.METHOD, channel.number, payload))  # a broker that has it on already just answers
 
 
@@ -272,19 +370,76 @@ def safe_advanced(relay: Relay) -> None:
         relay.replica.waiting_safe.add(relay)
 
 
+def durable_advanced(relay: Relay) -> None:
+    """The own stream has more of the log: confirms what asks no more than that."""
+    durable, waiting = relay.replica.node.durable, relay.until_durable
+    while waiting and waiting[0][3] <= durable:
+        channel, first, last, sequence, size = waiting.popleft()
+        confirms = channel.confirms
+        is_repeat = first in confirms.local
+        if is_repeat:
+            confirms.local.discard(first)
+        else:
+            confirms.early.popleft()
+        if not channel.speaks or relay.channels.get(channel.number) is not channel:
+            continue
+        if not is_repeat:
+            relay.replica.confirmed_early(sequence, last - first + 1, size)
+        if first < last and not (confirms.waiting or relay.held_confirms or confirms.covers_others(last)):
+            confirm = frames.ack(channel.number, last, True)
+        else:
+            confirm = b"".join(frames.ack(channel.number, tag) for tag in range(first, last + 1))
+        relay.confirm(channel, confirm, held=False)
+    if waiting:
+        relay.replica.waiting_durable.add(relay)
+
+
 def applied_advanced(relay: Relay) -> None:
     """More of the log is in the queues and confirmed: answers repeats."""
     tracker, dedup = relay.replica.tracker, relay.replica.dedup
     left: deque[tuple[Channel, int, int, int]] = deque()
     for channel, tag, sequence, number in relay.until_applied:
-        if tracker.is_applied(sequence):
+        if not tracker.is_applied(sequence):
+            left.append((channel, tag, sequence, number))
+            continue
+        later = dedup.position_of(relay.producer_key, number)
+        if later is not None and not tracker.is_applied(later):  # the first one was refused, and a third has taken its place
+            left.append((channel, tag, later, number))
+        else:
             # The first one was refused: its ID is free again, and the repeat is refused too.
             _confirm(relay, channel, tag, dedup.seen(relay.producer_key, number))
-        else:
-            left.append((channel, tag, sequence, number))
     relay.until_applied = left
     if left:
         relay.replica.waiting_applied.add(relay)
+
+
+def selected(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
+    """confirm.select-ok; what the door has confirmed before follows it."""
+    channel = relay.channel(number)
+    channel.selecting -= channel.selecting > 0
+    if channel.selecting or not channel.before_select:
+        return None
+    held, channel.before_select = channel.before_select, []
+    return b"".join((data[item[2] - 7 : item[3] + 1], *held))
+
+
+def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) -> None:
+    """The broker has acked these: they are in the queues, but for those that it gave back before, whose IDs are free again.
+
+    (A repeat would be acked else, and who sends it after a failover never hears that the message is nowhere.)
+    """
+    replica = relay.replica
+    back = sorted(sequence for sequence in channel.returned if first <= sequence < first + count) if producer else []
+    if back:
+        channel.returned.difference_update(back)
+        replica.refuse(Settled(0, 1, sequence, producer, 0) for sequence in back)
+    for sequence in back:
+        if first < sequence:
+            replica.applied(first, sequence - 1)
+        count -= sequence + 1 - first
+        first = sequence + 1
+    if count:
+        replica.applied(first, first + count - 1)
 
 
 def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> bytes:
@@ -297,20 +452,29 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
     for run in settled:
         if run.sequence:
             if ok:
-                relay.replica.applied(run.sequence, run.sequence + run.publishes - 1)
+                took(relay, channel, run.sequence, run.publishes, run.producer)
             else:
                 relay.replica.refuse([run])
+                if channel.early and channel.early_run(run.sequence):
+                    relay.door.refused_after_confirm(run.publishes)
+            if run.sequence <= relay.asks < run.sequence + run.publishes:
+                relay.may_publish, relay.asks = ok, 0
+    if channel.early:
+        channel.forget_early()
     if relay.watch is not None:
         relay.watch.answered(settled, ok)
     answers = b""
-    if channel.speaks and any(run.client_tag for run in settled):
-        last = settled[-1]
-        client_last = last.client_tag + last.publishes - 1
+    tagged = [run for run in settled if run.client_tag]
+    if channel.speaks and tagged:
+        client_last = tagged[-1].client_tag + tagged[-1].publishes - 1
         make = frames.ack if ok else frames.nack
-        if multiple and not (confirms.local and min(confirms.local) <= client_last):
+        if multiple and not confirms.covers_others(client_last) and (ok or not relay.held_confirms):
             answers = make(number, client_last, True)
         else:
-            answers = b"".join(make(number, t) for run in settled if run.client_tag for t in range(run.client_tag, run.client_tag + run.publishes))
+            answers = b"".join(make(number, t) for run in tagged for t in range(run.client_tag, run.client_tag + run.publishes))
+        if ok and relay.replica.holds_confirms:
+            relay.confirm(channel, answers)
+            answers = b""
     if not channel.unanswered:
         closing.settled(relay, channel)
     return answers

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lrq_ha.replication.errors import LrqError, place
 
-from . import closing, delivering, endpoints, farewell, frames, publishing, settling
+from . import closing, delivering, endpoints, farewell, frames, publishing, settling, transacting
 from .alarms import Alarm
 from .channels import Channel, Closing, Delivery, QueueKey
 from .ends import End
@@ -42,9 +42,12 @@ from .frames import (
     end_of,
     scan,
 )
+from .headers import Stamps
 from .logins import producer_key
 from .outbox import Outbox
 from .protocol import FROM_BROKER, FROM_CLIENT
+from .replica import NotPrimary
+from .waiting import Moving, first_that_waits, waits_for
 
 if TYPE_CHECKING:
     from .door import Door
@@ -56,6 +59,9 @@ RESUME_SHARE = 0.5  # reading goes on when what held it up has fallen below this
 LEAVE_POLL_S = 0.05
 SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and never tell of the confirm
 STAMP_BYTES_MAX = 80  # what a position adds to a message's headers
+DEAF_SHARE = 2  # of the limit on what is on its way to a client; from 1 on, nothing is read from the broker for it
+CLOSING_SHARE = 2  # channels that the broker has closed are kept until both sides know, so there may be more than were agreed on
+FEW_QUESTIONS = 16
 ACKS_SHARE = 1.25  # of the limit on what is not safe yet: so much, a client may acknowledge that publishes nothing
 
 
@@ -73,20 +79,29 @@ class Relay(End):
         frame_max_bytes: What holds on the client's side.
         broker_frame_max_bytes: What holds on the broker's side: a little more, for the positions in content headers.
         heartbeat_s: Likewise; 0 for none.
+        channels_max: Channels that were agreed on; 0 for no limit. The broker counts those that are open; here it also bounds what is kept of
+            those that never were.
         told_blocked: Whether the client understands connection.blocked.
 
     Attributes:
         client: None when it is gone.
         decisions: Where publishes go, by their method frame's payload.
+        stamps: How their content headers are stamped.
         until_safe: Publishes that ended here: (channel, client's tag, sequence that must be safe).
+        until_durable: Publishes with local completion: (channel, client's first and last tag, sequence that the own stream must have, bytes).
+        may_publish: The broker has taken a publish of this connection to a queue by its name: so the user may do that.
+        asks: The entry whose confirm will tell that; 0: none is under way.
         until_applied: Repeats: (channel, client's tag, sequence of the first, number in the ID).
+        held_confirms: Confirms that wait until this primary has its expected backups: (channel, frames).
         acked, ack_frames: Acks that `settling.flush` will bring into the log, and to the broker.
         unseen: Channels with transactions on which the door has acks of its own to give.
         withheld: Frames of the broker, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its
             channel is given out before, so that order is kept and a `multiple` ack of the client covers what it has got.
+        seconds: Channels that have a second one at the broker, by its number there (see `transacting`).
         replies: Declarations that wait for the broker's answer, by channel.
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
+        over: The broker has closed the connection.
         watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
     """
 
@@ -105,6 +120,7 @@ class Relay(End):
         frame_max_bytes: int,
         broker_frame_max_bytes: int,
         heartbeat_s: int,
+        channels_max: int,
         told_blocked: bool,
     ) -> None:
         self.door = door
@@ -119,14 +135,23 @@ class Relay(End):
         self.may_write = may_write
         self.frame_max_bytes = frame_max_bytes
         self.header_bytes_max = min(broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, door.config.header_bytes_max + STAMP_BYTES_MAX)
+        self.channels_max = channels_max
         self.channels: dict[int, Channel] = {}
+        self._channels_max = CLOSING_SHARE * ((channels_max or frames.CHANNELS_MAX) + 1)
+        self.seconds: dict[int, Channel] = {}
         self.closed = False
         self.outbox = Outbox(self)
         self.client_parts = frames.Assembly(door.config.message_bytes_max, door.unfinished)
         self.broker_parts = frames.Assembly()
         self.decisions: dict[bytes, endpoints.Decision] = {}
+        self.stamps = Stamps()
         self.until_safe: deque[tuple[Channel, int, int]] = deque()
+        self.until_durable: deque[tuple[Channel, int, int, int, int]] = deque()
+        self.may_publish = False
+        self.asks = 0
         self.until_applied: deque[tuple[Channel, int, int, int]] = deque()
+        self.held_confirms: list[tuple[Channel, bytes]] = []
+        self._held_bytes = 0
         self.acked: dict[QueueKey, list[int]] = {}
         self.ack_frames: list[bytes] = []
         self.unseen: set[int] = set()
@@ -135,6 +160,7 @@ class Relay(End):
         self.replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
+        self.over = False
         self.alarm = Alarm(self, told_blocked)
         self.watch = watch = door.watch(self)
         self.take = publishing.take if watch is None else watch.take
@@ -148,8 +174,10 @@ class Relay(End):
         self._from_broker = b""
         self._stalled = False  # a declaration is under way: nothing more is taken from the client until it is done
         self._backlog: deque[bytes] = deque()  # what came meanwhile
+        self._deafened = False  # whatever comes from the client counts no more
         self._client_paused = False
         self._client_full = False  # nothing is read from the broker meanwhile
+        self._full_since = 0.0
         self._held_up = False  # nothing is read from either side until interceptors have caught up
         self._stopping = False  # nothing more is read until what is under way is confirmed
         self._told = False  # the client was told that the connection ends
@@ -159,8 +187,23 @@ class Relay(End):
         """The channel of this number, made when first named."""
         channel = self.channels.get(number)
         if channel is None:
+            if len(self.channels) >= self._channels_max:
+                raise FrameError("there are more channels than were agreed on: the broker's channel_max, or door.channels_max")
             channel = self.channels[number] = Channel(number)
         return channel
+
+    def ask(self, channel: Channel) -> None:
+        """One more question of the client goes to the broker. Raises FrameError if too many have no answer."""
+        if channel.questions < FEW_QUESTIONS:  # of every channel, that many are too few to count
+            return
+        limit = self.door.config.questions_max
+        if sum(each.questions for each in self.channels.values()) >= limit:
+            raise FrameError(f"{limit} questions of this connection have no answer yet; the limit is door.questions_max")
+
+    @property
+    def has_room_for_channel(self) -> bool:
+        """Whether the broker takes one more channel than the client has opened."""
+        return not self.channels_max or len(self.channels.keys() - {0}) + len(self.seconds) < self.channels_max
 
     @property
     def unanswered(self) -> bool:
@@ -178,6 +221,8 @@ class Relay(End):
     def client_data(self, data: bytes) -> None:
         """Bytes came from the client."""
         self._heard_at = self.door.now()
+        if self._deafened:
+            return
         self._backlog.append(data)
         while self._backlog and not self._stalled and self.client is not None:
             if self.replica.in_barrier:
@@ -191,18 +236,32 @@ class Relay(End):
             data = self._from_client + data
         try:
             items, used = scan(data, 0, self.frame_max_bytes)
-            self._from_client = data[used:] if used < len(data) else b""
+            self._keep(data[used:] if used < len(data) else b"")
             self.work(data, items)
-        except LrqError as error:
-            code = 501 if isinstance(error, FrameError) else 541
-            self.door.counters["client_errors"] += 1
-            self.close_client(code, str(error))
-            return
         except Exception as error:
-            log.error("a client's frames could not be handled: %s", place(error))
-            self.close_client(541, "the door could not handle this; its log says why")
+            self._cannot_take(error)
             return
         self._consider_pausing()
+
+    def _keep(self, left: bytes) -> None:
+        """The beginning of a frame or content that waits for its end, which counts as a message of which a part has arrived. Raises FrameError."""
+        more = len(left) - len(self._from_client)
+        if more > 0:
+            self.door.unfinished.take(more)
+        else:
+            self.door.unfinished.give(-more)
+        self._from_client = left
+
+    def _cannot_take(self, error: Exception) -> None:
+        if isinstance(error, NotPrimary):  # it has stepped down in this very moment
+            self.close_client(CONNECTION_FORCED, str(error))
+        elif isinstance(error, LrqError):
+            code, cause = (error.code, error.cause) if isinstance(error, FrameError) else (541, 0)
+            self.door.counters["client_errors"] += 1
+            self.close_client(code, str(error), cause)
+        else:
+            log.error("a client's frames could not be handled: %s", place(error))
+            self.close_client(541, "the door could not handle this; its log says why")
 
     def work(self, data: bytes, items: list[Item]) -> None:
         """Does what these frames of the client say, one after the other."""
@@ -211,9 +270,19 @@ class Relay(End):
             item = items[at]
             kind, number = item[0], item[1]
             if kind not in (HEADER, BODY, HEARTBEAT) and self.client_parts.is_open(number):
-                raise FrameError(f"a method on channel {number} stands inside a content")
+                raise self.client_parts.unexpected(number)
             if kind == BASIC_PUBLISH and item[6]:
-                at = self.take(self, data, items, at)
+                if not self.replica.moving:
+                    at = self.take(self, data, items, at)
+                    continue
+                upto, moving = first_that_waits(self, data, items, at)
+                if upto > at:
+                    at = self.take(self, data, items[:upto], at)
+                if moving is not None and at == upto and self.client is not None and not self.closed:
+                    self._wait_for(moving, _rest(data, items, at))
+                    return
+                if self.client is None or self.closed:
+                    return
                 continue
             at += 1
             if kind == BASIC_ACK:
@@ -223,30 +292,62 @@ class Relay(End):
                 continue
             settling.flush(self)
             if kind == HEARTBEAT:
-                self.outbox.write(HEARTBEAT_FRAME)
+                if not self.outbox.full:  # else more than enough is on its way
+                    self.outbox.write(HEARTBEAT_FRAME)
                 continue
             payload = bytes(data[item[2] : item[3]])
             if kind in (HEADER, BODY, BASIC_PUBLISH):
-                content = self.client_parts.take(kind, number, payload)
-                if content is not None:
-                    whole = frames.whole(number, content, self.frame_max_bytes)
-                    self.take(self, *whole, 0)
+                self.channel(number)
+                held_back = self._take_part(kind, number, payload)
+                if held_back is not None:
+                    self._wait_for(held_back[0], held_back[1] + _rest(data, items, at))
+                    return
                 continue
             channel = self.channel(number)
             if channel.closing and kind not in (CHANNEL_CLOSE, CHANNEL_CLOSE_OK):
                 continue  # sent before the client knew
+            if self.replica.moving and (moving := waits_for(self, channel, kind, payload)) is not None:
+                self._wait_for(moving, _rest(data, items, at - 1))
+                return
+            if channel.gets:
+                channel.asked_behind = True
             handler = self._on_client.get(kind)
             if handler is not None:
                 handler(self, channel, kind, payload)
             else:
                 self.outbox.put(frames.frame(METHOD, number, payload))
+            if self._deafened:
+                return
             if self._stalled:
-                left = (data[items[at][2] - 7 : end_of(items[-1])] if at < count else b"") + self._from_client
-                self._from_client = b""
+                left = _rest(data, items, at) + self._from_client
+                self._keep(b"")
                 if left:
                     self._backlog.appendleft(left)
                 return
         settling.flush(self)
+
+    def _take_part(self, kind: int, number: int, payload: bytes) -> tuple[Moving, bytes] | None:
+        """A frame of a content that comes in pieces. Returns what has to wait, and for what."""
+        try:
+            content = self.client_parts.take(kind, number, payload)
+        except frames.BodyTooLarge as error:
+            channel = self.channel(number)
+            if not channel.closing:
+                text = f"PRECONDITION_FAILED - message size {error.size} is larger than configured max size {error.limit}"
+                publishing.refuse(self, channel, settling.PRECONDITION_FAILED, text)
+            return None
+        if content is not None:
+            whole = frames.whole(number, content, self.frame_max_bytes)
+            if self.replica.moving and (moving := first_that_waits(self, *whole, 0)[1]) is not None:
+                return moving, whole[0]
+            self.take(self, *whole, 0)
+        return None
+
+    def hear_nothing_more(self) -> None:
+        """The client has said its last word."""
+        self._deafened = True
+        self._backlog.clear()
+        self._keep(b"")
 
     def forget_decisions(self) -> None:
         """What is replicated has changed (a queue was declared or deleted)."""
@@ -263,6 +364,10 @@ class Relay(End):
             self._cannot_handle(error)
 
     def _cannot_handle(self, error: Exception) -> None:
+        if isinstance(error, NotPrimary):
+            self.close_client(CONNECTION_FORCED, str(error))
+            self.close()
+            return
         log.error("a broker's frames could not be handled: %s", place(error))
         self.close_client(541, "the door could not handle the broker's answer; its log says why")
         self.close()
@@ -278,7 +383,7 @@ class Relay(End):
         """What the client gets of these frames of the broker."""
         withheld = self.withheld
         limit = self.frame_max_bytes
-        on_broker = self.on_broker
+        on_broker, seconds = self.on_broker, self.seconds
         out: list[bytes] = []
         keep_from = -1  # start of the slice that is passed on as it came
         keep_to = 0
@@ -286,7 +391,12 @@ class Relay(End):
             kind, number, start, end, _, _, stop = item
             begin, after = start - 7, stop or end + 1
             replaced: bytes | None = b""
-            if withheld and number in withheld:
+            if seconds and number in seconds:
+                if keep_from >= 0:
+                    out.append(data[keep_from:keep_to])
+                    keep_from = -1
+                replaced = transacting.from_second(self, number, data, item)
+            elif withheld and number in withheld:
                 self._withhold(number, data[begin:after])
             elif kind == BASIC_DELIVER and stop:
                 replaced = self.deliver(self, number, data, item)
@@ -321,6 +431,15 @@ class Relay(End):
         settling.flush(self)
         if out:
             self.to_client(out[0] if len(out) == 1 else b"".join(out))
+        if self.over:
+            self._end()
+
+    def _end(self) -> None:
+        """The broker has closed the connection and the client is told. Until it answers, nothing that it says may be waited for by anybody."""
+        if self.client is not None:
+            farewell.hand_over(self.client, self._from_client)
+            self.client_lost()
+        self.close()
 
     # ---- to the client -----------------------------------------------------------------------------------------------
 
@@ -329,13 +448,31 @@ class Relay(End):
         if self.client is not None and not self._told and not self.client.is_closing():
             self.client.write(data)
 
-    def close_client(self, code: int, text: str) -> None:
+    def confirm(self, channel: Channel, data: bytes, *, held: bool = True) -> None:
+        """Answers to publishes or to a commit for the client: now, or when this primary has its expected backups (but for `held`)."""
+        if held and self.replica.holds_confirms:
+            self.held_confirms.append((channel, data))
+            self._held_bytes += len(data)
+        elif channel.speaks and self.channels.get(channel.number) is channel:
+            if channel.selecting:
+                channel.before_select.append(data)
+            else:
+                self.to_client(data)
+
+    def give_confirms(self) -> None:
+        """This primary no longer waits for its expected backups."""
+        held, self.held_confirms, self._held_bytes = self.held_confirms, [], 0
+        for channel, data in held:
+            self.confirm(channel, data)
+        self._consider_pausing()
+
+    def close_client(self, code: int, text: str, cause: int = 0) -> None:
         """Ends the connection with an error to the client; what it published before is brought to its end."""
         if self.client is not None:
             if self._told:
                 farewell.hand_over(self.client)
             else:
-                farewell.say(self.client, code, text, self._from_client)
+                farewell.say(self.client, code, text, self._from_client, cause)
             self.client_lost()
 
     def cut_off(self) -> None:
@@ -369,6 +506,11 @@ class Relay(End):
             self._release()
         self._pump()
 
+    def durable_advanced(self) -> None:
+        """The own stream has more of the log."""
+        if not self.closed:
+            publishing.durable_advanced(self)
+
     def applied_advanced(self) -> None:
         """More of the log is in the queues and confirmed."""
         if not self.closed:
@@ -385,6 +527,7 @@ class Relay(End):
         withheld, self.withheld = self.withheld, {}
         self._withheld_bytes = 0
         if not self._client_full and not self._held_up and not self.broker.is_closing():
+            self._broker_heard_at = self.door.now()
             self.broker.resume_reading()
         try:
             for parts in withheld.values():
@@ -422,7 +565,7 @@ class Relay(End):
     @property
     def busy(self) -> bool:
         """Whether the client waits for an answer to something that was taken from it."""
-        return bool(self.outbox or self.until_safe or self.until_applied or self.replies or self.unanswered)
+        return bool(self.outbox or self.until_safe or self.until_durable or self.until_applied or self.replies or self.unanswered)
 
     # ---- flow --------------------------------------------------------------------------------------------------------
 
@@ -431,13 +574,30 @@ class Relay(End):
         self._stalled = True
         self._pause_client()
 
-    def unstall(self) -> None:
-        """Goes on with what came meanwhile."""
+    def unstall(self, first: Callable[[], None] | None = None) -> None:
+        """Goes on with what came meanwhile; `first` comes before that, in the same turn of the event loop."""
         self._stalled = False
+        if first is not None and not self.closed:
+            try:
+                first()
+            except Exception as error:
+                self._cannot_take(error)
         if self.closed or self.client is None:
             return
         self._resume_client()
         self.client_data(b"")
+
+    def _wait_for(self, moving: Moving, data: bytes) -> None:
+        """Takes nothing more from the client, from these bytes on, until a queue has been moved."""
+        settling.flush(self)
+        self._backlog.appendleft(data + self._from_client)
+        self._keep(b"")
+        self.stall()
+        self.spawn(self._await_moved(moving))
+
+    async def _await_moved(self, moving: Moving) -> None:
+        await moving.over.wait()
+        self.unstall()
 
     async def _await_barrier(self) -> None:
         """Another connection's declaration is under way."""
@@ -450,8 +610,17 @@ class Relay(End):
         if (too_much > 1.0 and (self._publishing or too_much > ACKS_SHARE)) or self.outbox.bytes > limit:
             self._pause_client()
             self.replica.waiting_safe.add(self)
+        elif self._held_bytes > self.door.config.client_buffer_bytes_max or self._deaf:
+            self._pause_client()
         elif self._client_paused and self.outbox.bytes < limit * RESUME_SHARE:
             self._resume_client()
+
+    @property
+    def _deaf(self) -> bool:
+        """The client does not read what the door itself answers: so nothing more is taken from it that could be answered."""
+        if not self._client_full or self.client is None:
+            return False
+        return self.client.get_write_buffer_size() > DEAF_SHARE * self.door.config.client_buffer_bytes_max
 
     def _pause_client(self) -> None:
         if self.client is not None and not self._client_paused:
@@ -467,6 +636,7 @@ class Relay(End):
     def client_full(self, full: bool) -> None:
         """The client does not read as fast as the broker sends: stop reading from the broker."""
         self._client_full = full
+        self._full_since = self.door.now()
         if self.closed or self.client is None or self.broker.is_closing():
             return
         self.door.client_full(self, self.client.get_write_buffer_size() if full else 0)
@@ -475,6 +645,7 @@ class Relay(End):
         elif not self._held_up:
             self._broker_heard_at = self.door.now()
             self.broker.resume_reading()
+        self._consider_pausing()
 
     def hold_up(self, held: bool) -> None:
         """An interceptor that must be told everything is behind (or no longer): nothing more is read from either side."""
@@ -503,14 +674,25 @@ class Relay(End):
             self._pump()
 
     def tick(self, now: float) -> None:
-        """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up."""
-        if not self._heartbeat_s or self.closed:
+        """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up.
+
+        So is a client whose broker's confirms are not read any more as it reads nothing itself, when another's declaration waits for them.
+        """
+        if self.closed:
+            return
+        if self._client_full and now - self._full_since >= self.door.config.hold_up_timeout_s and self.replica.in_barrier and self.unanswered:
+            log.warning("a client of %s that does not read holds up a declaration, and is closed: door.hold_up_timeout_s", self.user)
+            self.door.counters["closed_slow"] += 1
+            self.cut_off()
+            return
+        if not self._heartbeat_s:
             return
         if self.client is not None and not self._client_paused and now - self._heard_at > 2 * self._heartbeat_s + 1:
             log.info("a client of %s sent nothing for %d s", self.user, 2 * self._heartbeat_s)
             self.client.abort()
             return
-        if not self._client_full and not self._held_up and now - self._broker_heard_at > 2 * self._heartbeat_s + 1:
+        listens = not (self._client_full or self._held_up or self.withheld)
+        if listens and now - self._broker_heard_at > 2 * self._heartbeat_s + 1:
             log.warning("the broker sent nothing for %d s on a connection of %s", 2 * self._heartbeat_s, self.user)
             self.close_client(CONNECTION_FORCED, "the broker beside this sidecar is silent")
             self.broker.abort()
@@ -562,6 +744,7 @@ class Relay(End):
         if self.watch is not None:
             self.watch.client_gone()
         self._backlog.clear()
+        self._keep(b"")
         self.client_parts.clear()
         self.door.client_full(self, 0)
         if not self.closed and not self.broker.is_closing():
@@ -599,6 +782,8 @@ class Relay(End):
             task.cancel()
         self.replica.waiting_safe.discard(self)
         self.replica.waiting_applied.discard(self)
+        self.replica.waiting_durable.discard(self)
+        self._keep(b"")
         self.client_parts.clear()
         if self.client is not None:
             farewell.end(self.client)
@@ -607,3 +792,8 @@ class Relay(End):
             self.broker.write(frames.connection_close(200, "the client is gone"))
             farewell.end(self.broker)
         self.door.gone(self)
+
+
+def _rest(data: bytes, items: list[Item], at: int) -> bytes:
+    """The frames from items[at] on, as they came; nothing behind the last one."""
+    return data[items[at][2] - 7 : end_of(items[-1])] if at < len(items) else b""

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import frames
+from . import closing, frames
 from .channels import Channel, Commit, Delivery, Transaction
-from .frames import BASIC_NACK, METHOD
+from .frames import BASIC_ACK, BASIC_NACK, BASIC_PUBLISH, BASIC_RECOVER, BASIC_RECOVER_OK, METHOD
 
 if TYPE_CHECKING:
     from .relay import Relay
+
+PRECONDITION_FAILED = 406
 
 
 def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
@@ -27,7 +29,7 @@ def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
         if not tag:
             return
     if channel.tx is not None:
-        _rehearse(relay, channel, channel.tx, tag, multiple, payload)
+        _rehearse(relay, channel, channel.tx, tag, multiple, payload, BASIC_ACK)
         return
     if channel.others:
         channel.take_others(tag, multiple)
@@ -42,11 +44,11 @@ def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
 
 def settle_unseen(relay: Relay, channel: Channel, frame: bytes, sequence: int = 0) -> None:
     """The door itself acks or rejects a delivery, which the client need not know of, when entry `sequence` is safe."""
-    if channel.tx is None:
-        relay.outbox.put(frame, sequence)
-    else:
+    if channel.acks_wait:
         channel.unseen.append(frame)
         relay.unseen.add(channel.number)
+    else:
+        relay.outbox.put(frame, sequence)
 
 
 def _settle_apart(relay: Relay) -> None:
@@ -60,7 +62,7 @@ def _settle_apart(relay: Relay) -> None:
         channel = relay.channel(number)
         if channel.tx is None or not channel.speaks:
             continue
-        if any(not commit.own for commit in channel.commits):
+        if channel.rehearsed is not None or any(not commit.own for commit in channel.commits):
             relay.unseen.add(number)
             continue
         unseen, channel.unseen = channel.unseen, []
@@ -75,7 +77,7 @@ def _settle_apart(relay: Relay) -> None:
 def ack_for(relay: Relay, channel: Channel, tag: int, delivery: Delivery) -> None:
     """The ack of a consumer that gives none."""
     frame = frames.ack(channel.number, tag)
-    if delivery.deaths or channel.tx is not None:
+    if delivery.deaths or channel.acks_wait:
         settle_unseen(relay, channel, frame, relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths))
     else:
         relay.acked.setdefault(delivery.queue, []).append(delivery.sequence)
@@ -107,7 +109,7 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         if not tag:
             return
     if channel.tx is not None:
-        _rehearse(relay, channel, channel.tx, tag, multiple, payload)
+        _rehearse(relay, channel, channel.tx, tag, multiple, payload, kind)
         return
     last = 0
     channel.take_others(tag, multiple)
@@ -135,18 +137,42 @@ def _given(relay: Relay, channel: Channel, tag: int, payload: bytes) -> tuple[in
     return last, payload[:4] + last.to_bytes(8, "big") + payload[12:]
 
 
-def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multiple: bool, payload: bytes) -> None:
+def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transacting`)."""
+    if channel.second and not channel.holds(tag, multiple):
+        closing.refuse(relay, channel, PRECONDITION_FAILED, f"PRECONDITION_FAILED - unknown delivery tag {tag}", kind)
+        return
     tx.settled |= channel.take_out(tag, multiple)
     tx.others |= channel.take_others(tag, multiple)
-    frame = frames.frame(METHOD, channel.number, payload)
-    tx.keep(frame)
-    relay.outbox.put(frame)
+    rehearse(relay, channel, tx, frames.frame(METHOD, channel.number, payload), kind)
 
 
-def recover(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
-    """basic.recover: everything goes back to its queue."""
-    relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+def rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, cause: int) -> None:
+    """These frames are part of a transaction, and of its rehearsal at the broker: acks only where it has no second channel.
+
+    A transaction that gets too large closes its channel.
+    """
+    tx.keep(data)
+    limit = relay.door.config.transaction_bytes_max
+    if tx.bytes > limit:
+        closing.refuse(relay, channel, PRECONDITION_FAILED, f"a transaction of more than {limit} bytes: door.transaction_bytes_max", cause)
+    elif cause == BASIC_PUBLISH:
+        relay.outbox.put(frames.rechannel(data, channel.second) if channel.second else data)
+    elif not channel.second:
+        relay.outbox.put(data)
+
+
+def recover(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
+    """basic.recover: everything goes back to its queue, but for what a transaction that is not committed has settled."""
+    tx = channel.tx
+    if channel.second and tx is not None and (tx.settled or tx.others) and payload[4] & 1:
+        # The broker does not know of those. So it is told of the others one by one, and the client is answered here.
+        for tag in sorted((*channel.deliveries, *channel.others)):
+            relay.outbox.put(frames.nack(channel.number, tag, requeue=True))
+        if kind == BASIC_RECOVER:
+            relay.to_client(frames.raw_method_frame(channel.number, BASIC_RECOVER_OK))
+    else:
+        relay.outbox.put(frames.frame(METHOD, channel.number, payload))
     relay.give_back(channel.deliveries.values())
     channel.deliveries.clear()
     channel.others.clear()

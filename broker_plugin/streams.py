@@ -25,6 +25,7 @@ from lrq_ha.routing import names
 
 from . import wire
 from .client import Address, Channel, Connection
+from .client_channel import fail
 from .client_errors import AccessRefused, AmqpError, ChannelClosed, VhostNotFound
 from .endpoints import LOG_PREFIX, ROUTING_VHOST
 
@@ -34,6 +35,8 @@ READ_ACK_EVERY = 100
 QUIET_S = 0.2
 LOCATE_BACK_RECORDS = 64
 LOCATE_GROWTH = 8
+LOCATE_PREFETCH = 100
+PLACES_MAX = 4_096
 OFFSET = "x-stream-offset"
 # RabbitMQ loses a stream, with everything confirmed in it, if the broker is killed within about half a second of the stream's making
 # (measured on 3.10 and 4.3): nothing is entrusted to one that is younger than this.
@@ -45,6 +48,15 @@ APPLIED_SEGMENT_BYTES = 16 << 20
 
 T = TypeVar("T")
 Record = tuple[Mapping[str, Any], bytes]
+
+
+def _not_read(queue: str) -> LrqError:
+    return LrqError(f"the broker has ended the reading of '{queue}'", todo="Look at its log: is the stream there, and in use?", retriable=True)
+
+
+def segment_bytes(log_bytes_max: int) -> int:
+    """Size of a segment of a log of this size: so much the broker drops at a time."""
+    return min(SEGMENT_BYTES_MAX, log_bytes_max // SEGMENTS_MIN)
 
 
 class Streams:
@@ -77,7 +89,7 @@ class Streams:
         self._broker = broker
         self._user = broker.user
         self._log_bytes_max = log_bytes_max
-        self._segment_bytes = min(SEGMENT_BYTES_MAX, log_bytes_max // SEGMENTS_MIN)
+        self._segment_bytes = segment_bytes(log_bytes_max)
         self._on_written = on_written
         self._on_end = on_end
         self._on_blocked = on_blocked
@@ -89,6 +101,9 @@ class Streams:
         self._log_records: deque[int] = deque()  # of each batch and FENCE that is not confirmed
         self._log_confirmed = 0  # of these records
         self._log_answered = 0  # publish tag
+        self._log_written = 0  # records of this incarnation
+        self._log_open_at = -1  # offset of the first of them, OPEN; -1: not known yet
+        self._places: dict[tuple[int, int], int] = {}  # of batches of one entry, the youngest ones: (sequence, leader), number of the record
         self._view_waits: deque[tuple[int, Callable[[], None]]] = deque()
         self._declared: set[str] = set()
         self.exchange = ""
@@ -282,10 +297,13 @@ class Streams:
             queue: log_queue or applied_queue.
             take: Called with headers (OFFSET among them) and body of each record before the own OPEN; what it raises ends the reading.
             start: An offset; "first": the first record that the stream still has; "last": that of the last chunk.
+
+        Raises:
+            LrqError: The broker ends the connection, or the stream, before that.
         """
-        channel = await self._need(self._connection).channel()
-        await channel.qos(READ_PREFETCH)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        channel = await self._need(self._connection).channel(on_close=lambda error: fail(done, error or _not_read(queue)))
+        await channel.qos(READ_PREFETCH)
         count = 0
         joiner: wire.Joiner[Mapping[str, Any]] = wire.Joiner()
 
@@ -297,6 +315,8 @@ class Streams:
             try:
                 headers = wire.header_table(header)
                 if headers.get(wire.OPEN) == self.generation:
+                    if queue == self.log_queue and self._log_open_at < 0:
+                        self._log_open_at = int(headers[OFFSET])
                     done.set_result(None)
                     return
                 if (whole := joiner.take(headers, headers, body)) is not None:
@@ -307,8 +327,9 @@ class Streams:
             if count % READ_ACK_EVERY == 0:
                 channel.ack(tag, True)
 
-        await channel.consume(queue, on_delivery, arguments={OFFSET: start})
+        await channel.consume(queue, on_delivery, arguments={OFFSET: start}, on_cancel=lambda _tag: fail(done, _not_read(queue)))
         writer = self._need(self._records)
+        self._log_written += queue == self.log_queue
         writer.publish(self.exchange, queue, b"", {wire.OPEN: self.generation}, mandatory=True)
         await writer.confirmed()
         try:
@@ -320,8 +341,15 @@ class Streams:
     async def locate(self, sequence: int, leader: int) -> int | None:
         """Where the batch of the log that begins with entry `sequence`, pushed by the leader of epoch `leader`, stands in the stream.
 
-        The batch is looked for from the end back, as it is a young one. None: it was not found.
+        Records follow each other without a gap but where the broker adds some of its own (segments begin with them). So it is looked for first
+        where it stands if there are none, and behind that: a CHECKPOINT comes every 64 MB, and reading all that to find it again would cost about
+        half as much as writing it. Else it is looked for from the end back, as it is a young one. None: it was not found.
         """
+        place = self._places.get((sequence, leader))
+        if place is not None and self._log_open_at >= 0:
+            _, found = await self._look_for(sequence, leader, self._log_open_at + place - 1, prefetch=1)
+            if found is not None:
+                return found
         start: int | str = "last"
         back = LOCATE_BACK_RECORDS
         while True:
@@ -331,10 +359,10 @@ class Streams:
             start = max(0, first - back)
             back *= LOCATE_GROWTH
 
-    async def _look_for(self, sequence: int, leader: int, start: int | str) -> tuple[int, int | None]:
+    async def _look_for(self, sequence: int, leader: int, start: int | str, prefetch: int = LOCATE_PREFETCH) -> tuple[int, int | None]:
         """The first offset that was met, and the one of the batch. Reads until it is found, or passed, or the stream ends."""
         first = -1
-        async with aclosing(self.batches(start, silence_s=QUIET_S)) as batches:
+        async with aclosing(self.batches(start, prefetch=prefetch, silence_s=QUIET_S)) as batches:
             async for offset, batch, _ in batches:
                 first = offset if first < 0 else first
                 if batch is None:
@@ -356,23 +384,31 @@ class Streams:
             start: As of `read`.
             prefetch: Records that may be on their way.
             silence_s: It ends when the stream gives nothing for so long; None: it waits for what is appended.
+
+        Raises:
+            LrqError: The broker ends the connection, or the stream.
         """
-        arrived: asyncio.Queue[tuple[int, bytes, bytes]] = asyncio.Queue()
+        arrived: asyncio.Queue[tuple[int, bytes, bytes] | LrqError] = asyncio.Queue()
         joiner: wire.Joiner[dict[str, Any]] = wire.Joiner()
-        channel = await self._need(self._connection).channel()
+        queue = self.log_queue
+        channel = await self._need(self._connection).channel(on_close=lambda error: arrived.put_nowait(error or _not_read(queue)))
         await channel.qos(prefetch)
         await channel.consume(
-            self.log_queue,
+            queue,
             lambda tag, _redelivered, _exchange, _key, header, body: arrived.put_nowait((tag, header, body)),
             arguments={OFFSET: start},
+            on_cancel=lambda _tag: arrived.put_nowait(_not_read(queue)),
         )
         try:
             while True:
                 try:
                     async with asyncio.timeout(silence_s):
-                        tag, header, part = await arrived.get()
+                        record = await arrived.get()
                 except TimeoutError:
                     return
+                if isinstance(record, LrqError):
+                    raise record
+                tag, header, part = record
                 channel.ack(tag)
                 headers = wire.header_table(header)
                 if (whole := joiner.take(headers, headers, part)) is not None:
@@ -395,9 +431,14 @@ class Streams:
 
     def write_batch(self, batch: BatchHeader, body: bytes, safe: int) -> None:
         """Appends a batch to the log."""
+        if batch.first == batch.last:  # it may be a CHECKPOINT
+            self._places[batch.first, batch.leader] = self._log_written + 1
+            if len(self._places) > PLACES_MAX:
+                del self._places[next(iter(self._places))]
         records = wire.parts_of(wire.batch_headers(batch, safe), body)
         for headers, part in records:
             self._write(headers, part)
+        self._log_written += len(records)
         self._log_records.append(len(records))
 
     def _write(self, headers: Mapping[str, Any], body: bytes) -> None:
@@ -406,6 +447,7 @@ class Streams:
     def write_fence(self, epoch: int, out_end: int) -> None:
         """Appends a FENCE to the log."""
         self._write({wire.FENCE: epoch, wire.FENCE_OUT: out_end}, b"")
+        self._log_written += 1
         self._log_records.append(1)
 
     async def write_applied(self, body: bytes) -> None:

@@ -5,11 +5,12 @@ Rules:
   break delivery limits, expiry and order.
 - A removal counts only after a later reply on its channel has come.
 - What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
-  the channel.
+  the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
-- One consumer per queue: while it is there, the `Keeper` is not.
+- One consumer per queue: while it is there, the `Keeper` is not; and it comes when what the sidecar before it had left there is gone.
+- `stop` waits only until what is held is back: a promotion waits for it. What is due and not acked yet goes back, too; the door filters it.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.filter import Deaths, QueueFilter, Verdict
+from lrq_ha.replication.filter import QueueFilter, Verdict
+from lrq_ha.replication.visits import Deaths
 
 from . import topology
 from .channels import QueueKey
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed
-from .headers import deaths, position
+from .headers import deaths
 from .keeping import Keeper, has_a_free_way_back
 from .replica import Replica
 from .tallying import Tally
+from .vhosts import Vhosts
 
 log = logging.getLogger("lrq_ha.sweeper")
 
@@ -42,6 +44,7 @@ STUCK_S = 1.0  # without a delivery although there is more: another consumer is 
 PASS_MAX_S = 60.0
 ACKS_AT_ONCE = 24
 ACKS_PAUSE_S = 0.01
+TAKEN_MAX_S = 20.0
 RETURNED_STILL_S = 1.0
 RETURNED_MAX_S = 15.0  # on a busy machine a quorum queue takes seconds to take them back
 BACK_OFF_MIN_S = 1.0
@@ -60,6 +63,7 @@ class _End(Enum):
 
 
 class _Removed(NamedTuple):
+    tag: int
     sequence: int
     generation: int
     deaths: Deaths
@@ -77,10 +81,9 @@ class Sweeper:
 
     def __init__(self, replica: Replica, broker: Address, *, window: int = 500, interval_s: float = 1.0) -> None:
         self._replica = replica
-        self._broker = broker
         self._window = min(window, WIDE_WINDOW_MESSAGES)
         self._interval_s = interval_s
-        self._connections: dict[str, Connection] = {}
+        self._vhosts = Vhosts(broker)
         self._event = asyncio.Event()
         self._stopping = False
         self._started = False
@@ -89,6 +92,7 @@ class Sweeper:
         self._suspects: set[QueueKey] = set()
         self._suspects_from = 0
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
+        self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
         self._keeper = Keeper(replica, broker)
 
     def kick(self, queue: QueueKey | None = None) -> None:
@@ -124,22 +128,22 @@ class Sweeper:
                     raise IllegalEvent("a sweeper runs on an active node")
                 self._event.clear()
                 kicked, self._kicked = self._kicked, set()
-                concerned = (*(target.key for target in self._replica.filter.queues()), *self._suspects, *self._replica.tallies.keys(), *kicked)
-                for key in dict.fromkeys(concerned):
+                due = (target.key for target in self._replica.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
+                for key in dict.fromkeys((*due, *self._suspects, *self._replica.tallies.keys(), *self._back_off, *kicked)):
                     if self._stopping:
                         break
+                    if not self._replica.replicates(key):
+                        continue  # `configured` has them
                     await self._consider(self._replica.filter.queue(key), key in kicked)
                 if not self._stopping and not self._kicked:  # a pass clears the event
                     await self._wait(self._interval_s)
         finally:
             try:
                 await self._keeper.stop()
-                await asyncio.gather(keeping, return_exceptions=True)
-                for connection in self._connections.values():
-                    await connection.close()
-                self._connections.clear()
             finally:
-                self._ended.set()
+                self._ended.set()  # nothing is held any more; a promotion need not wait for the broker to answer that connections are closed
+            await asyncio.gather(keeping, return_exceptions=True)
+            await self._vhosts.close()
 
     async def stop(self) -> None:
         """Ends `run`; returns when everything it held has been given back."""
@@ -191,7 +195,7 @@ class Sweeper:
         """Whether a pass can remove anything, and does no harm."""
         vhost, queue = target.key
         due = target.due(upto)
-        connection = await self._connection(vhost)
+        connection = await self._vhosts.connection(vhost)
         limited = not has_a_free_way_back(connection) and "x-delivery-limit" in self._arguments(target.key)
         if not limited and (due or whole or tally is None):
             return True
@@ -214,11 +218,14 @@ class Sweeper:
     async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         vhost, queue = target.key
         expected = target.start_pass(self._replica.tracker.applied)
-        connection = await self._connection(vhost)
+        connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()
-        sweep = _Pass(target, channel, self._replica, self._event, tally)
+        sweep = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
         try:
-            end = await self._sweep(sweep, queue, upto, window, whole)
+            if await self._is_taken(channel, target.key):
+                end = _End.STUCK
+            else:
+                end = await self._sweep(sweep, queue, upto, window, whole)
         except ChannelClosed as error:
             if error.no_such_queue:
                 end = _End.GONE
@@ -232,6 +239,18 @@ class Sweeper:
             if missed:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
         return end
+
+    async def _is_taken(self, channel: Channel, key: QueueKey) -> bool:
+        """Whether another consumer is there; one that stays does not count for long.
+
+        It may be that of this sidecar's former life, which held what is at the queue's head. Whoever consumes before that is back gives back in
+        another order.
+        """
+        _, _, consumers = await channel.queue_declare(key[1], passive=True)
+        if not consumers:
+            self._taken.pop(key, None)
+            return False
+        return time.monotonic() - self._taken.setdefault(key, time.monotonic()) < TAKEN_MAX_S
 
     async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int, whole: bool) -> _End:
         channel, target = sweep.channel, sweep.target
@@ -248,6 +267,7 @@ class Sweeper:
             if sweep.is_cancelled:
                 return _End.GONE
             if self._stopping or not (whole or sweep.tally or target.due(upto)):
+                await self._all_arrived(sweep, window)
                 return _End.DONE
             if sweep.kept >= window:
                 if await sweep.reject_excess():
@@ -268,17 +288,20 @@ class Sweeper:
             elif now - heard > STUCK_S:
                 return _End.STUCK
 
-    async def _connection(self, vhost: str) -> Connection:
-        known = self._connections.get(vhost)
-        if known is None:
-            known = self._connections[vhost] = await Connection.open(replace(self._broker, vhost=vhost))
-        return known
+    async def _all_arrived(self, sweep: _Pass, window: int) -> None:
+        """Waits for what is on its way: an ack brings more. RabbitMQ gives back at once what it meets after a cancel, and so before what was held."""
+        deadline = time.monotonic() + STUCK_S
+        while sweep.kept < window and not sweep.is_cancelled and time.monotonic() < deadline and await self._wait(QUIET_S):
+            self._event.clear()
+            await sweep.settle()
 
 
 class _Pass:
     """One pass over a queue: decides on each delivery as it comes."""
 
-    def __init__(self, target: QueueFilter, channel: Channel, replica: Replica, event: asyncio.Event, tally: Tally | None = None) -> None:
+    def __init__(
+        self, target: QueueFilter, channel: Channel, replica: Replica, event: asyncio.Event, stopping: Callable[[], bool], tally: Tally | None
+    ) -> None:
         self.target = target
         self.tally = tally
         self.channel = channel
@@ -288,6 +311,7 @@ class _Pass:
         self.is_cancelled = False
         self._replica = replica
         self._event = event
+        self._stopping = stopping
         self._removed: list[_Removed] = []
         self._acks: list[int] = []
         self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
@@ -295,8 +319,7 @@ class _Pass:
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
         self._event.set()
-        value = position(header)
-        stamp = self._replica.parse_stamp(value) if value is not None else None
+        stamp = self._replica.stamp_of(header)
         if stamp is None:
             self.kept += 1
             return
@@ -313,20 +336,22 @@ class _Pass:
             if tally is not None and verdict is Verdict.GIVE and self._replica.tallies.counts(tally, sequence, path, by_name=not exchange):
                 self._stay.append((tag, sequence))
             return
-        self._removed.append(_Removed(sequence, generation, path))
+        self._removed.append(_Removed(tag, sequence, generation, path))
 
     def cancelled(self, _tag: str) -> None:
         self.is_cancelled = True
         self._event.set()
 
     async def settle(self) -> None:
-        """Makes sure of the removals so far."""
+        """Makes sure of the removals so far, or of as many as were under way when the sweeper was stopped."""
         if self._removed:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
-            await ack_all(self.channel, acks, alone=not self.kept and len(acks) == len(removed))
+            left = set(await ack_all(self.channel, acks, alone=not self.kept and len(acks) == len(removed), stopping=self._stopping))
+            self.kept += len(left)
             for one in removed:
-                self.target.gone(*one)
+                if one.tag not in left:
+                    self.target.gone(one.sequence, one.generation, one.deaths)
 
     async def reject_excess(self) -> int:
         """Rejects what is too many of what is held; returns how many that were. Called when the window is full, or the queue was seen to its end."""
@@ -334,6 +359,9 @@ class _Pass:
             return 0
         excess = sorted(self.tally.excess(sequence for _, sequence in self._stay))
         for start in range(0, len(excess), ACKS_AT_ONCE):
+            if self._stopping():
+                excess = excess[:start]
+                break
             for index in excess[start : start + ACKS_AT_ONCE]:
                 self.channel.reject(self._stay[index][0])
             await self.channel.flow()
@@ -351,18 +379,28 @@ class _Pass:
         return len(gone)
 
 
-async def ack_all(channel: Channel, tags: list[int], *, alone: bool) -> None:
-    """Acks these, in ascending order; returns when the broker has taken that. `alone`: nothing else of the channel is unacknowledged."""
+async def ack_all(channel: Channel, tags: list[int], *, alone: bool, stopping: Callable[[], bool] = lambda: False) -> list[int]:
+    """Acks these, in ascending order; returns, when the broker has taken that, those that it has not acked.
+
+    Args:
+        channel: Where they were delivered.
+        tags: Theirs.
+        alone: Nothing else of the channel is unacknowledged.
+        stopping: Whether to leave the rest, as it takes too long.
+    """
     if tags and alone:
         channel.ack(tags[-1], multiple=True)
         tags = []
     # A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.
     for start in range(0, len(tags), ACKS_AT_ONCE):
+        if stopping():
+            return tags[start:]
         for tag in tags[start : start + ACKS_AT_ONCE]:
             channel.ack(tag)
         await channel.flow()
         await asyncio.sleep(ACKS_PAUSE_S)
     await channel.flow()
+    return []
 
 
 async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:

@@ -1,9 +1,13 @@
 """Declarations, deletions, bindings and purges: which are replicated, and in what form they enter the log.
 
 Rules: the tables below are the whole dispatch. What is this node's own (queues that are server-named, exclusive or auto-delete, and `amq.*`) is
-passed on and not replicated, as are passive declarations. An entry holds the method as the client sent it, to the octet, but for its names and
-arguments resolved (the last declared queue, the queue's type), and without `if_unused` and `if_empty`: whether they held was decided on the
-primary.
+passed on and not replicated, as are passive declarations. What of other queues is replicated says their level (`replication/levels.py`): it is
+settled by the first declaration, whose entry names it. What is declared of a queue with the level `none` by its argument is in the log, too, as
+nothing else remembers it, and carried out by no other node; of what has that level by its name, the log knows nothing. An auto-delete queue that is
+to be replicated is none to the brokers, where it would go with its clients' connections, or when a sweeper looks into it: the census deletes it.
+
+An entry holds the method as the client sent it, to the octet, but for its names and arguments resolved (the last declared queue, the queue's type
+and level), and without `if_unused` and `if_empty`: whether they held was decided on the primary.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from lrq_ha.replication import levels
+from lrq_ha.replication.levels import Level
 
 from . import endpoints, frames
 from .channels import Channel, QueueKey
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
 
 DELETES = frozenset({EXCHANGE_DELETE, EXCHANGE_UNBIND, QUEUE_DELETE, QUEUE_UNBIND})
 _CLASSIC = field(b"x-queue-type", b"classic")
+AUTO_DELETE = "x-lrq-auto-delete"  # of a replicated queue that goes with its last consumer
+_AUTO_DELETE = field(AUTO_DELETE.encode(), b"true")
+_AUTO_DELETE_FLAG = 8
 _DECLARED = 0b1110  # neither passive nor no-wait
 _LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and those that stand in the log
     EXCHANGE_BIND: (3, 1, 0),
@@ -52,11 +62,15 @@ REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 @dataclass(frozen=True)
 class PassOn:
-    """Not replicated, or replicated already. `queue`: what it declares; `local`: that is this node's own from then on; `known`: it is in the log."""
+    """Not replicated, or replicated already.
+
+    `queue`: what it declares; `local`: that is this node's own from then on; `known`: it is in the log; `asked`: what the broker is asked then.
+    """
 
     queue: str = ""
     local: QueueKey | None = None
     known: QueueKey | None = None
+    asked: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ class Refuse:
 class Replicate:
     """To the broker between two barriers, then into the log.
 
-    `asked`: what the broker is asked; `before`, if any, and `entry`: what stands in the log.
+    `asked`: what the broker is asked; `before`, if any, and `entry`: what stands in the log; `level`: of the queue that `entry` is about.
     """
 
     queue: str = ""
@@ -87,34 +101,40 @@ class Replicate:
     asked: bytes = b""
     entry: bytes = b""
     before: bytes = b""
+    level: Level = Level.ALL
 
     @property
-    def entries(self) -> list[bytes]:
-        """The methods as they stand in the log."""
-        return [self.before, self.entry] if self.before else [self.entry]
+    def entries(self) -> list[tuple[bytes, Level]]:
+        """The methods as they stand in the log, and of what level the queue is that each is about."""
+        before = [(self.before, Level.ALL)] if self.before else []
+        return [*before, (self.entry, self.level)]
 
 
-def _replicate(relay: Relay, kind: int, payload: bytes, method: Any, queue: str = "") -> Replicate:
+def _replicate(
+    relay: Relay, kind: int, payload: bytes, queue: str = "", level: Level = Level.ALL, *, resolved: bytes = b"", without: int = 0
+) -> Replicate:
+    """`resolved`: arguments that are added; `without`: flags that go."""
     names, nowait, kept = _LAYOUT[kind]
     at = 6
     for _ in range(names):
         at += 1 + payload[at]
     head, flags, tail = payload[:at], payload[at : at + 1], payload[at + 1 :]
     if queue:
-        head = b"".join((payload[:6], frames.short_string(queue), payload[7 + payload[6] : at]))
-    if kind == QUEUE_DECLARE and "x-queue-type" not in (method.arguments or {}):
-        # With a default queue type on the vhost an untyped declaration would differ from node to node.
-        tail = b"".join(((len(tail) - 4 + len(_CLASSIC)).to_bytes(4, "big"), tail[4:], _CLASSIC))
+        name, others = frames.short_string(queue), payload[7 + payload[6] : at]
+        if kind in (QUEUE_BIND, QUEUE_UNBIND) and not payload[6] and len(others) == others[0] + 2:
+            others = others[:-1] + name  # where neither queue nor key is named, the last declared queue stands for both
+        head = payload[:6] + name + others
+    if resolved:
+        tail = b"".join(((len(tail) - 4 + len(resolved)).to_bytes(4, "big"), tail[4:], resolved))
     if not nowait:  # queue.unbind has no flags
         whole = head + flags + tail
-        return Replicate(queue, asked=whole, entry=whole)
+        return Replicate(queue, asked=whole, entry=whole, level=level)
     before = b""
     if kind in (QUEUE_BIND, EXCHANGE_BIND):
         # An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have.
-        source = method.exchange if kind == QUEUE_BIND else method.source
-        before = relay.replica.auto_delete_exchanges.get((relay.vhost, source), b"")
-    asked, entry = flags[0] & ~nowait, flags[0] & kept
-    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), before)
+        before = relay.replica.auto_delete_exchanges.get((relay.vhost, source_of(payload)), b"")
+    asked, entry = flags[0] & ~nowait & ~without, flags[0] & kept & ~without
+    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), before, level)
 
 
 Action = PassOn | Answer | Refuse | Replicate
@@ -139,11 +159,27 @@ def first_name(payload: bytes) -> str:
     return payload[7 : 7 + payload[6]].decode("utf-8", "surrogateescape")
 
 
+def source_of(payload: bytes) -> str:
+    """The exchange that a binding comes from."""
+    at = 7 + payload[6]
+    return payload[at + 1 : at + 1 + payload[at]].decode("utf-8", "surrogateescape")
+
+
 @lru_cache(1 << 14)
 def queue_arguments(payload: bytes) -> Mapping[str, Any]:
     """The arguments of a queue.declare; none of an empty payload."""
     method: Any = frames.decode_method(payload) if payload else None
     return MappingProxyType(method.arguments if method is not None and method.arguments else {})
+
+
+def level_of(payload: bytes) -> Level:
+    """The level of a queue, by a queue.declare of the log."""
+    return levels.parse(queue_arguments(payload).get(levels.ARGUMENT, Level.ALL.value))
+
+
+def goes_unused(payload: bytes) -> bool:
+    """Whether a queue so declared goes with its last consumer, and it is the census that deletes it. Not if nobody knows (empty)."""
+    return AUTO_DELETE in queue_arguments(payload)
 
 
 def may_vanish(payload: bytes) -> bool:
@@ -165,14 +201,16 @@ def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: 
         return _exchange_declare(relay, payload, method)
     if kind in (QUEUE_DELETE, QUEUE_PURGE, QUEUE_BIND, QUEUE_UNBIND):
         method.queue = method.queue or channel.last_queue
-        if not relay.replica.replicates((relay.vhost, method.queue)):
+        key = (relay.vhost, method.queue)
+        level = relay.replica.level(key)
+        if not relay.replica.knows(key) or (kind == QUEUE_PURGE and level is not Level.ALL):
             return PassOn()
-        action = _replicate(relay, kind, payload, method, method.queue)
+        action = _replicate(relay, kind, payload, method.queue, level)
     else:
         names = [method.source, method.destination] if hasattr(method, "source") else [method.exchange]
-        if not all(relay.replica.replicates((relay.vhost, name)) for name in names):
+        if not all(map(relay.replica.replicates_exchange, names)):
             return PassOn()
-        action = _replicate(relay, kind, payload, method)
+        action = _replicate(relay, kind, payload)
     return PassOn() if kind not in DELETES and _is_known(relay, action) else action
 
 
@@ -182,38 +220,77 @@ def _is_known(relay: Relay, action: Replicate) -> bool:
 
 
 def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
-    if method.passive or not method.queue:
-        return PassOn(method.queue)
-    key = (relay.vhost, method.queue)
-    if method.exclusive or method.auto_delete:
-        return PassOn(method.queue, local=key)
+    queue, arguments, replica = method.queue, method.arguments or {}, relay.replica
+    if method.passive or queue.startswith("amq."):
+        return PassOn(queue)
+    try:
+        asked = levels.parse(arguments[levels.ARGUMENT]) if levels.ARGUMENT in arguments else None
+    except levels.BadLevel as error:
+        return _bad_level(relay, queue, error.what)
+    wanted = asked not in (None, Level.NONE)
+    if wanted and (method.exclusive or not queue):
+        kind = "an exclusive" if method.exclusive else "a server-named"
+        return _bad_level(relay, queue, f"'{arguments[levels.ARGUMENT]}' is not for {kind} queue, which no other node can have; allowed: none")
+    if not queue:
+        return PassOn()
+    key = (relay.vhost, queue)
+    known = replica.definitions.queue(key) or b""
+    unused = (method.auto_delete and wanted) or AUTO_DELETE in arguments or (method.auto_delete and goes_unused(known))
+    if method.exclusive or (method.auto_delete and not unused):
+        return PassOn(queue, local=key)
+    if known and (refusal := _otherwise(relay, queue, known, asked, unused)):
+        return refusal
     # A queue of this node alone may be gone by now; where it is not, the broker refuses this declaration.
-    was_local = key in relay.replica.local_queues
-    relay.replica.local_queues.discard(key)
-    if not relay.replica.replicates(key):
-        return PassOn(method.queue)
+    was_local = key in replica.local_queues
+    replica.local_queues.discard(key)
+    level = asked or replica.level(key)
+    if level is Level.NONE and asked is None and not known:
+        return PassOn(queue)
     if was_local:
-        relay.replica.local_queues.add(key)
-    if (method.arguments or {}).get("x-overflow") == REJECT_PUBLISH_DLX:
+        replica.local_queues.add(key)
+    if level is not Level.NONE and arguments.get("x-overflow") == REJECT_PUBLISH_DLX:
         return Refuse(
             406,
-            f"queue '{method.queue}' with x-overflow {REJECT_PUBLISH_DLX} cannot be replicated, as its dead letters are of messages that it has "
-            "refused; use reject-publish or drop-head, or give it a name outside the replicated patterns",
+            f"queue '{queue}' with x-overflow {REJECT_PUBLISH_DLX} cannot be replicated, as its dead letters are of messages that it has "
+            f"refused; use reject-publish or drop-head, or {levels.ARGUMENT} = none",
         )
-    action = _replicate(relay, QUEUE_DECLARE, payload, method, method.queue)
-    return PassOn(method.queue, known=key) if _is_known(relay, action) else action
+    resolved = b""
+    if "x-queue-type" not in arguments:  # with a default queue type on the vhost an untyped declaration would differ from node to node
+        resolved += _CLASSIC
+    if asked is None and level is not Level.ALL:
+        resolved += field(levels.ARGUMENT.encode(), level.value.encode())
+    if unused and AUTO_DELETE not in arguments:
+        resolved += _AUTO_DELETE
+    action = _replicate(relay, QUEUE_DECLARE, payload, queue, level, resolved=resolved, without=_AUTO_DELETE_FLAG)
+    return PassOn(queue, known=key, asked=action.asked) if _is_known(relay, action) else action
+
+
+def _bad_level(relay: Relay, queue: str, text: str) -> Refuse:
+    return Refuse(406, f"PRECONDITION_FAILED - invalid arg '{levels.ARGUMENT}' for queue '{queue}' in vhost '{relay.vhost}': {text}")
+
+
+def _otherwise(relay: Relay, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
+    """The refusal of a declaration that differs, in what only the door knows, from the one that the log has; in the broker's words for the like."""
+    current = level_of(known)
+    told = ""
+    if asked not in (None, current):
+        told = f"'{levels.ARGUMENT}' for queue '{queue}' in vhost '{relay.vhost}': received '{asked.value}' but current is '{current.value}'"
+    elif unused is not goes_unused(known):
+        flags = [str(flag).lower() for flag in (unused, not unused)]
+        told = f"'auto_delete' for queue '{queue}' in vhost '{relay.vhost}': received '{flags[0]}' but current is '{flags[1]}'"
+    return Refuse(406, f"PRECONDITION_FAILED - inequivalent arg {told}") if told else None
 
 
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
-    if method.passive or not relay.replica.replicates((relay.vhost, method.exchange)):
+    if method.passive or not relay.replica.replicates_exchange(method.exchange):
         return PassOn()
     if method.exchange_type in RANDOM_EXCHANGES:
         return Refuse(
             406,
             f"exchange '{method.exchange}' of type {method.exchange_type} routes differently on every node and cannot be replicated; "
-            "give it a name outside the replicated patterns",
+            "give it a name for which replication.replicate says none",
         )
-    action = _replicate(relay, EXCHANGE_DECLARE, payload, method)
+    action = _replicate(relay, EXCHANGE_DECLARE, payload)
     return PassOn() if _is_known(relay, action) else action
 
 

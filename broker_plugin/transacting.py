@@ -3,28 +3,37 @@
 Rules:
 - Rehearsed: what belongs to a transaction goes to the broker as it comes, in a transaction there. So whatever the broker refuses, it refuses at
   once and in its own words, before anything of it is in the log. The door keeps a copy.
-- In earnest: at commit the broker forgets the rehearsal, and the copy goes the way of everything that is published and acked without a
-  transaction, in one turn of the event loop. So all of its entries are in one batch of the log, and a batch is never split: it is safe as a whole,
-  and whoever is promoted has all of it or nothing. What the broker gets, with positions, when that is safe, is a transaction again; its commit-ok
-  is the client's, and says that the entries are applied.
+- In earnest: at commit the broker forgets the rehearsal. When it has said so, it has refused nothing of it; only then the copy goes the way of
+  everything that is published and acked without a transaction, in one turn of the event loop. So all of its entries are in one batch of the log,
+  and a batch is never split: it is safe as a whole, and whoever is promoted has all of it or nothing. What the broker gets, with positions, when
+  that is safe, is a transaction again; its commit-ok is the client's, and says that the entries are applied.
+- Begun late: a channel that has published is in confirm mode at the broker, by the door's doing, and takes no tx there. RabbitMQ itself does not mind
+  what was published before. So, when all publishes are answered, such a channel gets a second one at the broker, which the client does not see: its
+  publishes and whatever is of tx go there, and what comes from there is given to the client under its own number. Consumers, deliveries and acks
+  stay on the first one. There, an ack counts at once; so it is not rehearsed but judged here, by the tags that the client holds, and told to the
+  broker at commit. That is no less atomic: what an ack and a publish have in common stands in the log. An end of either is the end of both, and
+  the client is told of it when both have ended (`closing`).
 - In doubt: a broker's connection that dies before commit-ok leaves a transaction done or not done. If a copy of it has been seen, it was done.
   Else its publishes are refused, so that copies that are there all the same count for nothing, and in the same batch logged anew, for the applier.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import closing, endpoints, frames
+from . import closing, endpoints, frames, publishing, waiting
 from .channels import Channel, Commit, Settled, Transaction
-from .frames import METHOD, Item, scan
+from .frames import BODY, CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, CONTENT_METHODS, HEADER, METHOD, Item, scan
 
 if TYPE_CHECKING:
     from .relay import Relay
 
 NOT_IMPLEMENTED = 540
+ANSWERED_POLL_S = 0.01
+CHANNEL_NUMBER_MAX = 65_535
 
 
 # ---- what the client says --------------------------------------------------------------------------------------------------
@@ -35,29 +44,84 @@ def select(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     if endpoints.is_routing(relay.vhost):
         closing.refuse(relay, channel, NOT_IMPLEMENTED, f"vhost '{relay.vhost}' has no tx: several payloads go in one log entry instead", kind)
         return
-    if channel.broker_confirms and not channel.confirms.selected:
-        closing.refuse(relay, channel, NOT_IMPLEMENTED, "this channel has published without a transaction: select tx on a new channel", kind)
+    if channel.broker_confirms and not channel.confirms.selected and not channel.second:
+        relay.stall()
+        relay.spawn(_begin_late(relay, channel, payload))
         return
     if channel.tx is None and not channel.broker_confirms:  # where the client has selected confirms, the broker refuses
         channel.tx = Transaction()
-    relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+    relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
+
+
+def at_broker(channel: Channel) -> int:
+    """The broker's number of the channel that has this one's transactions."""
+    return channel.second or channel.number
+
+
+def of_transaction(channel: Channel, data: bytes) -> bytes:
+    """Frames of the client's channel, as they go to that one."""
+    return frames.rechannel(data, channel.second) if channel.second else data
+
+
+async def _begin_late(relay: Relay, channel: Channel, payload: bytes) -> None:
+    try:
+        while not channel.closing and (channel.unanswered or channel.questions):
+            await asyncio.sleep(ANSWERED_POLL_S)
+        if channel.closing:
+            return
+        if not relay.has_room_for_channel:
+            text = f"all {relay.channels_max} channels of this connection are in use, and tx on one that has published takes another: select it first"
+            closing.refuse(relay, channel, NOT_IMPLEMENTED, text, frames.TX_SELECT)
+            return
+        number = next(n for n in range(CHANNEL_NUMBER_MAX, 0, -1) if n not in relay.seconds and n not in relay.channels)
+        channel.second, relay.seconds[number] = number, channel
+        channel.tx = Transaction()
+        relay.outbox.put(frames.method_frame(number, commands.Channel.Open()) + frames.frame(METHOD, number, payload))
+    finally:
+        relay.unstall()
 
 
 def commit(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """tx.commit."""
-    number, tx = channel.number, channel.tx
+    tx = channel.tx
+    if tx is not None and tx.frames:
+        channel.rollbacks.append(False)
+        channel.rehearsed = asyncio.get_running_loop().create_future()
+        relay.outbox.put(frames.method_frame(at_broker(channel), commands.Tx.Rollback()))
+        relay.stall()
+        relay.spawn(_commit_when_rehearsed(relay, channel, tx, channel.rehearsed, payload))
+        return
     if tx is not None:
+        relay.ask(channel)
+        channel.tx = Transaction()
+        channel.commits.append(Commit())
+    relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
+
+
+async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes) -> None:
+    def in_earnest() -> None:
+        if channel.closing:
+            return  # what it had settled has gone back
         commit = Commit()
-        if tx.frames:
-            channel.rollbacks.append(False)
-            relay.outbox.put(frames.method_frame(number, commands.Tx.Rollback()))
-            channel.give_back(tx)
-            channel.tx, channel.committing = None, commit
-            data = b"".join(tx.frames)
-            relay.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
+        channel.give_back(tx)
+        channel.tx, channel.committing = None, commit
+        data = b"".join(tx.frames)
+        relay.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
         channel.tx, channel.committing = Transaction(), None
         channel.commits.append(commit)
-    relay.outbox.put(frames.frame(METHOD, number, payload))
+        relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
+
+    await rehearsed
+    while True:
+        moving = waiting.commit_waits_for(relay, tx)
+        if relay.replica.in_barrier:
+            await relay.replica.barrier_over()
+        elif moving is not None:
+            await moving.over.wait()
+        else:
+            break
+    channel.rehearsed = None
+    relay.unstall(in_earnest)
 
 
 def rollback(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -66,10 +130,36 @@ def rollback(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None
         channel.give_back(channel.tx)
         channel.rollbacks.append(True)
         channel.tx = Transaction()
-    relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+    relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------
+
+
+def from_second(relay: Relay, number: int, data: bytes, item: Item) -> bytes:
+    """What comes from a second channel: the same, as if it came from the first. Returns what the client gets."""
+    kind, channel = item[0], relay.seconds[number]
+    if kind == CHANNEL_OPEN_OK:
+        return b""
+    if kind == CHANNEL_CLOSE:
+        closing.second_refused(relay, channel, frames.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
+        return b""
+    if kind == CHANNEL_CLOSE_OK:
+        closing.second_closed(relay, channel)
+        return b""
+    if kind in (HEADER, BODY) or (kind in CONTENT_METHODS and not item[6]):
+        content = relay.broker_parts.take(kind, number, data[item[2] : item[3]])
+        if content is None:
+            return b""
+        blob, items = frames.whole(channel.number, content, relay.frame_max_bytes)
+    else:
+        blob = frames.rechannel(data[item[2] - 7 : frames.end_of(item)], channel.number)
+        items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
+    handler = relay.on_broker.get(items[0][0])
+    replaced = handler(relay, channel.number, blob, items[0]) if handler is not None else None
+    if replaced is None:
+        replaced = blob
+    return replaced if channel.speaks else b""
 
 
 def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
@@ -79,25 +169,35 @@ def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
         return None
     commit = channel.commits.popleft()
     for first, run in commit.runs:
-        replica.applied(first, first + len(run.enqueues.lengths) - 1)
+        publishing.took(relay, channel, first, len(run.enqueues.lengths), run.enqueues.producer)
         if relay.watch is not None:
             relay.watch.answered([Settled(0, len(run.enqueues.lengths), first, "", 0)], True)
     if not channel.unanswered:
         closing.settled(relay, channel)
     if commit.own:
         return b""
-    if replica.tracker.is_applied(commit.after):
+    applied = replica.tracker.is_applied(commit.after)
+    if applied and not replica.holds_confirms:
         return None
-    relay.spawn(_answer_when_applied(relay, commit.after, data[item[2] - 7 : item[3] + 1]))
+    frame = data[item[2] - 7 : item[3] + 1]
+    if applied:
+        relay.confirm(channel, frame)
+    else:
+        relay.spawn(_answer_when_applied(relay, channel, commit.after, frame))
     return b""
 
 
-async def _answer_when_applied(relay: Relay, sequence: int, frame: bytes) -> None:
+async def _answer_when_applied(relay: Relay, channel: Channel, sequence: int, frame: bytes) -> None:
     await relay.replica.wait_applied(sequence)
-    relay.to_client(frame)
+    relay.confirm(channel, frame)
 
 
 def rollback_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:
     """tx.rollback-ok; the client did not ask for that of a rehearsal."""
-    rollbacks = relay.channel(number).rollbacks
-    return None if not rollbacks or rollbacks.popleft() else b""
+    channel = relay.channel(number)
+    if not channel.rollbacks:
+        return None
+    asked = channel.rollbacks.popleft()
+    if not channel.rollbacks:  # nothing is added to them while a commit waits for its own
+        channel.rehearsal_is_over()
+    return None if asked else b""

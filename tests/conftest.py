@@ -2,11 +2,12 @@
 
     brokers    session: brokers without sidecars, east = e1, e2 and west = w1, once per RabbitMQ version; shared, so use names of your own
     pair       session: the same with sidecars, once per version; a test that breaks something mends it
+    containers session: an HA pair whose nodes are containers, once per version; skipped where there is no Docker
     new_lab    makes a lab of the test's own, which ends with the test
 
 Rules: nothing starts before a test asks for it; a version that is not on this machine is skipped with the command that gets it; tests that
-use any of these carry the mark `broker`. `--broker 4.3` picks versions. Run in several processes (`-n 4`), tests that share brokers go to the
-same one, so that these are started once.
+use any of these carry the mark `broker`. `--broker 4.3` picks versions. Run in several processes (`-n 5`), tests that share brokers go to the
+same one, so that these are started once; those that take longest go first, and those that share nothing last, wherever there is time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lrq_ha.lab import Lab, installations
 
 #: The two ends of what is supported. Whatever else this machine has is tested too.
 VERSIONS = ("3.10", "4.3")
-_SHARED = ("pair", "brokers")
+_SHARED = ("pair", "brokers", "containers")
 _FIXTURES = {*_SHARED, "new_lab"}
 
 
@@ -43,17 +44,38 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("broker_version", versions, indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+#: Groups of tests that take minutes. None of them should be left to run alone at the end.
+_LONG = (
+    "containers", "test_three_nodes", "test_restart", "test_operator", "test_frameworks", "test_job", "test_joining", "test_acceptance", "test_sites",
+)  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # the groups before xdist reads them, the order after pytest has sorted by parameters
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if _FIXTURES & fixtures:
             item.add_marker(pytest.mark.broker)
-        # Tests that share brokers or a module's lab stay in one process; all others go wherever there is time.
+        # Tests that share brokers or a module's lab stay in one process.
         version = getattr(item, "callspec", None) and item.callspec.params.get("broker_version")
         if version or "integration" in item.path.parts or "spark" in item.path.parts:
             shared = next((name for name in _SHARED if name in fixtures), item.path.stem)
-            item.add_marker(pytest.mark.xdist_group(f"{version} {shared}" if version else item.path.stem))
+            own = item.get_closest_marker("own_pair")
+            name = f"{own.args[0]} {shared}" if own and shared == "pair" else shared
+            item.add_marker(pytest.mark.xdist_group(f"{version} {name}" if version else item.path.stem))
+    yield
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    if group is None:
+        return len(_LONG) + 3
+    name = str(group.args[0])
+    if name.endswith(" pair"):
+        return 0
+    module = name.rpartition(" ")[2]
+    return 1 + _LONG.index(module) if module in _LONG else len(_LONG) + 2
 
 
 @pytest.fixture(scope="session")

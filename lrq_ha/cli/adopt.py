@@ -5,7 +5,8 @@ Rules:
   each message that has no position yet goes to the end of its queue once more; the old copy is acknowledged when the new one is confirmed.
 - A queue is adopted by a single pass over as many messages as it has at the beginning. Messages that are adopted already are not touched, so a run
   that was interrupted is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as nothing identifies them.
-- Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, streams' messages, and what the broker's policies say.
+- Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
+  and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, to no effect.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import Any
 from broker_plugin.client import Channel, Connection
 from broker_plugin.client_errors import Address, ChannelClosed
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.headers import position
+from broker_plugin.headers import cut, position
+from lrq_ha.replication import levels
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.levels import Level
 
 WINDOW_MESSAGES = 200
 IDLE_S = 5.0
@@ -118,6 +121,10 @@ async def _adopt(definitions: _Definitions, url: str, *, dry_run: bool) -> None:
             if _kind(queue) == "stream":
                 print(f"  {name}: a stream; what it holds stays on this broker", flush=True)
                 continue
+            level = queue["arguments"].get(levels.ARGUMENT, Level.ALL.value)
+            if level != Level.ALL.value:
+                print(f"  {name}: {levels.ARGUMENT} is {level}; what it holds stays on this broker", flush=True)
+                continue
             _, depth, _ = await (await connection.channel()).queue_declare(name, passive=True)
             if dry_run:
                 print(f"  {name}: {depth} messages", flush=True)
@@ -193,7 +200,7 @@ class _Pass:
         new = [(tag, header, body) for tag, header, body in window if position(header) is None]
         refused = writer.refused
         for _, header, body in new:
-            writer.publish_content("", self._queue, header, body)
+            writer.publish_content("", self._queue, cut(header, b"CC"), body)  # the other queues that it names have copies of their own
         await writer.confirmed()
         if writer.refused > refused:
             raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 from lrq_ha.lab import Lab, LabError, keeper
 
@@ -29,7 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     up = _command(commands, "up", _up, "start a lab and stay in the foreground; Ctrl-C ends it")
     up.add_argument("--group", action="append", type=_group, metavar="NAME=NODES", help="a group and its size (default: east=2 west=1)")
     up.add_argument("--broker", metavar="VERSION", help="RabbitMQ version, as 3.10, 4.0 or 4.3 (default: the distribution's own)")
-    up.add_argument("--brokers-only", action="store_true", help="without sidecars")
+    kind = up.add_mutually_exclusive_group()
+    kind.add_argument("--brokers-only", action="store_true", help="without sidecars")
+    kind.add_argument("--tls", action="store_true", help="doors that take TLS only, with certificates of the lab's own; sidecars use TLS, too")
     _command(commands, "status", _status, "every node's role and processes")
     _command(commands, "down", _down, "end the lab")
     for name, act, text in (("kill", Lab.kill, "SIGKILL"), ("stop", Lab.stop, "SIGSTOP: it stalls"), ("cont", Lab.cont, "SIGCONT"),
@@ -62,7 +65,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    lab = Lab(dict(arguments.group or DEFAULT_GROUPS), arguments.dir, arguments.broker, brokers_only=arguments.brokers_only)
+    lab = Lab(dict(arguments.group or DEFAULT_GROUPS), arguments.dir, arguments.broker, brokers_only=arguments.brokers_only, tls=arguments.tls)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     started = time.monotonic()
@@ -114,8 +117,21 @@ def _advice(lab: Lab, arguments: argparse.Namespace) -> str:
         if backup:
             tries.insert(3, (f"promote {backup} --down {first}", f"make {backup} the primary after that"))
     rows = [(f"{program} {command}{where}", text) for command, text in tries]
-    lines = _table(rows)
-    return f"\nTo try in another terminal:\n{lines}\n\nAddresses for programs are in {arguments.dir / keeper.LAB_FILE}. Ctrl-C ends the lab."
+    lines = f"{_trust(lab)}\nTo try in another terminal:\n{_table(rows)}"
+    return f"{lines}\n\nAddresses for programs are in {arguments.dir / keeper.LAB_FILE}. Ctrl-C ends the lab."
+
+
+def _trust(lab: Lab) -> str:
+    """How to connect where doors take TLS only."""
+    if lab.ca is None:
+        return ""
+    door = urlsplit(next(iter(lab.nodes.values())).door)
+    rows = [("Python, any AMQP library", f"SSL_CERT_FILE={lab.ca} python application.py"),
+            ("one connection of pika", f'parameters.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile="{lab.ca}"), "{door.hostname}")'),
+            ("this project's publishers", f'Publisher([…], …, tls=ssl.create_default_context(cafile="{lab.ca}"))'),
+            ("the Spark source", f'.option("tlsCa", "{lab.ca}")'),
+            ("a look at the certificate", f"openssl s_client -connect {door.hostname}:{door.port} -CAfile {lab.ca} </dev/null")]
+    return f"\nThe doors take TLS only. Whoever connects must trust the lab's authority:\n{_table(rows)}\n"
 
 
 def _status(arguments: argparse.Namespace) -> int:

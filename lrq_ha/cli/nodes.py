@@ -35,9 +35,9 @@ CONFIG_VARIABLE = "LRQ_HA_CONFIG"
 LAB_DIRECTORY = Path(".lab")
 NO_ANSWER = "no answer"
 
-_HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "END", "SAFE", "APPLIED", "LAG", "LAG BYTES", "LAG S", "IN SYNC", "SINCE / REASON")
+_HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "END", "SAFE", "APPLIED", "LAG", "LAG BYTES", "LAG S", "LOG LEFT", "IN SYNC", "SINCE / REASON")
 #: Columns of numbers, which stand to the right.
-_NUMBERS = frozenset({"END", "SAFE", "APPLIED", "LAG", "LAG BYTES", "LAG S"})
+_NUMBERS = frozenset({"END", "SAFE", "APPLIED", "LAG", "LAG BYTES", "LAG S", "LOG LEFT"})
 
 _WHERE = f"""\
 The nodes are taken from --dir (a lab), --config (that node and its peers), the configuration named by the environment
@@ -67,7 +67,7 @@ class Report:
 
     @property
     def is_primary(self) -> bool:
-        return self.status.get("role") == Role.ACTIVE.value
+        return self.status.get("role") == Role.ACTIVE.value or bool(self.status.get("serving"))
 
 
 # ---- which nodes there are -------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
         str(status.get("role", "?")) if status else NO_ANSWER,
         _epoch(status.get("epoch")),
         *(_cell(status.get(key)) for key in ("end", "safe", "applied")),
-        *(_cell(lag.get(key)) for key in ("lag_entries", "lag_bytes", "lag_seconds")),
+        *(_cell(lag.get(key)) for key in ("lag_entries", "lag_bytes", "lag_seconds", "log_bytes_left")),
         "-" if in_sync is None else "yes" if in_sync else "no",
         " ".join(filter(None, (_since(status.get("since")), str(status.get("reason") or "")))) or report.failure,
     )
@@ -260,7 +260,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "list",
         "show every node: role, epoch, positions in the log, lag",
-        "Asks every node and shows what it says. LAG is what a backup lacks of its primary's log: entries, bytes, seconds.",
+        "Asks every node and shows what it says. LAG is what a backup lacks of its primary's log: entries, bytes, seconds. "
+        "LOG LEFT: so many bytes may still be written before the broker drops what it needs next.",
         "Exit code 0 if at least one node answered, 1 if none did.",
     )
     show.add_argument("--watch", action="store_true", help=f"again every {WATCH_INTERVAL_S:g} s until Ctrl-C")

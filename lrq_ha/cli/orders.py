@@ -73,8 +73,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "renew",
         "let a node join whose primary's log has lost its beginning",
-        "The primary closes its door as for a switchover, publishes everything that is live in its queues again at the end of its log, and opens it. "
-        "A node with an empty log can join then. Consumers and publishers connect again; how long it takes depends on how much is in the queues.",
+        "The primary publishes everything that is live in its queues again at the end of its log, one queue after the other. A node with an empty "
+        "log can join then. Each queue stands still meanwhile: its consumers get nothing new, and publishes to it wait; how long depends on how much "
+        "is in it. Everything else goes on.",
         "examples:\n  lrq-ha renew --dry-run\n  lrq-ha renew --timeout 10",
     )
     _add_group(renew)

@@ -100,15 +100,17 @@ def _save(target: Target, file: Path) -> int:
 class _Counts:
     published: int = 0
     other_users: int = 0
-    returned: int = 0
+    refused: int = 0
+    returned: int = 0  # in no queue
 
 
 def _republish(args: argparse.Namespace) -> int:
     counts = asyncio.run(_publish_all(args.file, args.to))
     print(f"{counts.published} messages published and confirmed", end="")
     print(f", {counts.other_users} of other users left out" if counts.other_users else "", end="")
-    print(f", {counts.returned} refused by the broker" if counts.returned else "")
-    return 1 if counts.other_users or counts.returned else 0
+    print(f", {counts.refused} refused by the broker" if counts.refused else "", end="")
+    print(f", {counts.returned} came back, as no queue takes them: declare what is missing, and run this again" if counts.returned else "")
+    return 1 if counts.other_users or counts.refused or counts.returned else 0
 
 
 def _entries(file: Path) -> Iterator[dict[str, Any]]:
@@ -138,8 +140,8 @@ async def _publish_all(file: Path, url: str) -> _Counts:
             counts.published += 1
     finally:
         await link.close()
-    counts.returned = link.refused
-    counts.published -= link.refused
+    counts.refused, counts.returned = link.refused, link.returned
+    counts.published -= link.refused + link.returned
     return counts
 
 
@@ -152,7 +154,7 @@ class _Link:
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._in_window = 0
-        self.refused = 0
+        self.refused = self.returned = 0
 
     async def publish(self, entry: dict[str, Any]) -> None:
         producer = entry["replication_id"].rpartition("/")[0]
@@ -161,9 +163,9 @@ class _Link:
             channel = await self._open(entry["vhost"], producer)
         header, body = base64.b64decode(entry["header"]), base64.b64decode(entry["body"])
         if header:
-            channel.publish_content(entry["exchange"], entry["routing_key"], header, body)
+            channel.publish_content(entry["exchange"], entry["routing_key"], header, body, mandatory=True)
         else:  # a log entry: its ID stands beside it
-            channel.publish(entry["exchange"], entry["routing_key"], body, {"x-lrq-id": entry["replication_id"]})
+            channel.publish(entry["exchange"], entry["routing_key"], body, {"x-lrq-id": entry["replication_id"]}, mandatory=True)
         self._in_window += 1
         if self._in_window >= WINDOW_MESSAGES:
             await channel.confirmed()
@@ -173,10 +175,13 @@ class _Link:
         await self.close()
         properties = {"lrq_producer": producer} if producer else {}
         self._connection = await Connection.open(Address.parse(self._url, vhost), client_properties=properties)
-        self._channel = channel = await self._connection.channel()
+        self._channel = channel = await self._connection.channel(on_return=self._returned)
         await channel.confirm_select()
         self._open_for = (vhost, producer)
         return channel
+
+    def _returned(self, *_: object) -> None:
+        self.returned += 1
 
     async def close(self) -> None:
         if self._channel is not None and self._connection is not None:

@@ -142,7 +142,7 @@ class ConsumerApp:
                 if self._consume(channel):
                     connection.close()
                     break
-            except (AMQPError, OSError):
+            except (AMQPError, OSError, ValueError):  # ValueError: pika's, of a node that dies just after it has taken a connection
                 turn += 1
                 time.sleep(RETRY_S)
         numbers = array.array("Q", sorted(self.seen))

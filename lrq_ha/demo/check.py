@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 import zlib
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pika
+from pika.exceptions import ConnectionClosedByBroker
 
 from broker_plugin import wire
 from lrq_ha.proto import lrq_pb2 as pb
@@ -35,7 +37,9 @@ def read_stream(url: str, queue: str) -> list[tuple[dict[str, Any], bytes]]:
         found.append((properties.headers, body))
         if len(found) % (PREFETCH // 4) == 0:
             channel.basic_ack(method.delivery_tag, multiple=True)
-    connection.close()
+    # A primary goes on writing: what has come since is given back by pika, which a stream refuses by closing the connection.
+    with suppress(ConnectionClosedByBroker):
+        connection.close()
     return found
 
 

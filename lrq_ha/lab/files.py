@@ -1,7 +1,8 @@
 """What a node of the lab reads: its folder, the broker's configuration and definitions, the sidecar's TOML, and how both are started.
 
-Rules: everything listens on 127.0.0.1; nothing of a RabbitMQ that the machine may have (configuration, plugins, cookie, epmd, data) is read
-or written; vhosts, users and permissions come from a definitions file that the broker loads while it boots, before it listens.
+Rules: everything listens on 127.0.0.1, unless a node has a network of its own; nothing of a RabbitMQ that the machine may have (configuration,
+plugins, cookie, epmd, data) is read or written; vhosts, users and permissions come from a definitions file that the broker loads while it boots,
+before it listens.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class NodePlan:
         tls_port: The broker's port for TLS; 0 if the lab has none. The broker's port without TLS stays open.
         proxied: The broker's ports expect the PROXY protocol.
         ca, certificate, key: PEM files of a lab with TLS.
+        listens_on: Address that the broker, the door and HTTP listen on.
+        host: Where the other nodes reach the door and HTTP. Who uses the lab reaches everything on 127.0.0.1.
     """
 
     name: str
@@ -60,6 +63,8 @@ class NodePlan:
     ca: Path = Path()
     certificate: Path = Path()
     key: Path = Path()
+    listens_on: str = "127.0.0.1"
+    host: str = "127.0.0.1"
 
     @property
     def config(self) -> Path:
@@ -76,10 +81,10 @@ class NodePlan:
         """Output of the broker."""
         return self.directory / "broker.log"
 
-    def url(self, port: int, user: str, passwords: Mapping[str, str]) -> str:
+    def url(self, port: int, user: str, passwords: Mapping[str, str], host: str = "127.0.0.1") -> str:
         """AMQP URL of one of this node's ports for a user."""
         secure = self.tls_port and port != self.broker_port
-        return f"amqp{'s' if secure else ''}://{user}:{passwords[user]}@127.0.0.1:{port}"
+        return f"amqp{'s' if secure else ''}://{user}:{passwords[user]}@{host}:{port}"
 
 
 def write_broker(node: NodePlan, passwords: Mapping[str, str], vhosts: Sequence[str], plugins: Sequence[str], cookie: str,
@@ -91,7 +96,7 @@ def write_broker(node: NodePlan, passwords: Mapping[str, str], vhosts: Sequence[
     escript.write_text(_ESCRIPT)
     escript.chmod(0o700)
     written = {
-        "listeners.tcp.1": f"127.0.0.1:{node.broker_port}",
+        "listeners.tcp.1": f"{node.listens_on}:{node.broker_port}",
         "loopback_users": "none",
         "load_definitions": str(node.directory / "definitions.json"),
         "vm_memory_high_watermark.relative": "0.6",
@@ -174,17 +179,17 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         door_keys: More keys of [door].
     """
     def door(other: NodePlan) -> str:
-        return other.url(other.door_port, SIDECAR_USER, passwords)
+        return other.url(other.door_port, SIDECAR_USER, passwords, other.host)
 
     secure = bool(node.tls_port)
     files = {"certificate": str(node.certificate), "key": str(node.key), "ca": str(node.ca)}
     tables: list[tuple[str, dict[str, Any]]] = [
         ("[node]", {"name": node.name, "id": node.number, "group": node.group}),
         ("[broker]", {"url": node.url(node.tls_port or node.broker_port, SIDECAR_USER, passwords), "proxy_protocol": node.proxied}),
-        ("[door]", {"listen": f"127.0.0.1:{node.door_port}", **door_keys}),
+        ("[door]", {"listen": f"{node.listens_on}:{node.door_port}", **door_keys}),
         *([("[door.tls]", files | {"verify": "optional"}), ("[tls]", files)] if secure else []),
-        ("[http]", {"listen": f"127.0.0.1:{node.http_port}"}),
-        *(("[[peers]]", {"name": peer.name, "id": peer.number, "door": door(peer), "http": f"http://127.0.0.1:{peer.http_port}"})
+        ("[http]", {"listen": f"{node.listens_on}:{node.http_port}"}),
+        *(("[[peers]]", {"name": peer.name, "id": peer.number, "door": door(peer), "http": f"http://{peer.host}:{peer.http_port}"})
           for peer in peers),
         *(("[[sites]]", {"remote_id": site, "doors": [door(other) for other in nodes]}) for site, nodes in sites.items()),
         ("[replication]", {"coordination": "static", "mode": "available"}),

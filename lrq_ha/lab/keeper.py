@@ -132,17 +132,21 @@ class _Keeper:
         os.killpg(self._processes[key].pid, number)
         if number == signal.SIGKILL:
             self._processes[key].wait()
+        elif number == signal.SIGSTOP:  # on a busy machine its threads take a moment
+            os.waitid(os.P_PID, self._processes[key].pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return {}
 
     def _reap(self) -> None:
         """Collects adopted orphans, but leaves the processes that are known to their own `Popen`."""
-        known = {process.pid for process in self._processes.values()}
-        for pid in _children():
-            if pid not in known:
-                try:
-                    os.waitpid(pid, os.WNOHANG)
-                except ChildProcessError:
-                    pass
+        known = {process.pid: process for process in self._processes.values()}
+        try:
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in known:
+                    known[ended.si_pid].poll()
+                else:
+                    os.waitpid(ended.si_pid, 0)
+        except ChildProcessError:
+            pass
 
     def end(self) -> None:
         """Kills every descendant: killing a parent makes its children ours, hence the loop."""

@@ -99,7 +99,8 @@ class Lab:
         settings: More settings of every broker's rabbitmq.conf, or other values; an empty one leaves a setting out.
 
     Attributes:
-        authority: Who signs certificates in a lab with TLS; None in any other.
+        authority: Who signs certificates in a lab with TLS; None in any other, and in one that another process runs.
+        ca: The authority's certificate (PEM), in any lab with TLS.
     """
 
     def __init__(self, groups: Mapping[str, int], directory: Path | None = None, broker: str | None = None,
@@ -117,6 +118,7 @@ class Lab:
         self._tls, self._proxied, self._door = tls, proxy_protocol, dict(door or {})
         self._settings = dict(settings or {})
         self.authority: Authority | None = None
+        self.ca: Path | None = None
         self._plans: dict[str, files.NodePlan] = {}
         self._ports: Generator[int] | None = None  # holds those that it has given out
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -133,13 +135,14 @@ class Lab:
         """
         keeper.ask(directory, do="list")
         try:
-            groups: dict[str, Any] = json.loads((directory / keeper.LAB_FILE).read_text())["groups"]
+            written: dict[str, Any] = json.loads((directory / keeper.LAB_FILE).read_text())
         except FileNotFoundError as error:
             raise LabError(f"The lab in {directory} is still starting", todo="Try again in a moment", retriable=True) from error
+        groups, ca = written["groups"], written.get("ca")
         lab = cls.__new__(cls)
         lab._groups = {group: len(entry["nodes"]) for group, entry in groups.items()}
         lab.directory, lab._temporary, lab._keeper, lab._plans, lab._ports = directory.absolute(), False, None, {}, None
-        lab.authority, lab._proxied = None, False
+        lab.authority, lab.ca, lab._proxied = None, Path(ca) if ca else None, False
         lab._write_lock = threading.Lock()
         lab._primaries = {group: entry["primary"] for group, entry in groups.items()}
         lab.nodes = {
@@ -171,11 +174,7 @@ class Lab:
         self.prepare()
         deadline = time.monotonic() + timeout_s
         try:
-            self._keeper = keeper.start(self.directory, files.python_environment())
-            epmd_port = next(iter(self._plans.values())).epmd_port
-            keeper.ask(self.directory, do="spawn", key="epmd", argv=files.epmd_command(self._installation, epmd_port),
-                       env=files.python_environment(), cwd=str(self.directory), log=str(self.directory / "epmd.log"))
-            self._wait("epmd", lambda: probe.listens(epmd_port), deadline)
+            self._begin(deadline)
             self._spawn_all("broker")
             for name in self.nodes:
                 self._wait_part(name, "broker", deadline)
@@ -223,8 +222,9 @@ class Lab:
         if not self._tls:
             return plan
         self.authority = self.authority or Authority(self.directory / "certificates")
+        self.ca = self.authority.ca
         certificate, key = self.authority.issue(name)
-        return replace(plan, tls_port=next(ports), ca=self.authority.ca, certificate=certificate, key=key)
+        return replace(plan, tls_port=next(ports), ca=self.ca, certificate=certificate, key=key)
 
     def down(self) -> None:
         """Kills every process of the lab and deletes the brokers' data; logs and configurations stay. Nothing happens if it is down."""
@@ -237,7 +237,7 @@ class Lab:
             self._keeper = None
         else:
             try:
-                keeper.ask(self.directory, do="end")
+                self._ask(do="end")
             except LabError:
                 pass
         if self._ports is not None:
@@ -263,7 +263,7 @@ class Lab:
         self._signal(target, signal.SIGKILL)
 
     def stop(self, target: str) -> None:
-        """SIGSTOPs a node or a part of it: it stalls, its connections stay open."""
+        """SIGSTOPs a node or a part of it, and returns when it stands still: it stalls, its connections stay open."""
         self._signal(target, signal.SIGSTOP)
 
     def cont(self, target: str) -> None:
@@ -283,7 +283,7 @@ class Lab:
         deadline = time.monotonic() + timeout_s
         for part in dead:
             self._check_ports(name, part)
-            keeper.ask(self.directory, do="spawn", key=f"{name}.{part}")
+            self._ask(do="spawn", key=f"{name}.{part}")
             self._wait_part(name, part, deadline)
         if "sidecar" in dead:
             group = self.nodes[name].group
@@ -348,9 +348,21 @@ class Lab:
     def processes(self) -> dict[str, int | None]:
         """Process id of each part ("e1.broker"), None for one that does not run."""
         return {key: process["pid"] if process["exit"] is None else None
-                for key, process in keeper.ask(self.directory, do="list").items()}
+                for key, process in self._ask(do="list").items()}
 
     # -- inside
+
+    def _begin(self, deadline: float) -> None:
+        """Before the first broker starts: who starts it, and where it says its name."""
+        self._keeper = keeper.start(self.directory, files.python_environment())
+        epmd_port = next(iter(self._plans.values())).epmd_port
+        self._ask(do="spawn", key="epmd", argv=files.epmd_command(self._installation, epmd_port),
+                  env=files.python_environment(), cwd=str(self.directory), log=str(self.directory / "epmd.log"))
+        self._wait("epmd", lambda: probe.listens(epmd_port), deadline)
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        """Has the keeper do something with the lab's processes: whatever starts, signals or looks at them goes through here."""
+        return keeper.ask(self.directory, **request)
 
     def _of(self, group: str) -> list[files.NodePlan]:
         return [plan for plan in self._plans.values() if plan.group == group]
@@ -379,7 +391,7 @@ class Lab:
             raise LabError(f"{target} is not running", todo=f"Start it: lrq-ha lab start {target}")
         # The sidecar first: a killed node must not see its broker die.
         for key in reversed(running):
-            keeper.ask(self.directory, do="signal", key=key, number=int(number))
+            self._ask(do="signal", key=key, number=int(number))
         if number == signal.SIGKILL:
             # Nobody is asked: a fault must not take as long as a stalled node takes to answer.
             self._primaries = {group: None if primary == name else primary for group, primary in self._primaries.items()}
@@ -391,7 +403,7 @@ class Lab:
             command, log = ((files.broker_command(self._installation), plan.broker_log) if part == "broker"
                             else (files.sidecar_command(plan), plan.sidecar_log))
             environment = files.broker_environment(plan, self._installation) if part == "broker" else files.python_environment()
-            keeper.ask(self.directory, do="spawn", key=f"{name}.{part}", argv=command, env=environment, cwd=str(plan.directory), log=str(log))
+            self._ask(do="spawn", key=f"{name}.{part}", argv=command, env=environment, cwd=str(plan.directory), log=str(log))
 
     def _check_ports(self, name: str, part: str) -> None:
         node = self.nodes[name]
@@ -411,7 +423,7 @@ class Lab:
         name, _, part = key.partition(".")
         log = self.directory / "epmd.log" if key == "epmd" else self.nodes[name].log if part == "sidecar" else self.nodes[name].broker_log
         while not ready():
-            process = keeper.ask(self.directory, do="list")[key]
+            process = self._ask(do="list")[key]
             if process["exit"] is not None:
                 raise LabError(f"{key} ended with status {process['exit']}. From its log:\n{probe.excerpt(log)}\n", todo=f"See {log}")
             if time.monotonic() > deadline:
@@ -439,7 +451,7 @@ class Lab:
                 for group in self._groups}
             new = self.directory / f"{keeper.LAB_FILE}.new"
             new.touch(mode=0o600)
-            new.write_text(json.dumps({"groups": groups}, indent=1) + "\n")
+            new.write_text(json.dumps({"groups": groups} | ({"ca": str(self.ca)} if self.ca else {}), indent=1) + "\n")
             new.replace(self.directory / keeper.LAB_FILE)
 
 

@@ -13,10 +13,19 @@ class ReplicationType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOG_ENTRY_SYNC: _ClassVar[ReplicationType]
     SNAPSHOT_SYNC: _ClassVar[ReplicationType]
     LAST_FULL_SYNC_ENTRY: _ClassVar[ReplicationType]
+
+class QueueLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEVEL_ALL: _ClassVar[QueueLevel]
+    LEVEL_CONFIGURATION: _ClassVar[QueueLevel]
+    LEVEL_NONE: _ClassVar[QueueLevel]
 NONE: ReplicationType
 LOG_ENTRY_SYNC: ReplicationType
 SNAPSHOT_SYNC: ReplicationType
 LAST_FULL_SYNC_ENTRY: ReplicationType
+LEVEL_ALL: QueueLevel
+LEVEL_CONFIGURATION: QueueLevel
+LEVEL_NONE: QueueLevel
 
 class Position(_message.Message):
     __slots__ = ("epoch", "sequence")
@@ -151,7 +160,7 @@ class Batch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed")
+    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving")
     ENQUEUES_FIELD_NUMBER: _ClassVar[int]
     DEQUEUE_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +176,7 @@ class Run(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     TALLY_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     enqueues: Enqueues
     dequeue: Dequeue
     reject: Dequeue
@@ -182,7 +192,8 @@ class Run(_message.Message):
     status: StatusEntry
     tally: Tally
     renewed: Renewed
-    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
+    moving: Moving
+    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
 
 class Enqueues(_message.Message):
     __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
@@ -263,12 +274,14 @@ class Tally(_message.Message):
     def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., upto: _Optional[int] = ..., messages: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., spared: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Topology(_message.Message):
-    __slots__ = ("vhost", "method")
+    __slots__ = ("vhost", "method", "level")
     VHOST_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     vhost: str
     method: bytes
-    def __init__(self, vhost: _Optional[str] = ..., method: _Optional[bytes] = ...) -> None: ...
+    level: QueueLevel
+    def __init__(self, vhost: _Optional[str] = ..., method: _Optional[bytes] = ..., level: _Optional[_Union[QueueLevel, str]] = ...) -> None: ...
 
 class Transmission(_message.Message):
     __slots__ = ("queue", "body", "producer", "id")
@@ -313,7 +326,7 @@ class Marker(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "queues", "auto_delete_exchanges", "definitions", "renewal", "renewals")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "queues", "auto_delete_exchanges", "definitions", "renewal", "renewals", "marks", "moving")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +337,8 @@ class Checkpoint(_message.Message):
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     RENEWAL_FIELD_NUMBER: _ClassVar[int]
     RENEWALS_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
@@ -334,7 +349,27 @@ class Checkpoint(_message.Message):
     definitions: _containers.RepeatedCompositeFieldContainer[Topology]
     renewal: bool
     renewals: _containers.RepeatedCompositeFieldContainer[Renewal]
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueName, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., definitions: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ...) -> None: ...
+    marks: _containers.RepeatedCompositeFieldContainer[LogMark]
+    moving: _containers.RepeatedCompositeFieldContainer[MovingQueue]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueName, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., definitions: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ...) -> None: ...
+
+class LogMark(_message.Message):
+    __slots__ = ("sequence", "bytes")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    bytes: int
+    def __init__(self, sequence: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class MovingQueue(_message.Message):
+    __slots__ = ("vhost", "queue", "before")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    before: int
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., before: _Optional[int] = ...) -> None: ...
 
 class Renewal(_message.Message):
     __slots__ = ("sequence", "renewal")
@@ -351,6 +386,16 @@ class Renewed(_message.Message):
     checkpoint: int
     given_up: bool
     def __init__(self, checkpoint: _Optional[int] = ..., given_up: _Optional[bool] = ...) -> None: ...
+
+class Moving(_message.Message):
+    __slots__ = ("vhost", "queue", "done")
+    VHOST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    vhost: str
+    queue: str
+    done: bool
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class QueueName(_message.Message):
     __slots__ = ("vhost", "queue", "method")

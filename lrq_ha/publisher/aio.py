@@ -109,10 +109,12 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
 
     # ---- publishing
 
-    async def publish(self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None = None) -> AsyncConfirm:
+    async def publish(
+        self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None = None, *, mandatory: bool = True
+    ) -> AsyncConfirm:
         """Publishes to an exchange of the client's vhost. Waits only while the window is full. Arguments and errors as of
         `Publisher.publish`. If it is cancelled, nothing was sent."""
-        return await self._put(self._draft_publish(exchange, routing_key, body, properties))
+        return await self._put(self._draft_publish(exchange, routing_key, body, properties, mandatory))
 
     async def transmit_log_entry_message(self, payload: bytes, destinations: Sequence[str]) -> AsyncConfirm:
         """Sends one log entry to each destination site (remote_ids). Waits and raises as `publish` does."""

@@ -68,6 +68,7 @@ class Draft(Generic[C]):
     body: Callable[[str], bytes]
     size_bytes: int
     properties: pika.BasicProperties | None = None
+    mandatory: bool = True
 
 
 class BasePublisher(ABC, Generic[C]):
@@ -152,11 +153,13 @@ class BasePublisher(ABC, Generic[C]):
 
     # ---- what is sent
 
-    def _draft_publish(self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None) -> Draft[C]:
+    def _draft_publish(
+        self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None, mandatory: bool
+    ) -> Draft[C]:
         messages.checked_short_string("exchange", exchange)
         messages.checked_short_string("routing_key", routing_key)
         content = messages.checked_bytes("body", body)
-        return self._checked(Draft(self._own, exchange, routing_key, lambda _: content, len(content), properties))
+        return self._checked(Draft(self._own, exchange, routing_key, lambda _: content, len(content), properties, mandatory))
 
     def _draft_entries(self, queue: str, entries: LogEntries) -> Draft[C]:
         self._require_client_name("Log entries")
@@ -201,7 +204,8 @@ class BasePublisher(ABC, Generic[C]):
         replication_id = lane.window.next_id()
         content = draft.body(replication_id)
         messages.checked_size("The message", len(content), self._message_bytes_max)
-        frames = message_frames(draft.exchange, draft.routing_key, len(content), with_id(draft.properties, replication_id))
+        properties = with_id(draft.properties, replication_id)
+        frames = message_frames(draft.exchange, draft.routing_key, len(content), properties, mandatory=draft.mandatory)
         messages.checked_size("The message's header", len(frames), HEADER_BYTES_MAX)
         outgoing = Outgoing(frames, content, self._new_confirm(replication_id, lane.no_primary))
         lane.window.add(outgoing.size_bytes, outgoing)

@@ -27,6 +27,7 @@ from typing import Any
 import pika
 import pika.exceptions
 import pika.spec
+from pika.adapters.select_connection import SelectorIOServicesAdapter
 
 from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.core import Lane
@@ -108,6 +109,17 @@ def describe(error: BaseException) -> str:
     return f"{refused[1]} {refused[2]}" if refused else text
 
 
+class _Services(SelectorIOServicesAdapter):  # type: ignore[misc]
+    """pika's sockets. Where a node dies just after it has taken a connection, pika (1.4) ends the loop with a ValueError, and tells nobody else."""
+
+    def create_streaming_connection(self, *args: Any, on_done: Callable[[Any], None], **options: Any) -> Any:
+        try:
+            return super().create_streaming_connection(*args, on_done=on_done, **options)
+        except ValueError as error:
+            failed = error.__context__ or error
+            return self.call_later(0, lambda: on_done(failed))
+
+
 class Link:
     """The connection to one vhost, over a list of addresses of which one at a time takes us.
 
@@ -168,7 +180,7 @@ class Link:
             on_open_callback=self._opened,
             on_open_error_callback=self._ended,
             on_close_callback=self._ended,
-            custom_ioloop=self._loop,
+            custom_ioloop=_Services(self._loop),
         )
 
     def _login_overdue(self) -> None:

@@ -62,7 +62,9 @@ class Publisher(BasePublisher[Confirm]):
 
     # ---- publishing
 
-    def publish(self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None = None) -> Confirm:
+    def publish(
+        self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None = None, *, mandatory: bool = True
+    ) -> Confirm:
         """Publishes to an exchange of the client's vhost. Waits only while the window is full.
 
         Args:
@@ -70,13 +72,14 @@ class Publisher(BasePublisher[Confirm]):
             routing_key: At most 255 bytes.
             body: At most `message_bytes_max` bytes.
             properties: Passed on with the header x-lrq-id added, persistent unless they say otherwise. They are not changed.
+            mandatory: A message without a route fails. With False it is confirmed and dropped; only so it may have local completion.
 
         Raises:
             InvalidArgument, MessageTooLarge: Nothing was sent.
             WindowFull, NoPrimary: No room within `publish_timeout_s`. Nothing was sent.
             FencedError, PublisherClosed: This publisher cannot send any more.
         """
-        return self._put(self._draft_publish(exchange, routing_key, body, properties))
+        return self._put(self._draft_publish(exchange, routing_key, body, properties, mandatory))
 
     def transmit_log_entry_message(self, payload: bytes, destinations: Sequence[str]) -> Confirm:
         """Sends one log entry to each destination site (remote_ids). Waits and raises as `publish` does."""

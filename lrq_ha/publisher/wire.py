@@ -48,16 +48,16 @@ class Outgoing(Generic[C]):
 
 
 @functools.lru_cache(maxsize=1024)
-def _publish_frame(exchange: str, routing_key: str) -> bytes:
-    method = pika.spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+def _publish_frame(exchange: str, routing_key: str, mandatory: bool) -> bytes:
+    method = pika.spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
     frame: bytes = pika.frame.Method(PUBLISH_CHANNEL, method).marshal()
     return frame
 
 
-def message_frames(exchange: str, routing_key: str, body_bytes: int, properties: pika.BasicProperties) -> bytes:
-    """The method and header frames of a mandatory publish."""
+def message_frames(exchange: str, routing_key: str, body_bytes: int, properties: pika.BasicProperties, *, mandatory: bool) -> bytes:
+    """The method and header frames of a publish."""
     header: bytes = pika.frame.Header(PUBLISH_CHANNEL, body_bytes, properties).marshal()
-    return _publish_frame(exchange, routing_key) + header
+    return _publish_frame(exchange, routing_key, mandatory) + header
 
 
 def with_id(properties: pika.BasicProperties | None, replication_id: str) -> pika.BasicProperties:

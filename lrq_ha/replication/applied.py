@@ -155,7 +155,7 @@ class AppliedTracker:
 
 @dataclass(frozen=True, slots=True)
 class VisitRecord:
-    """Operations on dead-lettered copies at one queue: see `filter._Visits`. `positions` is a serialized bitmap of sequences."""
+    """Operations on dead-lettered copies at one queue: see `visits.Visits`. `positions` is a serialized bitmap of sequences."""
 
     origin: str
     visit: int

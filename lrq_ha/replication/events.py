@@ -345,6 +345,13 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """Clients may come in. While the role is still RECOVERING, their confirms are held back (see roles)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """This incarnation is over: close everything and start again from what the broker holds. `defers_to`: see Node."""
 
@@ -373,6 +380,7 @@ Effect = (
     | CutTail
     | RoleChanged
     | Recover
+    | OpenDoor
     | Restart
     | Answer
 )

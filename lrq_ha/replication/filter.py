@@ -4,17 +4,13 @@ Used by the door (primary) and by the sweeper (backup). Rules:
 - A copy that does not count (R8) is acked away. Whatever follows speaks of copies that count.
 - An operation is noted when its entry is appended, and decides when that entry is safe. In between, copies that it may concern
   are held. `cut` takes back what was cut off the log.
-- The key of an operation is (queue, sequence, origin, visit). `visit` is the copy's `x-death` count for the queue. `origin` is the
-  queue of its first death ("" for a copy that never died): one publish may be routed to two queues whose dead letters meet in a
-  third, and these two copies must not be taken for one.
-- Visits of a copy at a queue only grow. So REJECT or MOVED at visit v says that all visits up to v are behind it (a copy met at
-  one of them is rejected, so that this broker moves it too), and a DEQUEUE at visit v voids every copy that is at v or whose
-  `x-death` says that it has been there.
+- The key of an operation is (queue, sequence, origin, visit): see visits.py. A copy met at a visit that is behind it is rejected, so that
+  this broker moves it too; a DEQUEUE voids also every copy whose `x-death` says that it has been there.
 - A PURGE voids copies that never died. Dead-lettered ones may have come after it; the driver purges the broker's queue instead.
 - A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
   queue that was gone through, without finding it, a moment before.
 - Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
-  of sequences, and go by `forget` when no copy can be left.
+  of sequences.
 """
 
 from __future__ import annotations
@@ -28,14 +24,10 @@ from pyroaring import BitMap64
 
 from lrq_ha.replication.applied import Generations, QueueRecord, VisitRecord
 from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.visits import EVERY_SEQUENCE, Deaths, Visits, origin_of, visit_of
 
 QueueKey = tuple[str, str]
 """(vhost, queue)"""
-Deaths = tuple[tuple[str, int], ...]
-"""(queue, count) of a copy's `x-death`, counts summed over the reasons; the queue of the first death first. Empty: it never died."""
-
-
-EVERY_SEQUENCE = 2**64 - 1
 
 
 class Verdict(Enum):
@@ -57,77 +49,9 @@ class Kind(Enum):
     PURGE = "purge"
 
 
-def visit_of(queue: str, deaths: Deaths) -> int:
-    """The visit of a copy at `queue` (R10)."""
-    for name, count in deaths:
-        if name == queue:
-            return count
-    return 0
-
-
-def origin_of(deaths: Deaths) -> str:
-    """The queue of a copy's first death; "" if it never died."""
-    return deaths[0][0] if deaths else ""
-
-
 def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
     values = iter(flat)
     return zip(values, values)
-
-
-class _Visits:
-    """Operations on dead-lettered copies of one origin at one queue: bitmaps of sequences by visit, none of them empty."""
-
-    __slots__ = ("done", "moved")
-
-    def __init__(self) -> None:
-        self.done: dict[int, BitMap64] = {}
-        self.moved: dict[int, BitMap64] = {}  # a sequence stands at its greatest visit only: the lower ones follow from it
-
-    def add(self, first: int, last: int, visit: int, *, dequeued: bool) -> BitMap64:
-        """Notes an operation; returns the sequences for which it says something new."""
-        fresh = BitMap64()
-        fresh.add_range(first, last + 1)
-        table = self.done if dequeued else self.moved
-        if not dequeued:
-            for other in [v for v in table if v != visit]:
-                if other > visit:
-                    fresh -= table[other]
-                else:
-                    table[other] -= fresh
-            self._drop_empty()
-        known = table.setdefault(visit, BitMap64())
-        fresh -= known
-        known |= fresh
-        self._drop_empty()
-        return fresh
-
-    def done_upto(self, seq: int, visit: int) -> bool:
-        """Whether a DEQUEUE at this visit or an earlier one is known."""
-        return any(v <= visit and seq in members for v, members in self.done.items())
-
-    def moved_from(self, seq: int, visit: int) -> bool:
-        """Whether a REJECT or MOVED at this visit or a later one is known."""
-        return any(v >= visit and seq in members for v, members in self.moved.items())
-
-    def known_after(self, seq: int, visit: int) -> bool:
-        """Whether any operation at a later visit is known."""
-        return any(v > visit and seq in members for table in (self.done, self.moved) for v, members in table.items())
-
-    def members(self) -> BitMap64:
-        """All sequences that an operation is known of."""
-        return BitMap64.union(*self.done.values(), *self.moved.values())
-
-    def lose(self, end: int) -> None:
-        for table in (self.done, self.moved):
-            for members in table.values():
-                members.remove_range(end + 1, EVERY_SEQUENCE)
-        self._drop_empty()
-
-    def _drop_empty(self) -> None:
-        for table in (self.done, self.moved):
-            for visit in [v for v, members in table.items() if not members]:
-                del table[visit]
 
 
 class QueueFilter:
@@ -136,7 +60,7 @@ class QueueFilter:
     `due`: sequences with an operation whose copy the sweeper of this node has still to find.
     """
 
-    __slots__ = ("_again", "_done", "_due", "_filter", "_generations", "_held", "_moved", "_overlap", "_purged", "_visits", "key", "name")
+    __slots__ = ("_again", "_done", "_due", "_filter", "_generations", "_held", "_moved", "_overlap", "_purged", "_record", "_visits", "key", "name")
 
     def __init__(self, key: QueueKey, parent: DeliveryFilter) -> None:
         self.key = key
@@ -146,12 +70,13 @@ class QueueFilter:
         self._done = BitMap64()  # DEQUEUE of copies that never died
         self._moved = BitMap64()  # REJECT or MOVED of such copies
         self._purged = 0  # PURGE: of such copies, all below
-        self._visits: dict[str, _Visits] = {}  # of copies that died, by origin
+        self._visits: dict[str, Visits] = {}  # of copies that died, by origin
         # What unsafe operations name, whatever the visit: too many in it only means to wait a little.
         self._held = BitMap64()
         self._overlap = False  # two unsafe operations name the same sequence
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
+        self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
 
     def verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """What to do with a copy in this queue.
@@ -205,12 +130,18 @@ class QueueFilter:
 
     # For the sweeper.
 
+    @property
+    def has_due(self) -> bool:
+        """Whether any copy is still to be found, wherever R is."""
+        return bool(self._due)
+
     def due(self, applied: int) -> int:
         """How many sequences up to `applied` (R) have an operation whose copy is still to be found."""
         return int(self._due.rank(applied))
 
     def skipped(self, first: int, last: int) -> None:
         """first .. last were never applied here, so nothing is to be found."""
+        self._record = None
         self._due.remove_range(first, last + 1)
         self._again.remove_range(first, last + 1)
 
@@ -228,6 +159,7 @@ class QueueFilter:
         if self._moved_from(seq, line, visit) and not self._dequeued_upto(seq, line, visit):
             for peer in self._followers(line):
                 if peer._visits[line].known_after(seq, visit_of(peer.name, deaths) - 1):
+                    peer._record = None
                     peer._due.add(seq)
                     peer._again.discard(seq)
 
@@ -243,6 +175,7 @@ class QueueFilter:
         The operations stay: the door still acts on them, also where the copies have expired into dead-letter queues.
         """
         missed = expected & self._due
+        self._record = None
         self._due -= missed
         moved_on = missed - self._again
         self._again -= missed
@@ -250,6 +183,7 @@ class QueueFilter:
             for line in (self.name, *self._visits):
                 for peer in self._followers(line):
                     found = (peer._visits[line].members() & moved_on) - peer._due
+                    peer._record = None
                     peer._due |= found
                     peer._again |= found
         return missed
@@ -265,10 +199,10 @@ class QueueFilter:
         known = self._filter.followers.get((self.key[0], line), ())
         return [peer for peer in known if peer is not self and line in peer._visits]
 
-    def _visits_of(self, origin: str) -> _Visits:
+    def _visits_of(self, origin: str) -> Visits:
         found = self._visits.get(origin)
         if found is None:
-            found = self._visits[origin] = _Visits()
+            found = self._visits[origin] = Visits()
             known = self._filter.followers.setdefault((self.key[0], origin), [])
             if self not in known:
                 known.append(self)
@@ -292,6 +226,7 @@ class QueueFilter:
             return
         direct = line != self.name and (seq in self._done or seq in self._moved)
         if not direct and not any(here.known_after(seq, visit if o == line else -1) for o, here in self._visits.items()):
+            self._record = None
             self._due.discard(seq)
             self._again.discard(seq)
 
@@ -307,6 +242,7 @@ class QueueFilter:
 
     def _apply(self, op: _Op) -> None:
         """An operation is safe."""
+        self._record = None
         if op.kind is Kind.PURGE:
             self._purged = max(self._purged, op.ranges[1] + 1)
             self._due.remove_range(0, self._purged)
@@ -332,6 +268,7 @@ class QueueFilter:
         members.add_range(first, last + 1)
 
     def _lose(self, end: int) -> None:
+        self._record = None
         for members in (self._done, self._moved, self._due, self._again):
             members.remove_range(end + 1, EVERY_SEQUENCE)
         self._purged = min(self._purged, end + 1)
@@ -343,6 +280,11 @@ class QueueFilter:
         return not (self._done or self._moved or self._held or self._due or self._visits or self._purged)
 
     def _export(self) -> QueueRecord:
+        if self._record is None:
+            self._record = self._as_record()
+        return self._record
+
+    def _as_record(self) -> QueueRecord:
         visits = tuple(
             VisitRecord(origin, visit, dequeued, members.serialize())
             for origin, here in self._visits.items()
@@ -353,6 +295,7 @@ class QueueFilter:
         return QueueRecord(*self.key, *bitmaps, self._purged, visits)
 
     def _import(self, record: QueueRecord) -> None:
+        self._record = None
         self._done = BitMap64.deserialize(record.done)
         self._moved = BitMap64.deserialize(record.moved)
         self._due = BitMap64.deserialize(record.due)
@@ -536,7 +479,7 @@ class DeliveryFilter:
             target.end_pass(target.start_pass(at_seq - 1))
 
     def export(self) -> tuple[tuple[QueueRecord, ...], bytes]:
-        """(queues, refused) for the applied record: all operations that are safe."""
+        """(queues, refused) for the applied record: all operations that are safe. What has not changed since is the same object again."""
         records = tuple(target._export() for target in self._queues.values() if not target._is_empty())
         return records, self.refused._done.serialize()
 

@@ -227,6 +227,15 @@ class LogIndex:
         """The last set in the log; empty if it has none."""
         return self._sets[-1][1] if self._sets else frozenset()
 
+    def in_set_upto(self, node: int) -> int:
+        """The last entry at which a set with `node` was in force, as far as this log tells; 0 if there is none. The node has no more of it."""
+        upto = self.end
+        for sequence, members in reversed(self._sets):
+            if node in members:
+                return upto
+            upto = sequence - 1
+        return 0
+
     def judge(self, batch: BatchHeader) -> Acceptance:
         """R2, without changing anything."""
         if batch.leader < self.top:

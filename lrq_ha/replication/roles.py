@@ -4,7 +4,8 @@
     joining      its log begins at a renewal and lacks the end of it (R17)
     catch-up     it follows, or waits for somebody to follow, and is not in sync
     ready        an in-sync backup: may be promoted
-    recovering   it is taking an epoch; the door is still closed
+    recovering   it is taking an epoch, and the door is still closed; or the door is open, and confirms wait for the expected backups
+                 (Qpid HA: Primary, expectedBackups). `Node.serving` tells the one from the other
     active       primary: the door is open
     diverged     it refuses to drop a tail that it may have confirmed alone; an operator must choose (R14)
 """

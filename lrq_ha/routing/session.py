@@ -5,8 +5,8 @@ Rules:
   - States, steps and what the sink's word means are tables in tables.py; the driver's duties are in messages.py.
   - Full sync requests are entries of the group's log, so they outlive this session. A request counts where it stands in the log,
     not where it is heard of: an older one's data is left out from there on.
-  - Bounded: bytes sent and not acked (`in_flight_bytes_max`; one transaction may exceed it, alone), bytes read ahead per view
-    (`read_ahead_bytes_max`, plus what the reader has under way), remembered requests (`marks_max`).
+  - What is read of the views, and how far ahead, is reading.py's; what comes next of it, in log order, merge.py's.
+  - Bounded: bytes sent and not acked (`in_flight_bytes_max`; one transaction may exceed it, alone), remembered requests (`marks_max`).
   - An illegal event raises IllegalEvent and changes nothing. One that comes too late for its state is ignored.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from lrq_ha.proto import lrq_pb2 as pb
@@ -22,52 +21,15 @@ from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing import names
-from lrq_ha.routing.chain import START, marker, position_of, received
+from lrq_ha.routing.chain import START, marker, position_of
 from lrq_ha.routing.merge import Item, Merge
 from lrq_ha.routing.messages import Effect, Event, Stream
+from lrq_ha.routing.reading import Reading
 from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests
+from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a session may use, and how long it waits (seconds)."""
-
-    batch_bytes_max: int = 1 << 20
-    in_flight_bytes_max: int = 8 << 20
-    read_ahead_bytes_max: int = 4 << 20
-    marks_max: int = 256
-    answer_timeout_s: float = 10.0  # for the sink's report; then it is asked again
-    ack_timeout_s: float = 60.0  # for the next ack; then the sink is asked where it stands
-    snapshot_timeout_s: float = 60.0  # for the next snapshot data, or the client's first word
-    backoff_first_s: float = 1.0  # before a full sync is asked for again; doubles each time
-    backoff_max_s: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """From whom to whom.
-
-    Args:
-        source: remote_id of the own group.
-        client_name: Whose entries.
-        destination: remote_id of the group that is to have them.
-        config_id: What the sink must say its configuration is.
-    """
-
-    source: str
-    client_name: str
-    destination: str
-    config_id: str = ""
-
-    @property
-    def queue(self) -> str:
-        """The receive queue at the destination."""
-        return names.recv_queue(self.client_name, self.source)
-
-
 _NO_REQUEST = ""
-FRAMING_BYTES = 6  # of a transaction in a batch, at most
 _HEARD: dict[type[Any], frozenset[State]] = {
     m.Connected: frozenset({State.WAITING_FOR_CONNECTION}),
     m.Disconnected: frozenset(State) - {State.WAITING_FOR_CONNECTION, State.STOPPED},
@@ -111,9 +73,7 @@ class Session:
         self._ids = 0  # request ids made here
         # The chain.
         self._merge = Merge()
-        self._readers: dict[int, Stream] = {}  # the readers that count
-        self._reader = 0  # number of the newest one
-        self._paused: set[Stream] = set()
+        self._reading = Reading(route, self._merge, self.limits.read_ahead_bytes_max, self._emit)
         self._taken = START  # marks and items up to here are sent or left out
         self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch without ack, ascending
         self._in_flight_bytes = 0
@@ -148,6 +108,9 @@ class Session:
             if self.state in SENDING:
                 self._pump()
         return self._effects
+
+    def _emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
 
     @property
     def in_flight_bytes(self) -> int:
@@ -196,7 +159,7 @@ class Session:
         if step is Step.RESTART:
             self._restart(reason)
             return
-        self._start_read(Stream.LOG_ENTRIES, event.last, event.last.sequence + 1)
+        self._reading.start(Stream.LOG_ENTRIES, event.last, event.last.sequence + 1)
         self._grounded = step is Step.RESUME_LOG
         if self._grounded:
             self._ask_at, self._asks = None, 0
@@ -216,7 +179,7 @@ class Session:
         """The chain goes on inside snapshot `request_id`, unless that was given up."""
         if not self._requests.is_cancelled(request_id, self._taken):
             self._active = request_id
-            self._start_read(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
+            self._reading.start(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
         elif not self._asked and not self._requests.is_ahead(self._taken):
             self._ask(Reason.SNAPSHOT_UNFINISHED)
 
@@ -228,7 +191,7 @@ class Session:
 
     def _ask_sink(self) -> None:
         self._since = self._now
-        self._effects.append(m.AskSink(self._queue))
+        self._emit(m.AskSink(self._queue))
 
     # ---- where a chain starts anew ----------------------------------------------------------------------------------
 
@@ -239,7 +202,7 @@ class Session:
         request = self._requests.usable(self._taken, max(self._first_available.values()), self._provider is not False)
         if request is not None:
             self._taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
-            self._start_read(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
+            self._reading.start(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
         elif self._provider is False:
             self._begin_empty()
         elif self._provider is None:
@@ -256,16 +219,15 @@ class Session:
         self._ask_at = None
         self._report(Reason.EMPTY_SNAPSHOT)
         first = 1 if self._restarting is Reason.OTHER_HISTORY else self._taken.sequence + 1
-        self._start_read(Stream.LOG_ENTRIES, self._taken, max(first, self._first_available[Stream.LOG_ENTRIES]))
+        self._reading.start(Stream.LOG_ENTRIES, self._taken, max(first, self._first_available[Stream.LOG_ENTRIES]))
 
     def _trimmed(self, event: m.Trimmed) -> None:
-        stream = self._readers.pop(event.reader, None)
+        stream = self._reading.trimmed(event)
         if stream is None:
             return
-        self._merge.close(stream)
         self._first_available[stream] = event.first_available
         if self._empty:
-            self._start_read(stream, self._taken, event.first_available)
+            self._reading.start(stream, self._taken, event.first_available)
         elif stream is Stream.LOG_ENTRIES:
             self._go(Step.RESTART, Reason.TRIMMED)
             self._restart(Reason.TRIMMED)
@@ -331,7 +293,7 @@ class Session:
         request = pb.FullSyncRequest(
             client_name=client, destination=destination, request_id=request_id, reason=reason.value, state=state
         )
-        self._effects.append(m.AppendStatus(pb.Status(key=names.full_sync_key(client, destination), full_sync=request)))
+        self._emit(m.AppendStatus(pb.Status(key=names.full_sync_key(client, destination), full_sync=request)))
 
     def _new_request_id(self) -> str:
         self._ids += 1
@@ -366,47 +328,18 @@ class Session:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _read(self, event: m.Read) -> None:
-        stream = self._readers.get(event.reader)
-        if stream is None or not event.entries:
-            return
-        items = []
-        for position, transaction in event.entries:
-            if transaction.client_name != self.route.client_name:
-                continue
-            share = received(transaction, position, self.route.destination)
-            if share is not None:
-                items.append(Item(position, stream, share, share.ByteSize() + FRAMING_BYTES))
-        self._reached(stream, items, event.entries[-1][0])
+        self._reached(self._reading.read(event))
 
     def _read_end(self, event: m.ReadEnd) -> None:
-        stream = self._readers.get(event.reader)
-        if stream is not None:
-            self._reached(stream, [], event.through)
+        self._reached(self._reading.read_end(event))
 
-    def _reached(self, stream: Stream, items: list[Item], through: Position) -> None:
-        self._merge.add(stream, items, through)
-        self._known = max(self._known, through)
-
-    def _start_read(self, stream: Stream, after: Position, from_sequence: int) -> None:
-        self._forget_readers(stream)
-        self._merge.open(stream, after)
-        self._reader += 1
-        self._readers[self._reader] = stream
-        self._effects.append(m.StartRead(stream, from_sequence, self._reader))
-
-    def _stop_read(self, stream: Stream) -> None:
-        if self._merge.is_open(stream):
-            self._merge.close(stream)
-            self._forget_readers(stream)
-            self._effects.append(m.StopRead(stream))
-
-    def _forget_readers(self, stream: Stream) -> None:
-        self._readers = {number: of for number, of in self._readers.items() if of is not stream}
-        self._paused.discard(stream)
+    def _reached(self, through: Position | None) -> None:
+        if through is not None:
+            self._known = max(self._known, through)
 
     def _drop_chain(self) -> None:
         for stream in Stream:
-            self._stop_read(stream)
+            self._reading.stop(stream)
         self._in_flight.clear()
         self._in_flight_bytes = 0
         self._active = self._empty = _NO_REQUEST
@@ -418,9 +351,7 @@ class Session:
         """Sends what may go, then lets the readers go on or pause."""
         while batch := self._pack():
             self._send(batch)
-        for stream in Stream:
-            if self._merge.is_open(stream):
-                self._regulate(stream)
+        self._reading.regulate()
 
     def _pack(self) -> list[pb.ReceivedTransaction]:
         room_bytes = self.limits.in_flight_bytes_max - self._in_flight_bytes
@@ -474,7 +405,7 @@ class Session:
             return None
         self._active = candidate.request_id
         self._since = self._now
-        self._start_read(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
+        self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
         self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
         return marker(candidate.position, pb.SNAPSHOT_SYNC, candidate.request_id)
 
@@ -490,14 +421,14 @@ class Session:
         return item.transaction
 
     def _snapshot_ended(self, position: Position) -> None:
-        self._stop_read(Stream.SNAP_SYNC)
+        self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
         self._grounded = True
         self._end_marker = position
         self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
 
     def _snapshot_cancelled(self) -> None:
-        self._stop_read(Stream.SNAP_SYNC)
+        self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
         if self._requests.is_ahead(self._taken) or self._asked:
             return
@@ -516,7 +447,7 @@ class Session:
         self._in_flight.append((last, len(body)))
         self._in_flight_bytes += len(body)
         self.sent = last
-        self._effects.append(m.Send(self._queue, body, first, last, previous))
+        self._emit(m.Send(self._queue, body, first, last, previous))
 
     def _batch(self, previous: Position, transactions: list[pb.ReceivedTransaction]) -> pb.ReceivedBatch:
         return pb.ReceivedBatch(
@@ -525,15 +456,6 @@ class Session:
             previous=pb.Position(epoch=previous.epoch, sequence=previous.sequence),
             transactions=transactions,
         )
-
-    def _regulate(self, stream: Stream) -> None:
-        waiting_bytes, max_bytes = self._merge.waiting_bytes(stream), self.limits.read_ahead_bytes_max
-        if stream in self._paused and waiting_bytes <= max_bytes // 2:
-            self._paused.remove(stream)
-            self._effects.append(m.ResumeRead(stream))
-        elif stream not in self._paused and waiting_bytes > max_bytes:
-            self._paused.add(stream)
-            self._effects.append(m.PauseRead(stream))
 
     # ---- states -----------------------------------------------------------------------------------------------------
 
@@ -546,7 +468,7 @@ class Session:
 
     def _report(self, reason: Reason) -> None:
         self.reason = reason
-        self._effects.append(m.Report(self.state, reason))
+        self._emit(m.Report(self.state, reason))
 
 
 _HANDLERS: dict[type[Any], Callable[[Session, Any], None]] = {

@@ -6,6 +6,7 @@ a secret; files that are named are read, too; every key has its default and its 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +15,14 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from broker_plugin import frames
+from broker_plugin import frames, headers
 from broker_plugin.client_errors import Address
 from broker_plugin.logins import Credentials
 from broker_plugin.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
 from lrq_ha.interceptors import plugins
 from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.node import NodeSettings
+from lrq_ha.replication.levels import ALLOWED, BadLevel, Level, Levels
+from lrq_ha.replication.settings import NodeSettings
 
 
 class ConfigError(LrqError):
@@ -52,6 +54,14 @@ def _file(value: str, info: ValidationInfo) -> str:
     return str((info.context or {}).get("folder", Path()) / value) if value else ""
 
 
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from error
+    return value
+
+
 def _http(value: str) -> str:
     url = urlsplit(value)
     if url.scheme != "http" or not url.hostname or not _port(url):
@@ -59,10 +69,19 @@ def _http(value: str) -> str:
     return value
 
 
+def _levels(value: dict[str, str]) -> dict[str, str]:
+    try:
+        Levels(value)
+    except BadLevel as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
 Listen = Annotated[str, AfterValidator(_listen)]
 AmqpUrl = Annotated[str, AfterValidator(_amqp)]
 HttpUrl = Annotated[str, AfterValidator(_http)]
 File = Annotated[str, AfterValidator(_file)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]{1,64}$")]
 #: Keys whose values are never shown.
 SECRET = frozenset({"url", "door", "doors", "password", "options"})
@@ -131,15 +150,24 @@ class DoorTable(_Table):
         default=["guest"], description="users that come in from this machine only, as RabbitMQ's key of this name, which cannot see it behind a door"
     )
     connections_max: int = Field(10_000, ge=1, description="connections at a time; more are closed at once")
+    channels_max: int = Field(2_047, ge=1, le=65_535, description="channels of one connection that clients are offered; the broker may offer fewer")
+    login_bytes_max: int = Field(1 << 16, ge=1 << 12, description="what a client may have sent that is no finished login yet")
     frame_max_bytes: int = Field(
         frames.FRAME_MAX_BYTES, ge=frames.FRAME_MIN_BYTES, le=1 << 24, description="largest frame that clients are offered; the broker may offer less"
     )
     header_bytes_max: int = Field(
         frames.FRAME_MAX_BYTES, ge=512, description="properties and headers of one message; they are one frame, so the limit on frames holds, too"
     )
+    header_depth_max: int = Field(
+        headers.TABLE_DEPTH_MAX, ge=1, le=headers.TABLE_DEPTH_MAX, description="tables and arrays within each other in a message's headers"
+    )
     message_bytes_max: int = Field(frames.BODY_BYTES_MAX, ge=1, description="body of one message; the broker has a limit, too")
     unfinished_bytes_max: int = Field(
-        512 << 20, ge=1 << 20, description="messages of which a part has arrived, of all connections; who would exceed it is closed"
+        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; who would exceed it is closed"
+    )
+    transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
+    questions_max: int = Field(
+        10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it"
     )
     buffered_bytes_max: int = Field(
         64 << 20, ge=1 << 20, description="bytes taken from publishers that are not safe yet; past it the door stops reading from them"
@@ -150,6 +178,9 @@ class DoorTable(_Table):
         512 << 20, ge=1 << 20, description="the same of all clients that do not keep up; past it the one that is behind longest is closed"
     )
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
+    hold_up_timeout_s: float = Field(
+        10.0, gt=0, description="a client that has not read for so long, while others wait for what it has published to be confirmed, is closed"
+    )
     drain_timeout_s: float = Field(30.0, gt=0, description="how long what a vanished client published is still sent to the broker")
     stop_timeout_s: float = Field(10.0, ge=0, description="how long a stop waits for confirms that are under way and for clients to say goodbye")
     tls: DoorTlsTable | None = Field(None, description="clients, nodes and sites connect with TLS (amqps://) only")
@@ -178,8 +209,18 @@ class ReplicationTable(_Table):
     )
     restart_alone: bool = Field(False, description="a restarted primary goes on although its backups are silent")
     backup_timeout_s: float = Field(5.0, gt=0, description="how long a backup may make no progress before it is taken out of the set")
+    completion: dict[Pattern, Literal["all", "local"]] = Field(
+        default={"^.*$": "all"},
+        description='when a publish to a queue by its name is confirmed: when every in-sync node has it ("all"), or this one ("local"; see '
+        "guarantees.md), by patterns of names; the first that fits counts",
+    )
+    expected_backups: int = Field(0, ge=0, description="so many backups must be in sync before a new primary, which takes clients, confirms anything")
+    expected_backups_timeout_s: float = Field(10.0, gt=0, description="after so long it confirms without them")
     heartbeat_s: float = Field(0.25, gt=0)
-    replicate: list[str] = Field(default=["^.*$"], description="patterns of the names of queues and exchanges that are replicated")
+    replicate: Annotated[dict[str, str], AfterValidator(_levels)] = Field(
+        default={"^.*$": Level.ALL.value},
+        description=f"what the other nodes get of a queue ({ALLOWED}), by patterns of names; the first that fits a new queue counts",
+    )
     apply_delay_s: float = Field(1.0, ge=0, description="how late a backup may write to its queues; what is consumed meanwhile is never written")
     apply_delay_entries_max: int = Field(2_000, ge=0)
     apply_lag_bytes_max: int = Field(
@@ -224,6 +265,8 @@ class Config(_Table):
             raise ValueError(f"every node of a group needs its own name and its own id; there are {', '.join(names)} with the ids {ids}")
         if self.node.group in [site.remote_id for site in self.sites]:
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
+        if self.replication.expected_backups > len(self.peers):
+            raise ValueError(f"replication.expected_backups is {self.replication.expected_backups}, and there are {len(self.peers)} peers")
         for entry in self.door.tls.users if self.door.tls else ():
             if entry.user == self.credentials.name:
                 raise ValueError(f"door.tls.users logs '{entry.common_name}' in as {entry.user}, which is the sidecar's own user and no client's")
@@ -263,6 +306,10 @@ class Config(_Table):
         """Name of every node of the group by id."""
         return {self.node.id: self.node.name, **{peer.id: peer.name for peer in self.peers}}
 
+    def completes_locally(self, queue: str) -> bool:
+        """Whether publishes to a queue, by its name, are confirmed when this node alone has them."""
+        return next((completion == "local" for pattern, completion in self.replication.completion.items() if re.search(pattern, queue)), False)
+
     def settings(self) -> NodeSettings:
         """What the pure core needs of it."""
         r = self.replication
@@ -273,6 +320,9 @@ class Config(_Table):
             restart_alone=r.restart_alone,
             backup_timeout_s=r.backup_timeout_s,
             heartbeat_s=r.heartbeat_s,
+            expected_backups=r.expected_backups,
+            expected_backups_timeout_s=r.expected_backups_timeout_s,
+            local_completion="local" in r.completion.values(),
         )
 
 
@@ -399,6 +449,8 @@ def sample() -> str:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(v)}" for key, v in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, str):

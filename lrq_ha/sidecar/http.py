@@ -1,9 +1,10 @@
 """The HTTP side of a sidecar: what it is doing, for people, tools and load balancers, and the operator's commands.
 
     GET  /status   everything about this node, JSON
-    GET  /primary  200 if this node is active, else 503: for a load balancer that must find the primary
-    GET  /ready    200 if this node is active or an in-sync backup, else 503
+    GET  /primary  200 if this node serves clients, else 503: for a load balancer that must find the primary
+    GET  /ready    200 if this node serves clients or is an in-sync backup, else 503
     GET  /queues   names of the receive queues known here, a JSON list
+    GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list
     POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
     POST /remove   {"node": "e2", "dry_run": false}
     POST /switchover  {"node": "e2", "timeout_s": 30, "force": false, "dry_run": false}; without a node: to any in-sync backup
@@ -43,6 +44,8 @@ class Source(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def queues(self) -> list[str]: ...
+
+    def levels(self) -> list[dict[str, str]]: ...
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]: ...
 
@@ -112,6 +115,7 @@ class HttpServer:
         app.router.add_get("/primary", self._primary)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/queues", self._queues)
+        app.router.add_get("/levels", self._levels)
         app.router.add_post("/promote", self._promote)
         app.router.add_post("/remove", self._remove)
         app.router.add_post("/switchover", self._switchover)
@@ -157,11 +161,14 @@ class HttpServer:
 
     def _if_role(self, *roles: Role) -> web.Response:
         status = self._source.status()
-        fits = status.get("role") in [role.value for role in roles]
+        fits = status.get("serving") or status.get("role") in [role.value for role in roles]
         return web.json_response({"node": status.get("node"), "role": status.get("role")}, status=200 if fits else 503)
 
     async def _queues(self, _: web.Request) -> web.Response:
         return web.json_response(self._source.queues())
+
+    async def _levels(self, _: web.Request) -> web.Response:
+        return web.json_response(self._source.levels())
 
     async def _promote(self, request: web.Request) -> web.Response:
         body = await _body(request, _PROMOTE)

@@ -14,6 +14,7 @@ from typing import Any
 
 import uvloop
 
+from broker_plugin.apply_lane import Doubt
 from broker_plugin.door import Door
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
@@ -57,23 +58,27 @@ class Process:
         ready = {"node": node.name, "role": "starting", "door": self.config.door.listen, "http": self.config.http.listen, "pid": os.getpid()}
         print("READY", json.dumps(ready), flush=True)
         lives = asyncio.create_task(self._lives())
+        lives.add_done_callback(lambda _: stopped.set())  # it ends only when it is told to, or by a fault of its own
         await stopped.wait()
         log.info("stopping")
         await self.door.stop()
         lives.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await lives
-        await self.door.close()
-        await self._http.close()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await lives
+        finally:
+            await self.door.close()
+            await self._http.close()
         return 0
 
     async def _lives(self) -> None:
         pause = PAUSE_FIRST_S
         shut_out, paused, defers_to = 0, False, 0
+        doubt: Doubt | None = None
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out, paused=paused, defers_to=defers_to)
+                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out, paused=paused, defers_to=defers_to, doubt=doubt)
                 self.problem = await incarnation.run()
                 log.warning("this incarnation is over: %s", self.problem)
             except LrqError as error:
@@ -85,7 +90,7 @@ class Process:
                 self.problem = f"an internal error, see the log: {error!r}"
             finally:
                 self.incarnation = None
-            shut_out, paused, defers_to = incarnation.streams.shut_out, incarnation.node.paused, incarnation.defers_to
+            shut_out, paused, defers_to, doubt = incarnation.shut_out, incarnation.paused, incarnation.defers_to, incarnation.doubt
             if asyncio.get_running_loop().time() - began > 5 or defers_to:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
@@ -103,13 +108,13 @@ class Process:
         found["counters"] = dict(self.door.counters)
         found["interceptors"] = self.door.interceptors.status()
         if self.incarnation is not None and self.incarnation.ready:
-            return found | self.incarnation.status()
+            return found | self.incarnation.status.tell()
         return found | {"role": "standalone", "reason": self.problem, "primary": None, "in_set": False}
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
         """The operator's word."""
         nodes = frozenset(self._numbers(*down))
-        return await self._running().ask(PromoteRequest(nodes, force, dry_run))
+        return await self._running().orders.ask(PromoteRequest(nodes, force, dry_run))
 
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
         """Takes a node out of the set."""
@@ -117,32 +122,32 @@ class Process:
         incarnation = self._running()
         if dry_run:
             return True, f"would take {node} out of the set; it must not be promoted before it has rejoined"
-        return await incarnation.ask(RemoveRequest(number))
+        return await incarnation.orders.ask(RemoveRequest(number))
 
     async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Hands over to a backup, in order."""
         [number] = [0] if node is None else self._numbers(node)
-        return await self._running().switchover(number, timeout_s, force=force, dry_run=dry_run)
+        return await self._running().orders.switchover(number, timeout_s, force=force, dry_run=dry_run)
 
     async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Steps down, for nobody."""
-        return await self._running().demote(timeout_s, force=force, dry_run=dry_run)
+        return await self._running().orders.demote(timeout_s, force=force, dry_run=dry_run)
 
     async def renew(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Publishes everything live again, so that a node may join."""
-        return await self._running().renew(timeout_s, force=force, dry_run=dry_run)
+        return await self._running().renewals.renew(timeout_s, force=force, dry_run=dry_run)
 
     async def pause(self, paused: bool) -> tuple[bool, str]:
         """Nobody is to take an epoch by itself, or may again."""
-        return await self._running().ask(PauseRequest(paused))
+        return await self._running().orders.ask(PauseRequest(paused))
 
     async def reinit(self, dry_run: bool) -> tuple[bool, str]:
         """Lets this node begin anew."""
-        return self._running().reinit(dry_run=dry_run)
+        return self._running().orders.reinit(dry_run=dry_run)
 
     def tail(self) -> AsyncIterator[dict[str, Any]]:
         """The entries that this node, being diverged, refuses to drop."""
-        return self._running().tail()
+        return self._running().orders.tail()
 
     def _numbers(self, *node_names: str) -> list[int]:
         unknown = [name for name in node_names if name not in self._ids]
@@ -155,9 +160,13 @@ class Process:
             raise LrqError(f"{self.config.node.name} is not running: {self.problem}", retriable=True)
         return self.incarnation
 
+    def levels(self) -> list[dict[str, str]]:
+        """How much of each queue of the log the other nodes get."""
+        return self.incarnation.status.levels() if self.incarnation is not None else []
+
     def queues(self) -> list[str]:
         """Receive queues on this node."""
-        return self.incarnation.queues() if self.incarnation is not None else []
+        return self.incarnation.status.queues() if self.incarnation is not None else []
 
 
 def _allow_descriptors(connections_max: int) -> None:

@@ -25,13 +25,14 @@ from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogState
+from lrq_ha.replication.retention import Retention
 from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
 
 log = logging.getLogger("lrq_ha.node")
 
 
-async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, checkpoints: Checkpoints) -> None:
-    """Fills `replica`, its core, `memory` and `checkpoints`, which are new.
+async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, checkpoints: Checkpoints, retention: Retention) -> None:
+    """Fills `replica`, its core, `memory`, `checkpoints` and `retention`, which are new.
 
     Raises:
         LrqError: The log no longer holds all that this node has to apply, or the broker cannot be read.
@@ -44,7 +45,7 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     replica.filter = DeliveryFilter.restored(replica.generations, last.queues, last.refused)
     replica.tracker = AppliedTracker(last.applied)
     replica.begins_at = last.base
-    reading = _LogReading(replica, memory, checkpoints, last.start)
+    reading = _LogReading(replica, memory, checkpoints, retention, last.start)
     try:
         await streams.read(streams.log_queue, reading.take, last.start.offset if last.start else "first")
         reading.ended()
@@ -52,7 +53,7 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
         log.warning(
             "the checkpoint at entry %d is not where the applied record says: the whole log is read", last.start.sequence if last.start else 0
         )
-        reading = _LogReading(replica, memory, checkpoints, None)
+        reading = _LogReading(replica, memory, checkpoints, retention, None)
         await streams.read(streams.log_queue, reading.take)
         reading.ended()
     # A host that went down may have lost the end of the log and kept the record (R16).
@@ -106,8 +107,11 @@ class _NotThere(Exception):
 class _LogReading:
     """One reading of the own log. `expected`: the CHECKPOINT that it begins at; None: it begins at the first record that is left."""
 
-    def __init__(self, replica: Replica, memory: RoutingQueue, checkpoints: Checkpoints, expected: StartPoint | None) -> None:
+    def __init__(
+        self, replica: Replica, memory: RoutingQueue, checkpoints: Checkpoints, retention: Retention, expected: StartPoint | None
+    ) -> None:
         self._replica = replica
+        self._retention = retention
         self._node = replica.node
         self._memory = memory
         self._checkpoints = checkpoints
@@ -159,6 +163,7 @@ class _LogReading:
         state = replace(state_before(entry), top=batch.leader, end=batch.first - 1, in_set=in_set)
         self._node.log.restore(state, out_since, base)
         self._replica.restore(batch.first, entry)
+        self._retention.restore([(mark.sequence, mark.bytes) for mark in entry.marks])
 
     def _accept(self, batch: BatchHeader, body: bytes, runs: Sequence[pb.Run], offset: int) -> None:
         self.batches += 1
@@ -171,6 +176,7 @@ class _LogReading:
             self._checkpoints.cut(batch.first)
         self._replica.index_batch(batch.first, runs, keep=True)
         self._memory.append(StoredBatch(batch, body))
+        self._retention.appended(batch.last, len(body))
         if wire.checkpoint_of(runs) is not None:
             self._checkpoints.noted(self._node.log.start_point(batch, offset))
 
@@ -240,10 +246,21 @@ def applied_record(replica: Replica, checkpoints: Checkpoints) -> pb.Applied:
             )
         )
     record.generations.extend(pb.Generation(applied=a, generation=g) for a, g in replica.generations.table)
+    before, parts = replica.record_parts, {}
     for q in queues:
-        part = record.queues.add(vhost=q.vhost, queue=q.queue, done=q.done, moved=q.moved, due=q.due, purged=q.purged)
-        part.visits.extend(pb.PendingVisit(origin=v.origin, visit=v.visit, dequeued=v.dequeued, positions=v.positions) for v in q.visits)
+        known = before.get((q.vhost, q.queue))
+        parts[q.vhost, q.queue] = known if known is not None and known[0] is q else (q, _to_pb(q).SerializeToString())
+    replica.record_parts = parts
+    record.MergeFromString(b"".join(part for _, part in parts.values()))
     return record
+
+
+def _to_pb(q: QueueRecord) -> pb.Applied:
+    """A record of nothing but one queue: put together, several are one record."""
+    part = pb.Applied()
+    queue = part.queues.add(vhost=q.vhost, queue=q.queue, done=q.done, moved=q.moved, due=q.due, purged=q.purged)
+    queue.visits.extend(pb.PendingVisit(origin=v.origin, visit=v.visit, dequeued=v.dequeued, positions=v.positions) for v in q.visits)
+    return part
 
 
 def _from_pb(record: pb.Applied) -> AppliedRecord:

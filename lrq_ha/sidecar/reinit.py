@@ -3,8 +3,8 @@
 Rules:
 - A tail is given as JSON lines, one per entry, in log order. A publish is given whole, as its publisher sent it: `lrq-ha republish` sends it again
   with its replication ID, so what the group holds already is not enqueued twice.
-- Deleted are the routing queues and every queue and exchange that the node's log declared. The node has then an empty log, follows, and applies
-  everything again.
+- Deleted are the routing queues and every queue and exchange that the node's log declared, but for queues of the level `none`. The node has then an
+  empty log, follows, and applies everything again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.streams import Streams
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.levels import Level
 from lrq_ha.replication.log import LogIndex
 from lrq_ha.replication.positions import epoch_name
 from lrq_ha.routing import names
@@ -120,19 +121,22 @@ async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: 
     declared: dict[str, set[tuple[int, str]]] = {}
     views = {streams.log_queue, streams.applied_queue, names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC, names.STATUS}
     for vhost, row in definitions.rows():
-        kind = int.from_bytes(row[:4], "big")
+        kind = frames.method_id(row)
         if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
             declared.setdefault(vhost, set()).add((kind, topology.first_name(row)))
     async for _, batch in batches(streams, index):
         for run in batch.runs:
             if run.WhichOneof("kind") == "topology":
-                method = int.from_bytes(run.topology.method[:4], "big")
+                method = frames.method_id(run.topology.method)
                 if method in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
                     declared.setdefault(run.topology.vhost, set()).add((method, topology.first_name(run.topology.method)))
             elif run.WhichOneof("kind") == "reception":
                 views.add(run.reception.queue)
             elif run.WhichOneof("kind") == "checkpoint":
                 views.update(received.queue for received in run.checkpoint.received)
+    for vhost, queue in definitions.queues():
+        if topology.level_of(definitions.queue((vhost, queue)) or b"") is Level.NONE:
+            declared[vhost].discard((frames.QUEUE_DECLARE, queue))
     for vhost, things in declared.items():
         connection = await Connection.open(replace(broker, vhost=vhost))
         channel = await connection.channel()

@@ -6,10 +6,12 @@ it a little later. Who is in danger of falling off the log, or has, is said once
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from broker_plugin.streams import segment_bytes
 from lrq_ha.replication.events import CannotSend, HeadMoved
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.retention import Retention
@@ -18,6 +20,7 @@ log = logging.getLogger("lrq_ha.node")
 
 LOOKS_PER_LOG = 32
 LOOK_INTERVAL_S = 2.0
+WATCH_INTERVAL_S = 1.0
 
 
 class Watch:
@@ -31,7 +34,7 @@ class Watch:
     """
 
     def __init__(self, node: Node, log_bytes_max: int, head: Callable[[], Awaitable[int]], feed: Callable[[HeadMoved | CannotSend], None]) -> None:
-        self.retention = Retention(log_bytes_max)
+        self.retention = Retention(log_bytes_max, segment_bytes(log_bytes_max))
         self._node = node
         self._log_bytes_max = log_bytes_max
         self._head = head
@@ -40,8 +43,15 @@ class Watch:
         self._looked_at = self._grown_at = 0.0
         self._said: dict[int, str] = {}
 
+    async def run(self) -> None:
+        """Looks and tells until cancelled."""
+        while True:
+            await self.look()
+            self.tell()
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
     def appended(self, last: int, size: int) -> None:
-        """A batch went into the log, or was read from it."""
+        """A batch went into the log."""
         self.retention.appended(last, size)
         self._grown += size
         self._grown_at = time.monotonic()
@@ -59,6 +69,21 @@ class Watch:
         await self.look(now=True)
         self._feed(CannotSend(peer))
 
+    def has(self, peer: int) -> int | None:
+        """The last entry that a peer is known to have; of one that has not been heard since this epoch began, what the log tells. None: unknown."""
+        remote = self._node.peers[peer]
+        if remote.subscribed or remote.acknowledged:
+            return remote.acknowledged
+        return self._node.log.in_set_upto(peer) or None
+
+    def gauge(self, peer: int) -> dict[str, int | None]:
+        """For the status: bytes of the log that a peer lacks, and bytes that may still be written before the broker drops what it needs next."""
+        has = self.has(peer) if self._node.leading else None
+        if has is None:
+            return {"log_bytes_behind": None, "log_bytes_left": None}
+        gone = self._node.head > has + 1
+        return {"log_bytes_behind": self.retention.behind(has), "log_bytes_left": 0 if gone else self.retention.left(has)}
+
     def tell(self) -> None:
         """Says what has changed."""
         for peer in self._node.peers:
@@ -72,15 +97,17 @@ class Watch:
         node, remote = self._node, self._node.peers[peer]
         if not node.leading:
             return ""
-        name, known = node.name(peer), remote.hello.log if remote.hello else None
+        name, known, has = node.name(peer), remote.hello.log if remote.hello else None, self.has(peer)
         if remote.fallen and known is not None:
             return node.how_to_join(peer, node.me, known, node.state())
-        if remote.acknowledged and node.head > remote.acknowledged + 1 and not remote.subscribed:
-            return f"{name} has fallen off the log, which begins at entry {node.head} now: what it has ends at {remote.acknowledged}"
-        if remote.acknowledged and self.retention.in_danger(remote.acknowledged):
-            behind = self.retention.behind(remote.acknowledged)
+        if has is None:
+            return ""
+        if node.head > has + 1 and not remote.subscribed:
+            return f"{name} has fallen off the log, which begins at entry {node.head} now: what it has ends at {has}"
+        if self.retention.in_danger(has):
+            behind, left = self.retention.behind(has), self.retention.left(has)
             return (
-                f"{name} is in danger of falling off the log: it lacks {behind} bytes, and the broker keeps the last {self._log_bytes_max} "
-                "(log_bytes_max)"
+                f"{name} is in danger of falling off the log: it lacks {behind} bytes, and after {left} more the broker drops what it needs next "
+                f"(log_bytes_max {self._log_bytes_max}): bring it back, or it has to be made anew"
             )
         return ""

@@ -27,7 +27,8 @@ from lrq_ha.routing import messages as m
 from lrq_ha.routing import names
 from lrq_ha.routing.chain import START
 from lrq_ha.routing.messages import Stream
-from lrq_ha.routing.session import Limits, Route, Session
+from lrq_ha.routing.route import Limits, Route
+from lrq_ha.routing.session import Session
 
 from .config import Config
 from .view_reader import View, ViewReader

@@ -77,7 +77,7 @@ class NodeConnection:
                 address = f"{parameters.host}:{parameters.port}"
                 try:
                     return cls(pika.BlockingConnection(parameters), address)
-                except (AMQPError, OSError) as error:
+                except (AMQPError, OSError, ValueError) as error:  # ValueError: pika's, of a node that dies just after it has taken a connection
                     answers[address] = _answer(error)
                     hopeless = hopeless and _is_hopeless(error)
             if hopeless or time.monotonic() + ROUND_PAUSE_S >= deadline:
@@ -256,9 +256,8 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 def _is_hopeless(error: BaseException) -> bool:
     """Whether the node refused this user or address, so that asking again is of no use."""
-    return (
-        isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError) or getattr(error, "reply_code", 0) in REFUSED
-    )
+    refusals = ProbableAuthenticationError | ProbableAccessDeniedError | ssl.SSLCertVerificationError
+    return isinstance(error, refusals) or getattr(error, "reply_code", 0) in REFUSED
 
 
 def _answer(error: BaseException) -> str:

@@ -1,8 +1,13 @@
-"""What the fuzzers begin with: whole sessions as a client sends them, and bytes that once were a problem. `python tests/fuzz/corpus.py` writes the
-files in corpus/ anew; a file that is added by hand (an input that broke something) stays."""
+"""What the fuzzers begin with: whole sessions as a client sends them, and bytes that once were a problem; and what they make of it.
+
+`python tests/fuzz/corpus.py` writes the files in corpus/ anew; a file that is added by hand (an input that broke something) stays. An input is
+made from its number alone, so one that breaks something is had again by it.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 from pathlib import Path
 
 from pamqp import commands
@@ -10,6 +15,7 @@ from pamqp import commands
 from broker_plugin import frames, headers
 
 FOLDER = Path(__file__).parent / "corpus"
+SEED = int(os.environ.get("LRQ_FUZZ_SEED", "1"))
 
 
 def publish(channel: int, key: str, body: bytes, fields: bytes = b"", frame_max: int = frames.FRAME_MAX_BYTES) -> bytes:
@@ -74,6 +80,34 @@ def sessions() -> dict[str, bytes]:
                 commands.Channel.Close(200, "", 0, 0),
             )
         ),
+        "transaction": opened
+        + method(2, commands.Channel.Open())
+        + method(2, commands.Tx.Select())
+        + publish(2, "q", b"one")
+        + method(2, commands.Basic.Get(queue="q"))
+        + method(2, commands.Basic.Ack(1, False))
+        + method(2, commands.Tx.Commit())
+        + publish(2, "q", b"two")
+        + method(2, commands.Tx.Rollback()),
+        "channels-never-opened": b"".join(method(number, commands.Basic.Qos()) for number in range(1, 65_536, 1_000)),
+        "declares-when-closed": opened
+        + method(9, commands.Basic.Qos())
+        + publish(1, "q", b"one")
+        + method(1, commands.Queue.Declare(queue="q", durable=True)),
+        "publishes-behind-its-close": opened + method(0, commands.Connection.Close(200, "bye", 0, 0)) + publish(1, "q", b"one"),
+        "refused-by-a-name-that-is-not-utf-8": method(1, commands.Channel.Open()) + frames.publish_method(1, "\udcff", "\udcff")
+        + b"".join(frames.content(1, headers.header_payload(1), b"x")),
+        "close-ok-unasked": opened + publish(1, "q", b"one") + method(1, commands.Channel.CloseOk()) + publish(1, "q", b"two"),
+        "declares-behind-a-refusal": opened
+        + publish(1, "q", b"one") * 20
+        + method(1, commands.Basic.Consume(queue="none"))
+        + method(1, commands.Queue.Declare(queue="q", durable=True)),
+        "transaction-behind-a-refusal": method(1, commands.Channel.Open())
+        + publish(1, "q", b"one")
+        + method(1, commands.Basic.Consume(queue="none"))
+        + method(1, commands.Tx.Select()),
+        "begun": b"".join(frames.publish_method(number, "", "q") for number in range(1, 100)),
+        "gets": opened + method(1, commands.Basic.Get(queue="q")) * 20,
         "heartbeats": frames.HEARTBEAT_FRAME * 3 + method(0, commands.Connection.Close(200, "bye", 0, 0)),
         "size-that-lies": b"\x01\x00\x01\x7f\xff\xff\xff" + b"x" * 64,
         "body-that-lies": opened + publish(1, "q", b"z" * 40).replace((40).to_bytes(8, "big"), (1 << 62).to_bytes(8, "big")),
@@ -81,6 +115,7 @@ def sessions() -> dict[str, bytes]:
         + b"".join(frames.content(1, headers.header_payload(1, b"\x20\x00" + (1 << 20).to_bytes(4, "big") + b"\x01aI\0\0\0\1"), b"x")),
         "nested": opened + publish(1, "q", b"n", b"\x01aF" + b"\0\0\0\x07\x01aF" * 60),
         "header-alone": frames.frame(frames.HEADER, 1, headers.header_payload(0)),
+        "class-0": opened + b"".join(frames.raw_method_frame(1, kind, b"x") for kind in (frames.HEARTBEAT, frames.HEADER, frames.BODY)),
         "other-protocol": b"AMQP\x00\x01\x00\x00",
     }
 
@@ -88,6 +123,31 @@ def sessions() -> dict[str, bytes]:
 def corpus() -> list[bytes]:
     """Every file's bytes, in order of their names."""
     return [file.read_bytes() for file in sorted(FOLDER.glob("*.bin"))]
+
+
+def rng_of(number: int) -> random.Random:
+    """What decides everything about this input."""
+    return random.Random(SEED << 40 | number)
+
+
+def mutated(rng: random.Random, seeds: list[bytes]) -> bytes:
+    """One to three sessions after each other, with a few octets changed, cut out, put in, repeated or set to an extreme."""
+    data = bytearray(b"".join(rng.choice(seeds) for _ in range(rng.randint(1, 3))))
+    for _ in range(rng.randint(0, 5)):
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(5):
+            case 0:
+                data[at : at + 1] = rng.randbytes(1)
+            case 1:
+                del data[at : at + rng.randint(1, 8)]
+            case 2:
+                data[at:at] = rng.randbytes(rng.randint(1, 8))
+            case 3:
+                data[at:at] = data[at : at + rng.randint(1, 200)]
+            case _:
+                size = rng.choice([1, 2, 4, 8])
+                data[at : at + size] = rng.choice([0, 1, (1 << 8 * size - 1) - 1, 1 << 8 * size - 1, (1 << 8 * size) - 1]).to_bytes(size, "big")
+    return bytes(data)
 
 
 if __name__ == "__main__":

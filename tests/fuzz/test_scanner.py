@@ -1,23 +1,28 @@
 """The frame scanner and all that reads what it finds, under any bytes: no other error than FrameError (LrqError) leaves them, nothing is lost or
-made up, and it is the same however the bytes are cut into pieces. LRQ_FUZZ=1000000 runs so many inputs; without it, a few thousand.
+made up, and it is the same however the bytes are cut into pieces.
+
+Hypothesis looks for small inputs, a thousand per test. `LRQ_FUZZ=1000000` is how many sessions of the corpus are changed at random and taken through
+everything besides (without it, a few thousand); `LRQ_FUZZ_SEED` makes them other ones.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable
 
 import pytest
-from corpus import FOLDER, corpus, sessions
+from corpus import FOLDER, corpus, mutated, rng_of, sessions
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from broker_plugin import frames, headers, logins, wire
 from lrq_ha.replication.errors import LrqError
 
-INPUTS = int(os.environ.get("LRQ_FUZZ", "2000"))
-MANY = settings(max_examples=INPUTS, deadline=None, suppress_health_check=list(HealthCheck))
+INPUTS = int(os.environ.get("LRQ_FUZZ", "4000"))
+PARTS_OF_INPUTS = 4  # tests of their own, so that they may run in several processes
+MANY = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = corpus()
 
 octets = st.binary(max_size=300)
@@ -44,7 +49,7 @@ contents = st.builds(
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> bytes:
+def changed(draw: st.DrawFn) -> bytes:
     """A session of the corpus with a few octets changed, cut out or put in."""
     data = bytearray(draw(st.sampled_from(SEEDS)))
     for _ in range(draw(st.integers(0, 4))):
@@ -59,11 +64,11 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-inputs = st.one_of(octets, mutated(), st.lists(st.one_of(some_frames, contents, octets), max_size=6).map(b"".join))
+inputs = st.one_of(octets, changed(), st.lists(st.one_of(some_frames, contents, octets), max_size=6).map(b"".join))
 
 
 def raw(buffer: bytes, item: frames.Item) -> list[bytes]:
-    """The frames of an item, as they stood in the buffer."""
+    """The frames of an item, as they stood in the buffer, and that they are what it says."""
     end = frames.end_of(item)
     at, found = item[2] - 7, []
     while at < end:
@@ -71,6 +76,16 @@ def raw(buffer: bytes, item: frames.Item) -> list[bytes]:
         found.append(buffer[at:after])
         at = after
     assert at == end
+    kinds = [each[0] for each in found]
+    assert {int.from_bytes(each[1:3], "big") for each in found} == {item[1]}
+    assert {each[-1] for each in found} == {frames.FRAME_END}
+    if item[6]:
+        assert kinds == [frames.METHOD, frames.HEADER, *[frames.BODY] * (len(found) - 2)]
+        assert found[1] == buffer[item[4] - 7 : item[5] + 1]
+        assert frames.body_of(buffer, item[5], item[6]) == b"".join(each[7:-1] for each in found[2:])
+        assert sum(len(each) - 8 for each in found[2:]) == int.from_bytes(found[1][11:19], "big")
+    else:
+        assert kinds == [frames.METHOD if item[0] >= frames.METHOD_MIN else item[0]]
     return found
 
 
@@ -99,6 +114,10 @@ def test_the_corpus_on_disk_is_what_is_written_here() -> None:
 @given(inputs, st.lists(st.integers(0, 400), max_size=8), st.sampled_from([0, 64, frames.HOLD_BYTES_MAX]))
 @example(SEEDS[0], [1] * 8, 0)
 def test_cut_or_whole_it_is_the_same(data: bytes, cuts: list[int], hold: int) -> None:
+    cut_or_whole(data, cuts, hold)
+
+
+def cut_or_whole(data: bytes, cuts: list[int], hold: int) -> None:
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     found, left, refused = fed(pieces, hold)
@@ -115,8 +134,14 @@ def test_cut_or_whole_it_is_the_same(data: bytes, cuts: list[int], hold: int) ->
 @MANY
 @given(inputs)
 def test_an_octet_at_a_time_is_the_same(data: bytes) -> None:
-    data = data[:600]
-    assert fed([data[i : i + 1] for i in range(len(data))], 0)[1:] == fed([data], 0)[1:] or fed([data], 0)[2]
+    by_octets(data[:600])
+
+
+def by_octets(data: bytes) -> None:
+    found, left, refused = fed([data[i : i + 1] for i in range(len(data))], 0)
+    whole, rest, refused_whole = fed([data], 0)
+    assert refused == refused_whole
+    assert refused or (found, left) == (whole, rest)
 
 
 PARTS = (frames.BASIC_PUBLISH, frames.HEADER, frames.BODY, frames.HEARTBEAT)
@@ -144,19 +169,28 @@ READERS: list[Callable[[bytes], object]] = [
 
 
 @pytest.mark.parametrize("reader", range(len(READERS)))
-@settings(max_examples=max(100, INPUTS // len(READERS)), deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.one_of(octets, mutated()))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.one_of(octets, changed()))
 def test_a_reader_raises_nothing_else(reader: int, data: bytes) -> None:
-    payloads = [data]
-    try:
-        payloads += [data[item[2] : item[3]] for item in frames.scan(data[8:] if data.startswith(b"AMQP") else data)[0]]
-    except frames.FrameError:
-        pass
-    for payload in payloads:
+    for payload in [data, *payloads(data)]:
         try:
             READERS[reader](payload)
         except LrqError:
             pass
+
+
+def payloads(data: bytes) -> list[bytes]:
+    """Those of the frames, contents included, up to the first that is none."""
+    at, found = (8 if data.startswith(b"AMQP") else 0), []
+    while at + 7 <= len(data):
+        after = at + int.from_bytes(data[at + 3 : at + 7], "big") + 8
+        try:
+            items, _ = frames.scan(data[at:after], hold_bytes_max=0)
+        except frames.FrameError:
+            break
+        found += [data[at + item[2] : at + item[3]] for item in items]
+        at = after
+    return found
 
 
 @MANY
@@ -175,3 +209,29 @@ def test_putting_contents_together_keeps_count(pieces: list[tuple[int, int, byte
         assert 0 <= budget.bytes <= 500
     parts.clear()
     assert budget.bytes == 0
+
+
+@pytest.mark.timeout(max(600, INPUTS // 100))
+@pytest.mark.parametrize("part", range(PARTS_OF_INPUTS))
+def test_changed_sessions_by_their_numbers(part: int) -> None:
+    for number in range(part, INPUTS, PARTS_OF_INPUTS):
+        rng = rng_of(number)
+        data = mutated(rng, SEEDS)
+        try:
+            through_everything(rng, data)
+        except Exception as error:
+            error.add_note(f"input {number}: {data.hex()}")
+            raise
+
+
+def through_everything(rng: random.Random, data: bytes) -> None:
+    cut_or_whole(data, [rng.randrange(len(data) + 1) for _ in range(rng.randint(0, 8))], rng.choice([0, 64, frames.HOLD_BYTES_MAX]))
+    if len(data) < 400:
+        by_octets(data)
+    found = payloads(data)
+    for payload in (data, rng.choice(found) if found else b""):
+        for reader in rng.sample(READERS, 5):
+            try:
+                reader(payload)
+            except LrqError:
+                pass

@@ -1,4 +1,4 @@
-"""The door's rig and the two publishers, for the tests that use them."""
+"""The door's rig, the two publishers and the pair in containers, for the tests that use them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import pytest
+from container_lab import ContainerLab, why_not
 from door_rig import Rig
 from load import in_sync
 from publisher_api import BlockingPublisher, LoopThread
@@ -20,6 +21,23 @@ def rig(pair: Lab) -> Iterator[Rig]:
     rig = Rig(pair)
     yield rig
     rig.finish()
+
+
+@pytest.fixture(scope="session")
+def container_pair(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerLab]:
+    """See `containers`."""
+    directory = tmp_path_factory.mktemp("containers")
+    if reason := why_not(directory):
+        pytest.skip(reason)
+    with ContainerLab({"east": 2}, directory / "lab", broker_version) as lab:
+        yield lab
+
+
+@pytest.fixture
+def containers(container_pair: ContainerLab) -> Iterator[ContainerLab]:
+    """A shared HA pair whose nodes are containers; whoever wants other keys of [replication] than the last sets them (load.replication)."""
+    yield container_pair
+    container_pair.recover()
 
 
 @pytest.fixture

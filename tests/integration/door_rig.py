@@ -93,9 +93,9 @@ class Rig:
         found: list[bytes] = []
         with self.at(name) as channel:
             count = channel.queue_declare(queue, passive=True).method.message_count
-            channel.basic_qos(prefetch_count=5_000)
+            channel.basic_qos(prefetch_count=10_000)  # no test has more in a queue
             if count:
-                for method, _, body in channel.consume(queue, inactivity_timeout=0.5):
+                for method, _, body in channel.consume(queue, inactivity_timeout=10):  # a busy machine pauses, too
                     if method is None:
                         break
                     found.append(body)

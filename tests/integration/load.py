@@ -1,35 +1,28 @@
-"""What tests of labs share: waits, commands; and load for fault tests: a publisher with replication IDs and a consumer that acks, over the doors of
-a pair, and the total-queue check.
-
-Rules: every message carries its number; the check counts what was confirmed, lost, delivered twice and out of order. What is known of the end comes
-from the brokers themselves.
-"""
+"""What tests of labs share: waits, questions and commands. Rule: what is known of the end comes from the brokers themselves. Load is in `traffic`."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pika
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment
-from lrq_ha.publisher import Publisher
 from lrq_ha.replication.errors import LrqError
 
-LAG_MAX_S = 5.0
+PAUSE_MIN_S, PAUSE_MAX_S = 0.02, 0.4
 
 
 def eventually(what: str, done: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    """Polls until `done()`. `timeout_s`: only where it is what was promised; else the machine may be as busy as it likes."""
+    """Polls until `done()`, less and less often. `timeout_s`: only where it is what was promised; else the machine may be as busy as it likes."""
     deadline = time.monotonic() + timeout_s
+    pause_s = PAUSE_MIN_S
     while True:
         try:
             if done():
@@ -38,7 +31,8 @@ def eventually(what: str, done: Callable[[], bool], timeout_s: float = 120.0) ->
             pass
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {timeout_s:g} s")
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(1.3 * pause_s, PAUSE_MAX_S)
 
 
 def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
@@ -105,6 +99,27 @@ def write_down(lab: Lab, *names: str) -> None:
         lab.ctl(name, "eval", "mnesia:sync_log().")
 
 
+def set_up(lab: Lab, settings: str) -> None:
+    """Gives all sidecars of a lab that is not up yet these lines in [replication], which is the last table of their configuration."""
+    lab.prepare()
+    for node in lab.nodes.values():
+        node.config.write_text(f"{node.config.read_text().rstrip()}\n{settings.strip()}\n")
+
+
+def replication(lab: Lab, **keys: object) -> None:
+    """Gives all sidecars these keys of [replication], and no others; they are started again if they had others."""
+    table = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    texts = {node.config: f"{node.config.read_text().partition('[replication]')[0]}[replication]\n{table}\n" for node in lab.nodes.values()}
+    if all(config.read_text() == text for config, text in texts.items()):
+        return
+    for config, text in texts.items():
+        config.write_text(text)
+    for name in lab.nodes:
+        lab.kill(f"{name}.sidecar")
+    for name in lab.nodes:
+        lab.start(f"{name}.sidecar")
+
+
 def depth(url: str, queue: str) -> int:
     """Messages ready in a queue of a broker."""
     connection = pika.BlockingConnection(pika.URLParameters(url))
@@ -114,106 +129,33 @@ def depth(url: str, queue: str) -> int:
         connection.close()
 
 
-@dataclass
-class Seen:
-    """What the consumer saw. `twice`: (number, when it was acked before)."""
+def consume(url: str, queue: str, count: int) -> list[int]:
+    """Takes and acks up to `count` messages that are numbers, fewer if no more come for a while; in the order they came."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=100)
+    found: list[int] = []
+    for method, _, body in channel.consume(queue, inactivity_timeout=10):
+        if method is None:
+            break
+        found.append(int(body))
+        channel.basic_ack(method.delivery_tag)
+        if len(found) == count:
+            break
+    channel.cancel()
+    connection.close()
+    return found
 
-    acked_at: dict[int, float] = field(default_factory=dict)
-    twice: list[tuple[int, float]] = field(default_factory=list)
-    order_breaks: int = 0
+
+def missed(lab: Lab, by: str, node: str) -> None:
+    eventually(f"{by} to miss {node}", lambda: not lab.status(by)["peers"][node]["connected"])
 
 
-class Load:
-    """One publisher and one consumer of a queue, running until `stop`."""
+def promote(lab: Lab, node: str, down: str) -> None:
+    """What the other had sent before it stood still, or was cut off, may arrive a little later: then it seems to answer."""
+    def done() -> bool:
+        code, said = command("promote", node, "--down", down, lab=lab)
+        assert code == 0 or "but it answers" in said, said
+        return code == 0
 
-    def __init__(self, nodes: list[str], queue: str, producer: str, *, rate_per_s: float = 4000.0) -> None:
-        self.nodes, self.queue = nodes, queue
-        self.seen = Seen()
-        self.confirmed = 0
-        self.published = 0
-        self._rate = rate_per_s
-        self._publisher = Publisher(nodes, producer=producer, client_name="test", confirm_timeout_s=60)
-        self._stop_publishing = threading.Event()
-        self._stop_consuming = threading.Event()
-        self._errors: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._run, args=(f,), daemon=True) for f in (self._publish, self._consume)]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, body: Callable[[], None]) -> None:
-        try:
-            body()
-        except BaseException as error:
-            self._errors.append(error)
-
-    def _publish(self) -> None:
-        began = time.monotonic()
-        while not self._stop_publishing.is_set():
-            if self.published > (time.monotonic() - began) * self._rate:
-                time.sleep(0.002)
-                continue
-            confirm = self._publisher.publish("", self.queue, b"%d" % self.published)
-            confirm.add_done_callback(self._confirmed)
-            self.published += 1
-        self._publisher.flush(90)
-
-    def _confirmed(self, confirm: object) -> None:
-        self.confirmed += 1
-
-    def _consume(self) -> None:
-        turn = 0
-        while not self._stop_consuming.is_set():
-            try:
-                parameters = pika.URLParameters(self.nodes[turn % len(self.nodes)])
-                parameters.socket_timeout = parameters.stack_timeout = 3
-                parameters.heartbeat = 4
-                connection = pika.BlockingConnection(parameters)
-                channel = connection.channel()
-                channel.basic_qos(prefetch_count=100)
-                last = -1
-                for method, _properties, body in channel.consume(self.queue, inactivity_timeout=0.1):
-                    if self._stop_consuming.is_set():
-                        connection.close()
-                        return
-                    if method is None:
-                        continue
-                    number = int(body)
-                    if not method.redelivered:
-                        self.seen.order_breaks += number < last
-                        last = number
-                    channel.basic_ack(method.delivery_tag)
-                    now = time.time()
-                    before = self.seen.acked_at.setdefault(number, now)
-                    if before != now:
-                        self.seen.twice.append((number, before))
-            except (AMQPError, AMQPConnectorException, OSError):
-                turn += 1
-                time.sleep(0.02)
-
-    def finish(self, timeout_s: float = 120.0) -> None:
-        """Stops publishing, waits until everything published was confirmed and consumed, then ends."""
-        self._stop_publishing.set()
-        self._threads[0].join(timeout_s)
-        if self._errors:
-            raise self._errors[0]
-        assert not self._threads[0].is_alive(), f"only {self.confirmed} of {self.published} were confirmed"
-        eventually(f"consuming all {self.published}", lambda: len(self.seen.acked_at) >= self.published)
-        time.sleep(0.5)
-        self._stop_consuming.set()
-        self._threads[1].join(10)
-        self._publisher.close()
-
-    def stop(self) -> None:
-        """Ends at once, whatever is open."""
-        self._stop_publishing.set()
-        self._stop_consuming.set()
-
-    def check(self, faults_at: list[float]) -> None:
-        """0 lost, 0 delivered twice but for acks younger than the lag at a fault, order kept."""
-        lost = set(range(self.published)) - set(self.seen.acked_at)
-        assert not lost, f"lost {len(lost)} of {self.published}: {sorted(lost)[:10]}"
-        for number, before in self.seen.twice:
-            assert any(-0.5 <= fault - before <= LAG_MAX_S for fault in faults_at), f"message {number} came again, though acked long before any fault"
-        assert self.seen.order_breaks == 0
+    eventually("a promotion", done)

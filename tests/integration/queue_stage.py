@@ -25,9 +25,12 @@ class Site:
 
     url: str
 
-    def channel(self) -> BlockingChannel:
-        channel = pika.BlockingConnection(pika.URLParameters(self.url)).channel()
-        channel.confirm_delivery()
+    def channel(self, *, confirms: bool = True) -> BlockingChannel:
+        parameters = pika.URLParameters(self.url)
+        parameters.heartbeat = 0  # some stand idle for long
+        channel = pika.BlockingConnection(parameters).channel()
+        if confirms:
+            channel.confirm_delivery()
         return channel
 
     def declare(self, queue: str, kind: str = "classic", *, exchange: str = "", **arguments: Any) -> str:
@@ -115,10 +118,21 @@ class Site:
 
     def has(self, queue: str) -> bool:
         """Whether a queue exists; asked in a way that is no use of it."""
-        channel = self.channel()
-        try:
+
+        def ask(channel: BlockingChannel) -> None:
             channel.queue_bind(queue, "amq.direct", "probe")
             channel.queue_unbind(queue, "amq.direct", "probe")
+
+        return self._finds(ask)
+
+    def has_exchange(self, exchange: str) -> bool:
+        return self._finds(lambda channel: channel.exchange_declare(exchange, passive=True))
+
+    def _finds(self, ask: Callable[[BlockingChannel], object]) -> bool:
+        """Whether what is asked for is there."""
+        channel = self.channel()
+        try:
+            ask(channel)
             return True
         except ChannelClosedByBroker as error:
             if error.reply_code != 404:

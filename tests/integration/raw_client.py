@@ -40,6 +40,7 @@ class RawClient:
         login: bool = True,
         context: ssl.SSLContext | None = None,
         source: str = "",
+        channel_max: int = 2_047,
     ) -> None:
         parts = urlsplit(url)
         self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), TIMEOUT_S, (source, 0) if source else None)
@@ -48,7 +49,7 @@ class RawClient:
             self.socket = context.wrap_socket(self.socket, server_hostname=parts.hostname)
         self.got: list[tuple[int, int, bytes]] = []
         self._buffer = b""
-        self.frame_max = frame_max
+        self.frame_max, self.channel_max = frame_max, channel_max
         self.user, self.password = unquote(parts.username or ""), unquote(parts.password or "")
         if login:
             self.login(vhost, heartbeat_s, frame_max, properties or {})
@@ -72,7 +73,7 @@ class RawClient:
         self.send(self.start_ok(properties))
         tune: Any = frames.decode_method(self.expect(frames.CONNECTION_TUNE))
         self.frame_max = frame_max = frame_max or tune.frame_max
-        self.send(frames.method_frame(0, commands.Connection.TuneOk(2047, frame_max, heartbeat_s)))
+        self.send(frames.method_frame(0, commands.Connection.TuneOk(min(self.channel_max, tune.channel_max or 65_535), frame_max, heartbeat_s)))
         self.send(frames.method_frame(0, commands.Connection.Open(vhost)))
         self.expect(frames.CONNECTION_OPEN_OK)
 

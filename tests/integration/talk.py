@@ -33,12 +33,14 @@ class Talk(RawClient):
     Attributes:
         heard: What was heard, by channel.
         queues: Names of queues that it declared.
+        late: Transactions begin on channels that have published.
     """
 
     def __init__(self, url: str, mark: str, kind: str, **options: Any) -> None:
         self.url, self.mark, self.kind = url, mark, kind
         self.heard: dict[int, list[Any]] = {}
         self.queues: list[str] = []
+        self.late = False
         self.others: list[Talk] = []
         self._published: dict[int, int] = {}
         self._confirmed: dict[int, set[int]] = {}
@@ -81,6 +83,12 @@ class Talk(RawClient):
         if confirms:
             self.do(commands.Confirm.Select(), channel)
 
+    def select(self, channel: int = 1) -> None:
+        """Begins a transaction."""
+        if self.late:
+            self.publish(self.name("nobody"), b"goes nowhere", channel)
+        self.do(commands.Tx.Select(), channel)
+
     def queue(self, what: str = "q", channel: int = 1, **arguments: Any) -> str:
         """Declares a durable queue."""
         name = self.name(what)
@@ -99,6 +107,15 @@ class Talk(RawClient):
         parts = frames.content(channel, headers.header_payload(len(body), raw), body, self.frame_max)
         self.send(frames.publish_method(channel, exchange, key, mandatory) + b"".join(parts))
         self._published[channel] = self._published.get(channel, 0) + 1
+
+    def send_large(self, key: str, size: int, channel: int = 1) -> None:
+        """Publishes a body of `size` zeros, which is never in one piece here."""
+        self.send(frames.publish_method(channel, "", key) + frames.frame(frames.HEADER, channel, headers.header_payload(size)))
+        chunk = frames.frame(frames.BODY, channel, bytes(self.frame_max - frames.FRAME_OVERHEAD_BYTES))
+        whole, rest = divmod(size, self.frame_max - frames.FRAME_OVERHEAD_BYTES)
+        for _ in range(whole):
+            self.send(chunk)
+        self.send(frames.frame(frames.BODY, channel, bytes(rest)))
 
     def fill(self, queue: str, count: int, channel: int = 1) -> None:
         """Publishes 0, 1, 2 … on a channel of its own, and waits for the confirms."""

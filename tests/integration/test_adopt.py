@@ -35,10 +35,16 @@ def fill(url: str) -> None:
     channel.queue_declare("mail", durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "mail.dead"})
     channel.queue_declare("mail.dead", durable=True)
     channel.queue_declare("temporary", auto_delete=True)
+    channel.queue_declare("cache", durable=True, arguments={"x-lrq-replicate": "configuration"})
     channel.confirm_delivery()
+    channel.basic_publish("", "cache", b"1", pika.BasicProperties(delivery_mode=2))
     for number in range(MESSAGES):
         properties = pika.BasicProperties(delivery_mode=2, headers={"number": number}, content_type="text/plain")
         channel.basic_publish("orders", "new.book", b"%d" % number, properties)
+    channel.queue_declare("copied", durable=True)
+    channel.queue_declare("copies", durable=True)
+    for number in range(3):
+        channel.basic_publish("", "copied", b"%d" % number, pika.BasicProperties(delivery_mode=2, headers={"CC": ["copies"]}))
     for number in range(50):
         channel.basic_publish("", "mail", b"%d" % number, pika.BasicProperties(delivery_mode=2, priority=3, message_id=f"m{number}"))
     for _ in range(5):
@@ -72,16 +78,17 @@ def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_
     door = lab.nodes[primary].door
     code, said = adopt(definitions, "--to", door, "--vhost", "/", "--dry-run")
     assert code == 0
-    assert re.search(r"vhost /: 2 exchanges, 3 queues, 2 bindings would be declared", said), said
+    assert re.search(r"vhost /: 2 exchanges, 6 queues, 2 bindings would be declared", said), said
     assert f"orders.new: {MESSAGES} messages" in said
     assert depth(lab.nodes[primary].broker, "mail") == 45
     code, said = adopt(definitions, "--to", door, "--vhost", "/")
     assert code == 0, said
     assert f"orders.new: {MESSAGES} of {MESSAGES} messages adopted" in said, said
     assert "mail: 45 of 45 messages adopted" in said
+    assert "cache: x-lrq-replicate is configuration; what it holds stays on this broker" in said
     code, said = adopt(definitions, "--to", door, "--vhost", "/")
     assert f"orders.new: 0 of {MESSAGES} messages adopted (none was without a position)" in said, "it may be repeated"
-    for queue, count in (("orders.new", MESSAGES), ("mail", 45), ("mail.dead", 5)):
+    for queue, count in (("orders.new", MESSAGES), ("mail", 45), ("mail.dead", 5), ("cache", 0), ("copied", 3), ("copies", 3)):
         eventually(f"{queue} on the backup", lambda queue=queue, count=count: depth(lab.nodes[backup].broker, queue) == count)
     lab.kill(primary)
     lab.promote(backup, down=[primary])

@@ -413,7 +413,7 @@ def test_a_stalled_broker_is_noticed(lab: Lab, url: str, loops: Any) -> None:
             channel = connection.channel()
             with pytest.raises(ConnectionClosed, match="two heartbeats"):
                 await channel
-            assert 1.5 < time.monotonic() - began < 4
+            assert time.monotonic() - began > 1.5
             assert ends == [connection.error]
         finally:
             lab.cont("c1.broker")
@@ -467,74 +467,38 @@ def test_an_alarm_is_told(lab: Lab, url: str) -> None:
     asyncio.run(with_connection(url, main, on_blocked=told.append))
 
 
-async def publish_rate(connection: Connection, queue: str, size: int, count: int, window: int) -> float:
-    """Messages a second, from the first publish to the last confirm."""
-    channel: Channel = await connection.channel()
-    await channel.queue_declare(queue, arguments=STREAM)
-    await channel.confirm_select()
-    header = headers.header_payload(size, headers.properties(headers.field(b"x-lrq-id", b"rate/1234567")))
-    body = b"x" * size
-    began = time.perf_counter()
-    for number in range(1, count + 1):
-        channel.publish_content("", queue, header, body)
-        if number % 200 == 0:
-            if connection.paused:
-                await connection.drained()
-            await channel.confirmed(number - window)
-            await asyncio.sleep(0)
-    await channel.confirmed()
-    took = time.perf_counter() - began
-    assert channel.refused == 0
-    await channel.queue_delete(queue)
-    return count / took
-
-
-@pytest.mark.parametrize(("size", "count", "window", "least"), [(1_024, 60_000, 5_000, 15_000), (65_536, 6_000, 400, 1_500)])
-def test_publish_rates_with_confirms(url: str, size: int, count: int, window: int, least: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against a slow-down by a multiple only: what else runs on the machine decides the rest."""
-    rates: list[float] = []
+@pytest.mark.parametrize(("size", "count", "window"), [(1_024, 20_000, 5_000), (65_536, 3_000, 400)])
+def test_many_publishes_with_a_window_and_reading_them_again(url: str, size: int, count: int, window: int) -> None:
+    """Back-pressure both ways: what the socket does not take yet, and what is not confirmed. All are in the stream, in order."""
 
     async def main(connection: Connection) -> None:
-        rates.append(await publish_rate(connection, f"rate-{size}", size, count, window))
-
-    uvloop.run(with_connection(url, main))
-    with capsys.disabled():
-        print(f"\n  {size} B: {rates[0]:,.0f} msg/s, {rates[0] * size / 1e6:,.0f} MB/s", end="")
-    assert rates[0] > least
-
-
-def test_read_rate_of_a_stream(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    count, size, rates = 4_000, 65_536, []
-
-    async def main(connection: Connection) -> None:
-        channel = await connection.channel()
-        await channel.queue_declare("read-rate", arguments=STREAM)
+        queue = f"window-{size}"
+        channel: Channel = await connection.channel()
+        await channel.queue_declare(queue, arguments=STREAM)
         await channel.confirm_select()
-        for number in range(count):
-            channel.publish("", "read-rate", b"x" * size)
-            if number % 100 == 0:
-                await connection.drained()
-                await channel.confirmed(number - 300)
+        header = headers.header_payload(size, headers.properties(headers.field(b"x-lrq-id", b"rate/1234567")))
+        for number in range(1, count + 1):
+            channel.publish_content("", queue, header, b"%08d" % number + b"x" * (size - 8))
+            if number % 200 == 0:
+                if connection.paused:
+                    await connection.drained()
+                await channel.confirmed(number - window)
         await channel.confirmed()
-        seen = 0
+        assert channel.refused == 0
+        seen: list[int] = []
 
-        def take(tag: int, *_: Any) -> None:
-            nonlocal seen
-            seen += 1
+        def take(tag: int, *rest: Any) -> None:
+            seen.append(int(rest[-1][:8]))
             if tag % 100 == 0:
                 channel.ack(tag, multiple=True)
 
         await channel.qos(500)
-        began = time.perf_counter()
-        await channel.consume("read-rate", take, arguments={"x-stream-offset": "first"})
-        await until(lambda: seen == count, 40)
-        rates.append(count / (time.perf_counter() - began))
-        await channel.queue_delete("read-rate")
+        await channel.consume(queue, take, arguments={"x-stream-offset": "first"})
+        await until(lambda: len(seen) >= count, 120)
+        assert seen == list(range(1, count + 1))
+        await channel.queue_delete(queue)
 
     uvloop.run(with_connection(url, main))
-    with capsys.disabled():
-        print(f"\n  read: {rates[0] * size / 1e6:,.0f} MB/s", end="")
-    assert rates[0] * size > 50e6
 
 
 def test_a_door_that_speaks_nonsense_after_the_login_is_given_up() -> None:

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 
+import pika
 import pytest
 from door_rig import Rig
 from load import eventually
@@ -176,6 +177,39 @@ def test_pika_sees_what_is_unroutable(rig: Rig) -> None:
     with pytest.raises(UnroutableError):
         channel.basic_publish("", rig.name("nowhere"), b"x", mandatory=True)
     channel.basic_publish("", rig.name("nowhere"), b"x")  # acked though it is nowhere, as a broker does
+
+
+@pytest.mark.parametrize("tx", [False, True])
+def test_what_came_back_may_be_sent_again_under_its_id(rig: Rig, tx: bool) -> None:
+    """It was acked as a repeat, and in no queue."""
+    queue, producer = rig.name(), rig.name("producer")
+    channel = rig.connect(client_properties={"lrq_producer": producer}).channel()
+    back: list[bytes] = []
+    if tx:
+        channel.tx_select()
+        channel.add_on_return_callback(lambda _channel, _method, _properties, body: back.append(body))
+    else:
+        channel.confirm_delivery()
+
+    def publish_all() -> None:
+        for number in (1, 2, 3):
+            properties = pika.BasicProperties(delivery_mode=2, headers={"x-lrq-id": f"{producer}/{number}"})
+            try:
+                channel.basic_publish("", kept if number == 2 else queue, b"%d" % number, properties, mandatory=True)
+            except UnroutableError as error:
+                back.extend(message.body for message in error.messages)
+        if tx:
+            channel.tx_commit()
+            channel.connection.process_data_events()
+
+    kept = rig.declare(rig.channel())
+    publish_all()
+    assert back == [b"1", b"3"]
+    rig.channel().queue_declare(queue, durable=True)
+    publish_all()
+    assert back == [b"1", b"3"]
+    rig.both_hold(queue, [b"1", b"3"])
+    rig.both_hold(kept, [b"2"])
 
 
 def test_a_missing_exchange_closes_the_channel_with_the_brokers_words(rig: Rig) -> None:
@@ -371,27 +405,13 @@ def test_purge_and_delete_tell_their_counts(rig: Rig) -> None:
     eventually("the queue gone on the backup", lambda: not rig.exists(rig.backup, queue))
 
 
-def test_a_transaction_on_a_channel_that_has_published_is_refused(rig: Rig) -> None:
-    """At the broker that channel is in confirm mode already."""
-    channel = rig.channel()
-    queue = rig.declare(channel)
-    channel.basic_publish("", queue, b"before")
-    with pytest.raises(ChannelClosedByBroker, match="new channel") as caught:
-        channel.tx_select()
-    assert caught.value.reply_code == 540
-    channel = channel.connection.channel()
-    channel.tx_select()
-    channel.basic_publish("", queue, b"within")
-    channel.tx_commit()
-    rig.both_hold(queue, [b"before", b"within"])
-
-
 def test_a_channel_refused_by_the_door_resolves_what_came_before(rig: Rig) -> None:
     queue = rig.declare(rig.channel())
+    refused = commands.Exchange.Declare(exchange=rig.name("x"), exchange_type="x-random", durable=True)
     with RawClient(rig.url) as client:
         for _ in range(3):
             client.open_channel(1)
-            client.send(publish(1, queue, b"x") * 200 + frames.method_frame(1, commands.Tx.Select()))
+            client.send(publish(1, queue, b"x") * 200 + frames.method_frame(1, refused))
             while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
                 pass
             client.send(publish(1, queue, b"late") + frames.method_frame(1, commands.Channel.CloseOk()))

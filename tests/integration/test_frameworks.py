@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from load import LAG_MAX_S, command, depth, eventually
+from history import LAG_MAX_S
+from load import command, depth, eventually
 
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment

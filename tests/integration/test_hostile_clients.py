@@ -180,6 +180,85 @@ def test_a_producer_name_that_is_none_is_refused(rig: Rig) -> None:
             client.login("/", 0, frames.FRAME_MAX_BYTES, {"lrq_producer": name})
 
 
+# -- others go on
+
+
+def goes_on(rig: Rig) -> None:
+    """Another client declares, publishes and consumes: nobody has to wait for those who do not answer."""
+    with RawClient(rig.url) as other:
+        other.open_channel(confirms=True)
+        queue = rig.name()
+        other.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
+        other.send(publish(1, queue, b"x"))
+        assert other.confirmed(1) == set()
+        other.call(1, commands.Basic.Get(queue=queue, no_ack=True), frames.BASIC_GET_OK)
+        other.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+
+
+def closed_channel(client: RawClient) -> bytes:
+    """What the broker's channel.close says."""
+    while (found := client.read()) is not None:
+        if found[0] == frames.CHANNEL_CLOSE:
+            return found[2]
+    pytest.fail("the connection is closed")
+
+
+def test_a_client_that_does_not_answer_the_brokers_close_holds_up_nobody(rig: Rig) -> None:
+    """The broker keeps such a connection for half a minute, and answers nothing on it: neither publishes nor declarations."""
+    with RawClient(rig.url) as client:
+        client.open_channel(confirms=True)
+        client.send(frames.method_frame(9, commands.Basic.Qos()) + publish(1, "q", b"x"))
+        with pytest.raises(AssertionError):
+            client.expect(frames.CONNECTION_CLOSE_OK)
+        with suppress(OSError):
+            client.send(publish(1, "q", b"x") + frames.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True)))
+        goes_on(rig)
+        assert client.closed()
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+def test_what_a_client_publishes_behind_its_own_close_holds_up_nobody(rig: Rig, channel: int) -> None:
+    """A broker takes it without a word: nobody would ever confirm it. On channel 1 it is a close-ok that nobody has asked for."""
+    close = commands.Connection.Close(200, "bye", 0, 0) if channel == 0 else commands.Channel.CloseOk()
+    with RawClient(rig.url) as client:
+        client.open_channel(confirms=True)
+        client.send(publish(1, "q", b"x") + frames.method_frame(channel, close) + publish(1, "q", b"x"))
+        ended = {frames.CONNECTION_CLOSE, frames.CONNECTION_CLOSE_OK}
+        while (found := client.read()) is not None and found[0] not in ended:
+            pass
+        goes_on(rig)
+
+
+def test_a_refusal_may_name_what_is_not_utf8(rig: Rig) -> None:
+    with RawClient(rig.url, "lrq") as client:
+        client.open_channel()
+        client.send(publish(1, "\udcff", b"x"))
+        assert b"takes no messages from clients" in closed_channel(client)
+
+
+def test_a_declaration_on_a_channel_that_the_broker_closes_meanwhile_holds_up_nobody(rig: Rig) -> None:
+    with RawClient(rig.url) as client:
+        client.open_channel()
+        consume = frames.method_frame(1, commands.Basic.Consume(queue=rig.name()))
+        declare = frames.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True))
+        client.send(publish(1, "nowhere", b"x" * 10_000) * 100 + consume + declare)
+        assert b"NOT_FOUND" in closed_channel(client)
+        goes_on(rig)
+        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.open_channel()
+
+
+def test_a_transaction_on_a_channel_that_the_broker_closes_meanwhile(rig: Rig) -> None:
+    with RawClient(rig.url) as client:
+        client.open_channel()
+        consume = frames.method_frame(1, commands.Basic.Consume(queue=rig.name()))
+        client.send(publish(1, "nowhere", b"x") + consume + frames.method_frame(1, commands.Tx.Select()))
+        assert b"NOT_FOUND" in closed_channel(client)
+        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.open_channel()
+        client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+
+
 # -- logs
 
 

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
-from load import declare, depth, eventually, in_sync
+from history import dead, span
+from load import command, consume, declare, depth, eventually, in_sync, set_up
+from pika.exceptions import ChannelClosedByBroker
+from traffic import Load, Traffic
 
 from broker_plugin import wire
 from lrq_ha.demo import check as checks
-from lrq_ha.lab import Lab
-from lrq_ha.lab.files import python_environment
+from lrq_ha.lab import Lab, probe
 from lrq_ha.publisher import Publisher
 
 pytestmark = pytest.mark.broker
 
 LOG_BYTES_MAX = 1 << 20
+LEVELS = """replicate = { '^cache-' = "configuration", '^scratch-' = "none", '' = "all" }\n"""
 SETTINGS = f"log_bytes_max = {LOG_BYTES_MAX}\nmemory_bytes_max = {1 << 20}\nbackup_timeout_s = 1.0\napply_delay_s = 0.1\n"
+SETTINGS += f"checkpoint_entries = 200\n{LEVELS}"
 NODES = {"e1", "e2"}
+STILL = 600
 DEEP = 1_900  # a quorum queue gives no more than 2,000 to one consumer
 
 
 @pytest.fixture(scope="module")
 def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab = Lab({"east": 2}, tmp_path_factory.mktemp("joining") / "lab", broker_version)
-    lab.prepare()
-    for node in lab.nodes.values():
-        node.config.write_text(node.config.read_text().rstrip() + "\n" + SETTINGS)
+    set_up(lab, SETTINGS)
     with lab:
         yield lab
-
-
-def command(lab: Lab, *arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "lrq_ha.cli.main", *arguments, "--dir", str(lab.directory)],
-        capture_output=True,
-        text=True,
-        env=python_environment(),
-        timeout=120,
-    )
-    return done.returncode, (done.stdout + done.stderr).strip()
 
 
 def publish(lab: Lab, queue: str, numbers: range, *, size: int = 0, exchange: str = "") -> None:
@@ -57,21 +48,11 @@ def publish(lab: Lab, queue: str, numbers: range, *, size: int = 0, exchange: st
         publisher.flush(60)
 
 
-def consume(url: str, queue: str, count: int) -> list[int]:
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    channel = connection.channel()
-    channel.basic_qos(prefetch_count=100)
-    found: list[int] = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=10):
-        if method is None:
-            break
-        found.append(int(body))
-        channel.basic_ack(method.delivery_tag)
-        if len(found) == count:
-            break
-    channel.cancel()
-    connection.close()
-    return found
+def discard(lab: Lab, backup: str) -> None:
+    """The backup begins anew, with nothing."""
+    code, said = command("reinit", backup, "--discard", lab=lab)
+    assert code == 0, said
+    eventually("it to be empty", lambda: lab.status(backup)["end"] == 0)
 
 
 def peek(url: str, queue: str, count: int) -> list[bytes]:
@@ -100,6 +81,23 @@ def fall_off(lab: Lab, primary: str, backup: str) -> None:
     eventually("the primary to say it", lambda: f"{backup} has fallen off the log" in lab.status(primary)["reason"])
     lab.start(f"{backup}.sidecar")
     eventually("the backup to say it", lambda: f"lrq-ha reinit {backup} --discard" in lab.status(backup)["reason"])
+
+
+def levels(lab: Lab, name: str) -> dict[str, str]:
+    """What a node's sidecar says of the queues in vhost /."""
+    rows: Any = probe.get_json(f"{lab.nodes[name].http}/levels")
+    return {row["queue"]: row["level"] for row in rows if row["vhost"] == "/"}
+
+
+def has(url: str, queue: str) -> bool:
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        try:
+            connection.channel().queue_declare(queue, passive=True)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != 404:
+                raise
+            return False
+        return True
 
 
 def equal(lab: Lab, queues: dict[str, int]) -> None:
@@ -134,7 +132,7 @@ def refused(lab: Lab, queue: str, reason: str, **arguments: object) -> None:
         channel.queue_bind(queue, "amq.direct", f"key of {queue}")
         channel.confirm_delivery()
         channel.basic_publish("amq.direct", f"key of {queue}", b"7", pika.BasicProperties(delivery_mode=2), mandatory=True)
-    code, said = command(lab, "renew", "--timeout", "5")
+    code, said = command("renew", "--timeout", "5", lab=lab)
     assert code == 1, said
     assert f"queue '{queue}'" in said, said
     assert reason in said, said
@@ -149,28 +147,33 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     channel.queue_declare("churn", durable=True)
     channel.queue_declare("quorum", durable=True, arguments={"x-queue-type": "quorum"})
     channel.exchange_declare("fan", "fanout", durable=True)
-    for queue in ("left", "right"):
+    for queue in ("left", "right", "cache-fan", "scratch-fan"):
         channel.queue_declare(queue, durable=True)
         channel.queue_bind(queue, "fan")
+    channel.queue_declare("spare", durable=True, arguments={"x-lrq-replicate": "none"})
+    channel.queue_bind("spare", "fan")
     channel.queue_declare("full", durable=True, arguments={"x-max-length": 10, "x-overflow": "reject-publish"})
     channel.queue_declare("later", durable=True, arguments={"x-message-ttl": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
     channel.queue_declare("dead", durable=True)
     connection.close()
     publish(lab, "quorum", range(300))
     publish(lab, "", range(50), exchange="fan")
+    publish(lab, "cache-fan", range(3))
     publish(lab, "full", range(10))
     publish(lab, "later", range(5))
     assert consume(door, "left", 20) == list(range(20))
+    replicated = ("churn", "quorum", "left", "right", "full", "later", "dead")
+    assert levels(lab, primary) == {"cache-fan": "configuration", "spare": "none", **dict.fromkeys(replicated, "all")}
 
     # A backup that was away so long that the log no longer has what it needs: both say so, and what is to be done.
     fall_off(lab, primary, backup)
-    code, said = command(lab, "list")
+    code, said = command("list", lab=lab)
     assert code == 0
     assert said.count(f"let it begin anew with lrq-ha reinit {backup} --discard, then run lrq-ha renew") == 2, said
     assert lab.status(primary)["members"] == [primary]
+    assert lab.status(primary)["peers"][backup]["log_bytes_left"] == 0
     assert lab.nodes[primary].log.read_text().count("which the log no longer has") < 3
-    code, said = command(lab, "reinit", backup, "--discard")
-    assert code == 0, said
+    discard(lab, backup)
     eventually("what an empty one says", lambda: lab.status(backup)["reason"].endswith(f"to let {backup} join, run lrq-ha renew"))
     assert lab.status(backup)["end"] == 0
 
@@ -181,11 +184,14 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     assert lab.status(backup)["end"] == 0
 
     # A renewal: everything live is there, in order and once, at both.
-    code, said = command(lab, "renew", "--timeout", "5")
+    code, said = command("renew", "--timeout", "5", lab=lab)
     assert code == 0, said
     assert f"{primary} has published 395 messages again" in said
     assert in_sync(lab, applied=True) == (primary, backup)
     equal(lab, {"quorum": 300, "left": 30, "right": 50, "full": 10, "dead": 5, "churn": 0})
+    assert [depth(lab.nodes[name].broker, "cache-fan") for name in (primary, backup)] == [53, 0]
+    assert not has(lab.nodes[backup].broker, "scratch-fan")
+    assert not has(lab.nodes[backup].broker, "spare")
     publish(lab, "", range(50, 60), exchange="fan")
     publish(lab, "quorum", range(300, 310))
 
@@ -198,18 +204,29 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
         lab.start(f"{name}.sidecar")
     primary, backup = in_sync(lab, applied=True)
     lab.kill(primary)
+    eventually("the backup to miss it", lambda: not lab.status(backup)["peers"][primary]["connected"])
+    stays = "messages in these queues are not replicated, and stay where they are: 'cache-fan' (configuration), 'spare' (none)"
+    assert stays in lab.promote(backup, down=[primary], dry_run=True)
     lab.promote(backup, down=[primary])
     door = lab.nodes[backup].door
+    assert depth(door, "cache-fan") == 0, "what is not replicated is not there"
+    assert not has(door, "scratch-fan")
+    assert not has(door, "spare")
+    publish(lab, "", range(60, 62), exchange="fan")
+    assert depth(door, "cache-fan") == 2, "its bindings are"
     found = consume(door, "quorum", 310)
     if broker_version.startswith("3"):  # a quorum queue may come into another order there, see docs/guarantees.md
         found.sort()
     assert found == list(range(310))
-    assert consume(door, "left", 40) == list(range(20, 60))
+    assert consume(door, "left", 42) == list(range(20, 62))
     assert consume(door, "full", 10) == list(range(10))
     assert consume(door, "dead", 5) == list(range(5))
     lab.start(primary)
     in_sync(lab, applied=True)
-    equal(lab, {"quorum": 0, "left": 0, "right": 60, "full": 0, "dead": 0, "churn": 0})
+    equal(lab, {"quorum": 0, "left": 0, "right": 62, "full": 0, "dead": 0, "churn": 0})
+    eventually("what the former primary had of it to be gone", lambda: depth(lab.nodes[primary].broker, "cache-fan") == 0)
+    assert depth(lab.nodes[primary].broker, "spare") == 60, "it keeps what it had, and gets no more"
+    assert depth(lab.nodes[primary].broker, "scratch-fan") == 62, "of this one the log knows nothing: its exchange goes on to fill it"
 
 
 def test_kills_in_the_middle_of_it(lab: Lab) -> None:
@@ -219,26 +236,35 @@ def test_kills_in_the_middle_of_it(lab: Lab) -> None:
     declare(door, "deep", queue_type="quorum")
     publish(lab, "deep", range(DEEP))
     fall_off(lab, primary, backup)
-    code, said = command(lab, "reinit", backup, "--discard")
-    assert code == 0, said
-    eventually("it to be empty", lambda: lab.status(backup)["end"] == 0)
+    discard(lab, backup)
 
-    # The primary is killed while it renews: it goes on with that before it lets anybody in.
-    end = lab.status(primary)["end"]
-    renewing = threading.Thread(target=command, args=(lab, "renew"))
+    # The primary is killed while it renews, and goes on: nobody may use the queue that is half done before. Others are used all the time.
+    declare(door, "steady")
+    load = Load([door], "steady", f"steady-{time.time_ns()}", rate_per_s=20)
+    load.start()  # so little of it that a checkpoint stays in so small a log
+    eventually("the stream to flow", lambda: load.confirmed > 50)
+    renewing = threading.Thread(target=command, args=("renew",), kwargs={"lab": lab})
     renewing.start()
-    eventually("a part of it", lambda: lab.status(primary)["end"] > end + DEEP // 5)
+    eventually("it to begin", lambda: "renews its log" in lab.status(primary)["reason"])
+    end = lab.status(primary)["end"]
+    eventually("a part of it", lambda: lab.status(primary)["end"] > end + DEEP // 2)
+    began = time.time()
     lab.kill(f"{primary}.sidecar")
     renewing.join()
     assert lab.status(backup)["end"] == 0, "nobody joins at a renewal that is not over"
     lab.start(f"{primary}.sidecar")
+    confirmed = load.confirmed
+    eventually("confirms to go on", lambda: load.confirmed > confirmed + 50)
+    doubt = span(began, time.time())
 
     # The newcomer is killed while it joins, and goes on.
     eventually("it to join", lambda: lab.status(backup)["end"] > 0)
     lab.kill(f"{backup}.sidecar")
     lab.start(f"{backup}.sidecar")
     assert in_sync(lab, applied=True) == (primary, backup)
-    equal(lab, {"deep": DEEP, "churn": 0})
+    load.finish()
+    load.check([doubt])
+    equal(lab, {"deep": DEEP, "churn": 0, "steady": 0})
     assert [int(body) for body in peek(lab.nodes[primary].broker, "deep", DEEP)] == list(range(DEEP))
     lab.kill(primary)
     lab.promote(backup, down=[primary])
@@ -246,3 +272,102 @@ def test_kills_in_the_middle_of_it(lab: Lab) -> None:
     lab.start(primary)
     in_sync(lab, applied=True)
     equal(lab, {"deep": 0})
+
+
+def test_clients_go_on_meanwhile(lab: Lab, tmp_path: Path) -> None:
+    """Several publishers, by name and by an exchange, and consumers that ack, reject, give back and hold on to messages."""
+    primary, backup = in_sync(lab, applied=True)
+    door = lab.nodes[primary].door
+    queues = [f"{kind}-meanwhile" for kind in ("classic", "quorum")]
+    for queue, kind in zip(queues, ("classic", "quorum")):
+        declare(door, dead(queue), queue_type=kind)
+        declare(door, queue, queue_type=kind, dead_letter_exchange="", dead_letter_routing_key=dead(queue))
+    declare(door, "churn")
+    declare(door, "still", queue_type="quorum")
+    publish(lab, "still", range(STILL))
+    fall_off(lab, primary, backup)
+    discard(lab, backup)
+    producers = [f"{name}-{time.time_ns()}" for name in ("one", "two")]
+    traffic = Traffic([door], queues, producers, ordinary=1, consumers=2, moody=True, rate_per_s=20, history=tmp_path / "history.jsonl")
+    traffic.start()
+    try:
+        eventually("the stream to flow", lambda: traffic.confirmed > 100)
+        began, connections = time.time(), lab.nodes[primary].log.read_text().count("a client of")
+        code, said = command("renew", "--timeout", "1", "--force", lab=lab)
+        assert code == 0, said
+        assert "the longest time for which a queue stood still was" in said
+        doubt = span(began, time.time())
+        assert lab.nodes[primary].log.read_text().count("a client of") == connections, "no connection ends"
+        confirmed = traffic.confirmed
+        eventually("confirms to go on", lambda: traffic.confirmed > confirmed + 50)
+        assert in_sync(lab, applied=True) == (primary, backup)
+        traffic.finish()
+        traffic.check([doubt])
+    finally:
+        traffic.stop()
+    equal(lab, {"still": STILL, **dict.fromkeys((*queues, *map(dead, queues)), 0)})
+    lab.kill(primary)
+    lab.promote(backup, down=[primary])
+    assert sorted(consume(lab.nodes[backup].door, "still", STILL)) == list(range(STILL)), "all of it, once"
+    lab.start(primary)
+    in_sync(lab, applied=True)
+
+
+def test_consumers_are_as_before(lab: Lab) -> None:
+    """A renewal cancels consumers at the broker: their clients do not see it."""
+    primary, _ = in_sync(lab, applied=True)
+    door = lab.nodes[primary].door
+    declare(door, "single", single_active_consumer=True)
+    declare(door, "windowed", queue_type="quorum")
+    declare(door, "alone")
+    with pika.BlockingConnection(pika.URLParameters(door)) as one, pika.BlockingConnection(pika.URLParameters(door)) as other:
+        first, second = one.channel(), other.channel()
+        got: list[tuple[str, int]] = []
+
+        def take(name: str, ack: bool = True) -> Any:
+            def on_message(channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+                got.append((name, int(body)))
+                if ack:
+                    channel.basic_ack(method.delivery_tag)
+
+            return on_message
+
+        def come(count: int) -> list[tuple[str, int]]:
+            def there() -> bool:
+                for connection in (one, other):
+                    connection.process_data_events(0.05)
+                return len(got) >= count
+
+            eventually(f"{count} deliveries", there)
+            for connection in (one, other):
+                connection.process_data_events(0.3)
+            found = got[:]
+            got.clear()
+            return found
+
+        first.basic_consume("single", take("first"))
+        second.basic_consume("single", take("second"))
+        first.basic_qos(prefetch_count=1)
+        kept = first.basic_consume("windowed", take("windowed", ack=False), consumer_tag="windowed")
+        first.basic_qos(prefetch_count=10)
+        second.basic_consume("alone", take("alone"), exclusive=True)
+        gone = second.basic_consume("windowed", take("gone"))
+        publish(lab, "single", range(1, 3))
+        publish(lab, "alone", range(1))
+        assert sorted(come(3)) == [("alone", 0), ("first", 1), ("first", 2)]
+
+        renewing = threading.Thread(target=command, args=("renew",), kwargs={"lab": lab})
+        renewing.start()
+        while renewing.is_alive():
+            for connection in (one, other):
+                connection.process_data_events(0.05)
+        assert not got
+        second.basic_cancel(gone)
+        publish(lab, "single", range(3, 5))
+        publish(lab, "alone", range(1, 2))
+        publish(lab, "windowed", range(3))
+        assert sorted(come(4)) == [("alone", 1), ("first", 3), ("first", 4), ("windowed", 0)]
+        refusing = one.channel()
+        with pytest.raises(ChannelClosedByBroker, match="ACCESS_REFUSED"):
+            refusing.basic_consume("alone", take("nobody"))
+        first.basic_cancel(kept)

@@ -311,10 +311,12 @@ def lab_command(*arguments: str) -> list[str]:
 
 
 def test_the_command_stays_in_the_foreground_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    """With TLS, as it says how to connect then; and an application that is told what it says connects."""
     directory = tmp_path / "lab"
     where = ("--dir", str(directory))
-    up = subprocess.Popen(lab_command("up", "--brokers-only", "--group", "east=1", *where), stdout=subprocess.PIPE, text=True,
-                          env=python_environment())
+    # The tests may run in the background of a shell, where Ctrl-C is ignored and children inherit that.
+    up = subprocess.Popen(lab_command("up", "--tls", "--group", "east=1", *where), stdout=subprocess.PIPE, text=True,
+                          env=python_environment(), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         assert up.stdout is not None
         said = []
@@ -322,7 +324,14 @@ def test_the_command_stays_in_the_foreground_and_ctrl_c_leaves_nothing(tmp_path:
             said.append(line)
             if "Ctrl-C" in line:
                 break
-        assert any("amqp://app:" in line for line in said)
+        url = next(word for line in said for word in line.split() if word.startswith("amqps://app:"))
+        trust = next(word for line in said for word in line.split() if word.startswith("SSL_CERT_FILE="))
+        program = f"import pika; print(pika.BlockingConnection(pika.URLParameters({url!r})).channel().queue_declare('seen').method.queue)"
+        for environment, works in ((dict([trust.split("=")]), True), ({}, False)):
+            application = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | environment)
+            assert (application.stdout == "seen\n") == works, application.stderr
+            assert ("CERTIFICATE_VERIFY_FAILED" in application.stderr) != works
+        assert Lab.attach(directory).ca == Path(trust.split("=")[1])
 
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(lab_command(*arguments, *where), capture_output=True, text=True, env=python_environment(), timeout=60)

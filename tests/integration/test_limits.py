@@ -6,6 +6,8 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pika
 import pytest
@@ -23,13 +25,20 @@ HANDSHAKE_S = 2.0
 LIMITS = {
     "connections_max": CONNECTIONS_MAX,
     "handshake_timeout_s": HANDSHAKE_S,
+    "login_bytes_max": 8_192,
+    "hold_up_timeout_s": 2.0,
+    "channels_max": 50,
+    "questions_max": 500,
+    "transaction_bytes_max": 1 << 20,
     "frame_max_bytes": 8_192,
     "header_bytes_max": 2_048,
+    "header_depth_max": 5,
     "message_bytes_max": 2 << 20,
     "unfinished_bytes_max": 3 << 20,
     "client_buffer_bytes_max": 512 << 10,
     "client_buffers_bytes_max": 1 << 20,
 }
+TOO_LARGE = "PRECONDITION_FAILED - message size 200000000 is larger than configured max size 2097152"
 IDLE = int(os.environ.get("LRQ_IDLE_CONNECTIONS", "5000"))
 IDLE_BYTES_MAX = 60 << 10
 
@@ -102,6 +111,85 @@ def test_a_login_an_octet_at_a_time_is_over_in_time_too(url: str) -> None:
     works(url)
 
 
+def test_a_login_has_so_many_bytes_at_most(lab: Lab, url: str) -> None:
+    """It is over at once, and not when its time is over. What follows a login at once may be more."""
+    with RawClient(url, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(frames.frame(frames.METHOD, 0, client.start_ok()[7:-1].ljust(10_000, b"x"))[:9_000])
+        assert client.closed(15)
+    eventually("the log", lambda: "before its login was finished: door.login_bytes_max" in lab.nodes["e1"].log.read_text())
+    with RawClient(url, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(client.start_ok())
+        client.expect(frames.CONNECTION_TUNE)
+        methods = [(0, commands.Connection.TuneOk(50, 8_192, 0)), (0, commands.Connection.Open("/"))]
+        methods += [(1, commands.Channel.Open()), (1, commands.Confirm.Select())]
+        client.send(b"".join(frames.method_frame(channel, method) for channel, method in methods) + publish_in(client, 1 << 20))
+        client.expect(frames.CONFIRM_SELECT_OK)
+        assert client.confirmed(1) == set()
+    works(url)
+
+
+def test_channels_of_a_connection_are_limited(url: str) -> None:
+    """Also those that it never opened: each would cost the door some memory before the broker says anything."""
+    with RawClient(url, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(client.start_ok())
+        tune: Any = frames.decode_method(client.expect(frames.CONNECTION_TUNE))
+        assert tune.channel_max == LIMITS["channels_max"]
+        client.send(frames.method_frame(0, commands.Connection.TuneOk(51, 8_192, 0)))
+        assert "channel_max = 51 is higher than the maximum allowed value (50)" in refused(client)
+    with client_of(url) as client:
+        client.send(b"".join(frames.method_frame(n, commands.Basic.Qos()) for n in range(1, 300)))
+        assert "door.channels_max" in refused(client)
+    with client_of(url) as client:
+        client.send(b"".join(frames.method_frame(n, commands.Channel.Open()) for n in range(1, 52)))
+        assert "channel_max (50)" in refused(client), "in the broker's words"
+    works(url)
+
+
+def test_questions_without_an_answer_are_limited(url: str) -> None:
+    with client_of(url) as client:
+        client.open_channel()
+        client.send(frames.method_frame(1, commands.Basic.Get(queue="none")) * 3_000)
+        assert "door.questions_max" in refused(client)
+    works(url)
+
+
+def test_a_transaction_is_limited(url: str) -> None:
+    with client_of(url) as client:
+        client.open_channel()
+        client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+        for _ in range(9):
+            client.send(publish_in(client, 120_000))
+        with pytest.raises(AssertionError, match=r"door\.transaction_bytes_max"):
+            client.expect(frames.TX_COMMIT_OK)
+    works(url)
+
+
+def test_who_does_not_read_the_doors_own_answers_is_not_read_either(url: str) -> None:
+    """A channel that the door has closed answers every close; nobody takes these answers."""
+    with RawClient(url, login=False) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.login("/", 0, 8_192, {})
+        client.open_channel()
+        with pytest.raises(AssertionError, match="route"):
+            client.call(1, commands.Exchange.Declare(exchange="r", exchange_type="x-random"), frames.EXCHANGE_DECLARE_OK)
+        client.socket.settimeout(5)
+        closes = frames.method_frame(1, commands.Channel.Close(200, "", 0, 0)) * 1_000
+
+        def send() -> None:
+            for _ in range(1_000):  # 23 MB: more than sockets hold
+                client.socket.sendall(closes)
+
+        with pytest.raises(TimeoutError):
+            send()
+    works(url)
+
+
 def test_clients_are_offered_the_doors_frames_and_held_to_them(url: str) -> None:
     with pytest.raises(AssertionError, match="frame_max = 131072 is higher"):
         RawClient(url, frame_max=131_072)
@@ -124,6 +212,17 @@ def test_headers_of_a_message_are_limited(url: str) -> None:
         assert client.confirmed(1) == set()
         client.send(publish(1, "limited", b"x", fields=headers.field(b"h", b"v" * 2_200)))
         assert "door.header_bytes_max" in refused(client)
+    for depth, fine in ((5, True), (6, False)):
+        nested = b""
+        for _ in range(depth):
+            nested = b"\x01nF" + len(nested).to_bytes(4, "big") + nested
+        with client_of(url) as client:
+            client.open_channel(confirms=True)
+            client.send(publish(1, "limited", b"x", fields=nested))
+            if fine:
+                assert client.confirmed(1) == set()
+            else:
+                assert "door.header_depth_max" in refused(client)
     works(url)
 
 
@@ -134,9 +233,21 @@ def chunk(channel: int, size: int) -> bytes:
 def test_a_message_and_all_unfinished_ones_are_limited(lab: Lab, url: str) -> None:
     with client_of(url) as client:
         client.open_channel()
-        client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload((2 << 20) + 1)))
+        before = lab.status("e1")["rss_bytes"]
+        client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload(200_000_000)))
+        for _ in range(250):
+            client.send(chunk(1, 8_000) * 100)
+        assert client.read(15) == (frames.CHANNEL_CLOSE, 1, frames.channel_close(1, 406, TOO_LARGE, frames.BASIC_PUBLISH)[7:-1])
+        assert lab.status("e1")["rss_bytes"] < before + (60 << 20)
+        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.open_channel(confirms=True)
+        client.send(publish_in(client, 2 << 20))
+        assert client.confirmed(1) == set()
+    with client_of(url) as client:
+        client.open_channel()
+        client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload((512 << 20) + 1)))
         client.send(b"".join(chunk(1, 8_000) for _ in range(40)))  # more than is waited for as a whole
-        assert "exceeds the limit" in refused(client)
+        assert refused(client) == "FRAME_ERROR - content body size 536870913 exceeds maximum allowed size 536870912"
     with client_of(url) as one, client_of(url) as other:
         for client in (one, other):
             client.open_channel()
@@ -151,9 +262,49 @@ def test_a_message_and_all_unfinished_ones_are_limited(lab: Lab, url: str) -> No
         assert client.confirmed(1) == set()
 
 
-def publish_in(client: RawClient, size: int) -> bytes:
+def test_beginnings_of_small_messages_are_limited_too(lab: Lab, url: str) -> None:
+    """Each is waited for as a whole; slow writers of them would together hold as much as large messages."""
+    clients = []
+    try:
+        for _ in range(20):
+            clients.append(client := client_of(url))
+            client.open_channel()
+            client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload(200_000)))
+            client.send(b"".join(chunk(1, 8_000) for _ in range(23)))  # 184 of 200 kB
+        eventually("the log", lambda: lab.status("e1")["counters"].get("client_errors", 0) > 0)
+        said = {client.got[-1][2] for client in clients if client.closed(0.1)}
+        assert said
+        assert all(b"door.unfinished_bytes_max" in text for text in said)
+    finally:
+        for client in clients:
+            client.socket.close()
+    works(url)
+    with client_of(url) as client:  # the room is free again
+        client.open_channel(confirms=True)
+        client.send(publish_in(client, 2 << 20))
+        assert client.confirmed(1) == set()
+
+
+def test_contents_that_are_only_begun_are_limited_too(url: str) -> None:
+    """A publish without its header, on many channels of a few connections."""
+    clients = [client_of(url) for _ in range(10)]
+    try:
+        begun = b"".join(frames.frame(frames.METHOD, n, b"\0\x3c\0\x28".ljust(8_000, b"x")) for n in range(1, 50))
+        for client in clients:
+            client.send(b"".join(frames.method_frame(n, commands.Channel.Open()) for n in range(1, 50)))
+            client.send(begun + frames.HEARTBEAT_FRAME)
+        said = [client.got[-1][2] for client in clients if client.closed(1)]
+        assert said
+        assert all(b"door.unfinished_bytes_max" in text for text in said)
+    finally:
+        for client in clients:
+            client.socket.close()
+    works(url)
+
+
+def publish_in(client: RawClient, size: int, key: str = "limited") -> bytes:
     header = headers.header_payload(size, headers.properties())
-    return frames.publish_method(1, "", "limited") + b"".join(frames.content(1, header, b"z" * size, 8_192))
+    return frames.publish_method(1, "", key) + b"".join(frames.content(1, header, b"z" * size, 8_192))
 
 
 def test_tiny_frames_cost_no_more_than_their_bytes(lab: Lab, url: str) -> None:
@@ -195,6 +346,30 @@ def test_of_consumers_that_never_read_the_slowest_are_closed(lab: Lab, url: str)
         for client in clients:
             client.socket.close()
         channel.queue_delete("unread")
+
+
+def test_who_does_not_read_its_confirms_holds_up_no_declaration(lab: Lab, url: str) -> None:
+    """A declaration waits until the broker has confirmed what was published before. The confirm stands behind deliveries that nobody takes."""
+    with client_of(url) as other, RawClient(url, login=False) as client:
+        other.open_channel(confirms=True)
+        other.call(1, commands.Queue.Declare(queue="confirms", durable=True), frames.QUEUE_DECLARE_OK)
+        other.send(publish_in(other, 1 << 20, key="confirms") * 20)
+        assert other.confirmed(20) == set()
+        before = lab.status("e1")["counters"].get("closed_slow", 0)
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.login("/", 0, 8_192, {})
+        client.open_channel()
+        client.send(frames.method_frame(1, commands.Basic.Consume(queue="confirms")))
+        # Each declaration is answered in time (`call`), whether one had to wait for a confirm or, as on some machines, none had.
+        for i in range(100):
+            with suppress(OSError):
+                client.send(publish(1, "confirms", b"x"))
+            other.call(1, commands.Queue.Declare(queue=f"confirms-{i}", durable=True), frames.QUEUE_DECLARE_OK)
+            other.call(1, commands.Queue.Delete(queue=f"confirms-{i}"), frames.QUEUE_DELETE_OK)
+            if lab.status("e1")["counters"].get("closed_slow", 0) > before:
+                break
+        other.call(1, commands.Queue.Delete(queue="confirms"), frames.QUEUE_DELETE_OK)
+    works(url)
 
 
 @pytest.mark.timeout(900)

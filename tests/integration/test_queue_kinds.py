@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-import queue_kinds_limits  # noqa: F401 - the cases register themselves
+import queue_kinds_exchanges  # noqa: F401 - the cases register themselves
+import queue_kinds_levels  # noqa: F401
+import queue_kinds_limits  # noqa: F401
 import queue_kinds_operator  # noqa: F401
 import queue_kinds_plain  # noqa: F401
 from load import eventually, in_sync
@@ -22,7 +24,7 @@ from queue_stage import KINDS, Backup, Kind, Site, Stage
 
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
 
 AT_ONCE = 12  # kinds that are prepared at a time
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pika
 import pytest
-from load import all_applied, declare, depth, eventually, in_sync
+from load import all_applied, consume, declare, depth, eventually, in_sync
 
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
 
 
 @dataclass
@@ -57,21 +57,6 @@ def publish(channel: pika.adapters.blocking_connection.BlockingChannel, queue: s
         channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
 
 
-def taken(url: str, queue: str, count: int) -> list[int]:
-    """What a consumer gets, up to `count` messages."""
-    channel = channel_to(url)
-    found = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=10):
-        if method is None:
-            break
-        found.append(int(body))
-        channel.basic_ack(method.delivery_tag)
-        if len(found) == count:
-            break
-    channel.connection.close()
-    return found
-
-
 def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
     """The primary's queue held more than its limit, as consumers had taken some of it; the backup's cannot, until somebody consumes."""
     queue = f"limited-{time.time_ns()}"
@@ -86,7 +71,7 @@ def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
     time.sleep(2)  # what does not fit is tried again
     door = group.fail_over()
     declare(door, f"beside-{queue}")
-    assert sorted(taken(door, queue, 10)) == list(range(10))
+    assert sorted(consume(door, queue, 10)) == list(range(10))
 
 
 def read(url: str, stream: str) -> list[int]:
@@ -118,3 +103,32 @@ def test_what_a_restart_publishes_again_is_read_from_a_stream_once(group: Pair) 
         group.lab.wait_role(group.primary, "active")
         copies = len(read(group.lab.nodes[group.primary].broker, stream))
     assert list(dict.fromkeys(read(group.door, stream))) == read(group.door, stream) == list(range(count))
+
+
+def test_a_restart_of_the_sidecar_knows_the_levels_and_leaves_the_messages(group: Pair) -> None:
+    """What is in the log for other queues may have been published once more."""
+    run = time.time_ns()
+    queues = {level: f"{level}-{run}" for level in ("configuration", "none")}
+    channel = channel_to(group.door)
+    channel.exchange_declare(f"fan-{run}", "fanout", durable=True)
+    for level, queue in queues.items():
+        declare(group.door, queue, lrq_replicate=level)
+        channel.queue_bind(queue, f"fan-{run}")
+        publish(channel, queue, range(5))
+    for number in range(5, 10):
+        channel.basic_publish(f"fan-{run}", "", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+    group.settle()
+    group.lab.kill(f"{group.primary}.sidecar")
+    group.lab.start(f"{group.primary}.sidecar")
+    group.lab.wait_role(group.primary, "active")
+    channel = channel_to(group.door)
+    channel.basic_publish(f"fan-{run}", "", b"10", pika.BasicProperties(delivery_mode=2))
+    for queue in queues.values():
+        publish(channel, queue, range(11, 14))
+    group.settle()
+    assert depth(group.lab.nodes[group.backup].broker, queues["configuration"]) == 0
+    for queue in queues.values():
+        found = consume(group.door, queue, depth(group.lab.nodes[group.primary].broker, queue))
+        assert list(dict.fromkeys(found)) == list(range(14))
+        by_name = [number for number in found if number not in range(5, 11)]
+        assert by_name == [0, 1, 2, 3, 4, 11, 12, 13], "once, as it is in no log"

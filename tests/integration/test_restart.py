@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pika
 import pytest
-from load import declare, depth, eventually, in_sync, same_logs
+from load import consume, declare, depth, eventually, in_sync, same_logs, set_up
 
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
@@ -24,9 +24,7 @@ MESSAGES = 1_000
 def up(new_lab: Callable[..., Lab], broker_version: str, settings: str) -> Lab:
     """A pair and a sink whose sidecars have these lines in [replication], which is the last table of their configuration."""
     lab = new_lab({"east": 2, "west": 1}, broker=broker_version)
-    lab.prepare()
-    for node in lab.nodes.values():
-        node.config.write_text(node.config.read_text().rstrip() + f"\n{settings}\n")
+    set_up(lab, settings)
     lab.up()
     in_sync(lab, applied=True)
     return lab
@@ -63,19 +61,7 @@ def publish(lab: Lab, queue: str, numbers: range) -> None:
 
 
 def drain(lab: Lab, queue: str, count: int) -> list[int]:
-    connection = pika.BlockingConnection(pika.URLParameters(lab.nodes[str(lab.primary("east"))].door))
-    channel = connection.channel()
-    channel.basic_qos(prefetch_count=100)
-    found: list[int] = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=5):
-        if method is None:
-            break
-        found.append(int(body))
-        channel.basic_ack(method.delivery_tag)
-        if len(found) == count:
-            break
-    connection.close()
-    return found
+    return consume(lab.nodes[str(lab.primary("east"))].door, queue, count)
 
 
 def records(lab: Lab, name: str) -> list[bytes]:

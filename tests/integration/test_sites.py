@@ -32,13 +32,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 class Source:
     """A publisher whose full syncs send `rows`; what it transmits is numbered."""
 
-    def __init__(self, lab: Lab, client_name: str, rows: int = 20) -> None:
-        self.client_name = client_name
+    def __init__(self, lab: Lab, client_name: str, rows: int = 20, group: str = "east") -> None:
+        self.client_name, self.group = client_name, group
         self.requests: list[FullSyncRequest] = []
         self.sent: list[bytes] = []
         self.confirms: list[Confirm] = []
         self._rows = rows
-        doors = [lab.nodes[name].door for name in ("e1", "e2")]
+        doors = [node.door for node in lab.nodes.values() if node.group == group]
         self.publisher = Publisher(doors, f"{client_name}-{time.time_ns()}", client_name, confirm_timeout_s=60)
         self.publisher.on_full_sync(self._provide)
 
@@ -60,23 +60,23 @@ class Source:
         self.publisher.close()
 
 
-def deltas(lab: Lab, node: str, client_name: str) -> list[bytes]:
+def deltas(lab: Lab, node: str, client_name: str, group: str = "east") -> list[bytes]:
     """Payloads of the log entries at a destination, in order; raises if the queue is not there."""
-    found, _ = received(lab.nodes[node].admin, f"LRQ_Recv_{client_name}_east")
+    found, _ = received(lab.nodes[node].admin, f"LRQ_Recv_{client_name}_{group}")
     return [payload for transaction in found if transaction.type == pb.LOG_ENTRY_SYNC for payload in transaction.payloads]
 
 
-def state(lab: Lab, site: str, client_name: str) -> str:
+def state(lab: Lab, site: str, client_name: str, group: str = "east") -> str:
     """State of the session at the source."""
-    primary = lab.primary("east")
+    primary = lab.primary(group)
     found = lab.status(primary or "")["sessions"][site]["clients"]
     return str(found.get(client_name, {}).get("state"))
 
 
-def follows(lab: Lab, client_name: str, *sites: str) -> None:
+def follows(lab: Lab, client_name: str, *sites: str, group: str = "east") -> None:
     """Waits until the snapshots are over: what is transmitted from now on goes as log entries."""
     for site in sites:
-        eventually(f"{client_name} to follow to {site}", lambda site=site: state(lab, site, client_name) == "in_log_entry_sync")
+        eventually(f"{client_name} to follow to {site}", lambda site=site: state(lab, site, client_name, group) == "in_log_entry_sync")
 
 
 def arrived(lab: Lab, node: str, source: Source) -> None:
@@ -84,7 +84,7 @@ def arrived(lab: Lab, node: str, source: Source) -> None:
     found: list[bytes] = []
 
     def last_is_there() -> bool:
-        found[:] = deltas(lab, node, source.client_name)
+        found[:] = deltas(lab, node, source.client_name, source.group)
         return found[-1:] == source.sent[-1:]
 
     eventually(f"all of {source.client_name} at {node}", last_is_there)

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import Load, command, declare, depth, eventually, in_sync, same_logs
+from history import span
+from load import command, declare, depth, eventually, in_sync, missed, promote, same_logs, set_up
 from raw_client import RawClient, publish
+from traffic import Load
 
 from broker_plugin import frames, headers
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls")]
 
 BACKUP_TIMEOUT_S = 5.0  # the default, which the shared pair has
 COUNT = 300
@@ -68,6 +70,17 @@ class Witness:
             assert self.read(), f"{len(self._sent) - len(self.confirmed)} are open: {self.reason}"
 
 
+def begun(lab: Lab, old: str, kind: str, count: int) -> tuple[str, str, Witness]:
+    """A queue with a witness, of whose messages `count` are confirmed, and one for load: their names, and the witness."""
+    queue, loaded = (f"{each}-{time.time_ns()}" for each in (kind, f"{kind}-load"))
+    for name in (queue, loaded):
+        declare(lab.nodes[old].door, name)
+    witness = Witness(lab.nodes[old].door, queue, queue)
+    witness.send(range(1, count + 1))
+    witness.all_confirmed()
+    return queue, loaded, witness
+
+
 def bodies(url: str, queue: str) -> list[int]:
     """What a queue gives, acked, until it is empty."""
     found = []
@@ -94,20 +107,6 @@ def equal(lab: Lab, *queues: str) -> None:
         eventually(f"{queue} empty on both", lambda queue=queue: all(depth(lab.nodes[n].broker, queue) == 0 for n in ("e1", "e2")))
 
 
-def missed(lab: Lab, by: str, node: str) -> None:
-    eventually(f"{by} to miss {node}", lambda: not lab.status(by)["peers"][node]["connected"])
-
-
-def promote(lab: Lab, node: str, down: str) -> None:
-    """What the other had sent before it stood still may arrive a little later: then it seems to answer."""
-    def done() -> bool:
-        code, said = command("promote", node, "--down", down, lab=lab)
-        assert code == 0 or "but it answers" in said, said
-        return code == 0
-
-    eventually("a promotion", done)
-
-
 def nodes_of(lab: Lab, *names: str) -> list[str]:
     """Doors, for clients that notice soon that nothing moves."""
     return [f"{lab.nodes[name].door}?heartbeat=2" for name in names]
@@ -119,12 +118,7 @@ def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab
     """It confirms nothing of what came while it stood still, tells its clients, and follows: its tail was never safe."""
     pair = pair_with_one_log
     old, new = in_sync(pair)
-    queue, loaded = (f"{kind}-{time.time_ns()}" for kind in ("stood", "stood-load"))
-    for name in (queue, loaded):
-        declare(pair.nodes[old].door, name)
-    witness = Witness(pair.nodes[old].door, queue, queue)
-    witness.send(range(1, COUNT + 1))
-    witness.all_confirmed()
+    queue, loaded, witness = begun(pair, old, "stood", COUNT)
     load = Load(nodes_of(pair, old, new), loaded, f"{loaded}-app", rate_per_s=RATE)
     load.start()
     try:
@@ -153,7 +147,7 @@ def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab
     finally:
         load.stop()
     # What a consumer acked to a primary that stood still, or was over and did not know it yet, was never taken.
-    load.check([*(stopped + second for second in range(int(over - stopped) + 1)), over])
+    load.check([span(stopped, over)])
     held = Counter(bodies(pair.nodes[new].door, queue))
     assert set(held.values()) == {1}, "twice"
     assert witness.confirmed | second.confirmed <= set(held), "confirmed and lost"
@@ -198,9 +192,7 @@ def test_a_primary_that_goes_on_where_it_cannot_see_who_was_promoted_diverges(
 ) -> None:
     """The operator's word that it stays down until it has reached the new primary was not true: it confirms alone, keeps that, and says so."""
     lab = new_lab({"east": 2}, broker=broker_version)
-    lab.prepare()
-    for node in lab.nodes.values():
-        node.config.write_text(node.config.read_text() + "backup_timeout_s = 1.0\n")
+    set_up(lab, "backup_timeout_s = 1.0")
     lab.up()
     old, new = in_sync(lab)
     declare(lab.nodes[old].door, "cut")

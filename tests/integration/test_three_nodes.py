@@ -1,4 +1,4 @@
-"""Groups of three on real brokers: kills and promotions with two backups, and mode `strict`.
+"""Groups of three on real brokers: kills and promotions with two backups, one of them expected; mode `strict`; local completion.
 
 Rules: the tests share one lab, and each leaves it whole; timeouts are short so that the tests are.
 """
@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from load import Load, all_applied, command, declare, depth, eventually, same_logs
+from history import span
+from load import all_applied, command, consume, declare, depth, eventually, same_logs
 from test_faults import SETTLE_S
-from test_stalls import RATE, bodies
+from test_stalls import RATE, Witness, bodies
+from traffic import Load
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Confirm, Publisher
@@ -20,6 +22,13 @@ from lrq_ha.publisher import Confirm, Publisher
 pytestmark = pytest.mark.broker
 
 BACKUP_TIMEOUT_S = 2.0
+DRAIN_TIMEOUT_S = 1.0
+SETTINGS = f"""\
+backup_timeout_s = {BACKUP_TIMEOUT_S}
+completion = {{ '^local-' = "local" }}
+expected_backups = 1
+expected_backups_timeout_s = 1e6
+"""
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +36,14 @@ def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     found = Lab({"east": 3}, tmp_path_factory.mktemp("three") / "lab", broker_version)
     found.prepare()
     for node in found.nodes.values():
-        node.config.write_text(node.config.read_text() + f"backup_timeout_s = {BACKUP_TIMEOUT_S}\n")
+        text = node.config.read_text()
+        assert text.count("[door]\n") == 1
+        node.config.write_text(text.replace("[door]\n", f"[door]\ndrain_timeout_s = {DRAIN_TIMEOUT_S}\n") + SETTINGS)
     with found:
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def strict(lab: Lab) -> Iterator[Lab]:
     """The lab in mode strict."""
     _set_mode(lab, "available", "strict")
@@ -94,45 +105,88 @@ def equal(lab: Lab, queue: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
-    """Under load: the others go on as a pair, and the last one alone; who was killed comes back each time."""
+    """Under load: the others go on as a pair; the last one takes clients, and confirms when another is back; who was killed comes back each time."""
     primary, *others = all_in_sync(lab)
     queue = f"three-{time.time_ns()}"
     declare(lab.nodes[primary].door, queue)
     time.sleep(SETTLE_S)
     load = Load([node.door for node in lab.nodes.values()], queue, f"{queue}-app", rate_per_s=RATE)
     load.start()
-    faults_at: list[float] = []
+    outages: list[tuple[float, float]] = []
 
-    def goes_on() -> None:
+    def goes_on(since: float | None = None) -> None:
         confirmed = load.confirmed
         eventually("confirms to go on", lambda: load.confirmed > confirmed + 100)
-        faults_at.append(time.time())
+        if since is not None:
+            outages.append((since, time.time()))
 
     try:
         goes_on()
+        killed_at = time.time()
         lab.kill(primary)
-        faults_at.append(time.time())
         second = promoted(lab, others, [primary])
         third = next(name for name in others if name != second)
         eventually("the pair", lambda: lab.status(second)["members"] == sorted([second, third]) and lab.status(third)["primary"] == second)
-        goes_on()
+        goes_on(since=killed_at)
         lab.start(primary)
         assert all_in_sync(lab)[0] == second
         goes_on()
+        killed_at = time.time()
         for name in (second, third):
             lab.kill(name)
-        faults_at.append(time.time())
         assert promoted(lab, [primary], [second, third]) == primary
-        assert lab.status(primary)["members"] == [primary]
-        goes_on()
-        for name in (second, third):
-            lab.start(name)
+        confirmed, sent = load.confirmed, list(load.history.sent)
+        status = lab.status(primary)
+        assert (status["members"], status["role"], status["serving"]) == ([primary], "recovering", True)
+        eventually("what was published meanwhile to be given out", lambda: all((queue, message) in load.history.settled for message in sent))
+        assert load.confirmed == confirmed < len(sent), "nothing is confirmed before the expected backup has it"
+        said = command("list", lab=lab)[1]
+        assert re.search(rf"(?m)^{primary} .* recovering .*its door is open, confirms wait: 0 of 1 expected backups are in sync", said), said
+        lab.start(second)
+        goes_on(since=killed_at)
+        assert lab.status(primary)["role"] == "active"
+        lab.start(third)
         assert all_in_sync(lab)[0] == primary
         load.finish()
     finally:
         load.stop()
-    load.check(faults_at)
+    load.check([span(*outage) for outage in outages])
     equal(lab, queue)
+
+
+@pytest.mark.timeout(300)
+def test_two_begin_anew_at_once(lab: Lab) -> None:
+    """Both empty, under load: both join what the primary holds, one after the other, and one of them leads then."""
+    primary, *others = all_in_sync(lab)
+    kept, queue = (f"{what}-{time.time_ns()}" for what in ("kept", "anew"))
+    for name in (kept, queue):
+        declare(lab.nodes[primary].door, name)
+    with Publisher([lab.nodes[primary].door], f"{kept}-app") as publisher:
+        for number in range(300):
+            publisher.publish("", kept, b"%d" % number)
+        publisher.flush(60)
+    assert consume(lab.nodes[primary].door, kept, 100) == list(range(100))
+    load = Load([node.door for node in lab.nodes.values()], queue, f"{queue}-app", rate_per_s=RATE)
+    load.start()
+    try:
+        eventually("the stream to flow", lambda: load.confirmed > 100)
+        before = {name: lab.status(name)["since"] for name in others}
+        for name in others:
+            code, said = command("reinit", name, "--discard", lab=lab)
+            assert code == 0, said
+        eventually("both to have begun anew", lambda: all(lab.status(name)["since"] > before[name] for name in others))
+        assert all_in_sync(lab)[0] == primary
+        load.finish()
+    finally:
+        load.stop()
+    load.check([])
+    equal(lab, queue)
+    for node in lab.nodes.values():
+        eventually(f"what was kept at {node.name}", lambda node=node: depth(node.broker, kept) == 200)
+    code, said = command("switchover", others[1], lab=lab)
+    assert code == 0, said
+    assert all_in_sync(lab)[0] == others[1]
+    assert consume(lab.nodes[others[1]].door, kept, 200) == list(range(100, 300))
 
 
 def held(confirms: list[Confirm]) -> bool:
@@ -166,20 +220,20 @@ def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -
         confirmed(waiting)
         all_in_sync(lab)
 
-        # Removed, it is told so, and cannot write what it was told before the others are gone.
+        # Removed, it is told so, and cannot write what it was told before the others are gone. All that within the 10 s after which
+        # its sidecar gives up a broker that does not answer, and forgets it.
         lab.stop(f"{third}.broker")
         waiting = publish()
-        assert held(waiting)
         code, said = command("remove", third, lab=lab)
         assert (code, said) == (0, f"{third} is removed from the set; do not promote it before it has rejoined")
         confirmed(waiting)
         assert lab.status(primary)["members"] == sorted([primary, other])
         eventually("it to know", lambda: not lab.status(third)["in_set"])
-        code, said = command("list", lab=lab)
-        assert re.search(rf"(?m)^{third} .* no ", said), said
         for name in (other, primary):
             lab.kill(f"{name}.sidecar")
         lab.cont(f"{third}.broker")
+        code, said = command("list", lab=lab)
+        assert re.search(rf"(?m)^{third} .* no ", said), said
         refusals: list[str] = []
 
         def refused() -> bool:
@@ -193,9 +247,57 @@ def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -
         code, said = command("promote", third, "--down", primary, other, "--force", "--dry-run", lab=lab)
         assert code == 0, said
         assert "was NOT in sync then" in said
+        assert "publishes with local completion that it lacks are lost" in said
         for name in (other, primary):
             lab.start(f"{name}.sidecar")
         all_in_sync(lab)
         confirmed(publish())
     assert bodies(lab.nodes[all_in_sync(lab)[0]].door, queue) == list(range(40))
     equal(lab, queue)
+
+
+@pytest.mark.timeout(300)
+def test_local_completion_waits_for_no_backup(strict: Lab) -> None:
+    """An operator sees what is at stake. Nothing of it is lost but with its primary: not with its publisher's connection."""
+    lab = strict
+    primary, other, _ = all_in_sync(lab)
+    door = lab.nodes[primary].door
+    local, ordinary = (f"{kind}-{time.time_ns()}" for kind in ("local", "ordinary"))
+    for queue in (local, ordinary):
+        declare(door, queue)
+    leaves = Witness(door, local, f"{local}-leaves")
+    with Publisher([door], f"{local}-stays", confirm_timeout_s=90) as publisher:
+        # The first of a connection has its confirm from the broker: so it is known that the user may do that.
+        publisher.publish("", local, b"1", mandatory=False).result(60)
+        leaves.send(range(2, 3))
+        leaves.all_confirmed()
+        lab.stop(f"{other}.sidecar")
+        try:
+            waits = publisher.publish("", ordinary, b"")
+            for confirm in [publisher.publish("", local, b"%d" % number, mandatory=False) for number in range(3, 13)]:
+                confirm.result(60)
+            leaves.send(range(13, 18))
+            leaves.all_confirmed()
+            assert not waits.done
+            status = lab.status(primary)
+            assert status["at_stake_entries"] == 15
+            assert status["at_stake_bytes"] > 0
+            said = command("list", lab=lab)[1]
+            shown = r"15 publishes \(\d+ bytes\) are confirmed \(local completion\) and not on all in-sync backups"
+            assert re.search(rf"(?m)^{primary} .* active .*{shown}", said), said
+            leaves.client.socket.close()
+            eventually("its connection to the broker to be given up", lambda: lab.status(primary)["connections"] < status["connections"])
+            assert not waits.done
+        finally:
+            lab.cont(f"{other}.sidecar")
+        waits.result(60)
+    all_in_sync(lab, applied=True)
+    assert lab.status(primary)["at_stake_entries"] == 0
+    for node in lab.nodes.values():
+        eventually("all of it everywhere", lambda url=node.broker: depth(url, local) == 17 and depth(url, ordinary) == 1)
+    # Its publisher sends again what it may not have heard of: the log knows the IDs of what it logged anew.
+    again = Witness(door, local, f"{local}-leaves")
+    again.send(range(13, 18))
+    again.all_confirmed()
+    assert bodies(door, local) == list(range(1, 18))
+    equal(lab, local)

@@ -8,7 +8,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,11 +18,12 @@ import pytest
 from load import eventually
 from pamqp import commands
 from pika.exceptions import AMQPConnectionError, ConnectionClosedByBroker
+from publisher_api import BlockingPublisher
 from raw_client import RawClient
 
 from broker_plugin import frames
 from lrq_ha.lab import Lab
-from lrq_ha.publisher import Publisher
+from lrq_ha.publisher import NoPrimary, Publisher
 
 pytestmark = pytest.mark.broker
 
@@ -91,12 +92,72 @@ def test_a_pair_and_a_site_over_tls_only(lab: Lab) -> None:
     assert set(status["members"]) == {"e1", "e2"}
     config = lab.nodes["e1"].config.read_text()
     assert "amqp://" not in config
-    publisher = Publisher([lab.nodes[n].door for n in ("e1", "e2")], f"tls-{time.time_ns()}", "tls", tls=trusting(lab))
-    try:
-        publisher.transmit_log_entry_message(b"over TLS", ["west"]).result(20)
-    finally:
-        publisher.close()
+
+
+# -- the project's own clients
+
+
+Api = Callable[..., Publisher | BlockingPublisher]
+
+
+def doors(lab: Lab) -> list[str]:
+    return [lab.nodes[name].door for name in ("e1", "e2")]
+
+
+def test_both_publishers(lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an authority that they are given, and with one that the system trusts: to a queue, and to the site."""
+    assert lab.authority is not None
+    queue = f"tls-publisher-{time.time_ns()}"
+    with pika.BlockingConnection(parameters(lab, primary(lab))) as connection:
+        connection.channel().queue_declare(queue, durable=True)
+    for given in (trusting(lab), None):
+        if given is None:
+            monkeypatch.setenv("SSL_CERT_FILE", str(lab.authority.ca))
+        publisher = api(doors(lab), f"{queue}-{given is None}", "tls", tls=given)
+        try:
+            bodies = [b"small", os.urandom(1 << 20)]
+            confirms = [publisher.publish("", queue, body) for body in bodies]
+            confirms.append(publisher.transmit_log_entry_message(b"over TLS", ["west"]))
+            for confirm in confirms:
+                confirm.result(60)
+        finally:
+            publisher.close()
+        with pika.BlockingConnection(parameters(lab, primary(lab))) as connection:
+            channel = connection.channel()
+            assert [channel.basic_get(queue, auto_ack=True)[2] for _ in bodies] == bodies
     eventually("the session with west", lambda: lab.status(primary(lab))["sessions"]["west"]["connected"])
+
+
+def test_publishers_trust_nobody_else(lab: Lab, api: Api) -> None:
+    with pytest.raises(NoPrimary, match="CERTIFICATE_VERIFY_FAILED"):
+        api(doors(lab), "tls-nobody", "tls", connect_timeout_s=1.0)
+
+
+def test_the_spark_source(lab: Lab) -> None:
+    """Read through the site's door what came there; without the authority, refused at once and with the reason."""
+    source = pytest.importorskip("lrq_ha.spark.source", reason="PySpark is not installed")
+    errors = pytest.importorskip("lrq_ha.spark.errors")
+    assert lab.authority is not None
+    client = f"spark{time.time_ns()}"
+    sent = [b"%d over TLS" % i for i in range(20)]
+    with Publisher(doors(lab), f"{client}-app", client, tls=trusting(lab)) as publisher:
+        for payload in sent:
+            publisher.transmit_log_entry_message(payload, ["west"])
+        publisher.flush(60)
+    options = {"nodes": lab.nodes["w1"].door, "subscribe": f"LRQ_Recv_{client}_east", "tlsca": str(lab.authority.ca)}
+
+    def read() -> list[bytes]:
+        found = source.LrqDataSource(options)
+        reader = found.reader(found.schema())
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return [row["payload"] for batch in batches for row in batch.to_pylist() if row["payload"] is not None]
+
+    eventually("all of it at the site", lambda: len(read()) == len(sent))
+    assert read() == sent
+    del options["tlsca"]
+    with pytest.raises(errors.NoNode, match="CERTIFICATE_VERIFY_FAILED") as caught:
+        read()
+    assert not caught.value.retriable
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")

@@ -1,4 +1,5 @@
-"""Transactions that move messages from one queue to another, while what they go through is killed: at the end each is in one of the two, once."""
+"""Transactions that move messages from one queue to another, while what they go through is killed: at the end each is in one of the two, once.
+And those that the broker refuses: at a publish, or at the commit."""
 
 from __future__ import annotations
 
@@ -7,12 +8,18 @@ import time
 
 import pika
 import pytest
+from door_rig import Rig
 from load import declare, depth, eventually, in_sync
-from pika.exceptions import AMQPError
+from pamqp import commands, frame
+from pamqp.body import ContentBody
+from pamqp.header import ContentHeader
+from pika.exceptions import AMQPError, ChannelClosedByBroker
+from raw_client import RawClient
 
+from broker_plugin import frames
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls")]
 
 COUNT = 600
 IN_ONE = 3
@@ -20,10 +27,13 @@ SETTLE_S = 5.0  # see test_faults
 
 
 class Mover:
-    """Takes messages from `source`, publishes each to `target`, acks it, and commits after every third; goes on at the other node when it must."""
+    """Takes messages from `source`, publishes each to `target`, acks it, and commits after every third; goes on at the other node when it must.
 
-    def __init__(self, doors: list[str], source: str, target: str) -> None:
-        self._doors, self._source, self._target = doors, source, target
+    `late`: its channel has published, and holds a message, when it selects tx.
+    """
+
+    def __init__(self, doors: list[str], source: str, target: str, *, late: bool) -> None:
+        self._doors, self._source, self._target, self._late = doors, source, target, late
         self.commits = 0
         self.interrupted = 0
         self.idle = False  # it holds nothing, and nothing comes
@@ -52,10 +62,17 @@ class Mover:
         parameters.client_properties = {"connection_name": "mover"}
         connection = pika.BlockingConnection(parameters)
         channel = connection.channel()
-        channel.tx_select()
         self.idle = False
         channel.basic_qos(prefetch_count=20)
         inside = 0
+        if self._late:
+            channel.basic_publish("", f"no-{self._target}", b"goes nowhere")
+            held, _, first = channel.basic_get(self._source)
+        channel.tx_select()
+        if self._late and held is not None:
+            channel.basic_publish("", self._target, first, pika.BasicProperties(delivery_mode=2))
+            channel.basic_ack(held.delivery_tag)
+            inside += 1
         for method, _, body in channel.consume(self._source, inactivity_timeout=0.05):
             self.idle = method is None and not inside
             if method is not None:
@@ -97,10 +114,13 @@ def end_connections(lab: Lab, node: str) -> None:
             lab.ctl(node, "close_connection", row.split("\t")[0], "test")
 
 
+ONCE = [(fault, kind, False) for fault in ("connection", "primary.sidecar", "primary") for kind in ("classic", "quorum")]
+LATE = [("connection", "quorum", True), ("primary", "classic", True)]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["classic", "quorum"])
-@pytest.mark.parametrize("fault", ["connection", "primary.sidecar", "primary"])
-def test_moved_exactly_once(pair: Lab, fault: str, kind: str) -> None:
+@pytest.mark.parametrize(("fault", "kind", "late"), ONCE + LATE)
+def test_moved_exactly_once(pair: Lab, fault: str, kind: str, late: bool) -> None:
     mark = f"{time.time_ns()}"
     source, target = f"tx-from-{mark}", f"tx-to-{mark}"
     primary = pair.primary("east")
@@ -116,7 +136,7 @@ def test_moved_exactly_once(pair: Lab, fault: str, kind: str) -> None:
         channel.confirm_delivery()
         for i in range(COUNT):
             channel.basic_publish("", source, b"%d" % i, pika.BasicProperties(delivery_mode=2))
-    mover = Mover(doors, source, target)
+    mover = Mover(doors, source, target, late=late)
     try:
         for round_ in range(3 if fault == "connection" else 1):
             eventually("transactions", lambda round_=round_: mover.commits > 15 * (round_ + 1))
@@ -142,4 +162,104 @@ def test_moved_exactly_once(pair: Lab, fault: str, kind: str) -> None:
         # Read only while all of it is ready, and once more if the sweeper of a backup had it meanwhile.
         broker = pair.nodes[name].broker
         eventually(f"the same at {name}", lambda url=broker: depth(url, target) == COUNT and sorted(bodies(url, target)) == sorted(moved))
-        eventually(f"nothing left at {name}", lambda name=name: depth(pair.nodes[name].broker, source) == 0)
+        # A primary's door finds what is dead when somebody asks for it: RabbitMQ may drop acks of a quorum queue when their channel ends.
+        door = pair.nodes[name].door if name == now else ""
+        broker = pair.nodes[name].broker
+        eventually(f"nothing left at {name}", lambda door=door, url=broker: not (door and bodies(door, source)) and depth(url, source) == 0)
+
+
+@pytest.mark.parametrize("bad", [{"expiration": "soon"}, {"user_id": "somebody-else"}])
+def test_refused_at_a_publish_nothing_of_it_is_done(rig: Rig, bad: dict[str, str]) -> None:
+    """The 406 comes in the rehearsal: nothing of the transaction is in the log, whatever came before and after in it."""
+    channel = rig.channel(confirms=True)
+    source, target = rig.declare(channel), rig.declare(channel)
+    channel.basic_publish("", source, b"taken", pika.BasicProperties(delivery_mode=2))
+    rig.converge()
+    channel = rig.channel()
+    channel.tx_select()
+    method, _, _ = channel.basic_get(source)
+
+    def move() -> None:
+        channel.basic_publish("", target, b"before")
+        channel.basic_publish("", target, b"bad", pika.BasicProperties(**bad))
+        channel.basic_ack(method.delivery_tag)
+        channel.basic_publish("", target, b"after")
+        channel.tx_commit()
+
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        move()
+    assert caught.value.reply_code == 406
+    rig.both_hold(target, [])
+    rig.both_hold(source, [b"taken"])
+
+
+def test_refused_at_a_publish_that_comes_with_its_commit(rig: Rig) -> None:
+    """All of the transaction comes in one piece: its commit is there long before the broker can refuse anything of it."""
+    channel = rig.channel(confirms=True)
+    source, target = rig.declare(channel), rig.declare(channel)
+    channel.basic_publish("", source, b"taken", pika.BasicProperties(delivery_mode=2))
+    rig.converge()
+
+    def content(body: bytes, **properties: str) -> bytes:
+        parts = commands.Basic.Publish(routing_key=target), ContentHeader(0, len(body), commands.Basic.Properties(**properties)), ContentBody(body)
+        return b"".join(frame.marshal(part, 1) for part in parts)
+
+    with RawClient(rig.lab.nodes[rig.primary].door) as client:
+        client.open_channel()
+        client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+        client.call(1, commands.Basic.Get(queue=source), frames.BASIC_GET_OK)
+        moved = content(b"before"), content(b"bad", expiration="soon"), frames.ack(1, 1), content(b"after"), frame.marshal(commands.Tx.Commit(), 1)
+        client.send(b"".join(moved))
+        while (found := client.read())[0] != frames.CHANNEL_CLOSE:
+            assert found[0] != frames.TX_COMMIT_OK
+        client.send(frame.marshal(commands.Channel.CloseOk(), 1))
+        rig.both_hold(target, [])
+        rig.both_hold(source, [b"taken"])
+        client.open_channel(2)
+        client.call(2, commands.Basic.Get(queue=source), frames.BASIC_GET_OK)
+
+
+def test_refused_at_its_commit_its_publishes_are_taken_back(rig: Rig) -> None:
+    """One of its queues is full, which the broker finds when the transaction is in the log already, and says after it has filled the others.
+
+    Nobody gets what is there, on either node, and its IDs are free again; what it acked stays acked.
+    """
+    producer = rig.name("producer")
+    channel = rig.channel(confirms=True)
+    full, free, source = rig.declare(channel, max_length=1, overflow="reject-publish"), rig.declare(channel), rig.declare(channel)
+    for queue in (full, source):
+        channel.basic_publish("", queue, b"first", pika.BasicProperties(delivery_mode=2))
+    rig.converge()
+
+    def move() -> int:
+        """Code of the error, 0 if there is none."""
+        channel = rig.channel(client_properties={"lrq_producer": producer})
+        channel.tx_select()
+        method, _, _ = channel.basic_get(source)
+        for number, queue in enumerate((free, full, free), 1):
+            properties = pika.BasicProperties(delivery_mode=2, headers={"x-lrq-id": f"{producer}/{number}"})
+            channel.basic_publish("", queue, b"%d" % number, properties)
+        if method is not None:
+            channel.basic_ack(method.delivery_tag)
+        try:
+            channel.tx_commit()
+        except ChannelClosedByBroker as error:
+            return int(error.reply_code)
+        finally:
+            channel.connection.close()
+        return 0
+
+    assert move() == 406
+    rig.converge()
+    reader = rig.channel()
+    assert reader.basic_get(free) == (None, None, None), "not given to anybody, though the broker may have it"
+    rig.both_hold(free, [])
+    rig.both_hold(source, [])
+    rig.both_hold(full, [b"first"])
+    # with room, the same IDs are no repeats
+    method, _, _ = reader.basic_get(full)
+    reader.basic_ack(method.delivery_tag)
+    rig.both_hold(full, [])
+    assert move() == 0
+    rig.both_hold(free, [b"1", b"3"])
+    rig.both_hold(full, [b"2"])

@@ -18,8 +18,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
 
 from m2_sim import Copy, Dying, NotNow, OneNode, Pair
 
+from lrq_ha.replication.filter import DeliveryFilter
+
 MESSAGES_MAX = 3
 VISITS_MAX = 3
+
+
+def records_are_current(known: DeliveryFilter) -> None:
+    for target in known.queues():
+        assert target._export() == target._as_record()
 
 
 class OneNodeMachine(RuleBasedStateMachine):
@@ -90,6 +97,11 @@ class OneNodeMachine(RuleBasedStateMachine):
         self.node.check()
 
     @invariant()
+    def what_is_kept_for_the_record_is_so(self) -> None:
+        if self.node.up:
+            records_are_current(self.node.filter)
+
+    @invariant()
     def r_is_behind_what_is_under_way(self) -> None:
         if self.node.up and self.node.sock:
             assert self.node.tracker.applied < min(map(self.node.seq, self.node.sock))
@@ -153,6 +165,10 @@ class PairMachine(RuleBasedStateMachine):
     @rule()
     def backup_opens_its_door(self) -> None:
         self.pair.b_opens()
+
+    @invariant()
+    def what_is_kept_for_the_record_is_so(self) -> None:
+        records_are_current(self.pair.filter)
 
     @invariant()
     def no_live_line_without_a_copy(self) -> None:

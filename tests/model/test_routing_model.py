@@ -20,7 +20,8 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.messages import Stream
-from lrq_ha.routing.session import Limits, Route, Session
+from lrq_ha.routing.route import Limits, Route
+from lrq_ha.routing.session import Session
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Sink
 from lrq_ha.routing.tables import SENDING, Reason, State
 

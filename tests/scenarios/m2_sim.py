@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations
-from lrq_ha.replication.filter import Deaths, DeliveryFilter, Kind, Verdict, origin_of, visit_of
+from lrq_ha.replication.filter import DeliveryFilter, Kind, Verdict
+from lrq_ha.replication.visits import Deaths, origin_of, visit_of
 
 VHOST = "/"
 Q = (VHOST, "q")
@@ -198,6 +199,7 @@ class OneNode:
         self.filter.queue(Q).gone(seq, self._stamp(copy))
         if self.FORGETS and self.generations.counts(seq, self._stamp(copy)):
             self.filter.queue(Q)._done.discard(seq)
+            self.filter.queue(Q)._record = None
 
     def _export(self) -> None:
         queues, refused = self.filter.export() if self.RECORD_HAS_OPERATIONS else DeliveryFilter(self.generations).export()
@@ -358,6 +360,7 @@ class Pair:
             target._done -= missed
             target._moved -= missed
             target._visits.clear()
+            target._record = None
 
     def b_records(self) -> None:
         queues, refused = self.filter.export() if self.RECORD_HAS_OPERATIONS else DeliveryFilter(self.generations).export()

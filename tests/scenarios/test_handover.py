@@ -29,7 +29,7 @@ def test_the_other_node_takes_over_by_itself(size: int, to: int) -> None:
     c.settle(0.5)
     target = to or 2
     assert c.primary() is c.hosts[target]
-    assert c.node(target)._clean, "nobody held a message: nothing is redelivered"
+    assert c.node(target)._leader.clean, "nobody held a message: nothing is redelivered"
     after = c.append(target)
     c.settle(0.5)
     assert {before, after} <= c.confirmed.keys()
@@ -127,7 +127,7 @@ def test_a_handover_of_another_leader_or_end_counts_for_nothing() -> None:
     node = c.node(2)
     for message in (Handover(node.leader_epoch, node.log.end + 1, True), Handover(node.leader_epoch + 256, node.log.end, True)):
         c._feed(c.hosts[2], PeerMessage(1, message))
-    assert node._handed is None
+    assert node._candidate.handed is None
 
 
 def test_a_leader_that_steps_down_for_nobody_takes_its_epoch_again_unless_it_is_paused() -> None:

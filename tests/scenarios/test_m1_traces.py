@@ -43,7 +43,7 @@ def confirmed(cluster: Cluster, message: int) -> bool:
 
 
 def follows(cluster: Cluster, i: int) -> Callable[[], bool]:
-    return lambda: cluster.node(i)._following and cluster.hosts[cluster.node(i).primary()].subscriptions.get(i) is not None
+    return lambda: cluster.node(i).following and cluster.hosts[cluster.node(i).primary()].subscriptions.get(i) is not None
 
 
 def down(cluster: Cluster, i: int) -> None:

@@ -13,7 +13,8 @@ from broker import Copy, Pipe
 from coding import VHOST, decode_publish, decode_topology
 
 from broker_plugin.replica import Entry
-from lrq_ha.replication.filter import Deaths, QueueFilter, Verdict
+from lrq_ha.replication.filter import QueueFilter, Verdict
+from lrq_ha.replication.visits import Deaths
 
 if TYPE_CHECKING:
     from sidecar import Site

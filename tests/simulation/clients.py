@@ -124,14 +124,15 @@ class Client:
 
     # ---- what it hears -----------------------------------------------------------------------------------------------
 
-    def answered(self, tag: int, ok: bool) -> None:
+    def answered(self, tag: int, ok: bool, *, early: bool = False) -> None:
         publish = self._sent.pop(tag)
         if not ok:
             if self.world.takes_publishes:  # else it gives up
                 self._again.append(publish)
         elif self.relay is not None:
             self._recent.append(publish)
-            self.world.confirmed_to_client(self.relay.site, publish.number)
+            tell = self.world.confirmed_early if early else self.world.confirmed_to_client
+            tell(self.relay.site, publish.number)
 
     def declared(self) -> None:
         self.asked = False

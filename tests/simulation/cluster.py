@@ -4,7 +4,7 @@ Rules:
 - A node's stream holds batches and fences. What was written and not confirmed is `pending`; of a killed node's, some land before the successor's
   OPEN and none after (R3).
 - A connection goes one way, as a sidecar's link does: control messages and pushes there, acks of pushes back. What is on it is lost when it breaks.
-- The driver's duties are carried out as in lrq_ha/sidecar/incarnation.py, with the real RoutingQueue and ReplicatingSubscription.
+- The driver's duties are carried out as by lrq_ha/sidecar/incarnation.py and its parts, with the real RoutingQueue and ReplicatingSubscription.
 - Every step is checked against what the cluster as a whole has promised: `Violation` says what was broken.
 """
 
@@ -29,6 +29,7 @@ from lrq_ha.replication.events import (
     HeadMoved,
     Heartbeat,
     Message,
+    OpenDoor,
     Opened,
     OwnConfirmed,
     PeerAcked,
@@ -53,10 +54,14 @@ from lrq_ha.replication.events import (
     WriteFence,
 )
 from lrq_ha.replication.log import BatchHeader, LogIndex, LogState
-from lrq_ha.replication.node import Node, NodeSettings
+from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import epoch_name, owner_of
 from lrq_ha.replication.roles import Role
+from lrq_ha.replication.settings import NodeSettings
 from lrq_ha.replication.subscription import ReplicatingSubscription, RoutingQueue, StoredBatch
+
+#: About as long as it takes to notice that a backup is silent, and to take it out of the set.
+EXPECTED_BACKUPS_TIMEOUT_S = 1.0
 
 
 class Violation(Exception):
@@ -120,6 +125,7 @@ class Host:
     ends: dict[int, Conn] = field(default_factory=dict)
     applied: int = 0
     recovering: int = 0
+    opened_at: float = 0.0  # its door, by its own clock
     ended: str = ""
     defers_to: int = 0  # as the process of a sidecar remembers it from one incarnation to the next
     operator: bool = False
@@ -209,7 +215,7 @@ class Cluster:
         node_class: The core to run; a test may bring one with a rule switched off.
         memory_bytes_max: Limit of each RoutingQueue; what it lost is read from the stream.
         late_writes: R3 off: what a killed sidecar had under way lands whenever the caller says so.
-        restart_alone: See NodeSettings.
+        restart_alone, expected_backups: See NodeSettings.
         trace: Print every step.
     """
 
@@ -225,6 +231,7 @@ class Cluster:
         memory_bytes_max: int = 1 << 20,
         late_writes: bool = False,
         restart_alone: bool = False,
+        expected_backups: int = 0,
         trace: bool = False,
     ) -> None:
         self.hosts = {i: self.host_class(i) for i in range(1, size + 1)}
@@ -236,6 +243,7 @@ class Cluster:
         self.memory_bytes_max = memory_bytes_max
         self.late_writes = late_writes
         self.restart_alone = restart_alone
+        self.expected_backups = expected_backups
         self.trace = trace
         self.messages = 0
         self.confirmed: dict[int, tuple[int, Entry]] = {}  # message -> (sequence, entry), in the order of the confirms
@@ -260,6 +268,8 @@ class Cluster:
             campaign_timeout_s=0.8,
             admit_timeout_s=0.1,
             admit_lag_entries_max=50,
+            expected_backups=self.expected_backups,
+            expected_backups_timeout_s=EXPECTED_BACKUPS_TIMEOUT_S,
         )
 
     def say(self, text: str) -> None:
@@ -696,8 +706,13 @@ class Cluster:
     def _role_changed(self, host: Host, node: Node, effect: RoleChanged) -> None:
         self.say(f"n{host.id}: {effect.role.value}: {effect.reason}")
         if effect.role is Role.ACTIVE:
-            self._check_open(host, node)
+            self._check_backups(host, node)
             self._confirm_clients(host, node)
+
+    def _open_door(self, host: Host, node: Node, effect: OpenDoor) -> None:
+        self.say(f"n{host.id} opens its door, epoch {epoch_name(effect.epoch)}")
+        host.opened_at = self.clock(host)
+        self._check_open(host, node)
 
     def _recover(self, host: Host, node: Node, effect: Recover) -> None:
         host.recovering = effect.epoch
@@ -723,6 +738,7 @@ class Cluster:
         CutTail: _cut_tail,
         RoleChanged: _role_changed,
         Recover: _recover,
+        OpenDoor: _open_door,
         Restart: _restart,
         Answer: _answer,
     }
@@ -762,9 +778,19 @@ class Cluster:
         if has_joined_in_part(host) and not self.blind:
             raise Violation(f"n{host.id} opens its door and has joined only in part, and no operator was told")
         missing = self._lacks(host.entries)
-        newer = any(h.node and h.node.role is Role.ACTIVE and h.node.leading > node.leading for h in self.hosts.values())
+        newer = any(h.node and h.node.serving and h.node.leading > node.leading for h in self.hosts.values())
         if missing and not newer:
             raise Violation(f"G1: {sorted(missing)} were confirmed and are not in the log of the open primary n{host.id}, and no operator was told")
+
+    def _check_backups(self, host: Host, node: Node) -> None:
+        """A primary confirms when so many others have everything that is safe, or it has waited for them. (What hosts have lost is lost.)"""
+        lost = any(h.lost_host for h in self.hosts.values()) or self.given_up
+        if lost or self.clock(host) - host.opened_at >= EXPECTED_BACKUPS_TIMEOUT_S:
+            return
+        safe = host.entries[: node.safe]
+        there = [h.id for h in self.hosts.values() if h is not host and read_stream(h.stream)[0][: node.safe] == safe]
+        if len(there) < self.expected_backups:
+            raise Violation(f"n{host.id} confirms, and only {there} have what is safe, of {self.expected_backups} expected backups")
 
     def _confirm_clients(self, host: Host, node: Node) -> None:
         """The door confirms what is safe."""
@@ -778,7 +804,7 @@ class Cluster:
         for sequence, entry in reversed(fresh):
             for other in self.running():
                 o = other.node
-                if o and o.role is Role.ACTIVE and o.leading > node.leading and other.entries[sequence - 1 : sequence] != [entry]:
+                if o and o.serving and o.leading > node.leading and other.entries[sequence - 1 : sequence] != [entry]:
                     raise Violation(f"G5: n{host.id} confirms m{entry.message} while n{other.id} (epoch {epoch_name(o.leading)}) is open without it")
             self.confirmed[entry.message] = (sequence, entry)
             self.confirmed_by.append(node.leading)
@@ -919,7 +945,7 @@ class Cluster:
 
     def primary(self) -> Host | None:
         """The open primary of the highest epoch."""
-        open_ones = [h for h in self.running() if h.node and h.node.role is Role.ACTIVE and not h.ended]
+        open_ones = [h for h in self.running() if h.node and h.node.serving and not h.ended]
         return max(open_ones, key=lambda h: h.node.leading if h.node else 0, default=None)
 
 

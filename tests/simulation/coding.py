@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from broker_plugin import frames
+from broker_plugin.headers import field
 
 VHOST = "/"
 METHODS = {
@@ -19,13 +20,20 @@ METHODS = {
 
 
 def encode_topology(what: tuple[Any, ...]) -> bytes:
-    """The payload of a declaration as it stands in the log: its method's beginning, then what the simulated broker makes of it."""
-    head = METHODS[what[0]].to_bytes(4, "big") + b"\0\0" + frames.short_string(what[1]) + b"\0\0"
-    return head + json.dumps(what).encode()
+    """The payload of a declaration as it stands in the log: its method's beginning, then what the simulated broker makes of it.
+
+    That of a queue is whole, as the arguments say how it is replicated.
+    """
+    head = METHODS[what[0]].to_bytes(4, "big") + b"\0\0" + frames.short_string(what[1])
+    means = json.dumps(what).encode()
+    if METHODS[what[0]] != frames.QUEUE_DECLARE:
+        return head + b"\0\0" + means
+    table = field(b"means", means)
+    return head + b"\0" + len(table).to_bytes(4, "big") + table
 
 
 def decode_topology(payload: bytes) -> tuple[Any, ...]:
-    return tuple(json.loads(payload[payload.index(b"[") :]))
+    return tuple(json.loads(payload[payload.index(b'["') :]))
 
 
 def encode_publish(exchange: str, key: str, number: int) -> bytes:

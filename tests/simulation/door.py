@@ -53,6 +53,8 @@ class Relay:
         self._fifo: deque[tuple[int, tuple[Any, ...]]] = deque()
         self._repeats: deque[tuple[int, int, int]] = deque()
         self._held: deque[tuple[int, str, Copy]] = deque()
+        self._until_durable: deque[tuple[int, int]] = deque()
+        self._held_confirms: list[Callable[[Client], None]] = []
         self._declaring: deque[tuple[int, Callable[[], object]]] = deque()
         self._commits: deque[list[tuple[int, pb.Run]]] = deque()
         world.sessions_opened += 1
@@ -64,11 +66,15 @@ class Relay:
     def publish(self, exchange: str, key: str, number: int, id: int) -> None:
         """`id`: the number of its replication ID; 0 if it has none."""
         replica, confirms = self.replica, self.channel.confirms
+        early = not exchange and key in self.world.local_queues
         if id and replica.dedup.seen(self.producer, id):
             tag = confirms.ended_here()
             sequence = replica.dedup.position_of(self.producer, id)
             if self.repeat_is_done(sequence):
                 self._confirm_local(tag)
+            elif sequence and sequence in replica.early:
+                self._until_durable.append((tag, sequence))
+                self.durable_advanced()
             else:
                 self._repeats.append((tag, sequence or 0, id))
                 replica.waiting_applied.add(self)
@@ -77,8 +83,15 @@ class Relay:
         enqueues = pb.Enqueues(vhost=VHOST, channel=1, frames=blob, lengths=[len(blob)])
         if id:
             enqueues.producer, enqueues.id_first = self.producer, id
-        first = replica.append(pb.Run(enqueues=enqueues), 1, len(blob))
-        confirms.forwarded(1, first, self.producer if id else "", id)
+        run = pb.Run(enqueues=enqueues)
+        first = replica.append(run, 1, len(blob))
+        if early:
+            self._until_durable.append((confirms.forwarded_early(1, first, self.producer if id else "", id), first))
+            self.channel.early.append((first, run))
+            replica.early.add(first, first)
+            replica.waiting_durable.add(self)
+        else:
+            confirms.forwarded(1, first, self.producer if id else "", id)
         stamp = (replica.node.leading, first, replica.generations.newest)
         self.world.sessions[stamp[:2]] = self.session
         self.forward(first, ("publish", exchange, key, stamp, number))
@@ -204,6 +217,21 @@ class Relay:
         if self._fifo or self._held or self._declaring:
             self.replica.waiting_safe.add(self)
 
+    def durable_advanced(self) -> None:
+        """Local completion: the own stream has it."""
+        waiting, confirms = self._until_durable, self.channel.confirms
+        while not self.closed and waiting and waiting[0][1] <= self.replica.node.durable:
+            tag, sequence = waiting.popleft()
+            if tag in confirms.local:
+                confirms.local.discard(tag)
+            else:
+                confirms.early.popleft()
+                self.replica.confirmed_early(sequence, 1, 1)
+            if self.client is not None:
+                self.client.answered(tag, True, early=True)
+        if waiting:
+            self.replica.waiting_durable.add(self)
+
     def applied_advanced(self) -> None:
         if self.closed:
             return
@@ -230,12 +258,15 @@ class Relay:
                         self.replica.applied(run.sequence, run.sequence + run.publishes - 1)
                     else:
                         self.replica.refuse([run])
-                    self._answer(run.client_tag, ok)
+                        if self.channel.early_run(run.sequence):
+                            self.world.refused_late.add((self.replica.node.leading, run.sequence))
+                    if run.client_tag:
+                        self._answer(run.client_tag, ok)
+                self.channel.forget_early()
             case ("committed", _):
                 for sequence, _ in self._commits.popleft():
                     self.replica.applied(sequence, sequence)
-                if self.client is not None:
-                    self.client.committed()
+                self._confirm(lambda client: client.committed())
             case ("deliver", tag, name, copy):
                 if self._held:  # what follows one that is withheld keeps its order
                     self._held.append((tag, name, copy))
@@ -278,18 +309,38 @@ class Relay:
         self._answer(tag, ok)
 
     def _answer(self, tag: int, ok: bool) -> None:
-        if self.client is not None:
-            self.client.answered(tag, ok)
+        self._confirm(lambda client: client.answered(tag, ok), ok)
+
+    def _confirm(self, tell: Callable[[Client], None], ok: bool = True) -> None:
+        """The client hears of it now, or when this primary has its expected backups."""
+        if ok and self.replica.holds_confirms:
+            self._held_confirms.append(tell)
+        elif self.client is not None:
+            tell(self.client)
+
+    def give_confirms(self) -> None:
+        held, self._held_confirms = self._held_confirms, []
+        for tell in held:
+            self._confirm(tell)
 
     def _abandon(self, *, refused: bool = False) -> None:
         """As closing.abandon. `refused`: by the broker's own word, so that some of a transaction may be there and the rest not."""
-        self.replica.refuse([r for r in self.channel.confirms.abandon() if r.sequence], unless_seen=True)
+        left = [(run, self.channel.early_run(run.sequence)) for run in self.channel.confirms.abandon()]
+        self.replica.refuse([run for run, early in left if early is None], unless_seen=True)
+        for run, early in left:
+            if early is not None:
+                self.log_again(run, *early)
+        self.channel.early.clear()
         for runs in self._commits:
             if refused:
                 self.replica.refuse([Settled(0, 1, sequence, "", 0) for sequence, _ in runs], unless_seen=True)
             else:
                 self.replica.doubt(runs)
         self._commits.clear()
+
+    def log_again(self, settled: Settled, first: int, run: pb.Run) -> None:
+        """What was confirmed with local completion is not refused because nobody knows what became of it."""
+        self.replica.log_again(settled, first, run)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 
@@ -325,6 +376,7 @@ class Relay:
             self.site.barrier = None
         self.replica.waiting_safe.discard(self)
         self.replica.waiting_applied.discard(self)
+        self.replica.waiting_durable.discard(self)
         if not self.pipe.closed:
             self.pipe.inbox.append(("close",))
         self.site.relays.remove(self)

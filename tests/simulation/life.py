@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from chaos import Chaos
+from chaos import Chaos, expected_backups
 from clients import Client
 from cluster import Host, Violation
 from pyroaring import BitMap64
@@ -61,12 +61,14 @@ class Life(Chaos):
     """
 
     def __init__(self, seed: int, **options: Any) -> None:
+        self.seed = seed
         self.random = r = random.Random(seed)
         self.strict = r.random() < 0.15
         self.host_losses = r.random() < 0.25
         size = r.choice((2, 2, 3))
         make = options.pop("world_class", World)
-        self.world: World = make(size, strict=self.strict, memory_bytes_max=r.choice((400, 1 << 20)), **options)
+        expected = expected_backups(seed, size)
+        self.world: World = make(size, strict=self.strict, memory_bytes_max=r.choice((400, 1 << 20)), expected_backups=expected, **options)
         self.cluster = self.world
         for site in self.world.sites.values():
             site.skew, site.offset = r.choice((1.0, 0.8, 1.25)), r.choice((0.0, 1_000.0))
@@ -91,6 +93,8 @@ class Life(Chaos):
             targets += to
             queues += read
         self.may_park = "reject-publish" in features
+        if self.seed % 10 == 1:  # no other life is another one for it
+            world.local_queues.update(key for exchange, key in targets if not exchange)
         self.queues = sorted({d[1] for d in self.declarations if d[0] == "declare"})
         self.clients = [Client(world, f"p{i}", targets=tuple(targets), numbered=True) for i in range(r.choice((1, 2)))]
         self.clients.append(Client(world, "o", targets=tuple(targets)))
@@ -282,7 +286,7 @@ class Life(Chaos):
 
     def connect(self, client: Client) -> None:
         w = self.world
-        doors = [s for s in w.sites.values() if s.node is not None and s.node.role is Role.ACTIVE and not s.ended and s.barrier is None]
+        doors = [s for s in w.sites.values() if s.node is not None and s.node.serving and not s.ended and s.barrier is None]
         if doors:
             client.connect(self.random.choice(doors))
 
@@ -407,6 +411,7 @@ class Life(Chaos):
         first = sites[0]
         for site in sites:
             w.check_queues(site)
+            w.check_early(site)
         held = {site.id: w.counting(site) for site in sites}
         live = {site.id: set(w.live(site)) for site in sites}
         for site in sites:

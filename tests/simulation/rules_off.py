@@ -19,17 +19,26 @@ from door import Relay
 from sidecar import Site, Streams
 
 from broker_plugin import replica as replica_module
+from broker_plugin.channels import Settled
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication import candidate as candidate_module
 from lrq_ha.replication import filter as filter_module
-from lrq_ha.replication import node as core
+from lrq_ha.replication import follower as follower_module
+from lrq_ha.replication import leader as leader_module
 from lrq_ha.replication.applied import Generations
+from lrq_ha.replication.base import Written
+from lrq_ha.replication.candidate import Candidate
 from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
-from lrq_ha.replication.events import Ack, Effect, Event, Lead, Opened, Push, WriteBatch, WriteFence
+from lrq_ha.replication.events import Ack, Effect, Event, Lead, Opened, Push, Recover, WriteBatch, WriteFence
 from lrq_ha.replication.filter import DeliveryFilter, QueueFilter, Verdict
+from lrq_ha.replication.follower import Follower
 from lrq_ha.replication.ids import Dedup
+from lrq_ha.replication.in_sync import InSyncSet
+from lrq_ha.replication.leader import Leader
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, Members, common_end, safe_position
-from lrq_ha.replication.node import Node, _Written
+from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import owner_of
+from lrq_ha.replication.visits import Deaths
 
 Options = dict[str, object]
 
@@ -47,38 +56,34 @@ class AcksAtAccept(Node):
 class PromisesLate(Node):
     """A promise raises `top` only when its FENCE is confirmed (R2)."""
 
-    def _write_fence(self, epoch: int, out_end: int, then: Callable[[float], None]) -> None:
+    def write_fence(self, epoch: int, out_end: int, then: Callable[[float], None]) -> None:
         def confirmed(now: float) -> None:
             self.log.fence(epoch, out_end)
             then(now)
 
-        self._pending.append(_Written(0, confirmed))
-        self._effects.append(WriteFence(epoch, out_end))
+        self._pending.append(Written(0, confirmed))
+        self.emit(WriteFence(epoch, out_end))
 
 
-class RestartsWithItsSet(Node):
-    """A restarted leader takes an epoch when the nodes of its own set answer, not all that are configured (section 7)."""
-
-    def _consider_taking(self, now: float) -> None:
-        outside = [p for n, p in self.peers.items() if n not in self.log.members and p.hello is None]
-        if owner_of(self.log.last_epoch) == self.me == owner_of(self.log.top) and outside:
-            everybody, self.peers = self.peers, {n: p for n, p in self.peers.items() if p not in outside}
-            super()._consider_taking(now)
-            self.peers = everybody
-        else:
-            super()._consider_taking(now)
+def confirm_at_once(self: Leader, now: float) -> None:
+    """A primary confirms from the moment its door opens."""
+    with patch.object(self._node, "settings", replace(self._node.settings, expected_backups=0)):
+        _consider_confirming(self, now)
 
 
-class IgnoresSecondHistory(Node):
-    """A node takes an epoch by itself although one that answers would refuse to be cut (section 7)."""
+_consider_confirming = Leader._consider_confirming
 
-    def _consider_taking(self, now: float) -> None:
-        with patch.object(core, "refuses_cut", lambda *_: False):
-            super()._consider_taking(now)
 
-    def _conclude(self, campaign: core._Campaign, now: float) -> None:
-        with patch.object(core, "refuses_cut", lambda *_: False):
-            super()._conclude(campaign, now)
+def consider_with_its_set(self: Candidate, now: float) -> None:
+    """A restarted leader takes an epoch when the nodes of its own set answer, not all that are configured."""
+    node = self._node
+    outside = [n for n, p in node.peers.items() if n not in node.log.members and p.hello is None]
+    known = {n: p for n, p in node.peers.items() if n not in outside}
+    with patch.object(node, "peers", known if node.led_last and outside else node.peers):
+        _consider(self, now)
+
+
+_consider = Candidate.consider
 
 
 Sets = Sequence[tuple[int, Members]]
@@ -190,20 +195,9 @@ def safe_without_own(sets: Sets, marker: int, leader: int, durable: int, acknowl
     return safe_position(sets, marker, leader, max([durable, *others]), acknowledged)
 
 
-class NeverStepsDown(Node):
-    """A leader that learns of a newer epoch goes on (R13)."""
-
-    def _superseded_by(self, top: int, node: int) -> bool:
-        return False
-
-
-class AdmitsAtOnce(Node):
-    """A newcomer comes into the set before it has all that is safe (R15)."""
-
-    def _admit(self, now: float) -> None:
-        node, _ = self._admitting or (0, 0.0)
-        self._admitting = None
-        self._change_set(self.log.members | {node})
+def admit_at_once(self: InSyncSet, newcomer: int, deadline: float, now: float) -> None:
+    self._admitting = None
+    self._change(self._node.log.members | {newcomer})
 
 
 class ForgetsLostHost(Node):
@@ -212,16 +206,16 @@ class ForgetsLostHost(Node):
     def _opened(self, event: Opened, now: float) -> None:
         super()._opened(replace(event, lost_host=False), now)
 
-    _HANDLERS = {**Node._HANDLERS, Opened: _opened}
+
+def cut_what_is_applied(self: Follower, peer: int, lead: Lead) -> None:
+    """A tail is judged by the sets alone, whatever has been applied."""
+    node = self._node
+    safe, node.safe = node.safe, 0
+    _fenced(self, peer, lead)
+    node.safe = min(safe, common_end(node.state(), lead.log)) if node.following else safe
 
 
-class CutsWhatIsApplied(Node):
-    """A tail is judged by the sets alone, whatever has been applied (R14)."""
-
-    def _fence_for_leader(self, node: int, lead: Lead, now: float) -> None:
-        safe, self.safe = self.safe, 0
-        super()._fence_for_leader(node, lead, now)
-        self.safe = min(safe, common_end(self.state(), lead.log)) if self._following else safe
+_fenced = Follower._fenced
 
 
 # ---- the queues ------------------------------------------------------------------------------------------------------
@@ -286,7 +280,7 @@ def counts_from_applied(self: Generations, seq: int, generation: int) -> bool:
 
 
 def verdict_without(*off: Verdict, instead: Verdict = Verdict.GIVE) -> Callable[..., Verdict]:
-    def verdict(self: QueueFilter, seq: int, generation: int, deaths: filter_module.Deaths = ()) -> Verdict:
+    def verdict(self: QueueFilter, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         found = _verdict(self, seq, generation, deaths)
         return instead if found in off and self._generations.counts(seq, generation) else found
 
@@ -308,6 +302,10 @@ def recovery_without_redelivered(self: world.World, host: Any, node: Node, effec
 _begin_recovery = world.World._begin_recovery
 
 
+def refuse_in_doubt(self: Relay, settled: Settled, first: int, run: pb.Run) -> None:
+    self.replica.refuse([settled], unless_seen=True)
+
+
 def _all(*uses: Callable[[], Iterator[Options]]) -> Callable[[], Iterator[Options]]:
     def use() -> Iterator[Options]:
         with contextmanager(uses[0])() as options:
@@ -320,31 +318,37 @@ def _all(*uses: Callable[[], Iterator[Options]]) -> Callable[[], Iterator[Option
     return use
 
 
+def _judged_by(refuses: Callable[..., bool]) -> Callable[[], Iterator[Options]]:
+    """R14 by another rule, for who follows and for who takes an epoch."""
+    return _all(_patched(follower_module, "refuses_cut", refuses), _patched(candidate_module, "refuses_cut", refuses))
+
+
 LOG: dict[str, Part] = {
-    "an epoch number does not contain its owner": Part("R1", _patched(core, "epoch_number", lambda term, owner: term << 8 | 1)),
+    "an epoch number does not contain its owner": Part("R1", _patched(candidate_module, "epoch_number", lambda term, owner: term << 8 | 1)),
     "a lower leader is not ignored": Part("R2", _patched(LogIndex, "judge", judge_any_leader)),
     "the predecessor's epoch is not compared": Part("R2", _patched(LogIndex, "judge", judge_by_sequence)),
     "a repeat is appended again": Part("R2", _patched(LogIndex, "judge", judge_repeats_as_new)),
     "promise raises top only when FENCE is confirmed": Part("R2", _options(node_class=PromisesLate)),
     "older exchange not deleted at a start": Part("R3", _options(late_writes=True)),
-    "safe without the members": Part("R4", _patched(core, "safe_position", safe_when_own)),
-    "safe without the own stream": Part("R4", _patched(core, "safe_position", safe_without_own)),
+    "safe without the members": Part("R4", _patched(leader_module, "safe_position", safe_when_own)),
+    "safe without the own stream": Part("R4", _patched(leader_module, "safe_position", safe_without_own)),
     "push acknowledged at accept": Part("R4", _options(node_class=AcksAtAccept)),
-    "safe before the MARKER is": Part("R4", _patched(core, "safe_position", safe_without_marker)),
+    "safe before the MARKER is": Part("R4", _patched(leader_module, "safe_position", safe_without_marker)),
     "leader restarts alone": Part("R12", _options(restart_alone=True)),
-    "leader restarts when its own set answers": Part("R12", _options(node_class=RestartsWithItsSet)),
-    "restarts by itself although a second history answers": Part("R12", _options(node_class=IgnoresSecondHistory)),
+    "leader restarts when its own set answers": Part("R12", _patched(Candidate, "consider", consider_with_its_set)),
+    "restarts by itself although a second history answers": Part("R12", _patched(candidate_module, "refuses_cut", lambda *_: False)),
+    "expected backups are not waited for": Part("R12", _patched(Leader, "_consider_confirming", confirm_at_once)),
     "shorter log promoted": Part("R12", _patched(LogState, "rank", property(lambda _self: (0, 0)))),
-    "a leader goes on that has seen a newer epoch": Part("R13", _options(node_class=NeverStepsDown)),
+    "a leader goes on that has seen a newer epoch": Part("R13", _patched(Leader, "superseded_by", lambda *_: False)),
     "FENCE does not tell a node that it is out": Part("R13", _patched(LogIndex, "fence", fence_without_out)),
     "a set entry from before undoes out": Part("R13", _patched(LogIndex, "fence", fence_without_end)),
-    "tail always cut": Part("R14", _patched(core, "refuses_cut", lambda *_: False)),
-    "tail judged by the sets inside it": Part("R14", _patched(core, "refuses_cut", refuses_by_sets_inside)),
-    "tail judged by the writer of the next entry": Part("R14", _patched(core, "refuses_cut", refuses_by_next_entry)),
-    "what is applied is cut": Part("R14", _options(node_class=CutsWhatIsApplied)),
-    "removal counts at append": Part("R15", _patched(core, "safe_position", removal_at_append)),
-    "addition counts when safe under the old set": Part("R15", _patched(core, "safe_position", addition_when_safe)),
-    "a newcomer is admitted before it has all that is safe": Part("R15", _options(node_class=AdmitsAtOnce)),
+    "tail always cut": Part("R14", _judged_by(lambda *_: False)),
+    "tail judged by the sets inside it": Part("R14", _judged_by(refuses_by_sets_inside)),
+    "tail judged by the writer of the next entry": Part("R14", _judged_by(refuses_by_next_entry)),
+    "what is applied is cut": Part("R14", _patched(Follower, "_fenced", cut_what_is_applied)),
+    "removal counts at append": Part("R15", _patched(leader_module, "safe_position", removal_at_append)),
+    "addition counts when safe under the old set": Part("R15", _patched(leader_module, "safe_position", addition_when_safe)),
+    "a newcomer is admitted before it has all that is safe": Part("R15", _patched(InSyncSet, "_admit", admit_at_once)),
     "a lost host is not told": Part("R16", _options(node_class=ForgetsLostHost)),
     "a log begins at a renewal that is not over": Part("R17", _patched(LogIndex, "renewed", renewed_when_begun)),
 }
@@ -353,6 +357,7 @@ QUEUES: dict[str, Part] = {
     "the door passes on what is not safe": Part("R5", _patched(Relay, "may_leave", lambda self, sequence: True)),
     "a publish is confirmed before its queues have it": Part("R5", _patched(Relay, "publish", confirm_when_safe)),
     "R passes what the broker has not confirmed": Part("R5", _patched(Applier, "_send", send_and_count)),
+    "what is in doubt after local completion is refused": Part("R5", _patched(Relay, "log_again", refuse_in_doubt)),
     "an ID is not looked up": Part("R6", _patched(Dedup, "seen", lambda self, producer, seq: False)),
     "a repeat is confirmed at once": Part("R6", _patched(Relay, "repeat_is_done", lambda self, sequence: True)),
     "the record has no operations": Part("R7", _patched(DeliveryFilter, "export", lambda self: ((), b""))),
@@ -379,7 +384,7 @@ QUEUES: dict[str, Part] = {
     "what a full queue refuses is skipped": Part("R11", _patched(Applier, "refused", refused_is_skipped)),
     "the door opens before what is behind R is published": Part("R12", _patched(world.World, "is_drained", lambda *_: True)),
     "the door does not say redelivered": Part(
-        "R12", _patched(world.World, "_EFFECTS", {**world.World._EFFECTS, core.Recover: recovery_without_redelivered})
+        "R12", _patched(world.World, "_EFFECTS", {**world.World._EFFECTS, Recover: recovery_without_redelivered})
     ),
     "sequences that a lost host's record knows are taken for applied": Part(
         "R16", _all(_patched(Generations, "cut", lambda *_: None), _patched(DeliveryFilter, "lose", lambda *_: None))

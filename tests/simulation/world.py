@@ -22,6 +22,7 @@ from lrq_ha.replication.events import (
     Append,
     EntryKind,
     Event,
+    OpenDoor,
     Opened,
     OwnConfirmed,
     PeerAcked,
@@ -32,9 +33,11 @@ from lrq_ha.replication.events import (
     WriteBatch,
 )
 from lrq_ha.replication.filter import Verdict
+from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import LogIndex
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import epoch_name
+from lrq_ha.replication.retention import Retention
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
 from lrq_ha.sidecar.rebuild import rebuild
@@ -71,6 +74,9 @@ class World(Cluster):
         self.out: dict[int, dict[tuple[int, int, str], tuple[Pipe, int]]] = {}
         self.acking: list[tuple[tuple[str, str], Copy]] = []
         self.client_confirms = 0
+        self.local_queues: set[str] = set()  # with local completion
+        self.early: set[int] = set()  # messages that were confirmed so
+        self.refused_late: set[At] = set()  # and by a full queue refused after that
         self.deliveries = 0
         self.sessions: dict[At, int] = {}
         self.sessions_opened = 0
@@ -103,8 +109,12 @@ class World(Cluster):
             self._break(self.conns.pop(key))
         site.opens += 1
         site.memory, site.checkpoints = RoutingQueue(self.memory_bytes_max), Checkpoints()
-        site.replica = replica = self.replica_class(node, ["^[a-z]"], lambda first, count, runs: self._feed(site, Append(count, (first, runs))))
-        run(rebuild(replica, cast(Any, Streams(site)), site.memory, site.checkpoints))
+        site.replica = replica = self.replica_class(
+            node, Levels({"^[a-z]": "all"}), lambda first, count, runs: self._feed(site, Append(count, (first, runs)))
+        )
+        retention = Retention(1 << 30)
+        replica.log_marks = retention.export
+        run(rebuild(replica, cast(Any, Streams(site)), site.memory, site.checkpoints, retention))
         site.entries, site.batches = [], []
         index = LogIndex(i)
         for record in site.stream:
@@ -234,13 +244,18 @@ class World(Cluster):
     def _begin_recovery(self, host: Host, node: Node, effect: Recover) -> None:
         super()._recover(host, node, effect)
         replica = cast(Site, host).replica
-        replica.redelivered_upto = node.log.end
+        replica.took_over(clean=False)
         replica.begin_epoch(effect.epoch)
 
     def _new_role(self, host: Host, node: Node, effect: RoleChanged) -> None:
         super()._role_changed(host, node, effect)
         if effect.role is Role.ACTIVE:
-            self.check_queues(cast(Site, host))
+            for relay in list(cast(Site, host).relays):
+                relay.give_confirms()
+
+    def _let_in(self, host: Host, node: Node, effect: OpenDoor) -> None:
+        super()._open_door(host, node, effect)
+        self.check_queues(cast(Site, host))
 
     _EFFECTS = {
         **Cluster._EFFECTS,
@@ -248,6 +263,7 @@ class World(Cluster):
         SafeAdvanced: _safe_advanced,
         Recover: _begin_recovery,
         RoleChanged: _new_role,
+        OpenDoor: _let_in,
     }
 
     def recovered(self, i: int) -> None:
@@ -275,11 +291,27 @@ class World(Cluster):
     def confirmed_to_client(self, site: Site, number: int) -> None:
         """The door tells a publisher that its message is safe."""
         self.client_confirms += 1
+        if site.replica.holds_confirms:
+            raise Violation(f"n{site.id} confirms m{number}, and waits for its expected backups")
         there = [at for at in self.entries_of_number.get(number, ()) if self.holds(site, at) and not self.is_refused(site, at)]
         if not there:
             raise Violation(f"G1: n{site.id} confirms m{number}, which is not safe in its log")
         if not any(site.replica.tracker.is_applied(sequence) for _, sequence in there):
             raise Violation(f"G1: n{site.id} confirms m{number}, entries {there}, which is not in its queues")
+
+    def confirmed_early(self, site: Site, number: int) -> None:
+        """Local completion: the door tells a publisher that its message is in the own stream."""
+        self.early.add(number)
+        node = site.replica.node
+        if not any(sequence <= node.durable and node.log.epoch_at(sequence) == epoch for epoch, sequence in self.entries_of_number.get(number, ())):
+            raise Violation(f"G1: n{site.id} confirms m{number} with local completion, and its own stream does not have it")
+
+    def check_early(self, site: Site) -> None:
+        """What was confirmed with local completion is lost with its entry (that is, with its primary), or to a full queue that refuses it."""
+        for number in self.early:
+            there = [at for at in self.entries_of_number[number] if self.holds(site, at)]
+            if there and not self.refused_late.intersection(there) and all(self.is_refused(site, at) for at in there):
+                raise Violation(f"G1: m{number} was confirmed with local completion, and n{site.id} counts it as refused: {there}")
 
     def delivered(self, site: Site, queue: str, copy: Copy, pipe: Pipe, tag: int, *, redelivered: bool) -> None:
         """The door gives a message to a consumer; the broker holds it for `tag` of `pipe`."""

@@ -53,6 +53,7 @@ def writer(lab: Lab) -> Iterator[pika.BlockingConnection]:
     """The sidecar's part: readers have no right to write."""
     parameters = pika.URLParameters(lab.nodes["w1"].admin)
     parameters.virtual_host = "lrq"
+    parameters.heartbeat = 0  # a test is silent for as long as Spark takes
     connection = pika.BlockingConnection(parameters)
     yield connection
     if connection.is_open:

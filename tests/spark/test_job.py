@@ -35,7 +35,7 @@ def flight(number: int, carrier: str, month: int, delay: int | None) -> dict[str
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "lrq_ha.spark.job", *map(str, arguments)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "lrq_ha.spark.job", *map(str, arguments)], capture_output=True, text=True, timeout=500
     )
 
 
@@ -54,7 +54,7 @@ def test_the_job(nodes: str, receive_queue: Callable[..., ReceiveQueue], tmp_pat
     ]
     queue.write(*batches, *batches[3:5])  # a repeat must not bring the old delay of flight 0 back
     command = [sys.executable, "-m", "lrq_ha.spark.job", "--nodes", nodes, "--queue", queue.name, "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out" / "results.json").read_text())
     assert report == {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_plugin.channels import Channel, Closing, Confirms, Delivery, Settled
+from broker_plugin.channels import Channel, Closing, Confirms, Delivery, Settled, Transaction
 from lrq_ha.replication.errors import IllegalEvent
 
 
@@ -129,6 +129,18 @@ def test_what_the_log_knows_nothing_of_is_covered_too() -> None:
     assert channel.outstanding() == 0
 
 
+def test_an_ack_is_taken_for_what_the_client_holds() -> None:
+    channel = Channel(1, deliveries={3: delivery(30)}, others={5})
+    assert [tag for tag in range(7) if channel.holds(tag, False)] == [3, 5]
+    assert [tag for tag in range(7) if channel.holds(tag, True)] == [0, 3, 5]
+
+
+def test_acks_wait_for_a_commit_at_the_broker_only_on_the_channel_that_has_it() -> None:
+    assert not Channel(1).acks_wait
+    assert Channel(1, tx=Transaction()).acks_wait
+    assert not Channel(1, tx=Transaction(), second=65_535).acks_wait
+
+
 def test_visits_are_counted_by_queue() -> None:
     assert delivery(1).visit == 0
     assert Delivery(("/", "q"), 1, (("q", 3), ("other", 1))).visit == 3
@@ -148,3 +160,31 @@ def test_visits_are_counted_by_queue() -> None:
 def test_who_still_speaks_while_a_channel_closes(state: Closing, closing: bool, speaks: bool) -> None:
     channel = Channel(1, state=state)
     assert (channel.closing, channel.speaks) == (closing, speaks)
+
+
+def test_an_ack_of_several_after_a_rollback_covers_what_the_transaction_had_settled() -> None:
+    channel = Channel(1)
+    channel.deliveries = {tag: Delivery(("/", "q"), 100 + tag, ()) for tag in range(1, 7)}
+    tx = Transaction()
+    tx.settled = channel.take_out(5, False) | channel.take_out(2, True)
+    assert list(channel.deliveries) == [3, 4, 6]
+    channel.give_back(tx)
+    assert list(channel.take_out(5, True)) == [1, 2, 3, 4, 5]
+    assert list(channel.take_out(0, True)) == [6]
+
+
+def test_an_ack_of_several_costs_what_it_covers() -> None:
+    """With everything that a consumer without a prefetch limit holds, each looked at all of it."""
+
+    class Counted(int):
+        looks = 0
+
+        def __le__(self, other: int) -> bool:
+            Counted.looks += 1
+            return int(self) <= other
+
+    channel = Channel(1)
+    channel.deliveries = {Counted(tag): Delivery(("/", "q"), tag, ()) for tag in range(1, 1_001)}
+    for tag in range(10, 1_001, 10):
+        assert len(channel.take_out(tag, True)) == 10
+    assert Counted.looks < 1_200

@@ -33,6 +33,7 @@ class Node:
         self.answer: tuple[bool, str] = (True, "done")
         self.error: LrqError | None = None
         self.peers: dict[str, Any] = {}
+        self.opened = False
 
     def status(self) -> dict[str, Any]:
         if self.error:
@@ -40,10 +41,14 @@ class Node:
         return {
             "node": self.name, "group": "east", "role": self.role.value, "epoch": 0x301, "end": 120, "safe": 119, "applied": 100, "in_set": True,
             "members": ["e1"], "primary": "e1", "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1, "reason": "started",
+            "serving": self.opened or self.role is Role.ACTIVE,
         }  # fmt: skip
 
     def queues(self) -> list[str]:
         return ["LRQ_Recv_orders_west"]
+
+    def levels(self) -> list[dict[str, str]]:
+        return [{"vhost": "/", "queue": "orders", "level": "all"}]
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
         self.told.append(("promote", down, force, dry_run))
@@ -101,6 +106,7 @@ def test_status_and_queues(serve: Callable[[Node], Node]) -> None:
     node = serve(Node("e1"))
     assert call(f"{node.url}/status") == (200, node.status())
     assert call(f"{node.url}/queues") == (200, ["LRQ_Recv_orders_west"])
+    assert call(f"{node.url}/levels") == (200, node.levels())
 
 
 @pytest.mark.parametrize("role", Role)
@@ -108,6 +114,14 @@ def test_codes_for_load_balancers(serve: Callable[[Node], Node], role: Role) -> 
     node = serve(Node("e1", role))
     assert call(f"{node.url}/primary")[0] == (200 if role is Role.ACTIVE else 503)
     assert call(f"{node.url}/ready")[0] == (200 if role in (Role.ACTIVE, Role.READY) else 503)
+
+
+def test_a_primary_that_waits_for_its_backups_takes_clients(serve: Callable[[Node], Node], tmp_path: Path) -> None:
+    node = serve(Node("e1", Role.RECOVERING))
+    node.opened = True
+    assert call(f"{node.url}/primary")[0] == call(f"{node.url}/ready")[0] == 200
+    assert main(["remove", "e1", *lab(tmp_path, node)]) == 0, "it is whom an operator speaks to"
+    assert node.told == [("remove", "e1", False)]
 
 
 def test_commands_get_their_defaults(serve: Callable[[Node], Node]) -> None:
@@ -170,13 +184,13 @@ def test_an_occupied_port_says_so(serve: Callable[[Node], Node]) -> None:
 
 def test_list_shows_every_node(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     e1, e2, e3 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2")), Node("e3")
-    e1.peers = {"e2": {"connected": True, "acked": 117, "lag_entries": 3, "lag_bytes": 4096, "lag_seconds": 0.25}}
+    e1.peers = {"e2": {"connected": True, "acked": 117, "lag_entries": 3, "lag_bytes": 4096, "lag_seconds": 0.25, "log_bytes_left": 70}}
     assert main(["list", *lab(tmp_path, e1, e2, e3)]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split("  ")[0].strip() == "NODE"
-    assert rows[0].split() == ["e1", "east", "active", "3.1", "120", "119", "100", "-", "-", "-", "yes", "12:00:00", "started"]
+    assert rows[0].split() == ["e1", "east", "active", "3.1", "120", "119", "100", "-", "-", "-", "-", "yes", "12:00:00", "started"]
     # The primary's word on who is in sync counts, not the backup's.
-    assert rows[1].split() == ["e2", "east", "ready", "3.1", "120", "119", "100", "3", "4096", "0.2", "no", "12:00:00", "started"]
+    assert rows[1].split() == ["e2", "east", "ready", "3.1", "120", "119", "100", "3", "4096", "0.2", "70", "no", "12:00:00", "started"]
     assert "no answer" in rows[2]
     assert f"tried {e3.url}/status: connection refused" in rows[2]
 

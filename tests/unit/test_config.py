@@ -31,6 +31,7 @@ listen = "127.0.0.1:5673"
 [http]
 listen = "127.0.0.1:8080"
 """
+LEVELS = "[replication]\nreplicate = { '%s' = \"%s\" }\n[http]"
 PEER = '[[peers]]\nname = "{name}"\nid = {id}\ndoor = "amqp://lrq:secret@127.0.0.1:5683"\nhttp = "http://127.0.0.1:8081"\n'
 
 
@@ -86,6 +87,12 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
         pytest.param("lrq:secret@", "", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="url without a user"),
         pytest.param("127.0.0.1:8080", "8080", ["http.listen", "'8080'", "HOST:PORT"], id="listen without a host"),
         pytest.param('"e1"', '"e 1"', ["node.name", "'e 1'", "[A-Za-z0-9.-]"], id="bad name"),
+        pytest.param("[http]", "[replication.completion]\n'(' = 'all'\n[http]", ["replication.completion", "regular expression"], id="bad pattern 2"),
+        pytest.param("[http]", "[replication.completion]\nm = 'none'\n[http]", ["replication.completion", "'all' or 'local'"], id="bad completion"),
+        pytest.param("[http]", "[replication]\nexpected_backups = 1\n[http]", ["expected_backups is 1", "0 peers"], id="too many expected"),
+        pytest.param("[http]", LEVELS % ("^a", "some"), ["replication.replicate", "'^a'", "'some'", "none, configuration, all"], id="bad level"),
+        pytest.param("[http]", LEVELS % ("(", "all"), ["replication.replicate", "'('", "no regular expression"], id="bad pattern"),
+        pytest.param("[http]", "[replication]\nreplicate = ['a']\n[http]", ["replication.replicate", "dictionary"], id="no table of levels"),
         pytest.param("[http]", '[replication]\nmode = "loose"\n[http]', ["replication.mode", "'loose'", "'available' or 'strict'"], id="bad choice"),
     ],
 )
@@ -116,6 +123,15 @@ def test_a_bad_key_of_a_peer_is_named_with_its_place(tmp_path: Path) -> None:
 def test_a_group_is_no_site_of_its_own(tmp_path: Path) -> None:
     site = '[[sites]]\nremote_id = "east"\ndoors = ["amqp://lrq:secret@127.0.0.1:5683"]\n'
     assert "east cannot be a site of its own" in refusal(tmp_path, MINIMAL + site)
+
+
+def test_the_first_pattern_that_fits_a_name_says_when_it_is_confirmed(tmp_path: Path) -> None:
+    table = "[replication]\ncompletion = { 'slow$' = 'all', '^metrics\\.' = 'local' }\n"
+    config = load(write(tmp_path, MINIMAL + table))
+    names = ("metrics.cpu", "metrics.slow", "metrics", "old.metrics.cpu", "orders")
+    assert [name for name in names if config.completes_locally(name)] == ["metrics.cpu"]
+    assert config.settings().local_completion
+    assert not load(write(tmp_path, MINIMAL)).settings().local_completion
 
 
 # -- TLS and secrets

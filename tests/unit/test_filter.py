@@ -19,8 +19,9 @@ from pyroaring import BitMap64
 
 from lrq_ha.replication.applied import Generations, QueueRecord
 from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.filter import Deaths, DeliveryFilter, Kind, QueueKey, Verdict, origin_of, visit_of
+from lrq_ha.replication.filter import DeliveryFilter, Kind, QueueKey, Verdict
 from lrq_ha.replication.ids import Dedup
+from lrq_ha.replication.visits import Deaths, origin_of, visit_of
 
 Q, D, R = ("/", "q"), ("/", "d"), ("/", "r")
 FROM_Q: Deaths = (("q", 1),)
@@ -354,6 +355,7 @@ def test_export_and_import(flt: Filter) -> None:
     assert again.export() == (queues, refused)
     assert [(record.vhost, record.queue) for record in queues] == [Q, D, R]
     assert again.queue(Q).due(1000) == 100
+    assert (again.queue(Q).has_due, again.queue(R).has_due) == (True, False)
     asked: list[tuple[QueueKey, int, Deaths]] = [
         (Q, 100, ()),
         (Q, 101, ()),
@@ -387,6 +389,17 @@ def test_a_log_that_lost_its_end(flt: Filter) -> None:
         assert flt.verdict(D, seq, 1) is Verdict.GIVE
         assert flt.verdict(D, seq, 1, died) is Verdict.GIVE
     assert flt.queue(Q).due(100) == 3
+
+
+def test_a_line_that_fell_out_of_the_log_and_stands_in_it_again(loop: Filter) -> None:
+    """What is known of it then is known as the first time, and once."""
+    loop.lose(0)
+    loop.done(Kind.REJECT, R, 1, visit=1, origin="q", sweep=True)
+    loop.done(Kind.REJECT, Q, 1, sweep=True)
+    passes(loop, R)
+    passes(loop, Q, ())
+    assert due(loop) == ["r"]
+    assert all(len(followers) == len(set(map(id, followers))) for followers in loop.followers.values())
 
 
 def test_refusals_that_are_lost(flt: Filter) -> None:
@@ -585,3 +598,13 @@ def test_ten_million_messages(shape: str) -> None:
 def test_a_node_without_a_record_begins_with_an_empty_filter() -> None:
     flt = DeliveryFilter.restored(Generations(), (), b"")
     assert flt.export() == DeliveryFilter(Generations()).export()
+
+
+def test_what_has_not_changed_is_not_made_anew_for_the_record(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1)
+    flt.done(Kind.DEQUEUE, D, 2)
+    (q, d), _ = flt.export()
+    flt.done(Kind.DEQUEUE, Q, 3)
+    (q_after, d_after), _ = flt.export()
+    assert d_after is d
+    assert q_after != q

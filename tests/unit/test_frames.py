@@ -153,6 +153,33 @@ def test_any_chunking_gives_what_pamqp_encoded(made: list[Any], data: st.DataObj
     assert reader.left == b""
 
 
+@given(st.lists(contents(), min_size=1, max_size=3), st.lists(st.integers(0, 2), max_size=12), st.data())
+@settings(max_examples=200, deadline=None)
+def test_equal_contents_are_found_as_different_ones_are(pool: Any, order: list[int], data: st.DataObject) -> None:
+    """A run of publishes that differ in their bodies only is found by comparison; so is nothing else."""
+    parts = []
+    for number in order:
+        raw = bytearray(pool[number % len(pool)][0])
+        if data.draw(st.booleans()):
+            raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1
+        parts.append(bytes(raw))
+    whole = b"".join(parts)
+    one_by_one: list[frames.Item] = []
+    at = 0
+    try:
+        while at < len(whole):  # a scan that ends behind its first item
+            items, _ = frames.scan(whole, at, frames.FRAME_MAX_BYTES, 0)
+            if not items:
+                break
+            one_by_one.append(items[0])
+            at = frames.end_of(items[0])
+    except FrameError:
+        with pytest.raises(FrameError):
+            frames.scan(whole, 0, frames.FRAME_MAX_BYTES, 0)
+    else:
+        assert frames.scan(whole, 0, frames.FRAME_MAX_BYTES, 0) == (one_by_one, at)
+
+
 @given(contents(), contents())
 @settings(max_examples=50, deadline=None)
 def test_contents_interleaved_on_two_channels(one: Any, two: Any) -> None:
@@ -231,6 +258,25 @@ def test_stamp_is_decode_change_encode(made: commands.Basic.Properties) -> None:
     assert headers.position(stamped) == b"259.17/4"
     assert stamped[:12] == payload[:12]
     assert headers.stamp(stamped, headers.position_field(b"259.17/4")) == stamped
+
+
+@given(st.lists(properties, min_size=1, max_size=4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=20), st.integers(1, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_remembered_stamps_are_those_that_are_made(pool: Any, order: list[tuple[int, int]], sequence: int) -> None:
+    stamps = headers.Stamps()
+    affixes = (b"259.", b"/4")
+    for number, size in order:
+        payload = header_bytes(pool[number % len(pool)], size)
+        stamps.renew(affixes, sequence)
+        stamped = headers.stamp(payload, headers.position_field(b"259.%d/4" % sequence))
+        known = stamps.get(payload[headers.BODY_SIZE_END :])
+        if known is None:
+            stamps.learn(payload, stamped, sequence)
+        else:
+            before, after, longer = known
+            assert b"%b%b%d%b" % (payload[: headers.BODY_SIZE_END], before, sequence, after) == stamped
+            assert len(stamped) == len(payload) + longer
+        sequence += 1
 
 
 @given(properties)
@@ -339,6 +385,8 @@ def test_deaths_sum_the_counts_of_each_queue() -> None:
         (b"\x05\0\0\0\0\0\0\xce", "not a frame type"),
         (b"HTTP/1.1", "not a frame type"),
         (b"\x01\0\1\0\0\0\x01\1\xce", "holds no method"),
+        (frames.raw_method_frame(1, frames.HEARTBEAT), "no method 0x00000008"),
+        (frames.raw_method_frame(1, frames.BODY, b"x"), "no method 0x00000003"),
     ],
 )
 def test_malformed_frames_are_named(raw: bytes, says: str) -> None:
@@ -375,7 +423,8 @@ def test_an_unfinished_content_is_held_up_to_the_limit_only() -> None:
         [(frames.BASIC_PUBLISH, b"m"), (frames.BASIC_PUBLISH, b"m")],
         [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, b"short")],
         [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(3)), (frames.BODY, b"four")],
-        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101))],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(frames.BODY_BYTES_ANY_MAX + 1))],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 102)],
     ],
 )
 def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
@@ -384,6 +433,25 @@ def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
         assembly.take(kind, 1, payload)
     with pytest.raises(FrameError):
         assembly.take(run[-1][0], 1, run[-1][1])
+
+
+def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
+    budget = frames.Budget(120, "what all hold")
+    assembly = frames.Assembly(body_bytes_max=100, budget=budget)
+    for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 100)):
+        assert assembly.take(kind, 1, payload) is None
+    assert budget.bytes == len(b"m" + headers.header_payload(101)), "only what stands before it"
+    assert assembly.is_open(1)
+    with pytest.raises(frames.BodyTooLarge) as caught:
+        assembly.take(frames.BODY, 1, b"x")
+    assert (caught.value.size, caught.value.limit) == (101, 100)
+    assert budget.bytes == 0
+    assert not assembly.is_open(1)
+    header = headers.header_payload(100)
+    for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, header)):
+        assert assembly.take(kind, 1, payload) is None
+    assert assembly.take(frames.BODY, 1, b"y" * 100) == frames.Content(b"m", header, b"y" * 100)
+    assert budget.bytes == 0
 
 
 def test_a_dropped_channel_starts_afresh() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +81,50 @@ def test_ready_when_all_before_the_first_guarded_is_safe() -> None:
     guard.acknowledged(20)
     assert guard.safe_upto == 20
     assert QueueGuard(1).is_ready()
+
+
+def test_an_ack_far_beyond_what_was_sent_changes_nothing() -> None:
+    guard = QueueGuard(1)
+    guard.enqueue(1, 1_000_000)
+    guard.deliver(1, 1_000_000)
+    guard.dequeued(7, 70_000)
+    for upto in (1_000_001, 2**63, 2**64 - 1):
+        with pytest.raises(IllegalEvent, match="entry 1000001 is new"):
+            guard.acknowledged(upto)
+    assert guard.safe_upto == 0
+    guard.acknowledged(6)
+    assert guard.safe_upto == 70_000
+    guard.acknowledged(1_000_000)
+    assert guard.safe_upto == 1_000_000
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 8, 9, 65_535, 65_536, 65_537, 1_000_003])
+def test_an_ack_before_a_long_run_that_is_safe_reaches_its_end(length: int) -> None:
+    guard = QueueGuard(1)
+    guard.deliver(1, 1)
+    guard.dequeued(2, 1 + length)
+    guard.dequeued(3 + length, 3 + length)
+    guard.acknowledged(1)
+    assert guard.safe_upto == 1 + length
+    assert guard.state(2 + length) is State.NEW
+    assert guard.state(3 + length) is State.SAFE
+
+
+def test_every_second_entry_safe_costs_next_to_nothing() -> None:
+    """Ranges would be one per entry then: 100 bytes each, and each event would move them all."""
+    count = 20_000
+    guard = QueueGuard(1)
+    guard.enqueue(1, count)
+    tracemalloc.start()
+    for seq in range(1, count, 2):
+        guard.deliver(seq, seq)
+        guard.dequeued(seq + 1, seq + 1)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < count, f"{grown} bytes for {count} entries"
+    for upto in range(999, count, 1_000):
+        guard.acknowledged(upto)
+        assert guard.safe_upto == upto + 1, "the one behind it was safe already"
 
 
 def test_the_diagram_is_the_table() -> None:

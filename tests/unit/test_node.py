@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lrq_ha.replication.candidate import FORGOTTEN_TERMS_MAX
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.events import (
     Ack,
@@ -20,6 +21,7 @@ from lrq_ha.replication.events import (
     Heartbeat,
     Hello,
     Lead,
+    OpenDoor,
     Opened,
     OwnConfirmed,
     PeerAcked,
@@ -40,14 +42,16 @@ from lrq_ha.replication.events import (
     Send,
     Subscribe,
     Superseded,
+    SwitchoverRequest,
     Tick,
     WriteBatch,
     WriteFence,
 )
 from lrq_ha.replication.log import BatchHeader, LogState
-from lrq_ha.replication.node import FORGOTTEN_TERMS_MAX, Node, NodeSettings
+from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.replication.roles import Role
+from lrq_ha.replication.settings import NodeSettings
 
 E1_1, E2_1, E2_2, E3_1, E3_2 = (epoch_number(t, o) for t, o in ((1, 1), (2, 1), (2, 2), (3, 1), (3, 2)))
 BOTH, ONE, TWO = frozenset({1, 2}), frozenset({1}), frozenset({2})
@@ -226,6 +230,7 @@ def test_ack_beyond_the_log() -> None:
 
 
 STATES: dict[str, Any] = {
+    "expecting": lambda: expecting(),
     "catch-up": lambda: Driver(2),
     "ready": follower,
     "candidate": candidate,
@@ -303,7 +308,7 @@ def test_a_group_of_one_opens_by_itself() -> None:
     assert only(effects, WriteBatch).kind is EntryKind.MARKER
     assert only(effects, SafeAdvanced).safe == 6
     assert only(effects, Recover).epoch == E2_1
-    assert kinds(d.feed(Recovered(E2_1))) == [RoleChanged]
+    assert kinds(d.feed(Recovered(E2_1))) == [OpenDoor, RoleChanged]
     assert d.node.role is Role.ACTIVE
     d.feed(Append(3, "runs"))
     assert only(d.effects, WriteBatch) == WriteBatch(BatchHeader(E2_1, 7, 9, E2_1, E2_1), EntryKind.ENTRIES, "runs")
@@ -482,6 +487,62 @@ def test_the_door_opens_when_the_marker_is_safe() -> None:
     d.feed(Recovered(E2_1))
     assert d.node.role is Role.ACTIVE
     assert d.feed(Recovered(E2_1)) == []
+
+
+def expecting(**options: Any) -> Driver:
+    """Node 1, promoted while node 2 is down, which it waits for: its door is open."""
+    d = Driver(1, expected_backups=1, expected_backups_timeout_s=3.0, **options)
+    assert d.ask(2) is None
+    d.confirm()
+    d.feed(Recovered(d.node.leading))
+    return d
+
+
+def test_the_door_opens_before_the_expected_backups_are_there() -> None:
+    d = expecting()
+    assert kinds(d.effects) == [OpenDoor, RoleChanged]
+    waits = "primary, epoch 2.1; its door is open, confirms wait: 0 of 1 expected backups are in sync (for 3 s at most)"
+    assert (d.node.role, d.node.reason, d.node.serving) == (Role.RECOVERING, waits, True)
+    d.feed(Append(1, "runs"))
+    assert d.confirm() == [SafeAdvanced(7)], "what it takes goes its way"
+    assert d.ask() == Answer(False, "e1 is primary already (epoch 2.1)")
+    d.feed(SwitchoverRequest())
+    assert d.answer().text == "e1 has no in-sync backup to hand over to"
+    assert d.feed(Recovered(E2_1)) == [], "it has opened once"
+
+
+def test_confirms_begin_when_the_expected_backups_are_in_sync() -> None:
+    d = expecting()
+    d.meet(2, state())
+    d.confirm()
+    d.hear(2, Following(E2_1, 5, False, state(top=E2_1)))
+    assert d.node.role is Role.RECOVERING
+    effects = d.feed(PeerAcked(2, 6))
+    assert only(effects, WriteBatch).batch.sets == ((7, BOTH),)
+    assert only(effects, RoleChanged) == RoleChanged(Role.ACTIVE, "primary, epoch 2.1")
+    d.feed(PeerDisconnected(2))
+    d.live(6.0)
+    assert d.node.log.members == ONE
+    assert d.node.role is Role.ACTIVE, "it has waited once"
+
+
+def test_confirms_begin_without_them_after_their_time() -> None:
+    d = expecting()
+    d.live(2.9)
+    assert d.node.role is Role.RECOVERING
+    d.live(0.5)
+    assert (d.node.role, d.node.reason) == (Role.ACTIVE, "primary, epoch 2.1; after 3 s it went on with 0 of 1 expected backups")
+
+
+def test_who_stayed_in_the_set_was_there_all_the_time() -> None:
+    d = leader(3, expected_backups=1)
+    assert (d.node.role, d.node.reason) == (Role.ACTIVE, "primary, epoch 2.1")
+
+
+def test_a_door_that_may_not_open_yet_stays_closed() -> None:
+    d = leader(active=False)
+    d.feed(Recovered(E2_1))
+    assert (d.node.role, d.node.serving) == (Role.RECOVERING, False), "its MARKER is not safe"
 
 
 def test_safe_needs_the_own_stream_and_every_member() -> None:
@@ -831,6 +892,13 @@ def test_dry_run_tells_the_stakes() -> None:
     assert "was NOT in sync then; its broker went down since, and it has not caught up" in d.answer().text
 
 
+def test_dry_run_tells_what_local_completion_puts_at_stake() -> None:
+    d = follower(local_completion=True)
+    d.feed(PeerDisconnected(1))
+    d.ask(1, dry_run=True)
+    assert d.answer().text.endswith("; publishes with local completion that it lacks are lost, though they were confirmed")
+
+
 def test_promotion_with_the_operators_word() -> None:
     d = Driver(2)
     assert d.ask(1, force=True) is None
@@ -1058,6 +1126,7 @@ def test_a_promise_deposes_the_primary() -> None:
 def test_diverged() -> None:
     d = diverged()
     assert d.node.reason == "entries 6 to 7 may have been confirmed by this node alone; e1 lacks them"
+    assert d.node.tail_from == 6
     assert d.feed(Tick())
     d.hear(1, Lead(E2_1, False, leaders_log()))
     assert sent(d.confirm(), Following)[-1].diverged

@@ -34,7 +34,7 @@ from lrq_ha.replication.events import (
     WriteBatch,
 )
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState
-from lrq_ha.replication.retention import MARKS_MAX, Retention
+from lrq_ha.replication.retention import MARKS_MAX, MARKS_TOLD_MAX, RECORD_BYTES, Retention
 from lrq_ha.replication.roles import Role
 
 EMPTY = LogState()
@@ -309,25 +309,64 @@ def test_one_that_joins_still_gives_its_promise_and_learns_of_newer_epochs() -> 
 # ---- how far behind a receiver is ------------------------------------------------------------------------------------
 
 
+def gauged(*batches: tuple[int, int], log_bytes_max: int = 1_000, segment_bytes: int = 0) -> Retention:
+    """Of batches (last entry, bytes in the stream)."""
+    gauge = Retention(log_bytes_max, segment_bytes)
+    for last, size in batches:
+        gauge.appended(last, size - RECORD_BYTES)
+    return gauge
+
+
 def test_retention() -> None:
-    gauge = Retention(1_000)
-    assert (gauge.behind(0), gauge.in_danger(0)) == (0, False)
-    for last in range(1, 7):
-        gauge.appended(last, 100)
-    assert [gauge.behind(acknowledged) for acknowledged in (0, 1, 5, 6, 9)] == [600, 500, 100, 0, 0]
+    assert (gauged().behind(0), gauged().in_danger(0), gauged().left(0)) == (0, False, 1_000)
+    gauge = gauged(*((last, 400) for last in range(1, 7)), log_bytes_max=4_000, segment_bytes=1_000)
+    assert [gauge.behind(acknowledged) for acknowledged in (0, 1, 5, 6, 9)] == [2_400, 2_000, 400, 0, 0]
+    assert [gauge.left(acknowledged) for acknowledged in (0, 1, 6)] == [600, 1_000, 3_000]
     assert gauge.in_danger(0)
     assert not gauge.in_danger(1)
-    gauge.appended(3, 100)  # a tail was cut and written again
-    assert gauge.behind(6) == 100
+    gauge.appended(20, 3_000)
+    assert gauge.left(1) == 0
+
+
+def test_retention_where_a_tail_was_cut_and_written_again() -> None:
+    gauge = gauged(*((last, 400) for last in range(1, 7)), (4, 500), (5, 500))
+    assert [gauge.behind(acknowledged) for acknowledged in (3, 4, 5)] == [2_200, 500, 0]
 
 
 def test_retention_keeps_a_bounded_number_of_marks() -> None:
     gauge = Retention(MARKS_MAX)
     for last in range(1, 3 * MARKS_MAX):
         gauge.appended(last, 1)
-    assert gauge.behind(3 * MARKS_MAX - 10) == 9
-    assert gauge.behind(0) == 3 * MARKS_MAX - 1
+    each = 1 + RECORD_BYTES
+    assert gauge.behind(3 * MARKS_MAX - 10) == 9 * each
+    assert gauge.behind(0) == (3 * MARKS_MAX - 1) * each
     assert len(gauge._sequences) <= 2 * MARKS_MAX + 1
+
+
+def test_retention_over_a_restart() -> None:
+    """What the marks of a CHECKPOINT say is never less than what is true, and little more."""
+    gauge = gauged(*((last, 1_000) for last in range(1, 1_001)), log_bytes_max=500_000)
+    assert Retention(1).export() == [(0, 0)]
+    marks = gauge.export()
+    assert len(marks) <= MARKS_TOLD_MAX + 1
+    assert marks[-1] == (1_000, 1_000_000)
+    again = Retention(500_000)
+    again.restore(marks)
+    for acknowledged in range(0, 1_001, 7):
+        assert gauge.behind(acknowledged) <= again.behind(acknowledged) <= gauge.behind(acknowledged) + 20_000
+    for each in (gauge, again):
+        each.appended(1_001, 1_000 - RECORD_BYTES)
+    assert again.behind(1_000) == gauge.behind(1_000) == 1_000
+    again.restore([])
+    assert again.behind(1_000) == 1_000, "a CHECKPOINT without marks changes nothing"
+
+
+def test_who_was_last_in_the_set() -> None:
+    log = LogIndex(1)
+    assert log.in_set_upto(2) == 0
+    for sequence, members in ((1, {1, 2}), (10, {1}), (20, {1, 3}), (30, {1})):
+        log.accept(BatchHeader(E1_1, log.end + 1, sequence, E1_1 if log.end else 0, E1_1, ((sequence, frozenset(members)),)))
+    assert [log.in_set_upto(node) for node in (1, 2, 3, 4)] == [30, 9, 29, 0]
 
 
 # ---- definitions -----------------------------------------------------------------------------------------------------

@@ -28,6 +28,17 @@ def test_the_last_value_counts_once_it_is_safe() -> None:
     assert [told.sequence for told in statuses.since(0)] == [told.sequence for told in statuses.rows()] == [3]
 
 
+def test_the_newest_value_is_known_before_it_is_safe() -> None:
+    statuses = noted(full_sync("r1", REQUESTED), full_sync("r2", REQUESTED))
+    key = full_sync("r1", REQUESTED).key
+    for upto in (0, 1, 2):
+        statuses.safe(upto)
+        newest = statuses.last(key)
+        assert newest is not None
+        assert newest.full_sync.request_id == "r2"
+    assert statuses.last("another") is None
+
+
 def test_an_end_that_crossed_a_newer_request_does_not_hide_it() -> None:
     """In one step, in two, after a checkpoint: whoever is told hears of the request that is open."""
     for end in (COMPLETED, CANCELLED):

@@ -1,0 +1,197 @@
+"""Pausing one queue at the door of a primary, while its messages are moved (R17): nobody holds anything of it, and nothing is added to it.
+
+Rules:
+- First its consumers are cancelled at the broker, without a word to their clients, which finish what they hold. Publishers go on meanwhile. A single
+  active consumer is the last to be cancelled, so that no other becomes active.
+- When nobody holds anything, and the broker has all that was given back and published, publishes to it wait (`waiting`). This begins inside a
+  barrier, so that no declaration is under way, and none concerns the queue before the end.
+- At the end consumers are there again, as they were and in the order in which they came: tags, arguments, prefetch.
+- If consumers do not finish in time, the queue goes on, and its pause has failed; by force, their channels are closed instead.
+- A queue that expires when it is not used is not left without a consumer for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from lrq_ha.replication.errors import LrqError
+
+from . import closing, frames
+from .channels import Channel, Closing, Consumer, QueueKey
+from .waiting import Moving
+
+if TYPE_CHECKING:
+    from .door import Door
+    from .relay import Relay
+    from .replica import Replica
+
+POLL_S = 0.01
+BLOCKED_POLL_S = 0.25
+FORCED_S = 15.0
+RESUMED_S = 1.0
+EXPIRES_SHARE = 4
+PRECONDITION_FAILED = 406
+
+
+class Busy(LrqError):
+    """Consumers hold on to messages of the queue."""
+
+
+class Pause:
+    """See above.
+
+    Args:
+        door, replica: Of this node, which is primary.
+        key: The queue.
+        arguments: Of its declaration.
+    """
+
+    def __init__(self, door: Door, replica: Replica, key: QueueKey, arguments: Mapping[str, Any]) -> None:
+        self._door = door
+        self._replica = replica
+        self._key = key
+        self._single = bool(arguments.get("x-single-active-consumer"))
+        self._expires_s = arguments.get("x-expires", 0) / 1_000
+        self._began = 0.0
+        self.seconds = 0.0
+
+    async def begin(self, timeout_s: float, *, force: bool = False) -> None:
+        """Returns when the queue stands still.
+
+        Raises:
+            Busy: Consumers have not finished in time, or the broker takes nothing for the log; the queue goes on.
+        """
+        while self._door.log_blocked:
+            await asyncio.sleep(BLOCKED_POLL_S)
+        self._began = time.monotonic()
+        if self._expires_s:
+            timeout_s = min(timeout_s, self._expires_s / EXPIRES_SHARE)
+        deadline = self._began + timeout_s
+        while not await self._stands_still():
+            if self._door.log_blocked or time.monotonic() > deadline:
+                if not force:
+                    await self.end()
+                    raise Busy(f"consumers hold {self._held()} messages of queue '{self._key[1]}' in vhost '{self._key[0]}'", retriable=True)
+                force, deadline = False, time.monotonic() + FORCED_S
+                self._close_holders()
+            await asyncio.sleep(POLL_S)
+        await self._replica.wait_safe(self._replica.last_operation)
+
+    async def end(self) -> None:
+        """The queue goes on. Of a single active consumer's, each is there before the next comes."""
+        moving = self._replica.moving.pop(self._key, None)
+        if moving is not None:
+            moving.over.set()
+        paused = [
+            (consumer.number, relay, channel, tag, consumer)
+            for relay, channel in self._channels()
+            for tag, consumer in list(channel.paused.items())
+            if consumer.queue == self._key
+        ]
+        for _, relay, channel, tag, consumer in sorted(paused, key=lambda one: one[0]):
+            if channel.paused.pop(tag, None) is None:
+                continue  # the client has cancelled it meanwhile
+            _consume_again(relay, channel, tag, consumer)
+            until = time.monotonic() + RESUMED_S
+            while self._single and channel.resuming[tag] and not relay.closed and time.monotonic() < until:
+                await asyncio.sleep(POLL_S)
+        self.seconds = time.monotonic() - self._began
+
+    # ---- stopping ----------------------------------------------------------------------------------------------------
+
+    async def _stands_still(self) -> bool:
+        self._stop_consumers()
+        if self._door.log_blocked or not self._is_idle():
+            return False
+        async with self._replica.barrier():
+            if not self._is_idle():
+                return False
+            known = self._replica.moving.get(self._key)
+            if known is None:
+                self._replica.moving[self._key] = Moving(self._key)
+            else:
+                known.publishes = True
+        return True
+
+    def _channels(self) -> Iterator[tuple[Relay, Channel]]:
+        for relay in list(self._door.relays):
+            if relay.vhost == self._key[0] and not relay.closed:
+                for channel in list(relay.channels.values()):
+                    yield relay, channel
+
+    def _stop_consumers(self) -> None:
+        running = [
+            (consumer.number, relay, channel, tag, consumer)
+            for relay, channel in self._channels()
+            if channel.state is Closing.NO
+            for tag, consumer in channel.consumers.items()
+            if consumer.queue == self._key and tag not in channel.paused and not consumer.cancelled
+        ]
+        running.sort(key=lambda one: one[0])
+        if self._single and (len(running) > 1 or self._stopping()):
+            running = running[1:]
+        for _, relay, channel, tag, consumer in running:
+            if consumer.exclusive:  # nobody else may take its place
+                self._replica.moving.setdefault(self._key, Moving(self._key, publishes=False))
+            channel.paused[tag] = consumer
+            cancel(relay, channel, tag)
+
+    def _stopping(self) -> bool:
+        return any(channel.stopping[tag] for _, channel in self._channels() for tag, c in channel.paused.items() if c.queue == self._key)
+
+    def _is_idle(self) -> bool:
+        key = self._key
+        for relay in list(self._door.relays):
+            if relay.vhost == key[0] and (key in relay.still_returning() or key in relay.acked):
+                return False
+        for relay, channel in self._channels():
+            if channel.state in (Closing.BROKER, Closing.TOLD):
+                continue
+            if key in channel.returning or any(c.queue == key for c in channel.consuming) or any(c.queue == key for c, _ in channel.gets):
+                return False
+            mine = [tag for tag, consumer in channel.consumers.items() if consumer.queue == key]
+            if mine and (relay.client is None or channel.closing or channel.number in relay.withheld):
+                return False  # the broker may hold for it what nobody has looked at, until it has closed it
+            if any(tag not in channel.paused or channel.stopping[tag] for tag in mine):
+                return False
+            if any(delivery.queue == key for delivery in channel.held):
+                return False
+        return True
+
+    def _held(self) -> int:
+        return sum(delivery.queue == self._key for _, channel in self._channels() for delivery in channel.held)
+
+    def _close_holders(self) -> None:
+        for relay, channel in self._channels():
+            if channel.state is Closing.NO and any(delivery.queue == self._key for delivery in channel.held):
+                text = f"PRECONDITION_FAILED - queue '{self._key[1]}' in vhost '{self._key[0]}' is moved: what you hold is delivered again"
+                closing.refuse(relay, channel, PRECONDITION_FAILED, text, frames.BASIC_CONSUME)
+
+
+def cancel(relay: Relay, channel: Channel, tag: bytes) -> None:
+    """Ends a consumer at the broker; the client is not told."""
+    channel.stopping[tag] += 1
+    relay.outbox.put(frames.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
+
+
+def _consume_again(relay: Relay, channel: Channel, tag: bytes, consumer: Consumer) -> None:
+    if relay.closed or relay.client is None or channel.state is not Closing.NO or channel.consumers.get(tag) is not consumer or consumer.cancelled:
+        return
+    number, method = channel.number, consumer.method
+    method.consumer_tag, method.nowait = tag.decode("utf-8", "surrogateescape"), False
+    now = channel.limit or NO_LIMIT
+    differs = consumer.limit != now
+    data = frames.method_frame(number, method)
+    if differs:
+        data = frames.frame(frames.METHOD, number, consumer.limit) + data + frames.frame(frames.METHOD, number, now)
+        channel.unasked.extend((True, True))
+    channel.resuming[tag] += 1
+    relay.outbox.put(data)
+
+
+NO_LIMIT = frames.method_frame(1, commands.Basic.Qos())[7:-1]

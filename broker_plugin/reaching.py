@@ -1,0 +1,148 @@
+"""Which queues a publish may reach, as far as the log's definitions tell. No I/O.
+
+Rules:
+- Rather one queue too many than one too few: where a type of exchange is not known, a header names further routing keys, or a key is not known,
+  every binding counts; an alternate exchange always does.
+- What is set by policies, or bound around the door, is not seen.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from . import frames, topology
+from .definitions import Definitions
+
+_PREDECLARED = {"amq.direct": "direct", "amq.fanout": "fanout", "amq.topic": "topic"}
+_BINDS = {frames.QUEUE_BIND: True, frames.EXCHANGE_BIND: False}
+KNOWN_MAX = 10_000
+
+
+class Routing:
+    """The exchanges and bindings of one vhost, as they are now.
+
+    Args:
+        definitions: What the log declares.
+        vhost: The vhost.
+    """
+
+    def __init__(self, definitions: Definitions, vhost: str) -> None:
+        self._types = dict(_PREDECLARED)
+        self._alternates: dict[str, str] = {}
+        self._bindings: defaultdict[str, list[tuple[bool, str, str]]] = defaultdict(list)  # by source: to a queue?, destination, key
+        self._known: dict[tuple[str, str | None], frozenset[str]] = {}
+        for of, payload in definitions.rows():
+            if of != vhost:
+                continue
+            kind = frames.method_id(payload)
+            if kind == frames.EXCHANGE_DECLARE:
+                method: Any = frames.decode_method(payload)
+                self._types[method.exchange] = method.exchange_type
+                alternate = (method.arguments or {}).get("alternate-exchange")
+                if alternate:
+                    self._alternates[method.exchange] = alternate
+            elif kind in _BINDS:
+                destination, source, key = _names(payload)
+                self._bindings[source].append((_BINDS[kind], destination, key))
+
+    def queues(self, exchange: str, key: str | None) -> frozenset[str]:
+        """The queues that a publish with this routing key may reach; None: any key. By the default exchange nobody is reached by any key."""
+        if not exchange:
+            return frozenset(() if key is None else (key,))
+        known = self._known.get((exchange, key))
+        if known is None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            known = self._known[exchange, key] = self._search(exchange, key)
+        return known
+
+    def _search(self, exchange: str, key: str | None) -> frozenset[str]:
+        found: set[str] = set()
+        seen: set[str] = set()
+        left = [exchange]
+        while left:
+            source = left.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            if source in self._alternates:
+                left.append(self._alternates[source])
+            kind = self._types.get(source, "")
+            for to_queue, destination, pattern in self._bindings.get(source, ()):
+                if key is None or _matches(kind, pattern, key):
+                    if to_queue:
+                        found.add(destination)
+                    else:
+                        left.append(destination)
+        return frozenset(found)
+
+
+def _names(payload: bytes) -> list[str]:
+    """Destination, source and key of a binding."""
+    names, at = [], 6
+    for _ in range(3):
+        end = at + 1 + payload[at]
+        names.append(payload[at + 1 : end].decode("utf-8", "surrogateescape"))
+        at = end
+    return names
+
+
+def _matches(kind: str, pattern: str, key: str) -> bool:
+    if kind == "direct":
+        return pattern == key
+    if kind == "topic":
+        return _topic(pattern.split("."), key.split(".") if key else [""])
+    return True
+
+
+def _topic(pattern: list[str], words: list[str]) -> bool:
+    """Whether words match: `*` is one word, `#` any number."""
+    at = {0}  # positions in the pattern
+    for word in words:
+        at = _skip(pattern, at)
+        at = {p if pattern[p] == "#" else p + 1 for p in at if p < len(pattern) and pattern[p] in ("#", "*", word)}
+    return len(pattern) in _skip(pattern, at)
+
+
+def _skip(pattern: list[str], at: set[int]) -> set[int]:
+    """Where one may be as well, as `#` also stands for no word."""
+    found = set(at)
+    left = list(at)
+    while left:
+        p = left.pop()
+        if p < len(pattern) and pattern[p] == "#" and p + 1 not in found:
+            found.add(p + 1)
+            left.append(p + 1)
+    return found
+
+
+def downstream_last(definitions: Definitions, queues: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Queues in an order in which each comes before those that its dead letters go to, unless they go round in circles."""
+    routing: dict[str, Routing] = {}
+    methods = definitions.queues()
+    known = set(queues)
+    order: list[tuple[str, str]] = []
+    done: set[tuple[str, str]] = set()
+
+    def targets(key: tuple[str, str]) -> list[tuple[str, str]]:
+        arguments = topology.queue_arguments(methods.get(key, b""))
+        if "x-dead-letter-exchange" not in arguments:
+            return []
+        ways = routing.setdefault(key[0], Routing(definitions, key[0]))
+        reached = ways.queues(arguments["x-dead-letter-exchange"], arguments.get("x-dead-letter-routing-key"))
+        return sorted((key[0], name) for name in reached if (key[0], name) in known)
+
+    for start in queues:
+        path = [(start, iter(targets(start)))] if start not in done else []
+        done.add(start)
+        while path:
+            key, left = path[-1]
+            following = next((target for target in left if target not in done), None)
+            if following is None:
+                order.append(key)
+                path.pop()
+            else:
+                done.add(following)
+                path.append((following, iter(targets(following))))
+    return order[::-1]

@@ -1,0 +1,78 @@
+"""What a client sends for a queue that is being moved (R17) waits at the door, with all that follows it on its connection.
+
+Rules:
+- A publish waits if it may reach such a queue; a transaction when it commits. So do consumers, basic.get, a purge and a deletion of the queue itself.
+- Everything else goes on. Acks of what consumers hold are not behind it: the queue is moved only when nobody holds anything of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from . import frames, reaching, topology
+from .channels import Channel, QueueKey, Transaction
+from .frames import BASIC_CONSUME, BASIC_GET, BASIC_PUBLISH, QUEUE_DELETE, QUEUE_PURGE, Item, publish_route, scan
+from .headers import routes_on
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+_OF_QUEUES = frozenset({BASIC_CONSUME, BASIC_GET, QUEUE_PURGE, QUEUE_DELETE})
+
+
+@dataclass(eq=False)
+class Moving:
+    """A queue that is being moved, until `over` is set. `publishes`: they wait, too, and not only who consumes."""
+
+    key: QueueKey
+    publishes: bool = True
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    _routing: tuple[int, reaching.Routing] | None = None
+
+    def reached_by(self, relay: Relay, method: bytes, header: bytes) -> bool:
+        """Whether a publish may reach it."""
+        if not self.publishes or relay.vhost != self.key[0]:
+            return False
+        route = publish_route(method)
+        more = routes_on(header)
+        if not route.exchange:
+            return more or route.routing_key == self.key[1]
+        definitions = relay.replica.definitions
+        if self._routing is None or self._routing[0] != definitions.version:
+            self._routing = (definitions.version, reaching.Routing(definitions, self.key[0]))
+        return self.key[1] in self._routing[1].queues(route.exchange, None if more else route.routing_key)
+
+
+def first_that_waits(relay: Relay, data: bytes, items: list[Item], at: int) -> tuple[int, Moving | None]:
+    """The first publish, of those from items[at] on that follow each other, that has to wait, and for what; else the end of the items."""
+    if relay.channel(items[at][1]).tx is None:
+        moving = relay.replica.moving.values()
+        for index in range(at, len(items)):
+            kind, _, start, end, header, header_end, stop = items[index]
+            if kind != BASIC_PUBLISH or not stop:
+                break
+            for one in moving:
+                if one.reached_by(relay, bytes(data[start:end]), bytes(data[header:header_end])):
+                    return index, one
+    return len(items), None
+
+
+def waits_for(relay: Relay, channel: Channel, kind: int, payload: bytes) -> Moving | None:
+    """What a method that is no publish has to wait for, if anything."""
+    if kind not in _OF_QUEUES:
+        return None
+    return relay.replica.moving.get((relay.vhost, topology.first_name(payload) or channel.last_queue))
+
+
+def commit_waits_for(relay: Relay, tx: Transaction) -> Moving | None:
+    """What a transaction has to wait for, if anything, before it is done in earnest."""
+    moving = relay.replica.moving.values()
+    for data in tx.frames if moving else ():
+        for kind, _, start, end, header, header_end, stop in scan(data, 0, frames.FRAME_MAX_ANY_BYTES, len(data) + 1)[0]:
+            if kind == BASIC_PUBLISH and stop:
+                for one in moving:
+                    if one.reached_by(relay, data[start:end], data[header:header_end]):
+                        return one
+    return None

@@ -1,0 +1,165 @@
+"""What all parts of a node stand on: its log and own writes, its role, what it knows of the others, the effects of the event at hand.
+
+Rules:
+- The parts (leader.py, follower.py, candidate.py, in_sync.py, requests.py) know this and not node.py, which puts them together.
+- Here stands what several parts read, and who writes it; what only one part knows, that part keeps to itself.
+- What was written and the own stream has not confirmed stands in `_pending`, in order.
+- A promise holds from the moment its FENCE is written, not from the moment it is confirmed.
+
+Invariants: applied <= safe <= durable <= log.end on a leader; a batch below `log.top` is never accepted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .errors import IllegalEvent
+from .events import CutTail, Effect, EntryKind, Hello, Message, RoleChanged, SafeAdvanced, Send, WriteBatch, WriteFence
+from .log import Acceptance, BatchHeader, LogIndex, LogState, Members
+from .positions import epoch_name, owner_of
+from .remote import RemoteBackup
+from .roles import Role, require_legal
+from .settings import NodeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A write to the own stream that is not confirmed yet; `then` runs when it is. `last`: of a batch, its last entry, else 0."""
+
+    last: int
+    then: Callable[[float], None] | None = None
+
+
+class NodeBase:
+    """See above. Args: see Node."""
+
+    def __init__(self, settings: NodeSettings, *, paused: bool = False) -> None:
+        self.settings = settings
+        self.me = settings.node
+        self.log = LogIndex(settings.node)
+        self.role = Role.STANDALONE
+        self.reason = "not started"
+        self.peers = {node: RemoteBackup() for node in settings.names if node != settings.node}
+        self.leading = 0  # the epoch that this node leads: by Leader
+        self.leader_epoch = 0  # the epoch of the primary that this node has heard: by Follower
+        self.following = False  # that primary's pushes are taken: by Follower
+        self.last_heard_leader: float | None = None  # by Follower
+        self.durable = 0
+        """End of what the own stream has confirmed."""
+        self.safe = 0
+        self.applied = 0  # by the driver
+        self.lost_host = False
+        self.head = 0  # first entry that the own stream still has, as far as is known
+        self.paused = paused
+        self._pending: deque[Written] = deque()
+        self._effects: list[Effect] = []
+
+    # ---- queries -----------------------------------------------------------------------------------------------------
+
+    def name(self, node: int) -> str:
+        return self.settings.names.get(node, f"node {node}")
+
+    def state(self) -> LogState:
+        return self.log.state(lost_host=self.lost_host, head=self.head, safe=self.safe)
+
+    def primary(self) -> int:
+        """The node that leads as far as this one knows; 0 if it knows none."""
+        if self.leading:
+            return self.me
+        if self.leader_epoch and self.leader_epoch >= self.log.top:
+            return owner_of(self.leader_epoch)
+        return 0
+
+    @property
+    def led_last(self) -> bool:
+        """Whether the last epoch that this node knows of is its own."""
+        return owner_of(self.log.last_epoch) == self.me and owner_of(self.log.top) == self.me
+
+    def hello(self, *, wants_answer: bool) -> Hello:
+        return Hello(self.role, self.state(), self.leading, self.leader_epoch if self.following else 0, wants_answer, self.paused)
+
+    def how_to_join(self, follower: int, leader: int, follower_log: LogState, leader_log: LogState) -> str:
+        """What an operator does where the leader's log lacks what a follower needs (R17)."""
+        name = self.name(follower)
+        lacks = f"the log of {self.name(leader)} begins at entry {leader_log.head}, its broker has dropped what was before"
+        if not follower_log.end:
+            return f"{lacks}: to let {name} join, run lrq-ha renew"
+        then = "" if leader_log.base else ", then run lrq-ha renew"
+        return f"{lacks}, and {name} has only what is up to {follower_log.end}: let it begin anew with lrq-ha reinit {name} --discard{then}"
+
+    # ---- effects and role --------------------------------------------------------------------------------------------
+
+    def emit(self, *effects: Effect) -> None:
+        """To be carried out after what was emitted before."""
+        self._effects += effects
+
+    def send(self, peer: int, message: Message) -> None:
+        self._effects.append(Send(peer, message))
+
+    def send_all(self, message: Message) -> None:
+        """To every node that can be sent to."""
+        self._effects += [Send(node, message) for node, peer in self.peers.items() if peer.connected]
+
+    def set_role(self, role: Role, reason: str) -> None:
+        """Says so if role or reason is another. Raises IllegalEvent as `require_legal` does."""
+        if role is not self.role:
+            require_legal(self.role, role)
+        elif reason == self.reason:
+            return
+        self.role, self.reason = role, reason
+        self._effects.append(RoleChanged(role, reason))
+
+    def wait(self, reason: str) -> None:
+        """Not leading and not in sync."""
+        self.set_role(Role.JOINING if self.log.joining else Role.CATCH_UP, reason)
+
+    def advance_safe(self, upto: int) -> None:
+        """Everything up to `upto` is safe; safe never goes back."""
+        if upto > self.safe:
+            self.safe = upto
+            self._effects.append(SafeAdvanced(upto))
+
+    # ---- the own log and stream --------------------------------------------------------------------------------------
+
+    def append(self, kind: EntryKind, count: int, sets: tuple[tuple[int, Members], ...] = (), body: object = None, renewal: int = 0) -> None:
+        """Appends entries of the epoch that this node leads. Raises IllegalEvent if the log does not take them."""
+        first = self.log.end + 1
+        batch = BatchHeader(self.leading, first, first + count - 1, self.log.last_epoch, self.leading, sets, renewal)
+        if self.log.accept(batch) is not Acceptance.APPEND:
+            raise IllegalEvent(f"the own log refuses entry {first} of epoch {epoch_name(self.leading)}")
+        self.write_batch(batch, kind, body)
+
+    def write_batch(self, batch: BatchHeader, kind: EntryKind, body: object) -> None:
+        """Writes what the log has accepted to the own stream."""
+        self._pending.append(Written(batch.last))
+        self._effects.append(WriteBatch(batch, kind, body))
+
+    def write_fence(self, epoch: int, out_end: int, then: Callable[[float], None]) -> None:
+        """Promises `epoch` (`out_end`: as in LogIndex.fence); `then` is called with the time when the own stream has the FENCE."""
+        # The promise holds from this moment, before FENCE is sent: nothing lower is accepted while it is under way (R2).
+        self.log.fence(epoch, out_end)
+        self._pending.append(Written(0, then))
+        self._effects.append(WriteFence(epoch, out_end))
+
+    def confirm_writes(self, count: int, now: float) -> None:
+        """The own stream has the `count` oldest writes. Raises IllegalEvent, and changes nothing, if there are not so many."""
+        if count > len(self._pending):
+            raise IllegalEvent(f"{count} writes confirmed, {len(self._pending)} are open")
+        for _ in range(count):
+            written = self._pending.popleft()
+            if written.last:
+                self.durable = min(written.last, self.log.end)
+            if written.then:
+                written.then(now)
+
+    def cut_tail(self, first: int) -> None:
+        """The log has replaced what stood from entry `first` on."""
+        self.durable = min(self.durable, first - 1)
+        self._effects.append(CutTail(first))
+
+    def begin_log(self, first: int, before: LogState) -> None:
+        """R17: an empty log begins at entry `first`. See LogIndex.begin."""
+        self.log.begin(first, before)
+        self.durable = self.safe = self.applied = first - 1

@@ -1,0 +1,220 @@
+"""Taking an epoch, and promising one to somebody else (R1, R12–R14).
+
+Theory of operation:
+- A node that takes an epoch promises it first (FENCE), as does every node that answers; when its own stream and all that are not said to be
+  down have it, its log is compared with theirs, and it leads.
+- By itself a node takes an epoch only when every other configured node answers, none leads, and no other has a better right to it.
+  Without the answers of all other nodes it needs the operator's word that the silent ones are down.
+- A leader that hands over says to whom: that one has the first right to the next epoch, for a while.
+
+Invariants: at most one campaign at a time; none while this node leads or follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .base import NodeBase
+from .events import Answer, Handover, Hello, Prepare, Promise, Superseded
+from .follower import Follower
+from .leader import Leader
+from .log import LogState, refuses_cut
+from .positions import epoch_name, epoch_number, owner_of, term_of
+from .roles import Role
+
+# What a node that lost the end of its log, or all of it, may have promised or led before. Its next epoch must not be one of those: two
+# histories with the same epoch numbers would pass for one.
+FORGOTTEN_TERMS_MAX = 1 << 16
+
+
+@dataclass
+class Campaign:
+    """An epoch that is being taken. `waiting`: who has not promised it yet; `logs`: of those who have; `fenced`: the own stream has the promise."""
+
+    epoch: int
+    down: frozenset[int]
+    waiting: set[int]
+    deadline: float
+    operator: bool
+    force: bool
+    fenced: bool = False
+    logs: dict[int, LogState] = field(default_factory=dict)
+
+
+class Candidate:
+    """See above. Args: `defers_to`: as of Node."""
+
+    def __init__(self, node: NodeBase, leader: Leader, follower: Follower, defers_to: int) -> None:
+        self.handed: Handover | None = None
+        """What the primary said that this node follows, when it handed over to it."""
+        self._node = node
+        self._leader = leader
+        self._follower = follower
+        self._defers_to = defers_to
+        self._defers_until = 0.0
+        self._campaign: Campaign | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being taken; 0: none."""
+        return self._campaign.epoch if self._campaign else 0
+
+    # ---- the right to an epoch ---------------------------------------------------------------------------------------
+
+    def opened(self, now: float) -> None:
+        """The node has started."""
+        self._defers_until = now + self._node.settings.handover_timeout_s
+
+    def consider(self, now: float) -> None:
+        """R12 step 1 without an operator: every other configured node answers, none leads, and nobody has a longer log."""
+        node = self._node
+        if node.leading or self._campaign or node.leader_epoch or node.role not in (Role.CATCH_UP, Role.READY):
+            return
+        if self._defers_to and now < self._defers_until:
+            return
+        silent = frozenset(number for number, peer in node.peers.items() if not peer.answers)
+        if silent and not (node.settings.restart_alone and node.led_last):
+            return
+        hellos = {number: peer.hello for number, peer in node.peers.items() if peer.hello}
+        if any(hello.leading for hello in hellos.values()):
+            return
+        obstacle = self._obstacle(hellos)
+        if obstacle is None:
+            self.start(silent, operator=False, force=False, now=now)
+        elif obstacle:
+            node.set_role(node.role, obstacle)
+
+    def _obstacle(self, hellos: dict[int, Hello]) -> str | None:
+        """Why this node does not take the epoch: what an operator has to do, or "" if another node takes it; None if nothing is in the way."""
+        node, mine = self._node, self._node.state()
+        if node.paused or any(hello.paused for hello in hellos.values()):
+            return "paused: nobody takes an epoch by itself until lrq-ha resume, or lrq-ha promote NODE"
+        last_leader = owner_of(node.log.last_epoch)
+        handover = self._handover()
+        handed = handover is not None and handover.epoch == node.log.last_epoch
+        order = (mine.rank, handed or last_leader == node.me, handed, -node.me)
+        for number, hello in hellos.items():
+            if refuses_cut(hello.log, mine, node.me):
+                return f"{node.name(number)} would refuse to drop its tail: an operator must choose"
+            if (hello.log.rank, last_leader == number, False, -number) > order:
+                if hello.log.joining:
+                    return f"{node.name(number)} has joined only in part, and has a longer log: an operator must choose"
+                return ""
+        return None
+
+    def handed_over(self, peer: int, message: Handover, now: float) -> None:
+        """The primary that this node follows hands over to it."""
+        if self._follower.follows(peer, message.epoch) and message.end == self._node.log.end:
+            self.handed = message
+
+    def _handover(self) -> Handover | None:
+        """What was handed over to this node, if its log still ends there."""
+        return self.handed if self.handed and self.handed.end == self._node.log.end else None
+
+    # ---- promising ---------------------------------------------------------------------------------------------------
+
+    def promise(self, peer: int, message: Prepare, now: float) -> None:
+        """`peer` asks for a promise: given when the own stream has it."""
+        node, epoch = self._node, message.epoch
+        if epoch <= node.log.top:
+            node.send(peer, Superseded(node.log.top))
+            return
+        if node.leading:
+            # A leader promises nothing before it has ended this incarnation; the candidate asks again.
+            self._leader.superseded_by(epoch, peer)
+            return
+        self._abort(f"{node.name(peer)} takes epoch {epoch_name(epoch)}")
+        self._follower.stop()
+        if node.role is not Role.DIVERGED:
+            node.wait(f"promised epoch {epoch_name(epoch)} to {node.name(peer)}")
+        node.write_fence(epoch, 0, lambda _now: node.send(peer, Promise(epoch, node.state())))
+
+    def give_way(self, peer: int, epoch: int) -> None:
+        """`peer` leads: this node takes no epoch, and what it knew of a handover is over."""
+        self._abort(f"{self._node.name(peer)} leads epoch {epoch_name(epoch)}")
+        self._defers_to = 0
+        self.handed = None
+
+    # ---- taking ------------------------------------------------------------------------------------------------------
+
+    def start(self, down: frozenset[int], *, operator: bool, force: bool, now: float) -> None:
+        """Asks for promises.
+
+        Args:
+            down: Nodes that are down, or silent.
+            operator: An operator wants it, and waits for the Answer; a tail that is refused to be cut is his to drop.
+            force: Although others have a longer log.
+            now: Monotonic time in seconds.
+        """
+        node = self._node
+        seen = max([node.log.top, *(peer.hello.log.top for peer in node.peers.values() if peer.hello)])
+        forgotten = FORGOTTEN_TERMS_MAX if down and (node.lost_host or not node.log.end) else 0
+        epoch = epoch_number(term_of(seen) + 1 + forgotten, node.me)
+        reachable = {number for number, peer in node.peers.items() if peer.answers and number not in down}
+        self._campaign = campaign = Campaign(epoch, down, reachable, now + node.settings.campaign_timeout_s, operator, force)
+        self._follower.stop()
+        node.set_role(Role.RECOVERING, f"taking epoch {epoch_name(epoch)}")
+        node.write_fence(epoch, 0, lambda now: self._fenced(campaign, now))
+        for number in sorted(reachable):
+            node.send(number, Prepare(epoch))
+
+    def _fenced(self, campaign: Campaign, now: float) -> None:
+        campaign.fenced = True
+        self._conclude(campaign, now)
+
+    def promised(self, peer: int, message: Promise, now: float) -> None:
+        """`peer` has promised."""
+        self._node.peers[peer].learn_log(message.log)
+        campaign = self._campaign
+        if campaign and campaign.epoch == message.epoch and peer in campaign.waiting:
+            campaign.waiting.discard(peer)
+            campaign.logs[peer] = message.log
+            self._conclude(campaign, now)
+
+    def _conclude(self, campaign: Campaign, now: float) -> None:
+        """Leads, if all have promised and nobody's log is in the way."""
+        if campaign is not self._campaign or campaign.waiting or not campaign.fenced:
+            return
+        node, mine = self._node, self._node.state()
+        for peer, log in campaign.logs.items():
+            refuses = refuses_cut(log, mine, node.me)
+            if refuses and not campaign.operator:
+                self._abort(f"{node.name(peer)} would refuse to drop its tail: an operator must choose")
+                return
+            if log.rank > mine.rank and not refuses and not campaign.force:
+                self._abort(f"{node.name(peer)} answered and has a longer log: promote {node.name(peer)} instead")
+                return
+        handover = self._handover()
+        kept = node.log.members if node.settings.strict else node.log.members - campaign.down
+        self._campaign = self.handed = None
+        node.lost_host = False
+        self._leader.begin(campaign.epoch, kept | {node.me}, clean=handover is not None and handover.clean)
+        if campaign.operator:
+            node.emit(Answer(True, f"{node.name(node.me)} has taken epoch {epoch_name(campaign.epoch)}"))
+        self._leader.call_all(now)
+
+    # ---- giving up ---------------------------------------------------------------------------------------------------
+
+    def superseded(self, peer: int, top: int) -> None:
+        """`peer` has promised `top` to another."""
+        if self._campaign and top > self._campaign.epoch:
+            self._abort(f"{self._node.name(peer)} has promised epoch {epoch_name(top)}")
+
+    def disconnected(self, peer: int) -> None:
+        """The connection to `peer` is lost."""
+        if self._campaign and peer in self._campaign.waiting:
+            self._abort(f"{self._node.name(peer)} stopped answering")
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if self._campaign and now >= self._campaign.deadline:
+            names = ", ".join(map(self._node.name, sorted(self._campaign.waiting))) or "the own stream"
+            self._abort(f"no promise from {names} within {self._node.settings.campaign_timeout_s:g} s")
+
+    def _abort(self, reason: str) -> None:
+        """Ends the campaign, if there is one."""
+        campaign, self._campaign = self._campaign, None
+        if campaign:
+            self._node.wait(reason)
+            if campaign.operator:
+                self._node.emit(Answer(False, reason))

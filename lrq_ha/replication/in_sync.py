@@ -1,0 +1,104 @@
+"""The in-sync set of the epoch that this node leads: who comes in, who goes out, whom safe waits for a moment (R13, R15, R16).
+
+Rules:
+- One change at a time: the set is changed by appending MEMBERS, and the next newcomer waits until the last change is safe.
+- An addition is appended only when the newcomer has all that is safe.
+- Who is removed is disconnected: it is called again, and told that it is out.
+"""
+
+from __future__ import annotations
+
+from .base import NodeBase
+from .events import Disconnect, EntryKind
+from .log import Members
+
+# After a newcomer was waited for in vain, the next attempt comes so many times admit_timeout_s later.
+ADMIT_PAUSE_TIMES = 10
+
+
+class InSyncSet:
+    """See above. Used by a leader; at most one newcomer is waited for at a time."""
+
+    def __init__(self, node: NodeBase) -> None:
+        self._node = node
+        self._admitting: tuple[int, float] | None = None  # newcomer, and until when it is waited for
+
+    # ---- coming in ---------------------------------------------------------------------------------------------------
+
+    def consider_admitting(self, newcomer: int, now: float) -> bool:
+        """Whether safe is to be held from now on until `newcomer` has reached it.
+
+        Under load a newcomer's acknowledgement is always a little behind. So safe is held where it is for a moment (nothing is
+        confirmed meanwhile) until the newcomer has reached it.
+        """
+        node, peer = self._node, self._node.peers[newcomer]
+        if newcomer in node.log.members or not peer.subscribed or not self._is_settled() or self._admitting or now < peer.admit_after:
+            return False
+        if node.log.end - peer.acknowledged > node.settings.admit_lag_entries_max:
+            return False
+        self._admitting = (newcomer, now + node.settings.admit_timeout_s)
+        return True
+
+    def holds_safe(self, now: float) -> bool:
+        """Whether safe must stay where it is; before that, admits the newcomer that has reached it, or gives it up."""
+        if self._admitting:
+            self._admit(*self._admitting, now)
+        return self._admitting is not None
+
+    def _is_settled(self) -> bool:
+        return bool(self._node.log.sets) and self._node.log.sets[-1][0] <= self._node.safe
+
+    def _admit(self, newcomer: int, deadline: float, now: float) -> None:
+        node, peer = self._node, self._node.peers[newcomer]
+        if peer.acknowledged >= node.safe:
+            self._admitting = None
+            peer.left = ""
+            self._change(node.log.members | {newcomer})
+        elif now >= deadline:
+            # What stalls must not hold back everybody's confirms over and over: it may try again when it has had time to catch up.
+            self._admitting = None
+            peer.admit_after = now + ADMIT_PAUSE_TIMES * node.settings.admit_timeout_s
+
+    # ---- going out ---------------------------------------------------------------------------------------------------
+
+    def leaves(self, member: int, reason: str) -> None:
+        """Takes a member out of the set; `reason`: what an operator is told."""
+        if member in self._node.peers:
+            self._node.peers[member].left = reason
+        self._change(self._node.log.members - {member})
+
+    def remove(self, member: int, reason: str) -> None:
+        """Takes a member out of the set, and tells it."""
+        self.leaves(member, reason)
+        if member in self._node.peers:
+            # The connection is opened again and the node told that it is out: its FENCE records it (R13).
+            self.disconnect(member)
+
+    def remove_silent(self, now: float) -> None:
+        """Mode available: a member that makes no progress is taken out of the set, and says so (R15)."""
+        node, settings = self._node, self._node.settings
+        if settings.strict:
+            return
+        for member in sorted(node.log.members - {node.me}):
+            peer = node.peers.get(member)
+            if peer is None:
+                self.remove(member, "it is no longer configured")
+                continue
+            if peer.subscribed and peer.acknowledged >= node.log.end:
+                peer.progress_at = max(peer.progress_at, peer.heard_at)
+            if now - peer.progress_at > settings.backup_timeout_s:
+                self.remove(member, f"it made no progress for {settings.backup_timeout_s:g} s")
+
+    def unsubscribe(self, peer: int) -> None:
+        """Its acknowledgements count for nothing until it is subscribed again; safe waits for it no longer."""
+        self._node.peers[peer].subscribed = False
+        if self._admitting and self._admitting[0] == peer:
+            self._admitting = None
+
+    def disconnect(self, peer: int) -> None:
+        """Closes the connection to a node: it is called again when that is open again."""
+        self.unsubscribe(peer)
+        self._node.emit(Disconnect(peer))
+
+    def _change(self, members: Members) -> None:
+        self._node.append(EntryKind.MEMBERS, 1, ((self._node.log.end + 1, members),))

@@ -1,0 +1,198 @@
+"""Leading an epoch: its MARKER, the door, calling the others and sending them the log, what is safe (R4, R12, R13, R15–R17).
+
+Theory of operation:
+- An epoch begins with MARKER. Once that is safe the driver recovers, and then the door opens.
+- A new primary's door opens in the role RECOVERING; it is ACTIVE, and confirms what it takes, when the expected backups are in the set, or
+  their time is over (Qpid HA: a recovering primary takes clients, and delays completion until its expected backups are ready).
+- Whoever connects is called (Lead), answers where its log parts from this one (Following), and is sent the log from there on.
+- A leader that learns of a higher epoch ends this incarnation and starts again as a follower.
+
+Invariants: serving only while leading; ACTIVE only while serving. A stage is never gone back to.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .base import NodeBase
+from .errors import IllegalEvent
+from .events import Append, CannotSend, EntryKind, Following, Handover, Lead, OpenDoor, PeerAcked, Recover, Recovered, Restart, StepDown, Subscribe
+from .in_sync import InSyncSet
+from .log import Members, safe_position
+from .positions import epoch_name
+from .roles import Role
+
+
+class Stage(Enum):
+    """How far this node has come in its epoch, in this order."""
+
+    NONE = "it leads no epoch"
+    MARKING = "its MARKER is not safe yet"
+    RECOVERING = "the driver does what must be done before the door opens"
+    SERVING = "the door is open"
+
+
+class Leader:
+    """See above. Without an epoch it does nothing."""
+
+    def __init__(self, node: NodeBase) -> None:
+        self.set = InSyncSet(node)
+        self.clean = False
+        """The leader before handed over in order, so no client holds a message of an earlier epoch."""
+        self._node = node
+        self._stage = Stage.NONE
+        self._marker = 0
+        self._backups_by = 0.0
+
+    @property
+    def serving(self) -> bool:
+        return self._stage is Stage.SERVING
+
+    def superseded_by(self, top: int, peer: int) -> bool:
+        """Whether `peer` has seen an epoch newer than this leader's, which is over then (R13)."""
+        node = self._node
+        if node.leading and top > node.leading:
+            node.emit(Restart(f"{node.name(peer)} has seen epoch {epoch_name(top)}; mine, {epoch_name(node.leading)}, is over"))
+            return True
+        return False
+
+    # ---- from MARKER to confirms (R12) -------------------------------------------------------------------------------
+
+    def begin(self, epoch: int, members: Members, *, clean: bool) -> None:
+        """Takes an epoch that all have promised. Call `call_all` next. Args: `members`: the set it begins with; `clean`: see the field."""
+        node = self._node
+        node.leading = epoch
+        self.clean = clean
+        self._stage = Stage.MARKING
+        self._marker = node.log.end + 1
+        node.append(EntryKind.MARKER, 1, ((self._marker, members),))
+
+    def call_all(self, now: float) -> None:
+        """Calls all that answer."""
+        for number, peer in self._node.peers.items():
+            peer.progress(0, now)
+            self.call(number)
+        self.advance_safe(now)
+
+    def advance_safe(self, now: float) -> None:
+        """Whatever safe depends on may have changed."""
+        if self.set.holds_safe(now):
+            return
+        node = self._node
+        acknowledged = {number: peer.acknowledged for number, peer in node.peers.items()}
+        safe = safe_position(node.log.sets, self._marker, node.me, node.durable, acknowledged)
+        node.advance_safe(safe)
+        if self._stage is Stage.MARKING and safe >= self._marker:
+            self._stage = Stage.RECOVERING
+            node.emit(Recover(node.leading, self.clean))
+        self._consider_confirming(now)
+
+    def recovered(self, event: Recovered, now: float) -> None:
+        if event.epoch == self._node.leading and self._stage is Stage.RECOVERING:
+            self._stage = Stage.SERVING
+            self._backups_by = now + self._node.settings.expected_backups_timeout_s
+            self._node.emit(OpenDoor(event.epoch))
+            self._consider_confirming(now)
+
+    def _consider_confirming(self, now: float) -> None:
+        """A primary whose door is open confirms when the expected backups have everything that is safe: those in the set do (R15)."""
+        node, settings = self._node, self._node.settings
+        if not self.serving or node.role is Role.ACTIVE:
+            return
+        there, timeout_s, primary = len(node.log.members) - 1, settings.expected_backups_timeout_s, f"primary, epoch {epoch_name(node.leading)}"
+        expected = f"{there} of {settings.expected_backups} expected backups"
+        if there >= settings.expected_backups:
+            node.set_role(Role.ACTIVE, primary)
+        elif now >= self._backups_by:
+            node.set_role(Role.ACTIVE, f"{primary}; after {timeout_s:g} s it went on with {expected}")
+        else:
+            node.set_role(Role.RECOVERING, f"{primary}; its door is open, confirms wait: {expected} are in sync (for {timeout_s:g} s at most)")
+
+    def append(self, event: Append, now: float) -> None:
+        if not self.serving:
+            raise IllegalEvent(f"an entry for the log while {self._node.role.value}")
+        self._node.append(EntryKind.ENTRIES, event.count, (), event.body, event.renewal)
+
+    def step_down(self, event: StepDown, now: float) -> None:
+        node = self._node
+        if not node.leading or node.safe < node.log.end:
+            raise IllegalEvent(f"a leader whose log ends at {node.log.end} steps down at {node.safe}")
+        if event.node:
+            node.send(event.node, Handover(node.leading, node.log.end, event.clean))
+        node.emit(Restart(f"handed over to {node.name(event.node)}" if event.node else "stepped down", event.node))
+
+    # ---- the other nodes ---------------------------------------------------------------------------------------------
+
+    def call(self, peer: int) -> None:
+        """Calls a node that answers to follow; who has lost its log, or its end, leaves the set first (R16)."""
+        node, remote = self._node, self._node.peers[peer]
+        if remote.connected and remote.hello:
+            lost_host = remote.hello.log.lost_host
+            if (lost_host or not remote.hello.log.end) and peer in node.log.members:
+                self.set.leaves(peer, "its broker went down" if lost_host else "it was made anew")
+            self.set.unsubscribe(peer)
+            remote.called = True
+            node.send(peer, Lead(node.leading, peer in node.log.members, node.state()))
+
+    def on_following(self, peer: int, message: Following, now: float) -> None:
+        node, remote = self._node, self._node.peers[peer]
+        remote.learn_log(message.log)
+        if self.superseded_by(message.log.top, peer) or message.epoch != node.leading:
+            return
+        remote.called = False
+        remote.diverged = message.diverged
+        if message.diverged:
+            if peer in node.log.members and not node.settings.strict:
+                self.set.leaves(peer, "it has diverged")
+                self.advance_safe(now)
+            return
+        if not remote.connected:
+            return  # it is called again on the next connection
+        start, mine = message.start, node.state()
+        remote.fallen = mine.lacks(start)
+        if remote.fallen:
+            if message.log.end or not mine.base:
+                return
+            start = mine.base - 1  # R17: an empty log begins at the renewal
+            remote.fallen = False
+        remote.subscribed = True
+        remote.progress(start, now)
+        node.emit(Subscribe(peer, start))
+        self.advance_safe(now)
+        self._consider_admitting(peer, now)
+
+    def peer_acked(self, event: PeerAcked, now: float) -> None:
+        node, remote = self._node, self._node.peers[event.peer]
+        if not node.leading or not remote.subscribed:
+            return
+        remote.heard_at = now
+        if event.upto > remote.acknowledged:
+            if event.upto > node.log.end:
+                raise IllegalEvent(f"{node.name(event.peer)} acknowledged {event.upto}, the log ends at {node.log.end}")
+            remote.progress(event.upto, now)
+        self.advance_safe(now)
+        self._consider_admitting(event.peer, now)
+
+    def cannot_send(self, event: CannotSend, now: float) -> None:
+        remote = self._node.peers[event.peer]
+        if self._node.leading and remote.subscribed:
+            remote.fallen = True
+            self.set.disconnect(event.peer)  # it is called again, and told
+
+    def tick(self, now: float) -> None:
+        """Time has passed while leading."""
+        self.set.remove_silent(now)
+        self.advance_safe(now)
+        for peer in self._node.peers:
+            self._consider_admitting(peer, now)
+        self._call_who_may_join()
+
+    def _consider_admitting(self, peer: int, now: float) -> None:
+        if self._marker and self.set.consider_admitting(peer, now):
+            self.advance_safe(now)
+
+    def _call_who_may_join(self) -> None:
+        """R17: a renewal has ended: an empty log may begin there."""
+        for number, peer in self._node.peers.items():
+            if peer.fallen and not peer.called and peer.hello and not peer.hello.log.end and self._node.state().base:
+                self.call(number)

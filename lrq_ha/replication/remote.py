@@ -1,0 +1,57 @@
+"""What a node knows of another node of its group, and of the connection to it. Rule: nothing is decided here, only remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .events import Hello
+from .log import LogState
+
+
+@dataclass
+class RemoteBackup:
+    """The view of one other node (Qpid HA: RemoteBackup). 0 <= acknowledged <= log.end."""
+
+    connected: bool = False
+    hello: Hello | None = None
+    called: bool = False  # Lead was sent on this connection and not answered yet
+    subscribed: bool = False
+    diverged: bool = False
+    fallen: bool = False  # the log no longer has what it needs next
+    left: str = ""  # why this primary took it out of the set; empty again when it is back
+    acknowledged: int = 0
+    applied: int = 0
+    heard_at: float = 0.0
+    progress_at: float = 0.0
+    admit_after: float = 0.0
+
+    @property
+    def answers(self) -> bool:
+        """Whether it can be sent to, and has said what it has."""
+        return self.connected and self.hello is not None
+
+    def connect(self, now: float) -> None:
+        """This node can send to it."""
+        self.connected = True
+        self.heard_at = self.progress_at = now
+
+    def disconnect(self, now: float) -> None:
+        """This node can no longer send to it."""
+        self.connected = self.called = False
+        self.hello = None
+        self.progress_at = now
+
+    def learn_log(self, log: LogState) -> None:
+        """Its log has changed since its Hello: whoever compares logs must not compare with what it was."""
+        if self.hello:
+            self.hello = replace(self.hello, log=log)
+
+    def learn_top(self, top: int) -> None:
+        """It has seen epoch `top`."""
+        if self.hello and top > self.hello.log.top:
+            self.learn_log(replace(self.hello.log, top=top))
+
+    def progress(self, upto: int, now: float) -> None:
+        """It has everything up to `upto`, as of `now`."""
+        self.acknowledged = upto
+        self.progress_at = now

@@ -1,0 +1,162 @@
+"""What an operator may ask of a node: promote, remove, switch over, pause. Each is answered with what was done, or why not and what to do instead.
+
+Rules:
+- What would lose something that was confirmed is refused, and done only with `force`; what contradicts what this node sees is refused always.
+- A dry run changes nothing, and says what is at stake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .base import NodeBase
+from .candidate import Candidate
+from .events import Answer, PauseRequest, PromoteRequest, RemoveRequest, SwitchoverRequest
+from .leader import Leader
+from .positions import epoch_name
+from .roles import Role
+
+
+class Refusal(NamedTuple):
+    """Why a node may not be promoted, and whether --force may override it."""
+
+    text: str
+    may_force: bool = False
+
+
+class Requests:
+    """See above."""
+
+    def __init__(self, node: NodeBase, leader: Leader, candidate: Candidate) -> None:
+        self._node = node
+        self._leader = leader
+        self._candidate = candidate
+
+    def _answer(self, ok: bool, text: str, node: int = 0) -> None:
+        self._node.emit(Answer(ok, text, node))
+
+    def _names(self, nodes: Iterable[int]) -> str:
+        return ", ".join(map(self._node.name, nodes))
+
+    def _ask(self) -> str:
+        """Whom to ask what only a primary can do."""
+        primary = self._node.primary()
+        return f"{self._node.name(self._node.me)} is not primary: ask {self._node.name(primary) if primary else 'the primary'}"
+
+    # ---- promote -----------------------------------------------------------------------------------------------------
+
+    def promote(self, event: PromoteRequest, now: float) -> None:
+        refusal = self._refused_as_things_are(event) or self._refused_for_its_log(event)
+        if refusal and not (event.force and refusal.may_force):
+            self._answer(False, refusal.text)
+        elif event.dry_run:
+            self._answer(True, f"would promote {self._node.name(self._node.me)}; {self._stakes(now)}")
+        else:
+            self._candidate.start(event.down, operator=True, force=event.force, now=now)
+
+    def _refused_as_things_are(self, event: PromoteRequest) -> Refusal | None:
+        """What this node and those that answer are: the operator's word must agree with it."""
+        node, me = self._node, self._node.name(self._node.me)
+        if node.leading and node.role in (Role.ACTIVE, Role.RECOVERING):
+            return Refusal(f"{me} is primary already (epoch {epoch_name(node.leading)})")
+        if self._candidate.epoch:
+            return Refusal(f"{me} is taking epoch {epoch_name(self._candidate.epoch)} already")
+        for down in event.down:
+            if down not in node.peers:
+                return Refusal(f"there is no node {down} in this group")
+            if node.peers[down].answers:
+                return Refusal(f"{node.name(down)} is said to be down, but it answers: stop it first, or use switchover")
+        silent = [number for number, peer in node.peers.items() if number not in event.down and not peer.answers]
+        if silent:
+            names = self._names(silent)
+            return Refusal(f"{names} does not answer: if it is down, say so with --down {names}")
+        for number, peer in node.peers.items():
+            if not peer.answers or peer.hello is None:
+                continue
+            if peer.hello.leading or node.primary() == number:
+                return Refusal(f"{node.name(number)} is primary and answers: use switchover")
+            if peer.hello.log.rank > node.log.state().rank and peer.hello.role is not Role.DIVERGED:
+                return Refusal(f"{node.name(number)} answers and has a longer log: promote {node.name(number)} instead", may_force=True)
+        return None
+
+    def _refused_for_its_log(self, event: PromoteRequest) -> Refusal | None:
+        """What this node's log may lack that was confirmed."""
+        node, me, down = self._node, self._node.name(self._node.me), self._names(sorted(event.down))
+        if node.log.joining:
+            text = f"{me} has joined only in part: what it lacks would be lost. Wait until it has joined, or repeat with --force"
+        elif not event.down:
+            return None  # nobody can have gone on without it: all others answer, and none has more
+        elif not node.log.end:
+            text = f"the log of {me} is empty: what {down} holds would be lost. Bring {down} back, or repeat with --force"
+        elif not node.log.in_set:
+            text = (
+                f"{me} was not in sync: what was confirmed without it would be lost (its log ends at {node.log.end}, epoch "
+                f"{epoch_name(node.log.last_epoch)}). Bring {down} back, or repeat with --force"
+            )
+        elif node.lost_host:
+            text = f"the broker of {me} went down and it has not caught up since: what it lost is unknown. Repeat with --force to accept that"
+        elif not node.settings.strict and node.last_heard_leader is None and not node.led_last:
+            text = (
+                f"{me} has heard no primary since it started: if {down} went on without it, what was confirmed since would be lost (its log "
+                f"ends at {node.log.end}, epoch {epoch_name(node.log.last_epoch)}). Bring {down} back, or repeat with --force"
+            )
+        else:
+            return None
+        return Refusal(text, may_force=True)
+
+    def _stakes(self, now: float) -> str:
+        node, last = self._node, self._node.last_heard_leader
+        if last is None:
+            heard = "has heard no primary since it started"
+            in_set = "was in sync as far as its own log knows" if node.log.in_set else "was NOT in sync"
+        else:
+            heard = f"heard its primary {now - last:.1f} s ago"
+            in_set = "was in sync then" if node.log.in_set else "was NOT in sync then"
+        if node.lost_host:
+            in_set += "; its broker went down since, and it has not caught up"
+        local = "; publishes with local completion that it lacks are lost, though they were confirmed" if node.settings.local_completion else ""
+        return f"it {heard} and {in_set}; its log ends at {node.log.end}{local}"
+
+    # ---- remove, switch over, pause ----------------------------------------------------------------------------------
+
+    def remove(self, event: RemoveRequest, now: float) -> None:
+        node = self._node
+        if not node.leading:
+            self._answer(False, self._ask())
+        elif event.node == node.me or event.node not in node.log.members:
+            self._answer(False, f"{node.name(event.node)} is not in the set")
+        else:
+            self._leader.set.remove(event.node, "the operator removed it")
+            self._leader.advance_safe(now)
+            self._answer(True, f"{node.name(event.node)} is removed from the set; do not promote it before it has rejoined")
+
+    def switchover(self, event: SwitchoverRequest, now: float) -> None:
+        node = self._node
+        to = event.node or min(node.log.members & {number for number, peer in node.peers.items() if peer.subscribed}, default=0)
+        refusal = self._switchover_refusal(to)
+        self._answer(not refusal, refusal or f"would hand over to {node.name(to)}", to)
+
+    def _switchover_refusal(self, to: int) -> str:
+        node, me = self._node, self._node.name(self._node.me)
+        if not self._leader.serving:
+            return self._ask()
+        if to == node.me:
+            return f"{me} is primary already"
+        if not to:
+            return f"{me} has no in-sync backup to hand over to"
+        if to not in node.peers:
+            return f"there is no node {to} in this group"
+        if to not in node.log.members or not node.peers[to].subscribed:
+            return f"{node.name(to)} is not an in-sync backup: wait until it has caught up"
+        silent = self._names(number for number, peer in node.peers.items() if not peer.answers)
+        if silent:
+            return f"{silent} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it out of the configuration"
+        return ""
+
+    def pause(self, event: PauseRequest, now: float) -> None:
+        node = self._node
+        node.paused = event.paused
+        node.send_all(node.hello(wants_answer=False))
+        said = "nobody takes an epoch by itself until lrq-ha resume" if event.paused else "epochs are taken by themselves again"
+        self._answer(True, f"{node.name(node.me)}: {said}")

@@ -1,0 +1,42 @@
+"""What one group is configured to do, as far as the core needs to know: static coordination. Rule: nothing here changes while a node runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Static coordination of one group.
+
+    Args:
+        node: This node's id, 1 to 255.
+        names: Name of every configured node of the group by id, this one included.
+        strict: mode "strict": a silent backup stays in the set until the operator removes it.
+        restart_alone: A restarted leader takes a new epoch although others are silent. It redefines the operator's word "down" as
+            "down, and stays down until it has reached the new primary".
+        backup_timeout_s: A member that makes no progress for so long is taken out of the set (mode "available"). It is counted in ticks:
+            they come at least every heartbeat_s, or else this node stood still, which does not count.
+        heartbeat_s: Interval of heartbeats when there is nothing else to send.
+        campaign_timeout_s: How long a candidate waits for promises.
+        admit_timeout_s: How long safe may be held back so that a newcomer catches the last entries.
+        admit_lag_entries_max: A newcomer that lacks no more than this may be waited for.
+        handover_timeout_s: How long a leader that has handed over leaves the next epoch to the other node.
+        expected_backups: So many backups must be in the set before a new primary confirms anything.
+        expected_backups_timeout_s: How long it waits for them, from the moment its door opens.
+        local_completion: Some publishes are confirmed before they are safe (what an operator is told of a promotion).
+    """
+
+    node: int
+    names: dict[int, str]
+    strict: bool = False
+    restart_alone: bool = False
+    backup_timeout_s: float = 5.0
+    heartbeat_s: float = 0.25
+    campaign_timeout_s: float = 5.0
+    admit_timeout_s: float = 0.5
+    admit_lag_entries_max: int = 20_000
+    handover_timeout_s: float = 10.0
+    expected_backups: int = 0
+    expected_backups_timeout_s: float = 10.0
+    local_completion: bool = False

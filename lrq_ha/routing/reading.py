@@ -1,0 +1,105 @@
+"""A session's readers of the views, and what they have read ahead.
+
+Rules:
+  - One reader per view counts, the one that was started last; what an older one still gives is left out.
+  - Of what is read only the client's own transactions count, and only the destination's share of them.
+  - Bounded: a reader pauses when more than `read_ahead_bytes_max` waits, and goes on when half of that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing import messages as m
+from lrq_ha.routing.chain import received
+from lrq_ha.routing.merge import Item, Merge
+from lrq_ha.routing.messages import Effect, Stream
+from lrq_ha.routing.route import Route
+
+FRAMING_BYTES = 6  # of a transaction in a batch, at most
+
+
+class Reading:
+    """See above.
+
+    Args:
+        route: Whose transactions are read, for whom.
+        merge: Gets what is read.
+        read_ahead_bytes_max: Per view, plus what the reader has under way.
+        emit: Called with what the driver is to do.
+    """
+
+    def __init__(self, route: Route, merge: Merge, read_ahead_bytes_max: int, emit: Callable[[Effect], None]) -> None:
+        self._route = route
+        self._merge = merge
+        self._read_ahead_bytes_max = read_ahead_bytes_max
+        self._emit = emit
+        self._readers: dict[int, Stream] = {}  # the readers that count
+        self._newest = 0  # number of the newest one
+        self._paused: set[Stream] = set()
+
+    def start(self, stream: Stream, after: Position, from_sequence: int) -> None:
+        """Starts a reader at `from_sequence`; what it gives up to `after` is left out."""
+        self._forget(stream)
+        self._merge.open(stream, after)
+        self._newest += 1
+        self._readers[self._newest] = stream
+        self._emit(m.StartRead(stream, from_sequence, self._newest))
+
+    def stop(self, stream: Stream) -> None:
+        """Stops the reader of a view, if there is one; what it has read is dropped."""
+        if self._merge.is_open(stream):
+            self._merge.close(stream)
+            self._forget(stream)
+            self._emit(m.StopRead(stream))
+
+    def _forget(self, stream: Stream) -> None:
+        self._readers = {number: of for number, of in self._readers.items() if of is not stream}
+        self._paused.discard(stream)
+
+    def trimmed(self, event: m.Trimmed) -> Stream | None:
+        """A reader has ended. Returns the view that is not read any more; None if the reader did not count."""
+        stream = self._readers.pop(event.reader, None)
+        if stream is not None:
+            self._merge.close(stream)
+        return stream
+
+    def read(self, event: m.Read) -> Position | None:
+        """Takes what a reader gives. Returns up to where it was read; None if nothing was, or the reader does not count."""
+        stream = self._readers.get(event.reader)
+        if stream is None or not event.entries:
+            return None
+        items = []
+        for position, transaction in event.entries:
+            if transaction.client_name != self._route.client_name:
+                continue
+            share = received(transaction, position, self._route.destination)
+            if share is not None:
+                items.append(Item(position, stream, share, share.ByteSize() + FRAMING_BYTES))
+        through = event.entries[-1][0]
+        self._merge.add(stream, items, through)
+        return through
+
+    def read_end(self, event: m.ReadEnd) -> Position | None:
+        """A reader has come to the end of its view. Returns as `read` does."""
+        stream = self._readers.get(event.reader)
+        if stream is None:
+            return None
+        self._merge.add(stream, [], event.through)
+        return event.through
+
+    def regulate(self) -> None:
+        """Lets readers pause or go on."""
+        for stream in Stream:
+            if self._merge.is_open(stream):
+                self._regulate(stream)
+
+    def _regulate(self, stream: Stream) -> None:
+        waiting_bytes, max_bytes = self._merge.waiting_bytes(stream), self._read_ahead_bytes_max
+        if stream in self._paused and waiting_bytes <= max_bytes // 2:
+            self._paused.remove(stream)
+            self._emit(m.ResumeRead(stream))
+        elif stream not in self._paused and waiting_bytes > max_bytes:
+            self._paused.add(stream)
+            self._emit(m.PauseRead(stream))

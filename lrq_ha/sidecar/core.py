@@ -1,0 +1,79 @@
+"""The pure core of an incarnation, driven: one event after the other goes in, and its effects are carried out in order, at once.
+
+Rules:
+- No event comes while the effects of another one are carried out. That, and an event that the core does not take, ends the incarnation.
+- What the core appends by itself comes after the sequences that the replica has given out already.
+- Nothing goes in before the incarnation is ready, or when it is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from broker_plugin import wire
+from broker_plugin.replica import Replica
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.events import Append, Effect, Event, OwnConfirmed, PeerAcked
+from lrq_ha.replication.levels import Levels
+from lrq_ha.replication.node import Node
+
+from .life import Life
+
+log = logging.getLogger("lrq_ha.node")
+
+
+class Core:
+    """See above.
+
+    Args:
+        node: The pure core.
+        levels: How much of each queue is replicated.
+        life: Of the incarnation.
+        carry_out: Called with each effect.
+
+    Attributes:
+        replica: What is appended to it goes into the core.
+        ready: Whether events are taken.
+    """
+
+    def __init__(self, node: Node, levels: Levels, life: Life, carry_out: Callable[[Effect], None]) -> None:
+        self.node = node
+        self.replica = Replica(node, levels, self._emit)
+        self.ready = False
+        self._life = life
+        self._carry_out = carry_out
+        self._feeding = False
+
+    def feed(self, event: Event) -> None:
+        """Gives an event to the core and carries out what follows. Never raises for what the core refuses: that ends the incarnation."""
+        if not self.ready or self._life.over:
+            return
+        if not isinstance(event, Append) and self._may_append(event):
+            self.replica.flush()  # what the core appends by itself comes after the sequences that were given out already
+        try:
+            if self._feeding:
+                raise IllegalEvent(f"{type(event).__name__} while the effects of another event are carried out")
+            self._feeding = True
+            for effect in self.node.handle(event, time.monotonic()):
+                self._carry_out(effect)
+        except IllegalEvent as error:
+            log.error("%s", error)
+            self._life.end(str(error))
+        finally:
+            self._feeding = False
+
+    def _may_append(self, event: Event) -> bool:
+        """Whether the core may append MEMBERS at this event; acks and confirms, of which there are many, only where the set may change."""
+        return not isinstance(event, OwnConfirmed | PeerAcked) or self.node.set_may_change
+
+    def _emit(self, first: int, count: int, runs: list[pb.Run | wire.Publishes]) -> None:
+        renewal, run = 0, runs[0]
+        if count == 1 and isinstance(run, pb.Run):
+            if run.checkpoint.renewal:
+                renewal = first
+            elif run.HasField("renewed"):
+                renewal = -run.renewed.checkpoint if run.renewed.given_up else run.renewed.checkpoint
+        self.feed(Append(count, (first, runs), renewal))

@@ -1,0 +1,160 @@
+"""What operators ask of an incarnation, but for renewals.py: taking an epoch or giving it away, pausing, the set, beginning anew.
+
+Rules: an order that is refused has changed nothing, and says why. The core answers one request at a time. With `dry_run`, only what would be done
+is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+from broker_plugin.client_errors import Address
+from broker_plugin.left_behind import left_behind, may_be_left_behind
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest, RemoveRequest, StepDown, SwitchoverRequest
+from lrq_ha.replication.roles import Role
+
+from .core import Core
+from .life import Life
+from .own_log import OwnLog
+from .reinit import tail
+from .turning_away import POLL_S, TurningAway
+
+ANSWER_TIMEOUT_S = 30.0
+
+Request: TypeAlias = PromoteRequest | RemoveRequest | SwitchoverRequest | PauseRequest
+
+
+class Orders:
+    """See above.
+
+    Args:
+        name: Of this node.
+        broker: The own broker, which is asked for the lengths of queues.
+        core: Decides.
+        life: Ended when the node is made anew.
+        own_log: Whose tail may be asked for.
+        turning_away: How clients are treated when this node steps down.
+
+    Attributes:
+        anew: Whether everything that the log brought to the broker is to be deleted when the incarnation is over.
+    """
+
+    def __init__(self, name: str, broker: Address, core: Core, life: Life, own_log: OwnLog, turning_away: TurningAway) -> None:
+        self.anew = False
+        self._name = name
+        self._broker = broker
+        self._core = core
+        self._node = core.node
+        self._life = life
+        self._log = own_log
+        self._turning_away = turning_away
+        self._answer: asyncio.Future[Answer] | None = None
+
+    async def _ask_core(self, request: Request) -> Answer:
+        if self._answer is not None:
+            return Answer(False, "another request is under way")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answer = answer
+        try:
+            self._core.feed(request)
+            await self._life.wait(answer, ANSWER_TIMEOUT_S)
+            if answer.done():
+                return answer.result()
+            if self._life.over:
+                return Answer(False, self._over())
+            return Answer(False, f"no answer within {ANSWER_TIMEOUT_S:g} s; {self._node.role.value}: {self._node.reason}")
+        finally:
+            self._answer = None
+
+    def _over(self) -> str:
+        """What an operator is told whose order this incarnation can no longer carry out."""
+        return f"{self._name} has started again meanwhile ({self._life.reason}): see `lrq-ha list` before trying again"
+
+    def answered(self, effect: Answer) -> None:
+        """The core's answer."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(effect)
+
+    async def ask(self, request: Request) -> tuple[bool, str]:
+        """Hands an operator's request to the core and waits for its answer; a promotion also until the door is open."""
+        answer = await self._ask_core(request)
+        ok, text = answer.ok, answer.text
+        if ok and isinstance(request, PromoteRequest) and request.dry_run and (behind := may_be_left_behind(self._core.replica)):
+            text += f"; messages in these queues are not replicated, and stay where they are: {behind}"
+        elif ok and isinstance(request, PromoteRequest) and not request.dry_run:
+            while self._node.role is Role.RECOVERING and not self._node.serving and not self._life.over:
+                await asyncio.sleep(POLL_S)
+            ok = self._node.serving and not self._life.over
+            if self._life.over:
+                text = self._over()
+            elif not ok:
+                text += f", but is {self._node.role.value} now: {self._node.reason}"
+            elif self._node.role is Role.ACTIVE:
+                text += " and its door is open"
+            else:
+                text += f"; {self._node.role.value}: {self._node.reason}"
+        return ok, text
+
+    async def switchover(self, node: int, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:
+        """Hands the next epoch to `node` (0: to an in-sync backup): nothing lost, nothing twice.
+
+        Args:
+            timeout_s: How long consumers may take to settle what they hold.
+            force: Go on when that is over.
+        """
+        answer = await self._ask_core(SwitchoverRequest(node))
+        if not answer.ok:
+            return False, answer.text
+        behind = await self._left_behind()
+        if dry_run:
+            return True, f"{answer.text}; consumers hold {self._turning_away.held()} messages{behind}"
+        name = self._node.name(answer.node)
+        ok, text = await self._step_down(answer.node, f"node {self._name} hands over to {name}", timeout_s, force)
+        return ok, f"{self._name} has handed over to {name}{text}{behind}" if ok else text
+
+    async def _left_behind(self) -> str:
+        behind = await left_behind(self._core.replica, self._broker)
+        return f"; this stays behind: {behind}" if behind else ""
+
+    async def demote(self, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:
+        """Ends this epoch; nobody takes the next one until an operator says so. Arguments as of `switchover`."""
+        if not self._node.serving:
+            return False, f"{self._name} is not primary"
+        behind = await self._left_behind()
+        if dry_run:
+            return True, f"would step down; consumers hold {self._turning_away.held()} messages{behind}"
+        await self._ask_core(PauseRequest(True))
+        ok, text = await self._step_down(0, f"node {self._name} steps down", timeout_s, force)
+        if not ok:
+            await self._ask_core(PauseRequest(False))
+        return ok, f"{self._name} has stepped down{text}; the group is paused{behind}" if ok else text
+
+    async def _step_down(self, node: int, reason: str, timeout_s: float, force: bool) -> tuple[bool, str]:
+        ok, text, left = await self._turning_away.begin(node, reason, timeout_s, force=force)
+        if self._life.over:
+            return False, self._over()
+        if ok:
+            self._core.feed(StepDown(node, not left))
+        return ok, text
+
+    def tail(self) -> AsyncIterator[dict[str, Any]]:
+        """The entries that a diverged node refuses to drop. Raises LrqError if it is not diverged."""
+        if self._node.role is not Role.DIVERGED:
+            raise LrqError(f"{self._name} is {self._node.role.value}, not diverged: it has no entries of its own")
+        nearest = self._log.checkpoints.start(self._node.tail_from - 1)
+        return tail(self._log.streams, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
+
+    def reinit(self, *, dry_run: bool) -> tuple[bool, str]:
+        """Lets this node begin anew: everything that its log brought to its broker is deleted, and it follows from the first entry."""
+        name, node = self._name, self._node
+        if node.leading or node.role is Role.RECOVERING:
+            return False, f"{name} is primary: only a backup can be made anew"
+        dropped = f"entries {node.tail_from} to {node.log.end}, which it alone may hold" if node.role is Role.DIVERGED else "its log"
+        if dry_run:
+            return True, f"would drop {dropped}, and the queues and exchanges that its log declared; it then follows from the first entry"
+        self.anew = True
+        self._life.end("made anew by the operator")
+        return True, f"{name} drops {dropped}, and begins anew"

@@ -1,0 +1,152 @@
+"""What comes to this node's door while an incarnation stands behind it: other nodes' messages, and the question whether clients are served.
+
+Rules:
+- A node speaks under its own id only, and only if this node's configuration has it. Its newest connection that speaks replaces the older.
+- A push counts only on that connection; it is acked when the core says so.
+- A backup that does not get its queues written takes no more, and so slows the publishers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from broker_plugin import frames, wire
+from broker_plugin.farewell import NOT_ALLOWED
+from broker_plugin.peers import PeerEnd
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.events import Ack, PeerMessage, Push, RefusePush
+
+from .config import Config
+from .core import Core
+from .own_log import CHECKPOINTS_PER_LOG_MIN
+from .rebuild import state_before
+from .turning_away import TurningAway
+
+log = logging.getLogger("lrq_ha.node")
+
+REFUSAL_SHOWN_S = 5.0  # a node that was refused tries again every second
+
+
+class Receiving:
+    """See above. It is the door's Host.
+
+    Args:
+        config: The node's configuration.
+        core: Gets what comes.
+        turning_away: Why a primary serves no clients.
+    """
+
+    def __init__(self, config: Config, core: Core, turning_away: TurningAway) -> None:
+        self.replica = core.replica
+        self._config = config
+        self._core = core
+        self._node = core.node
+        self._turning_away = turning_away
+        self._ends: dict[int, PeerEnd] = {}
+        self._refused = (0.0, "")
+        self._paused = False
+
+    def hears(self, peer: int) -> bool:
+        """Whether a peer is connected to this door and has spoken."""
+        return peer in self._ends
+
+    @property
+    def refused(self) -> str:
+        """Why a node was not taken for one of the group just now; empty if none was refused."""
+        at, refusal = self._refused
+        return refusal if time.monotonic() - at < REFUSAL_SHOWN_S else ""
+
+    # ---- door.Host ---------------------------------------------------------------------------------------------------
+
+    def refusal(self) -> str:
+        """Why clients are not served now; empty if they are."""
+        if self._node.serving:
+            return self._turning_away.reason
+        me, primary = self._config.node.name, self._node.primary()
+        if primary and primary != self._config.node.id:
+            return f"node {me} is a backup; primary is {self._node.name(primary)}"
+        return f"node {me} is {self._node.role.value} ({self._node.reason}); it serves no clients"
+
+    def control(self, end: PeerEnd, body: bytes) -> None:
+        """A control message of another node. Raises LrqError if it is none of the group."""
+        sender, message = wire.decode_control(body, self._config.node.group)
+        refusal = self._refusal_of(sender) if sender == end.node else f"node {end.node} speaks as node {sender}"
+        if refusal:
+            self._refused = (time.monotonic(), refusal)
+            if end.transport is not None:
+                end.transport.write(frames.connection_close(NOT_ALLOWED, refusal))
+            raise LrqError(refusal)
+        old = self._ends.get(end.node)
+        if old is not end:
+            self._ends[end.node] = end
+            if old is not None:
+                old.close()
+        self._core.feed(PeerMessage(sender, message))
+
+    def _refusal_of(self, sender: int) -> str:
+        """Why a node of the group is not taken for one; empty if it is one."""
+        node = self._config.node
+        if sender == node.id:
+            return f"two nodes of group {node.group} have the id {sender}, {node.name} is one: give each its own in [node] id and [[peers]] id"
+        if sender not in self._node.peers:
+            return f"node {sender} is not among the [[peers]] of {node.name} (id {node.id}): correct them or the node's [node] id"
+        return ""
+
+    def push(self, end: PeerEnd, header: bytes, body: bytes) -> None:
+        """A batch of the log from its leader."""
+        batch, safe = wire.parse_batch(wire.header_table(header))
+        if self._ends.get(end.node) is not end:
+            end.close()
+            return
+        end.expect_ack(batch.last)
+        before = None
+        if batch.begins_renewal and not self._node.log.end:
+            before = state_before(pb.Batch.FromString(body).runs[0].checkpoint)
+        self._core.feed(Push(end.node, batch, safe, body, before))
+        self._consider_pausing()
+
+    def peer_gone(self, end: PeerEnd) -> None:
+        """The other node's connection to this door is lost."""
+        if self._ends.get(end.node) is end:
+            del self._ends[end.node]
+
+    # ---- effects -----------------------------------------------------------------------------------------------------
+
+    def ack(self, effect: Ack) -> None:
+        """Acks pushes."""
+        end = self._ends.get(effect.peer)
+        if end is not None:
+            end.acknowledge(effect.upto)
+
+    def refuse_push(self, effect: RefusePush) -> None:
+        """Ends the connection that a push came on."""
+        end = self._ends.get(effect.peer)
+        if end is not None:
+            log.info("refused a push of %s: %s", self._node.name(effect.peer), effect.reason)
+            asyncio.get_running_loop().call_soon(end.close)
+
+    # ---- back-pressure -----------------------------------------------------------------------------------------------
+
+    def applied(self) -> None:
+        """Less is waiting for its queue."""
+        if self._paused:
+            self._consider_pausing()
+
+    def _consider_pausing(self) -> None:
+        """A backup that does not get its queues written takes no more, and so slows the publishers.
+
+        Not where it waits for what only more of the log can tell: what is safe, or what makes room in a full queue. And it goes on soon, as a backup
+        that makes no progress for backup_timeout_s is left behind.
+        """
+        settings = self._config.replication
+        limit = min(settings.apply_lag_bytes_max, settings.log_bytes_max // CHECKPOINTS_PER_LOG_MIN)
+        replica = self.replica
+        too_much = replica.to_apply_bytes > (limit - limit // 16 if self._paused else limit)
+        paused = too_much and replica.to_apply[0].last <= replica.safe and not replica.parked()
+        if paused or self._paused:  # one that has connected meanwhile, too
+            self._paused = paused
+            for end in self._ends.values():
+                end.pause(paused)

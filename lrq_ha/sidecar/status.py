@@ -1,0 +1,131 @@
+"""What GET /status tells of an incarnation, and what stands in its way, in words.
+
+Rules: it only reads. How long a peer is behind is known to one tick, and no further back than GREW_MAX ticks in which the log grew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from lrq_ha.replication.roles import Role
+from lrq_ha.routing import names
+
+from .core import Core
+from .own_log import OwnLog, taken_out
+from .receiving import Receiving
+from .sending import Sending
+from .sites import Sites
+from .turning_away import TurningAway
+
+GREW_MAX = 4_096
+
+
+class Status:
+    """See above.
+
+    Args:
+        core, own_log, sending, receiving, turning_away, sites: Parts of the incarnation.
+
+    Attributes:
+        since: Unix time since when the node has its role.
+    """
+
+    def __init__(
+        self, core: Core, *, own_log: OwnLog, sending: Sending, receiving: Receiving, turning_away: TurningAway, sites: Sites
+    ) -> None:
+        self.since = time.time()
+        self._node = core.node
+        self._replica = core.replica
+        self._log = own_log
+        self._sending = sending
+        self._receiving = receiving
+        self._turning_away = turning_away
+        self._sites = sites
+        self._grew: deque[tuple[float, int]] = deque(maxlen=GREW_MAX)  # (monotonic seconds, end of the log), once per tick in which it grew
+
+    def ticked(self) -> None:
+        """Remembers whether the log has grown; once per tick."""
+        if not self._grew or self._grew[-1][1] < self._node.log.end:
+            self._grew.append((time.monotonic(), self._node.log.end))
+
+    def _lag_s(self, acknowledged: int) -> float:
+        """How long ago the log was no longer than what a peer has acknowledged."""
+        if acknowledged >= self._node.log.end:
+            return 0.0
+        grew = next((at for at, end in self._grew if end > acknowledged), time.monotonic())
+        return round(time.monotonic() - grew, 2)
+
+    def tell(self) -> dict[str, Any]:
+        """Values for JSON, by name."""
+        node, replica = self._node, self._replica
+        primary = node.primary()
+        return {
+            "role": node.role.value,
+            "serving": node.serving,
+            "reason": node.reason + self._troubles(),
+            "epoch": node.leading or node.leader_epoch,
+            "head": node.head,
+            "end": node.log.end,
+            "safe": node.safe,
+            "applied": replica.tracker.applied,
+            "in_set": node.log.in_set or bool(node.leading),
+            "members": [node.name(n) for n in sorted(node.log.members)],
+            "primary": node.name(primary) if primary else None,
+            "peers": {node.name(number): self._peer(number) for number in node.peers},
+            "sessions": self._sites.status(),
+            "since": self.since,
+            "generation": replica.generations.newest,
+            "unsafe_bytes": replica.unsafe_bytes,
+            "at_stake_entries": replica.at_stake_entries,
+            "at_stake_bytes": replica.at_stake_bytes,
+            "to_apply_bytes": replica.to_apply_bytes,
+            "memory_bytes": self._log.memory.bytes,
+            "paused": node.paused,
+            "diverged_from": node.tail_from if node.role is Role.DIVERGED else None,
+        }
+
+    def _peer(self, number: int) -> dict[str, Any]:
+        node, watch = self._node, self._log.watch
+        peer = node.peers[number]
+        return {
+            "connected": peer.connected and self._receiving.hears(number),
+            "problem": self._sending.links[number].problem or watch.trouble(number),
+            "acked": peer.acknowledged,
+            "applied": peer.applied,
+            "lag_entries": max(0, node.log.end - peer.acknowledged) if node.leading else None,
+            "lag_bytes": self._sending.in_flight_bytes(number),
+            **watch.gauge(number),
+            "lag_seconds": self._lag_s(peer.acknowledged) if node.leading else None,
+            "apply_lag_entries": max(0, node.log.end - peer.applied) if node.leading else None,
+        }
+
+    def _troubles(self) -> str:
+        """An alarm of the broker, what keeps a node that waits for others from reaching them, and whom a primary's log may leave behind."""
+        node, alarm = self._node, self._turning_away.alarm
+        blocked = f"its broker takes nothing more for the log: {alarm}" if alarm else ""
+        if node.leading:
+            behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
+            doing = self._turning_away.reason or self._turning_away.renewing
+            return "".join(f"; {trouble}" for trouble in (blocked, doing, taken_out(node), behind, self._at_stake()) if trouble)
+        if node.role is not Role.CATCH_UP or node.primary():
+            return f"; {blocked}" if blocked else ""
+        troubles = [f"{node.name(number)}: {link.problem}" for number, link in self._sending.links.items() if link.problem]
+        if refusal := self._receiving.refused:
+            troubles.append(f"refused: {refusal}")
+        return f" ({'; '.join(troubles)})" if troubles else ""
+
+    def _at_stake(self) -> str:
+        """What would be lost with this primary, though it was confirmed."""
+        entries, size = self._replica.at_stake_entries, self._replica.at_stake_bytes
+        return f"{entries} publishes ({size} bytes) are confirmed (local completion) and not on all in-sync backups" if entries else ""
+
+    def levels(self) -> list[dict[str, str]]:
+        """The queues that the log knows, and how much of each the other nodes get."""
+        known = self._replica.definitions.queues()
+        return [{"vhost": vhost, "queue": queue, "level": self._replica.level((vhost, queue)).value} for vhost, queue in sorted(known)]
+
+    def queues(self) -> list[str]:
+        """The receive queues that exist here."""
+        return [queue for queue in self._replica.sink.queues() if names.parse_recv_queue(queue)]

@@ -1,0 +1,118 @@
+"""What happened to every message of a run, written down as it happens, and the total-queue check: lost, twice, from nowhere, out of order.
+
+Rules: a message is its body, which no other has: "producer connection number", where `connection` counts the connections of a producer without
+replication IDs. What is asserted holds for every message; a settlement (ack, or reject for good) may be undone only if it is in doubt: it was
+made younger than the lag before a fault of the primary, or to one that was over. A broker that is killed may lose the dead letters that it has
+just made, and the rejected messages with them: that is RabbitMQ's own (docs/guarantees.md). The file has one JSON line for each event.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+#: An ack that is older than this at a fault was on the backup, however busy the machine.
+LAG_MAX_S = 5.0
+_SHOWN_MAX = 10
+
+#: When what consumers told a primary may have been for nothing: from, to.
+Doubt = tuple[float, float]
+
+
+class History:
+    """See above. Methods may be called from any thread.
+
+    Attributes:
+        sent: Queue that each message was published to.
+        confirmed: Those that were confirmed.
+        settled: (queue, message) -> when it was acked or rejected for good, and whether it was rejected.
+        brokers_killed: Spans in which a broker was killed.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.sent: dict[str, str] = {}
+        self.confirmed: set[str] = set()
+        self.settled: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
+        self.brokers_killed: list[Doubt] = []
+        self._last: dict[tuple[object, ...], int] = {}
+        self._problems: list[str] = []
+        self._lock = threading.Lock()
+        self._file = path.open("w") if path else None
+
+    def note(self, event: str, **more: Any) -> None:
+        """Writes down anything; its place in the file is its place in time."""
+        if self._file is not None:
+            with self._lock:
+                self._file.write(json.dumps({"at": round(time.time(), 4), "event": event, **more}) + "\n")
+
+    def send(self, message: str, queue: str) -> None:
+        self.sent[message] = queue
+        self.note("send", message=message, queue=queue)
+
+    def confirm(self, message: str) -> None:
+        self.confirmed.add(message)
+        self.note("confirm", message=message)
+
+    def deliver(self, consumer: object, queue: str, message: str, redelivered: bool) -> None:
+        """`consumer`: a consumer's connection, the same for all that it is given."""
+        self.note("deliver", message=message, queue=queue, redelivered=redelivered)
+        sent_to = self.sent.get(message)
+        was_rejected = any(rejected for _, rejected in self.settled.get((sent_to or "", message), ()))
+        if queue != sent_to and not (was_rejected and queue == dead(sent_to or "")):
+            self._problems.append(f"{message!r} came from {queue}, was sent to {sent_to} and {'' if was_rejected else 'not '}rejected there")
+        producer, connection, number = message.split()
+        if not redelivered and queue == sent_to:
+            last = self._last.get(key := (consumer, queue, producer, connection), -1)
+            if int(number) <= last:
+                self._problems.append(f"{message!r} came from {queue} after {last}")
+            self._last[key] = int(number)
+
+    def settle(self, queue: str, message: str, *, rejected: bool = False) -> None:
+        """A consumer is about to ack or to reject it for good."""
+        self.settled[queue, message].append((time.time(), rejected))
+        self.note("reject" if rejected else "ack", message=message, queue=queue)
+
+    def is_over(self, message: str) -> bool:
+        """Whether it has been acked, in its queue or, if it was rejected there, among the dead letters; or a broker has lost those."""
+        queue = self.sent[message]
+        settled = self.settled.get((queue, message))
+        if not settled:
+            return False
+        at, rejected = settled[-1]
+        return not rejected or (dead(queue), message) in self.settled or any(begin <= at <= end for begin, end in self.brokers_killed)
+
+    def open(self) -> list[str]:
+        """Those that were confirmed and are not over."""
+        return [message for message in list(self.confirmed) if not self.is_over(message)]
+
+    def check(self, doubts: Iterable[Doubt]) -> None:
+        """Raises AssertionError, with all that is wrong. `doubts`: spans in which a settlement may have been for nothing."""
+        spans = list(doubts)
+        problems = [f"{message!r} was confirmed and lost" for message in sorted(self.open())]
+        problems += self._problems
+        for (queue, message), settled in self.settled.items():
+            problems += [f"{message!r} came again from {queue}, though settled at {at:.3f}, long before any fault"
+                         for at, _ in settled[:-1] if not any(begin <= at <= end for begin, end in spans)]
+        self.note("checked", problems=problems, doubts=spans)
+        assert not problems, f"{len(problems)} of {len(self.sent)} messages: {problems[:_SHOWN_MAX]}"
+
+    def close(self) -> None:
+        if self._file is not None:
+            with self._lock:
+                self._file.close()
+                self._file = None
+
+
+def dead(queue: str) -> str:
+    """Where the dead letters of a queue go."""
+    return f"{queue}.dead"
+
+
+def span(began: float, ended: float) -> Doubt:
+    """The doubt of a fault that a primary took a while to notice: what it was told meanwhile it did not take."""
+    return began - LAG_MAX_S, ended + 0.5

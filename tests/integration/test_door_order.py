@@ -1,0 +1,100 @@
+"""The order of answers on one channel: none comes after one to a later question, or on a channel that is closed."""
+
+from __future__ import annotations
+
+import pika
+from door_rig import Rig
+from pamqp import commands
+from raw_client import RawClient, publish
+
+from broker_plugin import frames, headers
+
+GETS = (frames.BASIC_GET_OK, frames.BASIC_GET_EMPTY)
+# Run by the broker: when the queue is there, its channel is given the ack of a delivery that there never was, and closes with 406 after its answer.
+MISUSE = """
+    P = rabbit_misc:string_to_pid("{pid}"),
+    spawn(fun Wait() ->
+        case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)) of
+            {{ok, _}} -> gen_server:cast(P, {{method, {{'basic.ack', 999, false}}, none, noflow}});
+            _ -> timer:sleep(5), Wait()
+        end
+    end).
+"""
+
+
+def channel_of(rig: Rig, name: str) -> str:
+    """The broker's process for the only channel of the connection of this name."""
+    rows = rig.lab.ctl(rig.primary, "-q", "list_connections", "pid", "client_properties").splitlines()
+    connection = next(row.split("\t")[0] for row in rows if name in row)
+    rows = rig.lab.ctl(rig.primary, "-q", "list_channels", "pid", "connection").splitlines()
+    return next(row.split("\t")[0] for row in rows if row.split("\t")[1] == connection)
+
+
+def test_no_declare_ok_on_a_channel_that_the_broker_has_closed_meanwhile(rig: Rig) -> None:
+    """The broker has answered, the entry is not safe, and the channel is closed: its number is the client's own again, for a new channel."""
+    queue, name = rig.name(), rig.name("connection")
+    with RawClient(rig.url, properties={"connection_name": name}) as client:
+        client.open_channel(1)
+        rig.lab.ctl(rig.primary, "eval", MISUSE.format(pid=channel_of(rig, name), queue=queue))
+        client.got.clear()
+        rig.lab.stop(f"{rig.backup}.sidecar")
+        try:
+            client.send(frames.method_frame(1, commands.Queue.Declare(queue=queue, durable=True)))
+            while (client.read(60) or (0,))[0] != frames.CHANNEL_CLOSE:
+                pass
+            client.send(frames.method_frame(1, commands.Channel.CloseOk()) + frames.method_frame(1, commands.Channel.Open()))
+        finally:
+            rig.lab.cont(f"{rig.backup}.sidecar")
+        client.expect(frames.CHANNEL_OPEN_OK)
+        # If it was safe before the channel was closed (the backup was left out on a busy machine), the answer came before that.
+        assert [kind for kind, *_ in client.got][-2:] == [frames.CHANNEL_CLOSE, frames.CHANNEL_OPEN_OK]
+        assert client.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
+    rig.both_hold(queue, [])
+
+
+def test_a_confirm_does_not_overtake_the_select_ok(rig: Rig) -> None:
+    """The door confirms a repeat by itself, at once; the broker has yet to say that it confirms."""
+    queue, producer = rig.name(), rig.name("producer")
+    once = publish(1, queue, b"x", fields=headers.field(b"x-lrq-id", f"{producer}/1".encode()))
+    with RawClient(rig.url, properties={"lrq_producer": producer}) as client:
+        client.open_channel(1)
+        client.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
+        client.open_channel(2, confirms=True)
+        client.send(frames.rechannel(once, 2))
+        client.confirmed(1)
+        client.got.clear()
+        client.send(frames.method_frame(1, commands.Confirm.Select()) + once * 2)
+        client.confirmed(2)
+        assert client.got[0][0] == frames.CONFIRM_SELECT_OK
+        assert [kind for kind, *_ in client.got].count(frames.BASIC_ACK) <= 2
+    rig.both_hold(queue, [b"x"])
+
+
+def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig) -> None:
+    """Nor is it taken for its answer: the get's first copy is one that must not be seen, and the client asked for more without waiting."""
+    channel = rig.channel(confirms=True)
+    queue, other = rig.declare(channel), rig.declare(channel)
+    channel.basic_publish("", queue, b"consumed")
+    channel.basic_publish("", other, b"of the other")
+    method, properties, _ = channel.basic_get(queue)
+    channel.basic_ack(method.delivery_tag)
+    rig.converge()
+    for stale in range(2):
+        with rig.at(rig.primary) as broker:
+            broker.confirm_delivery()
+            broker.basic_publish("", queue, b"consumed", pika.BasicProperties(headers=properties.headers, delivery_mode=2))
+        channel.basic_publish("", queue, b"new %d" % stale)
+    with RawClient(rig.url) as client:
+        client.open_channel(1)
+        client.got.clear()
+        asked = (commands.Basic.Get(queue=queue), commands.Basic.Get(queue=other), commands.Queue.Declare(queue=other, passive=True))
+        client.send(b"".join(frames.method_frame(1, one) for one in asked))
+        client.expect(frames.QUEUE_DECLARE_OK)
+        answers = [(kind, payload) for kind, _, payload in client.got if kind in GETS]
+        assert [kind for kind, _ in answers] == [frames.BASIC_GET_EMPTY, frames.BASIC_GET_OK]
+        assert other.encode() in answers[1][1]
+        # asked alone, the same is the next message
+        for expected in (b"new 0", b"new 1"):
+            client.call(1, commands.Basic.Get(queue=queue), frames.BASIC_GET_OK)
+            assert client.expect(frames.BODY) == expected
+    channel.queue_purge(queue)

@@ -1,0 +1,75 @@
+"""Where a batch stands in the log's stream: a CHECKPOINT is looked for where it was written, without reading the log again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker_plugin import wire
+from broker_plugin.client_errors import Address
+from broker_plugin.endpoints import ROUTING_VHOST
+from broker_plugin.streams import Streams
+from lrq_ha.lab import Lab
+from lrq_ha.replication.log import BatchHeader
+
+pytestmark = pytest.mark.broker
+
+EPOCH = 257
+BATCHES = 30
+
+
+def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab) -> None:
+    async def go() -> None:
+        confirmed = asyncio.Event()
+        left = BATCHES
+
+        def on_written(count: int) -> None:
+            nonlocal left
+            left -= count
+            if not left:
+                confirmed.set()
+
+        address = replace(Address.parse(next(iter(brokers.nodes.values())).admin), vhost=ROUTING_VHOST)
+        streams = Streams("places", address, 1 << 30, on_written, lambda _reason: None)
+        looks: list[Any] = []
+        look_for = streams._look_for
+
+        async def watched(sequence: int, leader: int, start: int | str, *options: Any, **named: Any) -> Any:
+            looks.append(start)
+            return await look_for(sequence, leader, start, *options, **named)
+
+        streams._look_for = watched  # type: ignore[method-assign]
+        try:
+            await streams.open()
+            await streams.read(streams.log_queue, lambda _headers, _body: None)
+            end = 0
+            for number in range(BATCHES):
+                count = 1 if number % 5 == 4 else 10
+                body = bytes(5 * wire.PART_BYTES_MAX // 2 if number % 7 == 3 else 100)
+                streams.write_batch(BatchHeader(EPOCH, end + 1, end + count, EPOCH if end else 0, EPOCH), body, 0)
+                end += count
+            async with asyncio.timeout(30):
+                await confirmed.wait()
+            where = {}
+            async with aclosing(streams.batches()) as records:
+                async for offset, batch, _ in records:
+                    if batch is not None:
+                        where[batch.first, batch.last] = offset
+                        if batch.last == end:
+                            break
+            alone = {first: offset for (first, last), offset in where.items() if first == last}
+            assert len(where) == BATCHES
+            assert len(alone) == BATCHES // 5
+            assert [await streams.locate(first, EPOCH) for first in alone] == [*alone.values()]
+            assert looks == [*alone.values()]
+            streams._places.clear()  # as of a batch that a sidecar before this one has written
+            assert [await streams.locate(first, EPOCH) for first in alone] == [*alone.values()]
+        finally:
+            await streams.delete([streams.log_queue, streams.applied_queue])
+            await streams.close()
+
+    asyncio.run(go())

@@ -1,0 +1,180 @@
+"""Two pairs that are each other's site: both ways at once, changes of primary in the middle of a snapshot, a source whose stream was trimmed.
+
+Rule: the log and the views are small, so that RabbitMQ trims them within the test; what was sent before is no test's concern.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from load import eventually, set_up
+from test_sites import Source, arrived, deltas, follows, state
+
+from lrq_ha.demo.check import received
+from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
+
+pytestmark = pytest.mark.broker
+
+LOG_BYTES_MAX = 8 << 20
+NODES = {"east": ("e1", "e2"), "west": ("w1", "w2")}
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab({"east": 2, "west": 2}, tmp_path_factory.mktemp("two-ways") / "lab")
+    set_up(lab, f"log_bytes_max = {LOG_BYTES_MAX}")
+    with lab:
+        yield lab
+
+
+def pair(lab: Lab, group: str) -> tuple[str, str]:
+    """Primary and backup of a group, in sync."""
+    found: list[str] = []
+
+    def holds() -> bool:
+        primary = lab.primary(group)
+        if primary is None:
+            return False
+        found[:] = [primary, *(name for name in NODES[group] if name != primary)]
+        return set(lab.status(primary)["members"]) == set(NODES[group]) and lab.status(found[1])["role"] == "ready"
+
+    eventually(f"both nodes of {group} in the set", holds)
+    return found[0], found[1]
+
+
+def fail_over(lab: Lab, group: str) -> str:
+    """The primary is killed and its backup promoted; returns the former."""
+    primary, backup = pair(lab, group)
+    lab.kill(primary)
+    lab.promote(backup, down=[primary])
+    return primary
+
+
+class Gated(Source):
+    """A source whose provider waits in the middle of a full sync until `go` is set; `half`: it has come so far."""
+
+    def __init__(self, lab: Lab, client_name: str, group: str = "east") -> None:
+        self.half, self.go = threading.Event(), threading.Event()
+        super().__init__(lab, client_name, ROWS, group)
+
+    def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
+        self.requests.append(request)
+        for number in range(ROWS):
+            if number == ROWS // 2:
+                self.half.set()
+                self.go.wait(120)
+            context.transmit(b"%s row %d" % (self.client_name.encode(), number))
+        context.complete()
+
+
+def snapshot(found: list[pb.ReceivedTransaction]) -> tuple[list[bytes], list[bytes]]:
+    """Rows of the last whole full sync in a receive queue, and the payloads of the log entries behind its end."""
+    end = max(number for number, each in enumerate(found) if each.type == pb.LAST_FULL_SYNC_ENTRY)
+    request = found[end].request_id
+    rows = [p for each in found[:end] if each.type == pb.SNAPSHOT_SYNC and each.request_id == request for p in each.payloads if p]
+    return rows, [payload for each in found[end:] if each.type == pb.LOG_ENTRY_SYNC for payload in each.payloads]
+
+
+def test_both_ways_at_once(lab: Lab) -> None:
+    """Clients of the same name on both sides, through a change of primary on both: each entry once, in order, and none comes back."""
+    east, west = Source(lab, "both", group="east"), Source(lab, "both", group="west")
+    follows(lab, "both", "west", group="east")
+    follows(lab, "both", "east", group="west")
+    for _ in range(100):
+        east.send(1, "west")
+        west.send(1, "east")
+    killed = [fail_over(lab, group) for group in NODES]
+    for _ in range(100):
+        east.send(1, "west")
+        west.send(1, "east")
+    east.finish()
+    west.finish()
+    for name in killed:
+        lab.start(name)
+    for group, source in (("west", east), ("east", west)):
+        pair(lab, group)
+        for name in NODES[group]:
+            arrived(lab, name, source)
+    assert [len(source.requests) for source in (east, west)] == [1, 1], "no second full sync was needed"
+
+
+@pytest.mark.parametrize("group", ["east", "west"])
+def test_another_primary_in_the_middle_of_a_snapshot(lab: Lab, group: str) -> None:
+    """Of the source (east) or of the sink (west): the snapshot is whole and in order, log entries that went on meanwhile are there once."""
+    client_name = f"snapshot-{group}"
+    source = Gated(lab, client_name)
+    try:
+        assert source.half.wait(60)
+        queue = f"LRQ_Recv_{client_name}_east"
+        before = lab.primary("west") or ""
+        eventually("a part of it at the sink", lambda: len(received(lab.nodes[before].admin, queue)[0]) > 1)
+        source.send(5, "west")
+        killed = fail_over(lab, group)
+        source.send(5, "west")
+        source.go.set()
+        follows(lab, client_name, "west")
+        source.send(5, "west")
+        source.finish()
+        lab.start(killed)
+        pair(lab, group)
+        for name in NODES["west"]:
+            last = source.sent[-1]
+            eventually(f"the last at {name}", lambda name=name, last=last: deltas(lab, name, client_name)[-1:] == [last])
+            found = received(lab.nodes[name].admin, queue)[0]
+            rows, behind = snapshot(found)
+            assert rows == [b"%s row %d" % (client_name.encode(), number) for number in range(ROWS)]
+            assert behind == source.sent[-len(behind) :], "in order"
+            assert len(behind) >= 5
+            every = deltas(lab, name, client_name)
+            assert len(set(every)) == len(every), "once"
+    finally:
+        source.go.set()
+
+
+def test_without_a_provider_an_empty_snapshot_comes_first(lab: Lab) -> None:
+    doors = [lab.nodes[name].door for name in NODES["east"]]
+    payloads = [b"plain %d" % number for number in range(5)]
+    with Publisher(doors, f"plain-{time.time_ns()}", "plain", confirm_timeout_s=60) as publisher:
+        for payload in payloads:
+            publisher.transmit_log_entry_message(payload, ["west"]).result(60)
+    for name in NODES["west"]:
+        eventually(f"all at {name}", lambda name=name: deltas(lab, name, "plain") == payloads)
+        found = received(lab.nodes[name].admin, "LRQ_Recv_plain_east")[0]
+        kinds = [each.type for each in found]
+        assert kinds == [pb.LAST_FULL_SYNC_ENTRY, *[pb.LOG_ENTRY_SYNC] * len(payloads)]
+        assert not any(found[0].payloads)
+
+
+def test_a_source_that_was_trimmed_meanwhile(lab: Lab) -> None:
+    """The sink is away while RabbitMQ drops what it lacks from the source's view: a full sync, and log entries behind it. Never a silent gap."""
+    source = Source(lab, "trimmed")
+    follows(lab, "trimmed", "west")
+    source.send(3, "west")
+    for name in NODES["west"]:
+        arrived(lab, name, source)
+    pair(lab, "west")
+    for name in NODES["west"]:
+        lab.kill(f"{name}.sidecar")
+    payload = b"x" * 40_000
+    for _ in range(3 * LOG_BYTES_MAX // len(payload)):
+        source.confirms.append(source.publisher.transmit_log_entry_message(payload, ["west"]))
+    for confirm in source.confirms:
+        confirm.result(120)
+    for name in NODES["west"]:
+        lab.start(f"{name}.sidecar")
+    eventually("another full sync", lambda: len(source.requests) == 2)
+    follows(lab, "trimmed", "west")
+    assert state(lab, "west", "trimmed") == "in_log_entry_sync"
+    source.send(5, "west")
+    source.finish()
+    for name in NODES["west"]:
+        eventually(f"the last at {name}", lambda name=name: deltas(lab, name, "trimmed")[-1:] == source.sent[-1:])
+        rows, behind = snapshot(received(lab.nodes[name].admin, "LRQ_Recv_trimmed_east")[0])
+        assert rows == [b"trimmed row %d" % number for number in range(20)]
+        assert behind == source.sent[-5:]

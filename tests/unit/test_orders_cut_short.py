@@ -1,0 +1,73 @@
+"""An operator's order to a node whose incarnation ends before it is carried out: he is told so, at once, and nothing is claimed."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
+
+from broker_plugin.door import Door
+from lrq_ha.replication.events import Answer, PromoteRequest
+from lrq_ha.replication.roles import Role
+from lrq_ha.sidecar import config as configuration
+from lrq_ha.sidecar.incarnation import Incarnation
+from lrq_ha.sidecar.orders import Orders
+from lrq_ha.sidecar.turning_away import TurningAway
+
+PROMOTE = PromoteRequest(frozenset(), False, False)
+
+
+def run(check: Callable[[Incarnation], Awaitable[tuple[bool, str]]]) -> str:
+    """What the order leads to where the broker is lost a moment later."""
+
+    async def go() -> tuple[bool, str]:
+        config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+        incarnation = Incarnation(config, Door(config))
+        asyncio.get_running_loop().call_later(0.05, incarnation._life.end, "the connection to the broker is lost")
+        async with asyncio.timeout(5):
+            return await check(incarnation)
+
+    ok, text = asyncio.run(go())
+    assert not ok
+    return text
+
+
+def test_the_core_does_not_answer_any_more() -> None:
+    assert run(lambda incarnation: incarnation.orders.ask(PROMOTE)) == (
+        "e1 has started again meanwhile (the connection to the broker is lost): see `lrq-ha list` before trying again"
+    )
+
+
+def test_a_promotion_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for ever, in a process that went on."""
+
+    async def promoted(_orders: Orders, _request: object) -> Answer:
+        return Answer(True, "e1 is primary")
+
+    monkeypatch.setattr(Orders, "_ask_core", promoted)
+
+    def check(incarnation: Incarnation) -> Awaitable[tuple[bool, str]]:
+        incarnation.orders._node = SimpleNamespace(role=Role.RECOVERING, serving=False, reason="")  # type: ignore[assignment]
+        return incarnation.orders.ask(PROMOTE)
+
+    assert "started again" in run(check)
+
+
+def test_a_handover_while_consumers_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said to be done, as the new incarnation's door held nothing."""
+
+    async def may_hand_over(_orders: Orders, _request: object) -> Answer:
+        return Answer(True, "", 2)
+
+    monkeypatch.setattr(Orders, "_ask_core", may_hand_over)
+
+    async def drain(_door: Door, _timeout_s: float) -> int:
+        await asyncio.sleep(0.1)
+        return 0
+
+    monkeypatch.setattr("broker_plugin.draining.drain", drain)
+    monkeypatch.setattr(TurningAway, "_all_safe", lambda *_: True)
+    assert "started again" in run(lambda incarnation: incarnation.orders.switchover(2, 10.0, force=True, dry_run=False))

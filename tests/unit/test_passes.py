@@ -1,0 +1,111 @@
+"""R17: which queues a renewal is moving, how long they should be, and when it is over."""
+
+from __future__ import annotations
+
+from lrq_ha.replication.passes import Passes, Rounds
+
+A, B = ("/", "a"), ("/", "b")
+
+
+def begun() -> Passes:
+    passes = Passes()
+    passes.begin(10)
+    return passes
+
+
+def test_a_queue_is_unfinished_from_the_first_entry_on() -> None:
+    passes = begun()
+    passes.noted(11, A, done=False)
+    passes.noted(15, A, done=True)
+    passes.noted(16, B, done=False)
+    assert passes.unfinished() == {B: 16}
+    passes.noted(17, A, done=False)
+    assert passes.unfinished() == {B: 16, A: 17}
+    assert passes.begun(A)
+    assert not passes.begun(("/", "c"))
+
+
+def test_a_renewal_that_is_over_has_no_unfinished_queue() -> None:
+    passes = begun()
+    passes.noted(11, A, done=False)
+    passes.end(12)
+    assert (passes.unfinished(), passes.checkpoint) == ({}, 0)
+    passes.begin(20)
+    assert (passes.unfinished(), passes.begun(A)) == ({}, False)
+
+
+def test_what_falls_out_of_the_log_was_not() -> None:
+    passes = begun()
+    passes.noted(11, A, done=False)
+    passes.noted(15, A, done=True)
+    passes.end(16)
+    passes.cut(15)
+    assert (passes.unfinished(), passes.checkpoint) == ({A: 11}, 10)
+    passes.cut(10)
+    assert (passes.unfinished(), passes.checkpoint) == ({}, 0)
+
+
+def test_a_restart_in_the_middle_knows_what_is_half_done() -> None:
+    passes = Passes()
+    passes.restore(10, {A: 11})
+    assert (passes.checkpoint, passes.unfinished(), passes.holds(A)) == (10, {A: 11}, -1)
+    passes.noted(15, A, done=True)
+    assert passes.unfinished() == {}
+    passes.end(16)
+    assert passes.checkpoint == 0
+
+
+def test_a_queue_is_as_long_as_what_came_and_did_not_leave() -> None:
+    passes = begun()
+    assert (passes.holds(A), passes.counting) == (-1, False)
+    passes.came(A)
+    passes.noted(12, A, done=False)
+    assert passes.counting
+    for _ in range(5):  # entries 13 to 17
+        passes.came(A)
+        passes.came(B)
+    passes.left(A, (8, 9, 11, 13))  # only the last of them came behind entry 12
+    passes.left(A, (16, 17))
+    passes.left(B, (16, 17))
+    assert (passes.holds(A), passes.holds(B)) == (2, -1)
+
+
+def test_what_cannot_be_counted_makes_the_count_void() -> None:
+    passes = begun()
+    for queue in (A, B):
+        passes.noted(12, queue, done=False)
+    passes.count_no_more(A)
+    assert (passes.holds(A), passes.holds(B)) == (-1, 0)
+    passes.count_no_more()
+    assert (passes.holds(B), passes.counting) == (-1, False)
+
+
+def test_two_rounds_that_find_nothing_end_it() -> None:
+    rounds = Rounds(begun(), 3)
+    for found in (True, False, True, False):
+        rounds.ended(found=found)
+    assert not rounds.done
+    rounds.ended(found=False)
+    assert rounds.done
+    assert not rounds.too_many
+
+
+def test_a_round_does_not_count_in_which_a_client_sends_on_something_old() -> None:
+    passes = begun()
+    rounds = Rounds(passes, 3)
+    rounds.ended(found=False)
+    passes.stirred(11)  # behind the CHECKPOINT
+    passes.stirred(10)
+    rounds.ended(found=False)
+    rounds.ended(found=False)
+    assert not rounds.done
+    rounds.ended(found=False)
+    assert rounds.done
+
+
+def test_at_some_time_it_is_enough() -> None:
+    rounds = Rounds(begun(), 2)
+    rounds.ended(found=True)
+    assert not rounds.too_many
+    rounds.ended(found=True)
+    assert rounds.too_many

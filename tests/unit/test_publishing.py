@@ -1,0 +1,147 @@
+"""What the door makes of a run of publishes: entries of the log, and what the broker gets, whatever the run consists of and wherever it is cut.
+
+A connection of the door runs between two sockets that keep what they are given; what is appended is safe at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import commands
+
+from broker_plugin import frames, headers, wire
+from broker_plugin.relay import Relay
+from broker_plugin.replica import Replica
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.levels import Levels
+from lrq_ha.replication.log import BatchHeader
+from lrq_ha.replication.roles import Role
+from lrq_ha.sidecar.config import DoorTable
+
+FIRST = 95  # the second hundred begins within a run
+POSITION, ID = b"x-lrq-pos", b"x-lrq-id"
+
+
+class Socket:
+    """Keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def writelines(self, pieces: Any) -> None:
+        self.data += b"".join(pieces)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Connection:
+    """A relay on a primary without backups."""
+
+    def __init__(self, producer: str = "") -> None:
+        self.runs: list[pb.Run] = []  # as they stand in the log
+        self.log: Any = SimpleNamespace(end=FIRST - 1, unfinished=False)
+        node: Any = SimpleNamespace(role=Role.ACTIVE, serving=True, log=self.log, applied=0)
+        self.replica = Replica(node, Levels({"^.*$": "all"}), self._emit)
+        self.replica.stamp_affixes = (b"257.", b"/1")
+        self.replica.safe = FIRST - 1
+        config = DoorTable(listen="127.0.0.1:5672")
+        door: Any = SimpleNamespace(
+            config=config, now=lambda: 0.0, unfinished=frames.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
+            draining=False, watch=lambda _: None, completes_locally=lambda _: False, client_full=lambda *_: None, relays=set(),
+        )  # fmt: skip
+        self.client, self.broker = Socket(), Socket()
+        client, broker = self._sockets
+        self.relay = Relay(
+            door, self.replica, client, broker, user="app", vhost="/", producer=producer, peer=None, may_write=True,
+            frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
+            channels_max=2_047,
+        )  # fmt: skip
+        self.relay.client_data(frames.method_frame(1, commands.Channel.Open()))
+        self.relay.client_data(frames.method_frame(1, commands.Confirm.Select()))
+        self.broker.data = b""
+
+    @property
+    def _sockets(self) -> tuple[Any, Any]:
+        return self.client, self.broker
+
+    def _emit(self, first: int, count: int, runs: list[pb.Run | wire.Publishes]) -> None:
+        assert first == self.log.end + 1
+        self.log.end = first + count - 1
+        body = pb.Batch.FromString(wire.batch_body(BatchHeader(257, first, self.log.end, 257, 257), 7, runs))
+        assert (body.epoch, body.first, body.count, body.previous_epoch, body.timestamp_us) == (257, first, count, 257, 7)
+        self.runs += body.runs
+        self.replica.safe_advanced(self.log.end)
+
+
+def message(queue: str, table: bytes, persistent: bool, body: bytes) -> tuple[bytes, bytes]:
+    """(frames of a publish, its content header's payload)"""
+    payload = headers.header_payload(len(body), headers.properties(table, persistent))
+    return frames.publish_method(1, "", queue) + b"".join(frames.content(1, payload, body, 4_096)), payload
+
+
+tables = st.sampled_from(
+    [b"", headers.field(b"a", b"1"), headers.field(b"x-lrq-", b"1"), headers.field(POSITION, b"1.2/3"), headers.field(ID, b"p/1")]
+)
+messages = st.builds(message, st.sampled_from(["orders", "other"]), tables, st.booleans(), st.sampled_from([b"", b"abc", b"abd", b"x" * 5_000]))
+
+
+@given(st.lists(messages, min_size=1, max_size=4), st.lists(st.integers(0, 3), min_size=1, max_size=30), st.lists(st.integers(0, 2_000), max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_a_run_is_logged_as_it_came_and_passed_on_with_positions(pool: Any, order: list[int], cuts: list[int]) -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        sent = [pool[number % len(pool)] for number in order]
+        stream = b"".join(raw for raw, _ in sent)
+        marks = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+        for begin, end in pairwise(marks):
+            if begin < end:
+                connection.relay.client_data(stream[begin:end])
+        connection.replica.flush()
+        logged = b"".join(run.enqueues.frames for run in connection.runs)
+        lengths = [length for run in connection.runs for length in run.enqueues.lengths]
+        items, used = frames.scan(logged, 0, frames.FRAME_MAX_BYTES, 0)
+        assert used == len(logged)
+        assert [item[6] - item[2] + 7 for item in items] == lengths
+        out = connection.broker.data
+        passed, used = frames.scan(out, 0, frames.FRAME_MAX_BYTES, 0)
+        assert used == len(out)
+        assert len(items) == len(passed) == len(sent)
+        for number, ((raw, payload), one, other) in enumerate(zip(sent, items, passed)):
+            bare = headers.cut(headers.cut(payload, POSITION), ID)
+            stamped = headers.stamp(bare, headers.position_field(b"257.%d/1" % (FIRST + number)))
+            assert logged[one[4] : one[5]] == bare
+            assert out[other[4] : other[5]] == stamped
+            [whole], _ = frames.scan(raw, 0, frames.FRAME_MAX_BYTES, 0)
+            for data, item in ((logged, one), (out, other)):
+                assert data[item[2] - 7 : item[3] + 1] == raw[: whole[3] + 1]
+                assert data[item[5] : item[6]] == raw[whole[5] :]
+
+    asyncio.run(scenario())
+
+
+def test_ids_of_the_producer_break_a_run_where_they_do_not_follow_each_other() -> None:
+    async def scenario() -> None:
+        connection = Connection("p")
+        plain, _ = message("orders", b"", True, b"abc")
+        of = {number: message("orders", headers.field(ID, b"p/%d" % number), True, b"abc")[0] for number in (1, 2, 4)}
+        connection.relay.client_data(plain * 3 + of[1] + of[2] + of[2] + of[4] + plain * 3)
+        connection.replica.flush()
+        told = [(run.enqueues.id_first, len(run.enqueues.lengths)) for run in connection.runs]
+        assert told == [(0, 3), (1, 2), (4, 1), (0, 3)]
+        assert connection.replica.next_sequence == FIRST + 9
+
+    asyncio.run(scenario())

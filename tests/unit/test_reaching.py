@@ -1,0 +1,82 @@
+"""Which queues a publish may reach, by the log's definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pamqp import base, commands
+
+from broker_plugin import frames
+from broker_plugin.definitions import Definitions
+from broker_plugin.reaching import Routing, downstream_last
+
+
+def definitions(*methods: base.Frame, vhost: str = "/") -> Definitions:
+    return Definitions((vhost, frames.method_frame(1, method)[7:-1]) for method in methods)
+
+
+def queue(name: str, **arguments: Any) -> base.Frame:
+    return commands.Queue.Declare(queue=name, arguments={key.replace("_", "-"): value for key, value in arguments.items()})
+
+
+def exchange(name: str, kind: str, **arguments: Any) -> base.Frame:
+    return commands.Exchange.Declare(exchange=name, exchange_type=kind, arguments={key.replace("_", "-"): value for key, value in arguments.items()})
+
+
+def bind(name: str, source: str, key: str = "") -> base.Frame:
+    return commands.Queue.Bind(queue=name, exchange=source, routing_key=key)
+
+
+KNOWN = definitions(
+    *(queue(name) for name in "abcd"),
+    exchange("topics", "topic"),
+    exchange("fan", "fanout", alternate_exchange="topics"),
+    exchange("later", "x-delayed-message"),
+    bind("a", "topics", "order.*"),
+    bind("b", "topics", "order.#"),
+    bind("c", "amq.direct", "c"),
+    bind("c", "later", "c"),
+    bind("d", "fan", "ignored"),
+    commands.Exchange.Bind(destination="fan", source="topics", routing_key="all"),
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "reached"),
+    [
+        ("", "a", "a"), ("", "nobody", ["nobody"]), ("", None, ""),
+        ("topics", "order.new", "ab"), ("topics", "order", "b"), ("topics", "order.new.one", "b"), ("topics", "", ""), ("topics", "all", "d"),
+        ("topics", None, "abd"), ("fan", "x", "d"), ("fan", "order", "bd"), ("amq.direct", "c", "c"), ("amq.direct", "d", ""),
+        ("later", "x", "c"), ("nowhere", "x", ""),
+    ],
+)  # fmt: skip
+def test_reached(source: str, key: str | None, reached: str) -> None:
+    assert Routing(KNOWN, "/").queues(source, key) == frozenset(reached)
+
+
+def test_another_vhost_has_exchanges_of_its_own() -> None:
+    assert Routing(KNOWN, "other").queues("amq.direct", "c") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "matches"),
+    [("#", "", True), ("#", "a.b", True), ("a.#.b", "a.b", True), ("a.#.b", "a.x.y.b", True), ("a.#.b", "a.x", False), ("*", "", True),
+     ("*.*", "a", False), ("#.*", "a", True), ("a.*", "a.", True)],
+)  # fmt: skip
+def test_topics(pattern: str, key: str, matches: bool) -> None:
+    known = definitions(queue("q"), exchange("t", "topic"), bind("q", "t", pattern))
+    assert ("q" in Routing(known, "/").queues("t", key)) is matches
+
+
+def test_queues_before_those_that_their_dead_letters_go_to() -> None:
+    known = definitions(
+        queue("dead"), queue("late", x_dead_letter_exchange="", x_dead_letter_routing_key="dead"),
+        queue("early", x_dead_letter_exchange="fan"), exchange("fan", "fanout"), bind("late", "fan"),
+        queue("loop", x_dead_letter_exchange="", x_dead_letter_routing_key="pool"),
+        queue("pool", x_dead_letter_exchange="", x_dead_letter_routing_key="loop"), queue("other", x_dead_letter_exchange="amq.fanout"),
+    )  # fmt: skip
+    names = ["dead", "late", "early", "loop", "pool", "other"]
+    found = [name for _, name in downstream_last(known, [("/", name) for name in names])]
+    assert sorted(found) == sorted(names)
+    assert found.index("early") < found.index("late") < found.index("dead")
