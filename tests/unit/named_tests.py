@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
+_DEFINITION = re.compile(r"^(?:(?:async )?def|class) (\w+)|^(\w+)(?:: [^=\n]+)? = ", re.MULTILINE)
 
 
 @cache
 def defined(file: Path) -> frozenset[str]:
     """Functions, classes and variables of a module."""
-    found: set[str] = set()
-    for node in ast.parse(file.read_text("utf-8")).body:
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
-                found.add(name)
-    return frozenset(found)
+    return frozenset(function or variable for function, variable in _DEFINITION.findall(file.read_text("utf-8")))
