@@ -18,9 +18,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pika.connection
 import pytest
 
 from lrq_ha.lab import Lab, installations
+
+#: A machine may stand still for half a minute. A test that is not about that must not lose its own clients by it, neither while they log in
+#: nor while it does something else for minutes and so sends no heartbeats: who is about heartbeats asks for them.
+pika.connection.Parameters.DEFAULT_SOCKET_TIMEOUT = 60.0
+pika.connection.Parameters.DEFAULT_STACK_TIMEOUT = 120.0
+pika.connection.Parameters.DEFAULT_HEARTBEAT_TIMEOUT = 0
+#: The door's side of the same.
+PATIENT_DOOR = {"handshake_timeout_s": 40.0}
 
 #: The two ends of what is supported. Whatever else this machine has is tested too.
 VERSIONS = ("3.10", "4.3")
@@ -98,7 +107,7 @@ def brokers(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def pair(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A shared HA pair and a sink site."""
-    with Lab({"east": 2, "west": 1}, tmp_path_factory.mktemp("pair"), broker_version) as lab:
+    with Lab({"east": 2, "west": 1}, tmp_path_factory.mktemp("pair"), broker_version, door=PATIENT_DOOR) as lab:
         yield lab
 
 

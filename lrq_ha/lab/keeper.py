@@ -31,7 +31,10 @@ from lrq_ha.lab.errors import LabError
 
 LAB_FILE = "lab.json"
 SOCKET_FILE = "keeper.sock"
-_ANSWER_TIMEOUT_S = 20.0
+#: A keeper that is gone refuses at once; one that does not answer has a process to start or to bury on a machine that is busy with its disk.
+_ANSWER_TIMEOUT_S = 120.0
+#: Who has connected sends its request at once, unless the machine stands still.
+_REQUEST_TIMEOUT_S = 20.0
 _REQUEST_BYTES_MAX = 1 << 20
 #: More would only cost: the Erlang helpers close every possible descriptor when they start, and containers often allow a billion.
 _OPEN_FILES_MAX = 65_536
@@ -93,7 +96,7 @@ class _Keeper:
 
     def _answer(self, connection: socket.socket) -> bool:
         """Serves one connection; True if the lab is to end. Whatever goes wrong with it goes wrong for the asker alone."""
-        connection.settimeout(2.0)
+        connection.settimeout(_REQUEST_TIMEOUT_S)
         try:
             request = json.loads(connection.makefile("rb").readline(_REQUEST_BYTES_MAX))
             do = request.pop("do")

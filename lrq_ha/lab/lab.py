@@ -303,7 +303,7 @@ class Lab:
             raise LabError(f"The sidecar of {name} does not answer", todo=f"See {self._node(name).log}", retriable=True)
         return answer
 
-    def wait_role(self, name: str, role: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    def wait_role(self, name: str, role: str, timeout_s: float = 120.0) -> dict[str, Any]:
         """Waits until node `name` has the role, and returns its status.
 
         Raises:

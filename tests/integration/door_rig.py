@@ -9,7 +9,7 @@ from typing import Any
 
 import pika
 import pytest
-from load import all_applied, eventually, in_sync
+from load import QUIET_S, all_applied, eventually, in_sync, primary_of
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
@@ -20,8 +20,7 @@ class Rig:
     """A pair. `primary` and `backup` are node names; connections end with the test."""
 
     def __init__(self, lab: Lab) -> None:
-        primary = lab.primary("east")
-        assert primary is not None
+        primary = primary_of(lab)
         self.lab, self.primary = lab, primary
         self.backup = "e2" if primary == "e1" else "e1"
         self._connections: list[BlockingConnection] = []
@@ -95,7 +94,7 @@ class Rig:
             count = channel.queue_declare(queue, passive=True).method.message_count
             channel.basic_qos(prefetch_count=10_000)  # no test has more in a queue
             if count:
-                for method, _, body in channel.consume(queue, inactivity_timeout=10):  # a busy machine pauses, too
+                for method, _, body in channel.consume(queue, inactivity_timeout=QUIET_S):
                     if method is None:
                         break
                     found.append(body)

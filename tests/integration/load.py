@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pika
 from pika.exceptions import AMQPError
 
 from lrq_ha.demo import check as checks
-from lrq_ha.lab import Lab
+from lrq_ha.lab import Lab, LabError
 from lrq_ha.lab.files import python_environment
 from lrq_ha.replication.errors import LrqError
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.02, 0.4
+QUIET_S = 30.0  # so long nothing comes from a queue only if there is nothing more: a machine may stand still, too
 
 
 def eventually(what: str, done: Callable[[], bool], timeout_s: float = 120.0) -> None:
@@ -33,6 +35,42 @@ def eventually(what: str, done: Callable[[], bool], timeout_s: float = 120.0) ->
             raise AssertionError(f"{what}: not within {timeout_s:g} s")
         time.sleep(pause_s)
         pause_s = min(1.3 * pause_s, PAUSE_MAX_S)
+
+
+def told(lab: Lab, name: str) -> dict[str, Any]:
+    """What the sidecar of a node says of itself, once it answers: a machine may stand still for longer than `Lab.status` waits."""
+    found: list[dict[str, Any]] = []
+    eventually(f"{name} to answer", lambda: found.append(lab.status(name)) is None)
+    return found[-1]
+
+
+def primary_of(lab: Lab, group: str = "east") -> str:
+    """Name of the node of a group that is active, once one says so: likewise."""
+    found: list[str] = []
+
+    def known() -> bool:
+        found[:] = [name for name in (lab.primary(group),) if name]
+        return bool(found)
+
+    eventually(f"a primary of {group}", known)
+    return found[0]
+
+
+def take_over(lab: Lab, node: str, *down: str) -> None:
+    """Promotes a node whose others have been killed. What those had sent before may arrive a little later: then they seem to answer.
+
+    An order that was not answered in time may be carried out all the same.
+    """
+    not_yet = ("but it answers", "does not answer", "primary already", "is taking epoch")
+
+    def done() -> bool:
+        try:
+            lab.promote(node, down=down)
+        except LabError as error:
+            assert any(words in str(error) for words in not_yet), error
+        return lab.primary(lab.nodes[node].group) == node
+
+    eventually(f"{node} to take over", done)
 
 
 def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
@@ -60,14 +98,14 @@ def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
 
 def all_applied(lab: Lab, *names: str) -> None:
     """Waits until what is in the longest log now is safe and applied on all these nodes. A primary goes on adding entries of its own."""
-    end = max(lab.status(name)["end"] for name in names)
+    end = max(told(lab, name)["end"] for name in names)
     eventually("everything applied", lambda: min(lab.status(name)[key] for name in names for key in ("safe", "applied")) >= end)
 
 
 def same_logs(lab: Lab) -> None:
     """Asserts that the logs of all nodes of group east, which are in sync, are the same so far, batch by batch."""
     nodes = [node for node in lab.nodes.values() if node.group == "east"]
-    end = max(lab.status(node.name)["end"] for node in nodes)
+    end = max(told(lab, node.name)["end"] for node in nodes)
     all_applied(lab, *(node.name for node in nodes))
     digests = [checks.log_digest(node.admin, "east", number) for number, node in enumerate(nodes, 1)]
     assert end
@@ -80,7 +118,7 @@ def command(*arguments: str, lab: Lab | None = None) -> tuple[int, str]:
     where = ["--dir", str(lab.directory)] if lab is not None else []
     done = subprocess.run(
         [sys.executable, "-m", "lrq_ha.cli.main", *arguments, *where],
-        capture_output=True, text=True, env=python_environment(), timeout=200,
+        capture_output=True, text=True, env=python_environment(), timeout=300,
     )
     said = done.stdout + done.stderr
     assert "Traceback" not in said, said
@@ -135,7 +173,7 @@ def consume(url: str, queue: str, count: int) -> list[int]:
     channel = connection.channel()
     channel.basic_qos(prefetch_count=100)
     found: list[int] = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=10):
+    for method, _, body in channel.consume(queue, inactivity_timeout=QUIET_S):
         if method is None:
             break
         found.append(int(body))

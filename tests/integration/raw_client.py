@@ -12,7 +12,7 @@ from pamqp import commands
 
 from broker_plugin import frames, headers
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0  # for what must come: a machine may stand still for half a minute
 DOOR_FRAME_MAX_BYTES = frames.FRAME_MAX_BYTES - frames.HEADROOM_BYTES  # what a door offers
 
 
@@ -83,6 +83,7 @@ class RawClient:
             self.call(number, commands.Confirm.Select(), frames.CONFIRM_SELECT_OK)
 
     def send(self, data: bytes) -> None:
+        self.socket.settimeout(TIMEOUT_S)  # the last read may have left it a moment only
         self.socket.sendall(data)
 
     def call(self, channel: int, method: Any, answer: int) -> bytes:

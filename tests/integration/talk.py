@@ -19,7 +19,7 @@ from broker_plugin.protocol import name_of
 _MADE_UP = re.compile(r"(amq\.gen-|amq\.ctag-|amq\.rabbitmq\.reply-to\.)[\w=+/.:-]+")
 CONFIRMS = (frames.BASIC_ACK, frames.BASIC_NACK)
 CLOSES = (frames.CHANNEL_CLOSE, frames.CONNECTION_CLOSE)
-QUIET_S = 0.25
+QUIET_S = 0.25  # in which what must not come would come
 
 
 class Talk(RawClient):
