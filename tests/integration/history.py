@@ -2,13 +2,15 @@
 
 Rules: a message is its body, which no other has: "producer connection number", where `connection` counts the connections of a producer without
 replication IDs. What is asserted holds for every message; a settlement (ack, or reject for good) may be undone only if it is in doubt: it was
-made younger than the lag before a fault of the primary, or to one that was over. A broker that is killed may lose the dead letters that it has
-just made, and the rejected messages with them: that is RabbitMQ's own (docs/guarantees.md). The file has one JSON line for each event.
+made younger than the lag before a fault of the primary, or to one that was over; or on a connection that was lost, and nothing that came on it
+later shows that it was heard. A broker that is killed may lose the dead letters that it has just made, and the rejected messages with them: that
+is RabbitMQ's own (docs/guarantees.md). The file has one JSON line for each event; nobody waits for the disk that it is written to.
 """
 
 from __future__ import annotations
 
 import json
+import queue as queues
 import threading
 import time
 from collections import defaultdict
@@ -31,6 +33,7 @@ class History:
         sent: Queue that each message was published to.
         confirmed: Those that were confirmed.
         settled: (queue, message) -> when it was acked or rejected for good, and whether it was rejected.
+        unheard: Of these, (queue, message, when), those that may not have been heard, as their connections were lost.
         brokers_killed: Spans in which a broker was killed.
     """
 
@@ -38,17 +41,27 @@ class History:
         self.sent: dict[str, str] = {}
         self.confirmed: set[str] = set()
         self.settled: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
+        self.unheard: set[tuple[str, str, float]] = set()
         self.brokers_killed: list[Doubt] = []
         self._last: dict[tuple[object, ...], int] = {}
         self._problems: list[str] = []
         self._lock = threading.Lock()
-        self._file = path.open("w") if path else None
+        self._lines: queues.SimpleQueue[str] = queues.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, args=(path,), daemon=True) if path else None
+        if self._writer is not None:
+            self._writer.start()
 
     def note(self, event: str, **more: Any) -> None:
         """Writes down anything; its place in the file is its place in time."""
-        if self._file is not None:
+        if self._writer is not None:
             with self._lock:
-                self._file.write(json.dumps({"at": round(time.time(), 4), "event": event, **more}) + "\n")
+                self._lines.put(json.dumps({"at": round(time.time(), 4), "event": event, **more}) + "\n")
+
+    def _write(self, path: Path) -> None:
+        """A slow disk must not keep clients from their heartbeats, nor let them answer what a connection gave them long ago."""
+        with path.open("w") as file:
+            while line := self._lines.get():
+                file.write(line)
 
     def send(self, message: str, queue: str) -> None:
         self.sent[message] = queue
@@ -72,19 +85,30 @@ class History:
                 self._problems.append(f"{message!r} came from {queue} after {last}")
             self._last[key] = int(number)
 
-    def settle(self, queue: str, message: str, *, rejected: bool = False) -> None:
-        """A consumer is about to ack or to reject it for good."""
-        self.settled[queue, message].append((time.time(), rejected))
+    def settle(self, queue: str, message: str, *, rejected: bool = False) -> tuple[str, str, float]:
+        """A consumer is about to ack or to reject it for good. Returns what `lost` is told of that."""
+        at = time.time()
+        self.settled[queue, message].append((at, rejected))
         self.note("reject" if rejected else "ack", message=message, queue=queue)
+        return queue, message, at
+
+    def lost(self, consumer: object, said: Iterable[tuple[str, str, float]]) -> None:
+        """A consumer's connection is lost; `said`: what it said there that may not have been heard."""
+        found = list(said)
+        self.unheard.update(found)
+        self.note("consumer lost", consumer=consumer, unheard=[[queue, message] for queue, message, _ in found])
 
     def is_over(self, message: str) -> bool:
-        """Whether it has been acked, in its queue or, if it was rejected there, among the dead letters; or a broker has lost those."""
+        """Whether it has been acked, in its queue or, if it was rejected there, among the dead letters; or a broker has lost those.
+
+        Who spoke last need not be the one who counts: beside a primary that was promoted, one that is over and does not know it goes on giving
+        out what it has, and takes a rejection for which nothing will ever be dead-lettered, as the message was acked elsewhere before.
+        """
         queue = self.sent[message]
-        settled = self.settled.get((queue, message))
-        if not settled:
-            return False
-        at, rejected = settled[-1]
-        return not rejected or (dead(queue), message) in self.settled or any(begin <= at <= end for begin, end in self.brokers_killed)
+        settled = self.settled.get((queue, message), ())
+        if (dead(queue), message) in self.settled:
+            return bool(settled)
+        return any(not rejected or any(begin <= at <= end for begin, end in self.brokers_killed) for at, rejected in settled)
 
     def open(self) -> list[str]:
         """Those that were confirmed and are not over."""
@@ -97,15 +121,17 @@ class History:
         problems += self._problems
         for (queue, message), settled in self.settled.items():
             problems += [f"{message!r} came again from {queue}, though settled at {at:.3f}, long before any fault"
-                         for at, _ in settled[:-1] if not any(begin <= at <= end for begin, end in spans)]
+                         for at, _ in settled[:-1]
+                         if (queue, message, at) not in self.unheard and not any(begin <= at <= end for begin, end in spans)]
         self.note("checked", problems=problems, doubts=spans)
         assert not problems, f"{len(problems)} of {len(self.sent)} messages: {problems[:_SHOWN_MAX]}"
 
     def close(self) -> None:
-        if self._file is not None:
+        if self._writer is not None:
             with self._lock:
-                self._file.close()
-                self._file = None
+                self._lines.put("")
+            self._writer.join()
+            self._writer = None
 
 
 def dead(queue: str) -> str:

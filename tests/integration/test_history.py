@@ -74,6 +74,32 @@ def test_twice(history: History, rejected: bool) -> None:
     history.check([span(NOW - 10.0, NOW + 10.0)])
 
 
+def test_who_speaks_last_need_not_count(history: History) -> None:
+    """Acked at a primary that was promoted, then rejected at one that was over: nothing is dead-lettered, and nothing is missing."""
+    for number in range(3):
+        take(history, number)
+    take(history, 1, consumer=1, redelivered=True, rejected=True)
+    assert not history.open()
+    history.check([span(NOW - 10.0, NOW + 10.0)])
+
+
+def test_twice_as_its_ack_was_on_a_connection_that_was_lost(history: History) -> None:
+    take(history, 0)
+    take(history, 2)
+    history.deliver(1, "q", "p 0 1", False)
+    said = history.settle("q", "p 0 1")
+    time.sleep(0.001)
+    take(history, 1, redelivered=True)
+    with pytest.raises(AssertionError, match="'p 0 1' came again from q"):
+        history.check([])
+    history.lost(1, [said])
+    history.check([])
+    time.sleep(0.001)
+    take(history, 1, redelivered=True)
+    with pytest.raises(AssertionError, match="'p 0 1' came again from q"):
+        history.check([])
+
+
 def test_twice_among_the_dead_letters(history: History) -> None:
     take(history, 0)
     take(history, 2)

@@ -2,7 +2,9 @@
 hold on to messages and disconnect. What they did is in a History, which checks it.
 
 Rules: all that is random comes from the seed; every message is published once by the application (an ordinary publisher does not know what
-became of one that was not confirmed, so it goes on with the next). `Load` is the plain form: one publisher, one consumer that acks, one queue.
+became of one that was not confirmed, so it goes on with the next). A consumer that loses its connection does not know whether the last that it
+said was heard: a broker gives it no more than PREFETCH messages beyond what it has heard, so all before that was. `Load` is the plain form: one
+publisher, one consumer that acks, one queue.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import itertools
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,11 +26,18 @@ from pika.exceptions import AMQPError
 
 from lrq_ha.publisher import Confirm, Publisher
 
+Settled = tuple[str, str, float]
+
 PREFETCH = 100
 #: Many clients that ask all the time would be a fault of their own on a machine with two cores.
 RETRY_S = 0.2
 #: Held messages are not many: a consumer that holds its whole prefetch gets no more.
 HELD_MAX = PREFETCH // 4
+#: Of a node that stands still, a client goes to the other; but a machine that is busy takes seconds to let one in.
+LOGIN_TIMEOUT_S = 10.0
+#: For all that is under way at the end, on a machine that stands still now and then.
+FINISH_S = 240.0
+OPEN_SHOWN_MAX = 5
 #: What a moody consumer does, of a thousand deliveries; else it acks.
 MOODS = (("give back", 30), ("reject", 30), ("hold", 30), ("disconnect", 3))
 
@@ -92,7 +102,7 @@ class Traffic:
             self.history.send(message, queue)
             confirm = self._publishers[which].publish("", queue, message.encode())
             confirm.add_done_callback(lambda confirm, message=message: self._answered(confirm, message))
-        self._publishers[which].flush(90)
+        self._publishers[which].flush(FINISH_S)
 
     def _answered(self, confirm: Confirm, message: str) -> None:
         if confirm.error is None:
@@ -119,7 +129,7 @@ class Traffic:
 
     def _connect(self, turn: int) -> pika.BlockingConnection:
         parameters = pika.URLParameters(self.nodes[turn % len(self.nodes)])
-        parameters.socket_timeout = parameters.stack_timeout = 3
+        parameters.socket_timeout = parameters.stack_timeout = LOGIN_TIMEOUT_S
         parameters.heartbeat = 4
         try:
             return pika.BlockingConnection(parameters)
@@ -132,44 +142,55 @@ class Traffic:
         for turn in itertools.count():
             if self._stop_consuming.is_set():
                 return
+            said: list[Settled | None] = []
+            me = next(self._connections)
             try:
                 with self._connect(turn) as connection:
-                    while not self._serve(connection.channel(), queue, rng):
-                        pass
+                    self._serve(connection.channel(), queue, rng, me, said)
             except (AMQPError, AMQPConnectorException, OSError):
+                self.history.lost(me, filter(None, said))
                 time.sleep(RETRY_S)
 
-    def _serve(self, channel: BlockingChannel, queue: str, rng: random.Random) -> bool:
-        """Consumes on one channel until it has had enough of it. Returns whether it has had enough of the connection, too."""
-        me, held = next(self._connections), 0
+    def _serve(self, channel: BlockingChannel, queue: str, rng: random.Random, me: int, said: list[Settled | None]) -> None:
+        """Consumes until it has had enough of the connection, or the broker has cancelled it: what it holds then goes back with the connection.
+
+        Args:
+            me: The consumer, for the history.
+            said: What may not have been heard yet, in order; None for what settles nothing.
+        """
+        held = came = heard = 0
         moody = self._moody and queue in self.queues
         channel.basic_qos(prefetch_count=PREFETCH)
         for method, _properties, body in channel.consume(queue, inactivity_timeout=0.1):
             if self._stop_consuming.is_set() or (held and self._calm.is_set()):
-                return True
+                return
             if method is None:
                 continue
+            came += 1
+            if came - PREFETCH > heard:
+                heard += 1
+                del said[0]
             message = body.decode()
             self.history.deliver(me, queue, message, method.redelivered)
             mood = _mood(rng) if moody and not self._calm.is_set() else "ack"
             if mood == "ack":
-                self.history.settle(queue, message)
+                said.append(self.history.settle(queue, message))
                 channel.basic_ack(method.delivery_tag)
             elif mood == "reject":
-                self.history.settle(queue, message, rejected=True)
+                said.append(self.history.settle(queue, message, rejected=True))
                 channel.basic_reject(method.delivery_tag, requeue=False)
             elif mood == "give back":
+                said.append(None)
                 channel.basic_nack(method.delivery_tag, requeue=True)
             else:
                 held += 1
                 if mood == "disconnect" or held >= HELD_MAX:
                     self.history.note("consumer disconnects", queue=queue, held=held)
-                    return True
-        return False
+                    return
 
     # -- the end
 
-    def finish(self, timeout_s: float = 120.0) -> None:
+    def finish(self, timeout_s: float = FINISH_S) -> None:
         """Stops publishing, waits until all is answered and what was confirmed is consumed, then ends."""
         self._stop_publishing.set()
         self._calm.set()
@@ -178,7 +199,7 @@ class Traffic:
         if self._errors:
             raise self._errors[0]
         assert not any(thread.is_alive() for thread in self._publishing), f"only {self.confirmed} of {len(self.history.sent)} were confirmed"
-        eventually("consuming all that was confirmed", lambda: not self.history.open())
+        self._consume_all()
         time.sleep(0.5)  # in which what comes twice would come
         self._stop_consuming.set()
         for thread in self._consuming:
@@ -187,6 +208,20 @@ class Traffic:
             publisher.close()
         if self._errors:
             raise self._errors[0]
+
+    def _consume_all(self) -> None:
+        def done() -> bool:
+            if self._errors:
+                raise AssertionError(f"a client has failed: {self._errors[0]!r}") from self._errors[0]
+            return not self.history.open()
+
+        try:
+            eventually("consuming all that was confirmed", done, FINISH_S)
+        except AssertionError as error:
+            left = self.history.open()
+            told = {message: self.history.settled.get((self.history.sent[message], message), []) for message in left[:OPEN_SHOWN_MAX]}
+            queues = Counter(self.history.sent[message] for message in left)
+            raise AssertionError(f"{error}; {len(left)} of {self.confirmed} are open, {dict(queues)}, and were settled so: {told}") from error
 
     def stop(self) -> None:
         """Ends at once, whatever is open."""
