@@ -34,7 +34,6 @@ def over(witness: Witness, timeout_s: float = 60.0) -> str:
     return witness.reason
 
 
-@pytest.mark.timeout(400)
 def test_an_old_primary_that_is_cut_off_confirms_nothing_that_the_new_one_lacks(containers: ContainerLab) -> None:
     """It goes on as primary and takes what clients send, but while it waits for its backup nothing is safe; then it finds its epoch over."""
     lab = containers
@@ -77,7 +76,6 @@ def test_an_old_primary_that_is_cut_off_confirms_nothing_that_the_new_one_lacks(
     same_logs(lab)
 
 
-@pytest.mark.timeout(400)
 def test_two_primaries_that_both_confirmed_are_told_and_lose_nothing(containers: ContainerLab, tmp_path: Path) -> None:
     """Past backup_timeout_s the old primary takes the silent one out of the set, as the word was not true. It keeps what it then confirmed."""
     lab = containers
@@ -121,7 +119,6 @@ def test_two_primaries_that_both_confirmed_are_told_and_lose_nothing(containers:
     same_logs(lab)
 
 
-@pytest.mark.timeout(400)
 def test_in_mode_strict_neither_side_confirms(containers: ContainerLab) -> None:
     """Not even the operator's word, which is untrue, lets one of them go on alone; when they meet again, the one that was promoted leads."""
     lab = containers

@@ -112,7 +112,6 @@ def nodes_of(lab: Lab, *names: str) -> list[str]:
     return [f"{lab.nodes[name].door}?heartbeat=2" for name in names]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", [".sidecar", ".broker", ""])
 def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab, part: str) -> None:
     """It confirms nothing of what came while it stood still, tells its clients, and follows: its tail was never safe."""

@@ -103,7 +103,6 @@ def equal(lab: Lab, queue: str) -> None:
     eventually("all queues empty", lambda: all(depth(node.broker, queue) == 0 for node in lab.nodes.values()))
 
 
-@pytest.mark.timeout(300)
 def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
     """Under load: the others go on as a pair; the last one takes clients, and confirms when another is back; who was killed comes back each time."""
     primary, *others = all_in_sync(lab)
@@ -154,7 +153,6 @@ def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
     equal(lab, queue)
 
 
-@pytest.mark.timeout(300)
 def test_two_begin_anew_at_once(lab: Lab) -> None:
     """Both empty, under load: both join what the primary holds, one after the other, and one of them leads then."""
     primary, *others = all_in_sync(lab)
@@ -195,7 +193,6 @@ def held(confirms: list[Confirm]) -> bool:
     return not any(confirm.done for confirm in confirms)
 
 
-@pytest.mark.timeout(300)
 def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -> None:
     lab = strict
     primary, other, third = all_in_sync(lab)
@@ -256,7 +253,6 @@ def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -
     equal(lab, queue)
 
 
-@pytest.mark.timeout(300)
 def test_local_completion_waits_for_no_backup(strict: Lab) -> None:
     """An operator sees what is at stake. Nothing of it is lost but with its primary: not with its publisher's connection."""
     lab = strict
