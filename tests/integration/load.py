@@ -56,21 +56,51 @@ def primary_of(lab: Lab, group: str = "east") -> str:
     return found[0]
 
 
+class NotInSync(AssertionError):
+    """A promotion was refused, and rightly: the machine has held the backup up for so long that it is out of the set."""
+
+
+_OUT = ("was not in sync", "has heard no primary since it started", "it has not caught up since")
+#: What an operator is told who comes too early, or whose nodes are held up. An order that was not answered in time may be carried out all the same.
+_AGAIN = ("but it answers", "does not answer", "has not answered", "is taking epoch", "no promise from", "stopped answering", "no answer within",
+          "has started again meanwhile", "is not running", "primary already")  # fmt: skip
+KILLS_MAX = 5
+
+
+def _try_again(said: str) -> None:
+    """Raises NotInSync, or AssertionError if that is no reason to try again."""
+    if any(words in said for words in _OUT):
+        raise NotInSync(said)
+    assert any(words in said for words in _AGAIN), said
+
+
 def take_over(lab: Lab, node: str, *down: str) -> None:
     """Promotes a node whose others have been killed. What those had sent before may arrive a little later: then they seem to answer.
 
-    An order that was not answered in time may be carried out all the same.
+    Raises:
+        NotInSync: It was refused.
     """
-    not_yet = ("but it answers", "does not answer", "primary already", "is taking epoch")
-
     def done() -> bool:
         try:
             lab.promote(node, down=down)
         except LabError as error:
-            assert any(words in str(error) for words in not_yet), error
+            _try_again(str(error))
         return lab.primary(lab.nodes[node].group) == node
 
     eventually(f"{node} to take over", done)
+
+
+def replace_primary(lab: Lab, primary: str, backup: str) -> None:
+    """Kills the primary and promotes the backup. If that is out of the set in this very moment, the primary comes back, and dies later."""
+    for _ in range(KILLS_MAX):
+        lab.kill(primary)
+        try:
+            take_over(lab, backup, primary)
+            return
+        except NotInSync:
+            lab.start(primary)
+            assert in_sync(lab, applied=True) == (primary, backup)
+    raise AssertionError(f"{backup} was out of the set {KILLS_MAX} times")
 
 
 def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
@@ -190,10 +220,15 @@ def missed(lab: Lab, by: str, node: str) -> None:
 
 
 def promote(lab: Lab, node: str, down: str) -> None:
-    """What the other had sent before it stood still, or was cut off, may arrive a little later: then it seems to answer."""
+    """What the other had sent before it stood still, or was cut off, may arrive a little later: then it seems to answer.
+
+    Raises:
+        NotInSync: It was refused.
+    """
     def done() -> bool:
         code, said = command("promote", node, "--down", down, lab=lab)
-        assert code == 0 or "but it answers" in said, said
-        return code == 0
+        if code != 0:
+            _try_again(said)
+        return code == 0 or ("primary already" in said and bool(lab.status(node)["serving"]))
 
     eventually("a promotion", done)
