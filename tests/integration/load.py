@@ -232,3 +232,31 @@ def promote(lab: Lab, node: str, down: str) -> None:
         return code == 0 or ("primary already" in said and bool(lab.status(node)["serving"]))
 
     eventually("a promotion", done)
+
+
+def switch_over(lab: Lab, node: str) -> None:
+    """Hands over to a node in order; again, if the machine was too slow for the time that this has."""
+    again = ("did not become safe", "is not an in-sync backup", "does not answer", "has not answered", "has started again meanwhile")
+
+    def done() -> bool:
+        code, said = command("switchover", node, lab=lab)
+        assert code == 0 or f"{node} is primary already" in said or any(words in said for words in again), said
+        return code == 0 or "is primary already" in said
+
+    eventually("a switchover", done)
+
+
+def renew(lab: Lab, *arguments: str) -> str:
+    """Renews the log, and returns what is said of it. A broker that stands still for long looks like a queue that gives nothing: then again."""
+    again = ("so not everything is in its queue", "was published before is not in its queues", "gives nothing to the sidecar", "does not answer",
+             "refuses messages", "consumers hold", "not now: node")  # fmt: skip
+    heard: list[str] = []
+
+    def done() -> bool:
+        code, said = command("renew", *arguments, lab=lab)
+        heard.append(said)
+        assert code == 0 or any(words in said for words in again), said
+        return code == 0
+
+    eventually("a renewal", done)
+    return heard[-1]

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pika
 import pytest
-from load import command, consume, declare, depth, eventually, in_sync, same_logs, set_up
+from load import command, consume, declare, depth, eventually, in_sync, primary_of, promote, replace_primary, same_logs, set_up, told
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
@@ -39,7 +39,7 @@ def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def publish(lab: Lab, queue: str, numbers: range, *, size: int = 0, exchange: str = "") -> None:
     properties = pika.BasicProperties(delivery_mode=2)
-    with Publisher([lab.nodes[str(lab.primary("east"))].door], producer=f"away-{time.time_ns()}") as publisher:
+    with Publisher([lab.nodes[primary_of(lab)].door], producer=f"away-{time.time_ns()}") as publisher:
         for number in numbers:
             publisher.publish(exchange, queue, b"%d" % number + b" " * size, properties)
         publisher.flush(120)
@@ -57,7 +57,7 @@ def stored(lab: Lab, name: str) -> int:
 
 def gauge(lab: Lab, primary: str, backup: str) -> tuple[int, int]:
     """Bytes of the log that the backup lacks, and that are left."""
-    peer = lab.status(primary)["peers"][backup]
+    peer = told(lab, primary)["peers"][backup]
     return int(peer["log_bytes_behind"]), int(peer["log_bytes_left"])
 
 
@@ -92,7 +92,7 @@ def test_the_log_is_kept_for_who_is_away_up_to_its_size(lab: Lab) -> None:
     found = re.search(rf"(?m)^{backup} .*no answer .* (\d+) +no ", listed(lab))
     assert found
     assert left - 10_000 < int(found[1]) <= left, "a primary goes on adding entries of its own"
-    assert "in danger" not in lab.status(primary)["reason"]
+    assert "in danger" not in told(lab, primary)["reason"]
     lab.start(f"{backup}.sidecar")
     assert in_sync(lab, applied=True) == (primary, backup)
     assert depth(lab.nodes[backup].broker, queue) == 400
@@ -108,19 +108,18 @@ def test_the_log_is_kept_for_who_is_away_up_to_its_size(lab: Lab) -> None:
     lab.kill(f"{primary}.sidecar")
     lab.start(f"{primary}.sidecar")
     eventually("it to wait for the other", lambda: "waiting for the other nodes" in lab.status(primary)["reason"])
-    assert command("promote", primary, "--down", backup, lab=lab)[0] == 0
+    promote(lab, primary, backup)
     assert re.search(rf"(?m)^{primary} .*{warning}", listed(lab))
     behind_now, left_now = gauge(lab, primary, backup)
     assert behind - size <= behind_now <= behind + LOG_BYTES_MAX // 16, "what is known of the log's size is in its checkpoints"
     assert left_now <= left + size
     lab.start(f"{backup}.sidecar")
     assert in_sync(lab, applied=True) == (primary, backup)
-    assert "in danger" not in lab.status(primary)["reason"]
+    assert "in danger" not in told(lab, primary)["reason"]
     count = 400 + LOG_BYTES_MAX * 5 // 8 // size
     assert depth(lab.nodes[backup].broker, queue) == count
     same_logs(lab)
-    lab.kill(primary)
-    lab.promote(backup, down=[primary])
+    replace_primary(lab, primary, backup)
     assert consume(lab.nodes[backup].door, queue, count) == list(range(count))
     lab.start(primary)
     in_sync(lab, applied=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import command, consume, declare, depth, eventually, in_sync, same_logs, set_up
+from load import command, consume, declare, depth, eventually, in_sync, same_logs, set_up, told
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Confirm, Publisher
@@ -118,7 +118,7 @@ def test_an_alarm_before_the_disk_is_full(lab: Lab, where: str) -> None:
     source = Source(lab, f"alarm-{where}")
     for confirm in source.send(50):
         confirm.result(60)
-    head = lab.status(primary)["head"]
+    head = told(lab, primary)["head"]
     filler = fill(lab, full, 20 << 20)
     lab.ctl(full, "set_disk_free_limit", "30MB")  # it looks now
     waiting = source.send(50)
@@ -127,10 +127,10 @@ def test_an_alarm_before_the_disk_is_full(lab: Lab, where: str) -> None:
     if where == "backup":
         eventually("the primary to go on", lambda: all(confirm.done for confirm in waiting))
         assert re.search(rf"{backup} was taken out of the set, as it made no progress", row(lab, primary))
-        assert lab.status(primary)["peers"][backup]["log_bytes_left"] > 0
+        assert told(lab, primary)["peers"][backup]["log_bytes_left"] > 0
     else:
         assert not waiting[-1].done
-    assert lab.status(primary)["head"] == head
+    assert told(lab, primary)["head"] == head
     filler.unlink()
     lab.ctl(full, "set_disk_free_limit", "10MB")
     source.close()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pika
 import pytest
-from load import all_applied, command, declare, depth, eventually, same_logs, write_down
+from load import all_applied, command, declare, depth, eventually, same_logs, told, write_down
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 from test_bad_input import consumed
 
@@ -161,7 +161,7 @@ def test_the_door_of_a_backup_names_the_primary(lab: Lab, names: tuple[str, str]
 
 def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
-    epoch = lab.status(primary)["epoch"]
+    epoch = told(lab, primary)["epoch"]
     lab.kill(f"{primary}.sidecar")
     eventually("the backup to miss it", lambda: not lab.status(backup)["peers"][primary]["connected"])
     refused(lab, rf"{primary} does not answer: if it is down, say so with --down {primary}", "promote", backup)
@@ -183,17 +183,17 @@ def test_a_restarted_primary_without_its_backup_stays_closed(lab: Lab, names: tu
     reason = rf"waiting for the other nodes.*{backup}: .*cannot be reached"
     eventually("its reason", lambda: bool(re.search(reason, lab.status(primary)["reason"])))
     time.sleep(1)
-    assert lab.status(primary)["role"] == "catch-up"
+    assert told(lab, primary)["role"] == "catch-up"
     assert re.search(rf"\(320\) 'node {primary} is catch-up \(waiting for the other nodes", refusal(lab.nodes[primary].door))
     code, said = run(lab, "list")
     assert re.search(rf"(?m)^{primary} .*catch-up .*waiting for the other nodes", said), said
     code, said = run(lab, "promote", primary, "--down", backup)
     assert code == 0
     assert re.fullmatch(rf"{primary} has taken epoch \S+( and its door is open|; recovering: .* its door is open, confirms wait: .*)", said), said
-    assert lab.status(primary)["members"] == [primary]
+    assert told(lab, primary)["members"] == [primary]
     declare(lab.nodes[primary].door, queue := f"alone-{time.time_ns()}")
     publish(lab, queue, 1)  # after expected_backups_timeout_s
-    assert re.search("after 1 s it went on with 0 of 1 expected backups$", lab.status(primary)["reason"])
+    assert re.search("after 1 s it went on with 0 of 1 expected backups$", told(lab, primary)["reason"])
     lab.start(backup)
     usable(lab, names)
     assert lab.primary("east") == primary
@@ -212,7 +212,7 @@ def test_both_nodes_killed_and_started_in_either_order(lab: Lab, names: tuple[st
     lab.start(first)
     eventually("what it has to be read", lambda: lab.status(first)["role"] == "catch-up")
     time.sleep(1)
-    assert lab.status(first)["role"] == "catch-up", "the other may know more"
+    assert told(lab, first)["role"] == "catch-up", "the other may know more"
     lab.start(second)
     usable(lab, names)
     assert consumed(lab.nodes[lab.primary("east") or ""].door, queue) == list(range(200))
@@ -234,8 +234,8 @@ def test_a_stalled_backup_is_taken_out_and_comes_back(lab: Lab, names: tuple[str
             late: Confirm = p.publish("", queue, b"")
             late.result(BACKUP_TIMEOUT_S + 8)
             assert time.monotonic() - began > BACKUP_TIMEOUT_S / 2, "nothing is confirmed without it before it is out of the set"
-            assert lab.status(primary)["members"] == [primary]
-            assert lab.status(primary)["peers"][backup]["lag_seconds"] >= BACKUP_TIMEOUT_S / 2
+            assert told(lab, primary)["members"] == [primary]
+            assert told(lab, primary)["peers"][backup]["lag_seconds"] >= BACKUP_TIMEOUT_S / 2
             p.publish("", queue, b"").result(10)
             code, said = run(lab, "list")
             assert code == 0
@@ -281,7 +281,7 @@ def test_a_backup_that_has_heard_nobody_since_its_start_cannot_vouch_for_itself(
     declare(lab.nodes[primary].door, queue)
     lab.kill(f"{backup}.sidecar")
     publish(lab, queue, 10)
-    assert lab.status(primary)["members"] == [primary]
+    assert told(lab, primary)["members"] == [primary]
     lab.kill(f"{primary}.sidecar")
     lab.start(f"{backup}.sidecar")
     eventually("its reason", lambda: "waiting" in lab.status(backup)["reason"])
@@ -353,7 +353,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     write_down(lab, *names)
     lab.kill(backup)
     publish(lab, queue, 10)  # the first of them waits for backup_timeout
-    status = lab.status(primary)
+    status = told(lab, primary)
     assert status["members"] == [primary]
     lab.kill(primary)
     lab.start(backup)
@@ -362,7 +362,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     code, said = run(lab, "promote", backup, "--down", primary, "--force", "--dry-run")
     assert code == 0
     assert re.search(rf"would promote {backup}; it has heard no primary since it started .*its log ends at \d+", said), said
-    assert lab.status(backup)["role"] == "catch-up"
+    assert told(lab, backup)["role"] == "catch-up"
     code, said = run(lab, "promote", backup, "--down", primary, "--force")
     assert code == 0, said
     assert consumed(lab.nodes[backup].door, queue) == list(range(10))
@@ -377,7 +377,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     code, said = run(lab, "list")
     assert re.search(rf"(?m)^{primary} .*diverged .*entries \d+ to \d+ may have been confirmed by this node alone", said), said
     publish(lab, queue, 5)
-    assert lab.status(backup)["members"] == [backup]
+    assert told(lab, backup)["members"] == [backup]
     assert consumed(lab.nodes[backup].door, queue) == [*range(5), *range(5)]
 
     # It begins anew: what it alone held is saved, and published again.
@@ -396,7 +396,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert [line["sequence"] for line in lines] == list(range(int(found[1]), int(found[2]) + 1))
     assert len([line for line in lines if line["kind"] == "publish"]) == 10
     lab.wait_role(primary, "ready", 60)
-    assert set(lab.status(backup)["members"]) == {primary, backup}
+    assert set(told(lab, backup)["members"]) == {primary, backup}
     code, said = command("republish", str(tail), "--to", lab.nodes[backup].door)
     assert (code, said) == (0, "10 messages published and confirmed")
     all_applied(lab, primary, backup)

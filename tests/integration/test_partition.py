@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from container_lab import ContainerLab
 from history import span
-from load import command, declare, eventually, in_sync, missed, promote, replication, same_logs
+from load import command, declare, eventually, in_sync, missed, promote, replication, same_logs, told
 from test_stalls import RATE, Witness, begun, bodies, equal
 from traffic import Load
 
@@ -53,10 +53,10 @@ def test_an_old_primary_that_is_cut_off_confirms_nothing_that_the_new_one_lacks(
             second = Witness(lab.nodes[new].door, queue, queue)
             second.send(range(COUNT + 1, 3 * COUNT + 1))  # once more what is not confirmed, and new ones
             second.all_confirmed()
-            assert lab.status(old)["role"] == "active", "it knows nothing of that, and clients reach it"
+            assert told(lab, old)["role"] == "active", "it knows nothing of that, and clients reach it"
             late = Witness(lab.nodes[old].door, queue, f"{queue}-late")
             late.send(range(9 * COUNT, 10 * COUNT))
-            assert lab.status(old)["safe"] < lab.status(old)["end"]
+            assert told(lab, old)["safe"] < told(lab, old)["end"]
         finally:
             lab.heal(old, new)
         for each in (witness, late):
@@ -95,8 +95,8 @@ def test_two_primaries_that_both_confirmed_are_told_and_lose_nothing(containers:
         second.send(range(2 * COUNT + 1, 3 * COUNT + 1))
         second.all_confirmed()
         first.all_confirmed()
-        assert lab.status(old)["members"] == [old]
-        assert lab.status(new)["members"] == [new]
+        assert told(lab, old)["members"] == [old]
+        assert told(lab, new)["members"] == [new]
     finally:
         lab.heal(old, new)
     reason = lab.wait_role(old, "diverged", 120)["reason"]
@@ -106,7 +106,7 @@ def test_two_primaries_that_both_confirmed_are_told_and_lose_nothing(containers:
         Witness(lab.nodes[old].door, queue, f"{queue}-refused")
     second.send(range(3 * COUNT + 1, 4 * COUNT + 1))
     second.all_confirmed()
-    assert lab.status(new)["members"] == [new]
+    assert told(lab, new)["members"] == [new]
     tail = tmp_path / "tail.jsonl"
     code, said = command("reinit", old, "--export", str(tail), lab=lab)
     assert code == 0, said
@@ -138,8 +138,8 @@ def test_in_mode_strict_neither_side_confirms(containers: ContainerLab) -> None:
             eventually("its epoch", lambda: lab.status(new)["role"] == "recovering")
             with pytest.raises(TimeoutError):
                 over(witness, 2 * SHORT_S)
-            assert lab.status(new)["role"] == "recovering", "its door is closed"
-            assert all(lab.status(name)["members"] == sorted([old, new]) for name in (old, new)), "nobody is taken out of the set"
+            assert told(lab, new)["role"] == "recovering", "its door is closed"
+            assert all(told(lab, name)["members"] == sorted([old, new]) for name in (old, new)), "nobody is taken out of the set"
         finally:
             lab.heal(old, new)
         promotion.result(120)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pika
 import pytest
 from history import span
-from load import command, declare, depth, eventually, in_sync, missed, promote, same_logs, set_up
+from load import command, declare, depth, eventually, in_sync, missed, promote, same_logs, set_up, told
 from raw_client import RawClient, publish
 from traffic import Load
 
@@ -169,7 +169,7 @@ def test_a_backup_that_stands_still_is_left_out_and_comes_back(pair_with_one_log
             eventually("it to be left out", lambda: pair.status(primary)["members"] == [primary])
             confirmed = load.confirmed
             eventually("confirms to go on", lambda: load.confirmed > confirmed + 100)
-            assert pair.status(primary)["peers"][backup]["lag_entries"] > 0
+            assert told(pair, primary)["peers"][backup]["lag_entries"] > 0
             # A sidecar whose broker stands still cannot be told yet that it is out: the place in the set is the primary's word.
             shown = r"no answer .* no .*nothing within" if part == ".sidecar" else r"(ready|catch-up|standalone) .* no "
             eventually("list to show it", lambda: bool(re.search(rf"(?m)^{backup} .*{shown}", command("list", lab=pair)[1])))
@@ -205,14 +205,14 @@ def test_a_primary_that_goes_on_where_it_cannot_see_who_was_promoted_diverges(
     lab.cont(f"{old}.sidecar")
     witness.send(range(11, 21))
     witness.all_confirmed()
-    assert lab.status(old)["members"] == [old]
+    assert told(lab, old)["members"] == [old]
     lab.cont(f"{new}.sidecar")
     reason = lab.wait_role(old, "diverged", 60)["reason"]
     assert re.search(rf"entries \d+ to \d+ may have been confirmed by this node alone; {new} lacks them", reason), reason
     while witness.read():
         pass
     assert "starts again" in witness.reason
-    assert lab.status(new)["members"] == [new]
+    assert told(lab, new)["members"] == [new]
     assert bodies(lab.nodes[new].door, "cut") == list(range(1, 11))
     tail = tmp_path / "tail.jsonl"
     code, said = command("reinit", old, "--export", str(tail), lab=lab)

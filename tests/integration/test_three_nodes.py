@@ -1,17 +1,19 @@
 """Groups of three on real brokers: kills and promotions with two backups, one of them expected; mode `strict`; local completion.
 
-Rules: the tests share one lab, and each leaves it whole; timeouts are short so that the tests are.
+Rules: the tests share one lab, and each leaves it whole. In mode `available` nobody is taken out of the set for being slow: none of the tests is
+about that, and a machine may stand still for longer than backup_timeout_s. In mode `strict` nobody is, however short that is.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 from history import span
-from load import all_applied, command, consume, declare, depth, eventually, same_logs
+from load import all_applied, command, consume, declare, depth, eventually, same_logs, switch_over, told
 from test_faults import SETTLE_S
 from test_stalls import RATE, Witness, bodies
 from traffic import Load
@@ -21,10 +23,13 @@ from lrq_ha.publisher import Confirm, Publisher
 
 pytestmark = pytest.mark.broker
 
+PATIENT_S = 600.0
 BACKUP_TIMEOUT_S = 2.0
 DRAIN_TIMEOUT_S = 1.0
+TRIES = 5
+CONFIRM_S = 120.0
 SETTINGS = f"""\
-backup_timeout_s = {BACKUP_TIMEOUT_S}
+backup_timeout_s = {PATIENT_S}
 completion = {{ '^local-' = "local" }}
 expected_backups = 1
 expected_backups_timeout_s = 1e6
@@ -46,17 +51,20 @@ def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def strict(lab: Lab) -> Iterator[Lab]:
     """The lab in mode strict."""
-    _set_mode(lab, "available", "strict")
+    available, strict = ('mode = "available"', f"backup_timeout_s = {PATIENT_S}"), ('mode = "strict"', f"backup_timeout_s = {BACKUP_TIMEOUT_S}")
+    _configure(lab, available, strict)
     yield lab
-    _set_mode(lab, "strict", "available")
+    _configure(lab, strict, available)
 
 
-def _set_mode(lab: Lab, old: str, new: str) -> None:
+def _configure(lab: Lab, old: Sequence[str], new: Sequence[str]) -> None:
     all_in_sync(lab)
     for name, node in lab.nodes.items():
         text = node.config.read_text()
-        assert text.count(f'mode = "{old}"') == 1
-        node.config.write_text(text.replace(f'mode = "{old}"', f'mode = "{new}"'))
+        for line, other in zip(old, new):
+            assert text.count(line) == 1
+            text = text.replace(line, other)
+        node.config.write_text(text)
         lab.kill(f"{name}.sidecar")
     for name in lab.nodes:
         lab.start(f"{name}.sidecar")
@@ -89,7 +97,7 @@ def promoted(lab: Lab, candidates: Sequence[str], down: Sequence[str]) -> str:
             if code == 0:
                 done.append(name)
                 return True
-            assert re.search("it answers|longer log|does not answer|is not running|is over|promise", said), said
+            assert re.search("answer|longer log|is not running|is over|promise|is taking epoch|has started again", said), said
         return False
 
     eventually("a promotion", promote)
@@ -135,7 +143,7 @@ def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
             lab.kill(name)
         assert promoted(lab, [primary], [second, third]) == primary
         confirmed, sent = load.confirmed, list(load.history.sent)
-        status = lab.status(primary)
+        status = told(lab, primary)
         assert (status["members"], status["role"], status["serving"]) == ([primary], "recovering", True)
         eventually("what was published meanwhile to be given out", lambda: all((queue, message) in load.history.settled for message in sent))
         assert load.confirmed == confirmed < len(sent), "nothing is confirmed before the expected backup has it"
@@ -143,7 +151,7 @@ def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
         assert re.search(rf"(?m)^{primary} .* recovering .*its door is open, confirms wait: 0 of 1 expected backups are in sync", said), said
         lab.start(second)
         goes_on(since=killed_at)
-        assert lab.status(primary)["role"] == "active"
+        assert told(lab, primary)["role"] == "active"
         lab.start(third)
         assert all_in_sync(lab)[0] == primary
         load.finish()
@@ -168,7 +176,7 @@ def test_two_begin_anew_at_once(lab: Lab) -> None:
     load.start()
     try:
         eventually("the stream to flow", lambda: load.confirmed > 100)
-        before = {name: lab.status(name)["since"] for name in others}
+        before = {name: told(lab, name)["since"] for name in others}
         for name in others:
             code, said = command("reinit", name, "--discard", lab=lab)
             assert code == 0, said
@@ -181,14 +189,13 @@ def test_two_begin_anew_at_once(lab: Lab) -> None:
     equal(lab, queue)
     for node in lab.nodes.values():
         eventually(f"what was kept at {node.name}", lambda node=node: depth(node.broker, kept) == 200)
-    code, said = command("switchover", others[1], lab=lab)
-    assert code == 0, said
+    switch_over(lab, others[1])
     assert all_in_sync(lab)[0] == others[1]
     assert consume(lab.nodes[others[1]].door, kept, 200) == list(range(100, 300))
 
 
 def held(confirms: list[Confirm]) -> bool:
-    """Whether nothing is confirmed for longer than mode `available` would wait."""
+    """Whether nothing is confirmed for longer than mode `available` would wait with the same settings."""
     time.sleep(2 * BACKUP_TIMEOUT_S)
     return not any(confirm.done for confirm in confirms)
 
@@ -198,48 +205,55 @@ def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -
     primary, other, third = all_in_sync(lab)
     queue = f"strict-{time.time_ns()}"
     declare(lab.nodes[primary].door, queue)
-    with Publisher([node.door for node in lab.nodes.values()], f"{queue}-app", confirm_timeout_s=90) as publisher:
-        numbers = iter(range(1000))
+    with Publisher([node.door for node in lab.nodes.values()], f"{queue}-app", confirm_timeout_s=PATIENT_S) as publisher:
+        numbers = itertools.count()
 
         def publish() -> list[Confirm]:
             return [publisher.publish("", queue, b"%d" % next(numbers)) for _ in range(10)]
 
         def confirmed(confirms: list[Confirm]) -> None:
             for confirm in confirms:
-                confirm.result(60)
+                confirm.result(CONFIRM_S)
 
         confirmed(publish())
         lab.kill(f"{third}.sidecar")
         waiting = publish()
         assert held(waiting)
-        assert lab.status(primary)["members"] == sorted(lab.nodes)
+        assert told(lab, primary)["members"] == sorted(lab.nodes)
         lab.start(f"{third}.sidecar")
         confirmed(waiting)
         all_in_sync(lab)
 
-        # Removed, it is told so, and cannot write what it was told before the others are gone. All that within the 10 s after which
-        # its sidecar gives up a broker that does not answer, and forgets it.
-        lab.stop(f"{third}.broker")
-        waiting = publish()
-        code, said = command("remove", third, lab=lab)
-        assert (code, said) == (0, f"{third} is removed from the set; do not promote it before it has rejoined")
-        confirmed(waiting)
-        assert lab.status(primary)["members"] == sorted([primary, other])
-        eventually("it to know", lambda: not lab.status(third)["in_set"])
-        for name in (other, primary):
-            lab.kill(f"{name}.sidecar")
-        lab.cont(f"{third}.broker")
-        code, said = command("list", lab=lab)
-        assert re.search(rf"(?m)^{third} .* no ", said), said
+        # Removed, it is told so, and cannot write what it was told before the others are gone. On a machine that stands still for long, its
+        # sidecar gives up the broker that does not answer, and forgets it: then it is done again.
         refusals: list[str] = []
 
         def refused() -> bool:
             code, said = command("promote", third, "--down", primary, other, lab=lab)
             refusals.append(said)
             assert code == 1, said
-            return f"{third} was not in sync: what was confirmed without it would be lost" in said
+            return re.search("was not in sync: what was confirmed without it would be lost|has heard no primary since it started", said) is not None
 
-        eventually("the refusal", refused)
+        for _ in range(TRIES):
+            lab.stop(f"{third}.broker")
+            waiting = publish()
+            code, said = command("remove", third, lab=lab)
+            assert (code, said) == (0, f"{third} is removed from the set; do not promote it before it has rejoined")
+            confirmed(waiting)
+            assert told(lab, primary)["members"] == sorted([primary, other])
+            eventually("it to know", lambda third=third: not lab.status(third)["in_set"])
+            for name in (other, primary):
+                lab.kill(f"{name}.sidecar")
+            lab.cont(f"{third}.broker")
+            eventually("the refusal", refused)
+            if f"{third} was not in sync" in refusals[-1]:
+                break
+            for name in (other, primary):
+                lab.start(f"{name}.sidecar")
+            primary, other, third = all_in_sync(lab)
+        assert f"{third} was not in sync" in refusals[-1]
+        code, said = command("list", lab=lab)
+        assert re.search(rf"(?m)^{third} .* no ", said), said
         assert "--force" in refusals[-1]
         code, said = command("promote", third, "--down", primary, other, "--force", "--dry-run", lab=lab)
         assert code == 0, said
@@ -249,7 +263,7 @@ def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -
             lab.start(f"{name}.sidecar")
         all_in_sync(lab)
         confirmed(publish())
-    assert bodies(lab.nodes[all_in_sync(lab)[0]].door, queue) == list(range(40))
+    assert bodies(lab.nodes[all_in_sync(lab)[0]].door, queue) == list(range(next(numbers)))
     equal(lab, queue)
 
 
@@ -262,20 +276,21 @@ def test_local_completion_waits_for_no_backup(strict: Lab) -> None:
     for queue in (local, ordinary):
         declare(door, queue)
     leaves = Witness(door, local, f"{local}-leaves")
-    with Publisher([door], f"{local}-stays", confirm_timeout_s=90) as publisher:
+    # Whose connection is lost has its next confirm from the broker again: this one sits out whatever the machine does.
+    with Publisher([door], f"{local}-stays", confirm_timeout_s=PATIENT_S, heartbeat_s=0) as publisher:
         # The first of a connection has its confirm from the broker: so it is known that the user may do that.
-        publisher.publish("", local, b"1", mandatory=False).result(60)
+        publisher.publish("", local, b"1", mandatory=False).result(CONFIRM_S)
         leaves.send(range(2, 3))
         leaves.all_confirmed()
         lab.stop(f"{other}.sidecar")
         try:
             waits = publisher.publish("", ordinary, b"")
             for confirm in [publisher.publish("", local, b"%d" % number, mandatory=False) for number in range(3, 13)]:
-                confirm.result(60)
+                confirm.result(CONFIRM_S)
             leaves.send(range(13, 18))
             leaves.all_confirmed()
             assert not waits.done
-            status = lab.status(primary)
+            status = told(lab, primary)
             assert status["at_stake_entries"] == 15
             assert status["at_stake_bytes"] > 0
             said = command("list", lab=lab)[1]
@@ -286,14 +301,19 @@ def test_local_completion_waits_for_no_backup(strict: Lab) -> None:
             assert not waits.done
         finally:
             lab.cont(f"{other}.sidecar")
-        waits.result(60)
+        waits.result(CONFIRM_S)
     all_in_sync(lab, applied=True)
-    assert lab.status(primary)["at_stake_entries"] == 0
+    assert told(lab, primary)["at_stake_entries"] == 0
     for node in lab.nodes.values():
         eventually("all of it everywhere", lambda url=node.broker: depth(url, local) == 17 and depth(url, ordinary) == 1)
     # Its publisher sends again what it may not have heard of: the log knows the IDs of what it logged anew.
     again = Witness(door, local, f"{local}-leaves")
     again.send(range(13, 18))
     again.all_confirmed()
-    assert bodies(door, local) == list(range(1, 18))
+    # In whatever order the broker has read two connections, each publisher's are in theirs.
+    found = bodies(door, local)
+    assert sorted(found) == list(range(1, 18))
+    left = {2, *range(13, 18)}
+    assert [number for number in found if number in left] == sorted(left)
+    assert [number for number in found if number not in left] == [1, *range(3, 13)]
     equal(lab, local)
