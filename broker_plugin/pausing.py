@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 POLL_S = 0.01
 BLOCKED_POLL_S = 0.25
 FORCED_S = 15.0
-RESUMED_S = 1.0
+RESUMED_S = 20.0  # for all of a single active consumer's: before a busy broker has the first, no other may come
 EXPIRES_SHARE = 4
 PRECONDITION_FAILED = 406
 
@@ -93,11 +93,11 @@ class Pause:
             for tag, consumer in list(channel.paused.items())
             if consumer.queue == self._key
         ]
+        until = time.monotonic() + RESUMED_S
         for _, relay, channel, tag, consumer in sorted(paused, key=lambda one: one[0]):
             if channel.paused.pop(tag, None) is None:
                 continue  # the client has cancelled it meanwhile
             _consume_again(relay, channel, tag, consumer)
-            until = time.monotonic() + RESUMED_S
             while self._single and channel.resuming[tag] and not relay.closed and time.monotonic() < until:
                 await asyncio.sleep(POLL_S)
         self.seconds = time.monotonic() - self._began

@@ -33,6 +33,7 @@ PROBE_MAX = 16
 READ_PREFETCH = 500
 READ_ACK_EVERY = 100
 QUIET_S = 0.2
+FIRST_S = 10.0  # a broker that has just started, on a slow disk, may take so long for the first record that it gives
 LOCATE_BACK_RECORDS = 64
 LOCATE_GROWTH = 8
 LOCATE_PREFETCH = 100
@@ -141,7 +142,7 @@ class Streams:
 
     async def _set_up(self) -> None:
         connection = self._need(self._connection)
-        young = False
+        young: set[str] = set()
         for queue, size, segment in (
             (self.log_queue, self._log_bytes_max, self._segment_bytes),
             (self.applied_queue, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
@@ -149,10 +150,11 @@ class Streams:
             (names.SEND_SNAP_SYNC, self._log_bytes_max, self._segment_bytes),
             (names.STATUS, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
         ):
-            young = await self._declare(queue, size, segment) or young
+            if await self._declare(queue, size, segment):
+                young.add(queue)
         if young:
             await asyncio.sleep(YOUNG_STREAM_S)
-        hint = await self._generation_hint()
+        hint = await self._generation_hint(first_s=QUIET_S if self.applied_queue in young else FIRST_S)
         existing = [n for n in range(max(hint, 1), hint + PROBE_MAX) if await self._exists(f"{self._exchange_prefix}{n}")]
         if self.shut_out and any([await self._lives(n) for n in existing if n > self.shut_out]):
             raise LrqError(
@@ -254,18 +256,23 @@ class Streams:
         self.shut_out = self.generation
         self._fail("a newer sidecar beside this broker has taken over")
 
-    async def _generation_hint(self) -> int:
-        """The newest generation that an applied record names, read without a barrier: only where to begin to look."""
+    async def _generation_hint(self, first_s: float) -> int:
+        """The newest generation that an applied record names, read without a barrier: only where to begin to look.
+
+        But to begin at the first one, as nothing has come yet, would be to miss an exchange with a higher number than PROBE_MAX: its writer would
+        not be shut out, and this start and many after it would fail for a number that was given before.
+        """
         from lrq_ha.proto import lrq_pb2 as pb
 
         newest = 0
-        for headers, body in await self._read_quiet(self.applied_queue):
+        for headers, body in await self._read_quiet(self.applied_queue, first_s):
             newest = max(newest, int(headers.get(wire.OPEN, 0)))
             if wire.OPEN not in headers:
                 newest = max([newest, *(g.generation for g in pb.Applied.FromString(body).generations)])
         return newest
 
-    async def _read_quiet(self, queue: str) -> list[Record]:
+    async def _read_quiet(self, queue: str, first_s: float) -> list[Record]:
+        """The last chunk: until nothing has come for QUIET_S, or for `first_s` at all."""
         channel = await self._need(self._connection).channel()
         await channel.qos(READ_PREFETCH)
         found: list[Record] = []
@@ -279,7 +286,7 @@ class Streams:
         while True:
             arrived.clear()
             try:
-                await asyncio.wait_for(arrived.wait(), QUIET_S)
+                await asyncio.wait_for(arrived.wait(), QUIET_S if found else first_s)
             except TimeoutError:
                 break
         await channel.close()
@@ -420,8 +427,8 @@ class Streams:
                 await channel.close()
 
     async def head(self) -> int:
-        """The first entry of a batch that the log's stream still has; 0 if it has none."""
-        async with aclosing(self.batches(prefetch=1, silence_s=QUIET_S)) as records:
+        """The first entry of a batch that the log's stream still has; 0 if it has none, or gives none."""
+        async with aclosing(self.batches(prefetch=1, silence_s=FIRST_S)) as records:
             async for _, batch, _ in records:
                 if batch is not None:
                     return batch.first

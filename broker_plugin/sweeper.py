@@ -283,6 +283,10 @@ class Sweeper:
                 continue
             if not ready and consumers == 1:  # none: a quorum queue that does not answer looks like an empty one
                 if not await self._wait(QUIET_S):
+                    # The queue's answer may have overtaken deliveries in a busy broker's channel. They stand there before this question.
+                    await channel.flow()
+                    if sweep.met != met:
+                        continue
                     await sweep.reject_excess()
                     return _End.SEEN
             elif now - heard > STUCK_S:
