@@ -58,11 +58,11 @@ class Site:
         return refused
 
     def take(self, queue: str, count: int) -> list[int]:
-        """Consumes and acks `count` messages, within 20 s."""
+        """Consumes and acks `count` messages, fewer if no more come for a long while."""
         channel = self.channel()
         channel.basic_qos(prefetch_count=1)
         found: list[int] = []
-        for method, _, body in channel.consume(queue, inactivity_timeout=20) if count else ():
+        for method, _, body in channel.consume(queue, inactivity_timeout=60) if count else ():
             if method is None:
                 break
             found.append(int(body))
