@@ -16,6 +16,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.log import Acceptance, LogIndex
 
 QUIET_S = 0.5
+FIRST_QUIETS = 20  # a reader is told by the stream's writer that there is something, which may be busy with its disk
 PREFETCH = 500
 
 
@@ -34,15 +35,15 @@ def read_stream(url: str, queue: str) -> list[tuple[dict[str, Any], bytes]]:
     channel.basic_qos(prefetch_count=PREFETCH)
     found: list[tuple[dict[str, Any], bytes]] = []
     arguments = {"x-stream-offset": "first"}
-    asked = False
+    quiets = 0
     for method, properties, body in channel.consume(queue, inactivity_timeout=QUIET_S, arguments=arguments):
         if method is None:
-            if asked:
+            quiets += 1
+            if quiets > (1 if found else FIRST_QUIETS):
                 break
             channel.queue_declare(queue, passive=True)
-            asked = True
             continue
-        asked = False
+        quiets = 0
         found.append((properties.headers, body))
         if len(found) % (PREFETCH // 4) == 0:
             channel.basic_ack(method.delivery_tag, multiple=True)

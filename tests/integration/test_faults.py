@@ -70,7 +70,7 @@ def _restart(role: str, part: str = "") -> Fault:
 def _promote_over(at: Scene, begin: Callable[[], None], end: Callable[[], None]) -> None:
     """The backup is promoted between the beginning of the primary's fault and its end.
 
-    A backup that the machine has held up for backup_timeout_s is out of the set and rightly refused: then the primary comes back, and it begins again.
+    A backup that the machine has held up for backup_timeout_s is out of the set and rightly refused: the primary comes back, and all begins anew.
     """
     for _ in range(KILLS_MAX):
         begin()

@@ -87,7 +87,10 @@ def fall_off(lab: Lab, primary: str, backup: str) -> None:
 
 
 def part_of_it(lab: Lab, primary: str) -> None:
-    """A renewal is in the middle, and stays there: the broker stands still. It runs for a moment at a time before, as all of it may take less than a second."""
+    """A renewal is in the middle, and stays there: the broker stands still.
+
+    It runs for a moment at a time before, as all of it may take less than a second.
+    """
     broker = f"{primary}.broker"
     end = told(lab, primary)["end"]
 
