@@ -86,8 +86,8 @@ def test_the_log_is_kept_for_who_is_away_up_to_its_size(lab: Lab) -> None:
     behind, left = gauge(lab, primary, backup)
     at.append((stored(lab, primary), behind))
     for before, after in pairwise(at):
-        written, told = after[0] - before[0], after[1] - before[1]
-        assert 0.99 * written <= told < 2 * written, at
+        written, said = after[0] - before[0], after[1] - before[1]
+        assert 0.99 * written <= said < 2 * written, at
     assert left == LOG_BYTES_MAX * 7 // 8 - behind
     found = re.search(rf"(?m)^{backup} .*no answer .* (\d+) +no ", listed(lab))
     assert found
