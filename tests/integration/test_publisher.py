@@ -30,7 +30,6 @@ from lrq_ha.publisher import (
     InvalidArgument,
     MessageTooLarge,
     NackedError,
-    NoPrimary,
     Publisher,
     PublisherClosed,
     Unconfirmed,
