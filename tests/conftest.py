@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import PATIENT_DOOR, patient_pika
+from patience import PATIENT_DOOR, patient_hypothesis, patient_pika
 
 from lrq_ha.lab import Lab, installations
 
 patient_pika()
+patient_hypothesis()  # before the modules of the tests are read, whose settings begin with these
 
 #: The two ends of what is supported. Whatever else this machine has is tested too.
 VERSIONS = ("3.10", "4.3")
