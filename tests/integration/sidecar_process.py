@@ -74,6 +74,17 @@ listen = "{self.http}"
         self._statuses.append(json.dumps(found))
         return found
 
+    def answered(self) -> dict[str, Any]:
+        """Its status, once it answers."""
+        found: list[dict[str, Any]] = []
+
+        def asked() -> bool:
+            found[:] = [self.status()]
+            return bool(found[0])
+
+        eventually(f"{self.name} to answer", asked)
+        return found[0]
+
     def ends(self) -> str:
         """Waits for its end, which must be a failure, and returns what it said."""
         assert self.process.wait(ENDS_TIMEOUT_S) == 1
