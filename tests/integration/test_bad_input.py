@@ -193,7 +193,7 @@ def test_two_sidecars_beside_the_same_broker(lab: Lab, tmp_path: Path, group: st
         finally:
             stop.set()
             thread.join()
-        publisher.close()
+        publisher.close(240)
         assert [confirm.error for confirm in confirms if confirm.error] == []
         assert consumed(f"{login}@{older.door}", group, len(confirms)) == list(range(len(confirms)))
 
