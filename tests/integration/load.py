@@ -67,7 +67,8 @@ def take_over(lab: Lab, node: str, *down: str) -> None:
         try:
             lab.promote(node, down=down)
         except LabError as error:
-            assert any(words in str(error) for words in not_yet), error
+            if not any(words in str(error) for words in not_yet):
+                raise AssertionError(str(error)) from error
         return lab.primary(lab.nodes[node].group) == node
 
     eventually(f"{node} to take over", done)

@@ -139,7 +139,10 @@ def test_missing_rights(lab: Lab, tmp_path: Path, group: str, rights: tuple[str,
 
 
 def consumed(door: str, queue: str, count: int) -> list[int]:
-    """All that a consumer gets: so many, and what comes within a second after them; fewer if no more come for long. (Through a door: a broker's queue may hold second copies, which doors remove.)"""
+    """All that a consumer gets: so many, and what comes within a second after them; fewer if no more come for long.
+
+    Through a door: a broker's queue may hold second copies, which doors remove.
+    """
     found = []
     with pika.BlockingConnection(pika.URLParameters(door)) as connection:
         channel = connection.channel()

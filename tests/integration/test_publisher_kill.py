@@ -78,7 +78,8 @@ def drain(lab: Lab, node: str, vhost: str, queue: str) -> list[int]:
 @pytest.fixture
 def publisher(api: Make) -> Make:
     def make(lab: Lab, *nodes: str, **options: float) -> Any:
-        return api([lab.nodes[node].admin for node in nodes], "app-1", "orders", login_timeout_s=5.0, window=3000, **{"connect_timeout_s": PATIENCE_S, **options})
+        found = {"login_timeout_s": 5.0, "connect_timeout_s": PATIENCE_S, "window": 3000, **options}
+        return api([lab.nodes[node].admin for node in nodes], "app-1", "orders", **found)
 
     return make
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pika
 import pytest
-from load import eventually, primary_of, told
+from load import eventually, primary_of
 from pamqp import commands
 from patience import PATIENT_DOOR
 from pika.exceptions import AMQPConnectionError, ConnectionClosedByBroker
