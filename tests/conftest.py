@@ -18,18 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pika.connection
 import pytest
+from patience import PATIENT_DOOR, patient_hypothesis, patient_pika
 
 from lrq_ha.lab import Lab, installations
 
-#: A machine may stand still for half a minute. A test that is not about that must not lose its own clients by it, neither while they log in
-#: nor while it does something else for minutes and so sends no heartbeats: who is about heartbeats asks for them.
-pika.connection.Parameters.DEFAULT_SOCKET_TIMEOUT = 60.0
-pika.connection.Parameters.DEFAULT_STACK_TIMEOUT = 120.0
-pika.connection.Parameters.DEFAULT_HEARTBEAT_TIMEOUT = 0
-#: The door's side of the same.
-PATIENT_DOOR = {"handshake_timeout_s": 40.0}
+patient_pika()
+patient_hypothesis()  # before the modules of the tests are read, whose settings begin with these
 
 #: The two ends of what is supported. Whatever else this machine has is tested too.
 VERSIONS = ("3.10", "4.3")

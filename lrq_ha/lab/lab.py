@@ -309,8 +309,15 @@ class Lab:
         Raises:
             LabError: It has not after `timeout_s` seconds.
         """
-        self._wait(f"{name}.sidecar", lambda: self._role(name) == role, time.monotonic() + timeout_s, f"has not become {role}")
-        return self.status(name)
+        said: dict[str, Any] = {}
+
+        def has_it() -> bool:
+            said.clear()
+            said.update(probe.get_json(f"{self._node(name).http}/status") or {})
+            return said.get("role") == role
+
+        self._wait(f"{name}.sidecar", has_it, time.monotonic() + timeout_s, f"has not become {role}")
+        return said
 
     def primary(self, group: str) -> str | None:
         """Name of the node of `group` that is active, if one is."""

@@ -23,7 +23,7 @@ from pamqp import commands
 from broker_plugin import frames, headers
 
 READ_BYTES = 1 << 16
-PATIENCE_S = 60.0  # for an answer that must come
+PATIENCE_S = 120.0  # for an answer that must come
 EARLY_S = 1.0  # for one that a broker may keep to itself: to a wrong password
 FILL_BYTES = 16  # behind a frame's end: the end of a content's header is looked at when the next frame has begun
 ASK_CHANNEL = 2_047

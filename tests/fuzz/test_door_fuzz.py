@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "integration"))
 from door_clients import Canary, Outcome, run
 from door_inputs import MARK, attack
 from door_rig import Rig
-from load import eventually, same_logs
+from load import eventually, same_logs, told
 
 from lrq_ha.lab import Lab
 from lrq_ha.replication.errors import LrqError
@@ -64,7 +64,7 @@ class Watch:
         self._rig = rig
         self._nodes = {name: rig.lab.nodes[name] for name in (rig.primary, rig.backup)}
         self._read = {name: node.log.stat().st_size for name, node in self._nodes.items()}
-        self._rss = {name: rig.lab.status(name)["rss_bytes"] for name in self._nodes}
+        self._rss = {name: told(rig.lab, name)["rss_bytes"] for name in self._nodes}
         password = urlsplit(rig.url).password or ""
         secrets = [password.encode(), MARK, b"x" * 20, b"y" * 20, b"z" * 20]
         self._bad = [*BAD, *secrets, *(secret.hex().encode() for secret in secrets)]

@@ -10,9 +10,17 @@ from container_lab import ContainerLab, why_not
 from door_rig import Rig
 from load import in_sync
 from publisher_api import BlockingPublisher, LoopThread
+from traffic import Traffic
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """No load outlives its test."""
+    yield
+    Traffic.abandon_all()
 
 
 @pytest.fixture

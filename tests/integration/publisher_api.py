@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from lrq_ha.publisher import AsyncConfirm, AsyncFullSyncContext, AsyncPublisher, FullSyncRequest, Publisher, Transaction
+from lrq_ha.publisher import AsyncConfirm, AsyncFullSyncContext, AsyncPublisher, FullSyncRequest, NoPrimary, Publisher, Transaction
 from lrq_ha.publisher.core import BasePublisher
 
 T = TypeVar("T")
 
-ENDS_S = 2.0  # the tasks of a connection that was cut may need a moment
+ENDS_S = 60.0  # the tasks of a connection that was cut may need a moment
+PATIENCE_S = 60.0  # for what must come: a machine may stand still for half a minute
 
 
 class LoopThread:
@@ -170,6 +171,17 @@ class BlockingPublisher:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.loop.run(self.inner.__aexit__(kind, error, trace))
+
+
+def no_primary(connect: Callable[[float], object]) -> NoPrimary:
+    """What a publisher says that finds no primary. `connect` is given longer and longer, until it has heard of every address."""
+    for timeout_s in (1.0, 5.0, PATIENCE_S):
+        try:
+            connect(timeout_s)
+        except NoPrimary as error:
+            if timeout_s == PATIENCE_S or not {"", "not tried yet", "no answer yet"} & set(error.answers.values()):
+                return error
+    raise AssertionError("it found one")
 
 
 def inside(publisher: Publisher | BlockingPublisher) -> BasePublisher[Any]:

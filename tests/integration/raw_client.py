@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
@@ -152,3 +155,24 @@ class RawClient:
         except TimeoutError:
             return False
         return True
+
+
+@contextmanager
+def beating(client: RawClient) -> Iterator[None]:
+    """Meanwhile the client sends heartbeats, and does so in time however long the test is busy with something else."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.5):
+            try:
+                client.send(frames.HEARTBEAT_FRAME)
+            except OSError:
+                return
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -13,12 +13,13 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from load import eventually
+from patience import PATIENT_DOOR
 
 from lrq_ha.lab import Lab, probe
 from lrq_ha.lab.files import python_environment
 from lrq_ha.lab.ports import free_ports
 
-ENDS_TIMEOUT_S = 20.0
+ENDS_TIMEOUT_S = 120.0
 WRONG_PASSWORD = "not-it-hunter2"
 
 
@@ -42,6 +43,7 @@ group = "{group}"
 url = "{admin}"
 [door]
 listen = "{self.door}"
+handshake_timeout_s = {PATIENT_DOOR["handshake_timeout_s"]}
 [http]
 listen = "{self.http}"
 {more}"""))
@@ -72,6 +74,17 @@ listen = "{self.http}"
         self._statuses.append(json.dumps(found))
         return found
 
+    def answered(self) -> dict[str, Any]:
+        """Its status, once it answers."""
+        found: list[dict[str, Any]] = []
+
+        def asked() -> bool:
+            found[:] = [self.status()]
+            return bool(found[0])
+
+        eventually(f"{self.name} to answer", asked)
+        return found[0]
+
     def ends(self) -> str:
         """Waits for its end, which must be a failure, and returns what it said."""
         assert self.process.wait(ENDS_TIMEOUT_S) == 1
@@ -82,7 +95,7 @@ listen = "{self.http}"
         """Waits until GET /status gives a reason that fits, which must be in the log too; the sidecar goes on."""
         eventually(f"a reason like {pattern}", lambda: bool(re.search(pattern, str(self.status().get("reason")))))
         eventually("the same in the log", lambda: bool(re.search(pattern, self.said())))
-        assert self.status()["role"] != "active"
+        eventually("it to say that it is not active", lambda: self.status()["role"] != "active")
         assert "Traceback" not in self.said()
         assert self.process.poll() is None
 

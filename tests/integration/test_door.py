@@ -30,7 +30,7 @@ def fill(channel: BlockingChannel, queue: str, count: int) -> list[bytes]:
     return bodies
 
 
-def take(channel: BlockingChannel, queue: str, count: int, timeout_s: float = 10.0, **options: bool) -> list[tuple[int, bytes, bool]]:
+def take(channel: BlockingChannel, queue: str, count: int, timeout_s: float = 60.0, **options: bool) -> list[tuple[int, bytes, bool]]:
     """(delivery tag, body, redelivered) of the next messages; the consumer is cancelled, nothing is acked."""
     got: list[tuple[int, bytes, bool]] = []
     tag = channel.basic_consume(queue, lambda _c, m, _p, b: got.append((m.delivery_tag, b, m.redelivered)), **options)
@@ -419,8 +419,8 @@ def test_a_channel_refused_by_the_door_resolves_what_came_before(rig: Rig) -> No
 
 
 def test_idle_connections_with_heartbeats_stay_open(rig: Rig) -> None:
-    channel = rig.channel(heartbeat=2)
-    channel.connection.process_data_events(6)
+    channel = rig.channel(heartbeat=4)
+    channel.connection.process_data_events(12)
     queue = rig.declare(channel)
     rig.both_hold(queue, [])
 
@@ -433,5 +433,5 @@ def test_silence_with_heartbeats_is_death(rig: Rig) -> None:
     with RawClient(rig.url, heartbeat_s=1) as client:
         client.open_channel()
         client.call(1, commands.Basic.Get(queue=queue), frames.BASIC_GET_OK)
-        assert client.closed(10)
+        assert client.closed()
     eventually("the message back", lambda: rig.unacked(rig.primary, queue) == 0)

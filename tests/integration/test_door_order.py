@@ -40,7 +40,7 @@ def test_no_declare_ok_on_a_channel_that_the_broker_has_closed_meanwhile(rig: Ri
         rig.lab.stop(f"{rig.backup}.sidecar")
         try:
             client.send(frames.method_frame(1, commands.Queue.Declare(queue=queue, durable=True)))
-            while (client.read(60) or (0,))[0] != frames.CHANNEL_CLOSE:
+            while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
                 pass
             client.send(frames.method_frame(1, commands.Channel.CloseOk()) + frames.method_frame(1, commands.Channel.Open()))
         finally:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from door_rig import Rig
+from load import told
 from pamqp import commands
 from talk import Talk
 
@@ -63,7 +64,7 @@ def test_who_may_not_write_publishes_nothing(rig: Rig, reader: Callable[[str], s
         channel.queue_bind(queue, exchange, queue)
     channel.basic_publish("", queue, b"allowed")
     rig.both_hold(queue, [b"allowed"])
-    end = rig.lab.status(rig.primary)["end"]
+    end = told(rig.lab, rig.primary)["end"]
     heard = []
     for url in (rig.broker_url(rig.primary), rig.url):
         with Talk(reader(url), uuid.uuid4().hex[:10], "classic") as t:
@@ -74,7 +75,7 @@ def test_who_may_not_write_publishes_nothing(rig: Rig, reader: Callable[[str], s
     assert heard[0] == heard[1]
     assert "ACCESS_REFUSED" in repr(heard[1])
     if body is in_a_transaction:
-        assert rig.lab.status(rig.primary)["end"] < end + MANY, "they are in the log"
+        assert told(rig.lab, rig.primary)["end"] < end + MANY, "they are in the log"
     rig.both_hold(queue, [b"allowed"])
     channel.basic_publish("", queue, b"next")
     rig.both_hold(queue, [b"allowed", b"next"])

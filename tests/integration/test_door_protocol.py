@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from door_rig import Rig
-from load import eventually, in_sync
+from load import eventually, in_sync, told
 from pamqp import commands
 from talk import Talk
 
@@ -1437,7 +1437,7 @@ def test_a_message_over_the_doors_limit(rig: Rig) -> None:
             t.do(Q.Delete(queue=q))
     assert heard[0] == heard[1]
     assert "PRECONDITION_FAILED - message size 134217729 is larger than" in heard[1]
-    assert rig.lab.status(rig.primary)["rss_bytes"] < 400 << 20
+    assert told(rig.lab, rig.primary)["rss_bytes"] < 400 << 20
     rig.converge()
 
 

@@ -7,7 +7,7 @@ import threading
 import pika
 import pytest
 from door_rig import Rig
-from load import eventually
+from load import eventually, told
 from pamqp import commands
 from pika.exceptions import ChannelClosedByBroker
 from raw_client import RawClient, publish
@@ -84,11 +84,11 @@ def test_declaring_the_same_again_is_harmless(rig: Rig) -> None:
     channel.basic_publish("", queue, b"x")
 
     def leave_no_trace() -> bool:
-        end = rig.lab.status(rig.primary)["end"]
+        end = told(rig.lab, rig.primary)["end"]
         for _ in range(5):
             assert channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"}).method.message_count == 1
             assert channel.queue_declare(queue, durable=True).method.message_count == 1
-        return bool(rig.lab.status(rig.primary)["end"] == end)
+        return bool(told(rig.lab, rig.primary)["end"] == end)
 
     eventually("no entry of it, among those that the primary adds by itself", leave_no_trace)
     rig.both_hold(queue, [b"x"])

@@ -12,10 +12,10 @@ from typing import Any
 
 import pika
 import pytest
-from load import eventually, in_sync
+from load import eventually, in_sync, primary_of, told
 from pamqp import commands
 from pika.exceptions import AMQPError
-from raw_client import RawClient, publish
+from raw_client import RawClient, beating, publish
 
 from broker_plugin import frames
 from lrq_ha.lab import Lab
@@ -70,7 +70,7 @@ class Consumer:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def filled(lab: Lab, primary: str) -> str:
@@ -125,7 +125,7 @@ def test_consumers_go_on_while_the_primarys_broker_has_an_alarm(lab: Lab, names:
         publisher.close()
     eventually("both brokers' queues empty", empty_everywhere(lab, queue))
     assert lab.nodes[primary].sidecar_pid == pid
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary
 
 
 def test_a_client_that_publishes_is_told_that_it_is_blocked(lab: Lab, names: tuple[str, str]) -> None:
@@ -141,11 +141,11 @@ def test_a_client_that_publishes_is_told_that_it_is_blocked(lab: Lab, names: tup
         client.open_channel(confirms=True)
         with alarm(lab, primary, "memory"):
             client.send(publish(1, queue, b"1") * 3)
-            client.expect(frames.CONNECTION_BLOCKED, timeout_s=30)
+            client.expect(frames.CONNECTION_BLOCKED)
         assert client.confirmed(3) == set()
         eventually("the end of it", lambda: frames.CONNECTION_UNBLOCKED in [kind for kind, *_ in client.got] or not client.read(1))
-        told = [kind for kind, *_ in client.got if kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED)]
-        assert told == [frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED]
+        heard = [kind for kind, *_ in client.got if kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED)]
+        assert heard == [frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED]
 
 
 def test_an_alarm_on_the_backup_costs_its_place_in_the_set_and_nothing_else(lab: Lab, names: tuple[str, str]) -> None:
@@ -169,9 +169,9 @@ def test_an_alarm_on_the_backup_costs_its_place_in_the_set_and_nothing_else(lab:
 
 def test_a_client_that_stands_still_is_noticed_by_its_heartbeats(lab: Lab, names: tuple[str, str]) -> None:
     primary, _ = names
-    with RawClient(lab.nodes[primary].door, heartbeat_s=1) as client:
+    with RawClient(lab.nodes[primary].door, heartbeat_s=3) as client:
         client.open_channel()
-        before = lab.status(primary)["connections"]
+        before = told(lab, primary)["connections"]
         began = time.monotonic()
         eventually("the door to give it up", lambda: lab.status(primary)["connections"] < before)
         assert time.monotonic() - began > 1.5
@@ -183,26 +183,14 @@ def test_a_broker_that_stands_still_is_noticed_by_its_heartbeats(lab: Lab, names
     primary, _ = names
     pid = lab.nodes[primary].broker_pid
     assert pid is not None
-    with RawClient(lab.nodes[primary].door, heartbeat_s=1) as client:
+    with RawClient(lab.nodes[primary].door, heartbeat_s=4) as client:
         client.open_channel()
-        stop = threading.Event()
-
-        def beat() -> None:
-            while not stop.wait(0.5):
-                try:
-                    client.send(frames.HEARTBEAT_FRAME)
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=beat)
-        thread.start()
-        try:
-            os.kill(pid, signal.SIGSTOP)
-            assert client.closed(15)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-            stop.set()
-            thread.join()
+        with beating(client):
+            try:
+                os.kill(pid, signal.SIGSTOP)
+                assert client.closed()
+            finally:
+                os.kill(pid, signal.SIGCONT)
         closes = [payload for kind, _, payload in client.got if kind == frames.CONNECTION_CLOSE]
         assert closes
         assert b"silent" in closes[0]

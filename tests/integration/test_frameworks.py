@@ -19,12 +19,13 @@ from pathlib import Path
 
 import pytest
 from history import LAG_MAX_S
-from load import command, depth, eventually
+from load import command, depth, eventually, in_sync, set_up
+from patience import PATIENT_DOOR
 
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 CLIENTS_MD = Path(__file__).parents[2] / "docs" / "clients.md"
 PROGRAM = re.compile(r"```python\n# (\w+\.py)\n.*?```", re.DOTALL)
@@ -108,10 +109,11 @@ def failover(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> I
     enough = threading.Event()
     frameworks: dict[str, Framework] = {}
     feeders: list[threading.Thread] = []
-    with Lab({"east": 2}, folder / "lab", broker_version) as lab:
+    lab = Lab({"east": 2}, folder / "lab", broker_version, door=PATIENT_DOOR)
+    set_up(lab, "backup_timeout_s = 60.0")  # who is to take over is in the set, also after a pause
+    with lab:
         try:
-            primary = lab.primary("east") or ""
-            backup = ({"e1", "e2"} - {primary}).pop()
+            primary, backup = in_sync(lab)
             doors = ";".join(lab.nodes[name].door for name in (primary, backup))
             for name in FRAMEWORKS:
                 frameworks[name] = start(name, folder, doors)
@@ -120,6 +122,7 @@ def failover(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> I
             all_alive = alive(frameworks, folder)
             for name, framework in frameworks.items():
                 eventually(f"{name}: {ORDERS_BEFORE} orders done", lambda f=framework: all_alive() and len(f.done()) >= ORDERS_BEFORE)
+            in_sync(lab, applied=True)  # what was acked some seconds before is on the backup, whatever pauses there were
             killed_at = time.time()
             lab.kill(primary)
             time.sleep(OPERATOR_S)
@@ -132,12 +135,12 @@ def failover(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> I
                            for name, f in frameworks.items()}
             enough.set()
             for name, framework in frameworks.items():
-                assert framework.sender.wait(60) == 0, (folder / f"{name}.sender.log").read_text()
+                assert framework.sender.wait(240) == 0, (folder / f"{name}.sender.log").read_text()
                 eventually(f"{name}: all orders done", lambda f=framework: len(f.done()) >= f.fed)
                 # A second copy may still be on its way.
                 eventually(f"{name}: an empty queue", lambda f=framework: depth(lab.nodes[backup].broker, f.queue) == 0)
                 framework.worker.terminate()
-                framework.worker.wait(60)
+                framework.worker.wait(240)
             depths = {name: depth(lab.nodes[backup].broker, framework.queue) for name, framework in frameworks.items()}
             yield Failover(frameworks, killed_at, promoted_after_s, {name: at - killed_at for name, at in first_after.items()}, depths)
         finally:

@@ -7,13 +7,17 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
-from load import eventually
+from load import eventually, told
 from pamqp import commands
+from patience import PATIENT_DOOR
 from raw_client import RawClient, publish
+from sidecar_process import Sidecar
+from test_many_queues import cpu_s
 
 from broker_plugin import frames, headers
 from lrq_ha.lab import Lab
@@ -22,9 +26,8 @@ pytestmark = pytest.mark.broker
 
 CONNECTIONS_MAX = 40
 HANDSHAKE_S = 2.0
-LIMITS = {
+LIMITS = PATIENT_DOOR | {
     "connections_max": CONNECTIONS_MAX,
-    "handshake_timeout_s": HANDSHAKE_S,
     "login_bytes_max": 8_192,
     "hold_up_timeout_s": 2.0,
     "channels_max": 50,
@@ -55,6 +58,15 @@ def url(lab: Lab) -> str:
     return lab.nodes["e1"].door
 
 
+@pytest.fixture
+def hurried(lab: Lab, tmp_path: Path) -> Iterator[str]:
+    """A door beside the same broker that gives a login HANDSHAKE_S."""
+    patience, short = (f"handshake_timeout_s = {seconds}" for seconds in (PATIENT_DOOR["handshake_timeout_s"], HANDSHAKE_S))
+    with Sidecar(lab, tmp_path, f"hurried-{time.time_ns() % 10**9}", edit=lambda text: text.replace(patience, short)) as sidecar:
+        sidecar.becomes("active")
+        yield f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
+
+
 def works(url: str) -> None:
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
@@ -67,7 +79,7 @@ def works(url: str) -> None:
 
 def refused(client: RawClient) -> str:
     """The text of the connection.close that ends it."""
-    assert client.closed(15)
+    assert client.closed()
     kind, _, payload = client.got[-1]
     assert kind == frames.CONNECTION_CLOSE
     return payload[7 : 7 + payload[6]].decode()
@@ -88,18 +100,18 @@ def test_one_connection_too_many_is_closed_at_once(lab: Lab, url: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"AM", frames.PROTOCOL_HEADER, frames.PROTOCOL_HEADER + b"\x01\x00\x00"])
-def test_a_login_takes_so_long_at_most(url: str, sent: bytes) -> None:
-    with RawClient(url, login=False) as client:
-        began = time.monotonic()
+def test_a_login_takes_so_long_at_most(hurried: str, sent: bytes) -> None:
+    began = time.monotonic()
+    with RawClient(hurried, login=False) as client:
         client.send(sent)
-        assert client.closed(15)
+        assert client.closed()
         assert time.monotonic() - began >= HANDSHAKE_S - 0.1
-    works(url)
+    eventually("others to come in", lambda: works(hurried) is None)
 
 
-def test_a_login_an_octet_at_a_time_is_over_in_time_too(url: str) -> None:
-    with RawClient(url, login=False) as client:
-        began = time.monotonic()
+def test_a_login_an_octet_at_a_time_is_over_in_time_too(hurried: str) -> None:
+    """All octets would take a minute."""
+    with RawClient(hurried, login=False) as client:
         try:
             for octet in frames.PROTOCOL_HEADER + client.start_ok():
                 client.send(bytes((octet,)))
@@ -107,8 +119,7 @@ def test_a_login_an_octet_at_a_time_is_over_in_time_too(url: str) -> None:
             pytest.fail("it went on")
         except ConnectionError:
             pass
-        assert time.monotonic() - began < HANDSHAKE_S * 5
-    works(url)
+    eventually("others to come in", lambda: works(hurried) is None)
 
 
 def test_a_login_has_so_many_bytes_at_most(lab: Lab, url: str) -> None:
@@ -117,7 +128,7 @@ def test_a_login_has_so_many_bytes_at_most(lab: Lab, url: str) -> None:
         client.send(frames.PROTOCOL_HEADER)
         client.expect(frames.CONNECTION_START)
         client.send(frames.frame(frames.METHOD, 0, client.start_ok()[7:-1].ljust(10_000, b"x"))[:9_000])
-        assert client.closed(15)
+        assert client.closed()
     eventually("the log", lambda: "before its login was finished: door.login_bytes_max" in lab.nodes["e1"].log.read_text())
     with RawClient(url, login=False) as client:
         client.send(frames.PROTOCOL_HEADER)
@@ -226,6 +237,18 @@ def test_headers_of_a_message_are_limited(url: str) -> None:
     works(url)
 
 
+def closed_ones(*clients: RawClient) -> list[RawClient]:
+    """Those that the door has closed, once there are any."""
+    found: list[RawClient] = []
+
+    def some() -> bool:
+        found[:] = [client for client in clients if client.closed(0.1)]
+        return bool(found)
+
+    eventually("some to be closed", some)
+    return found
+
+
 def chunk(channel: int, size: int) -> bytes:
     return frames.frame(frames.BODY, channel, b"b" * size)
 
@@ -233,12 +256,12 @@ def chunk(channel: int, size: int) -> bytes:
 def test_a_message_and_all_unfinished_ones_are_limited(lab: Lab, url: str) -> None:
     with client_of(url) as client:
         client.open_channel()
-        before = lab.status("e1")["rss_bytes"]
+        before = told(lab, "e1")["rss_bytes"]
         client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload(200_000_000)))
         for _ in range(250):
             client.send(chunk(1, 8_000) * 100)
-        assert client.read(15) == (frames.CHANNEL_CLOSE, 1, frames.channel_close(1, 406, TOO_LARGE, frames.BASIC_PUBLISH)[7:-1])
-        assert lab.status("e1")["rss_bytes"] < before + (60 << 20)
+        assert client.read() == (frames.CHANNEL_CLOSE, 1, frames.channel_close(1, 406, TOO_LARGE, frames.BASIC_PUBLISH)[7:-1])
+        assert told(lab, "e1")["rss_bytes"] < before + (60 << 20)
         client.send(frames.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(confirms=True)
         client.send(publish_in(client, 2 << 20))
@@ -253,8 +276,7 @@ def test_a_message_and_all_unfinished_ones_are_limited(lab: Lab, url: str) -> No
             client.open_channel()
             client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload(2 << 20)))
             client.send(b"".join(chunk(1, 8_000) for _ in range(200)))  # 1.6 MB of 2 MB
-        said = refused(other) if other.closed(8) else refused(one)
-        assert "door.unfinished_bytes_max" in said
+        assert "door.unfinished_bytes_max" in refused(closed_ones(one, other)[0])
     works(url)
     with client_of(url) as client:  # the room is free again
         client.open_channel(confirms=True)
@@ -272,8 +294,7 @@ def test_beginnings_of_small_messages_are_limited_too(lab: Lab, url: str) -> Non
             client.send(frames.publish_method(1, "", "limited") + frames.frame(frames.HEADER, 1, headers.header_payload(200_000)))
             client.send(b"".join(chunk(1, 8_000) for _ in range(23)))  # 184 of 200 kB
         eventually("the log", lambda: lab.status("e1")["counters"].get("client_errors", 0) > 0)
-        said = {client.got[-1][2] for client in clients if client.closed(0.1)}
-        assert said
+        said = {client.got[-1][2] for client in closed_ones(*clients)}
         assert all(b"door.unfinished_bytes_max" in text for text in said)
     finally:
         for client in clients:
@@ -293,8 +314,7 @@ def test_contents_that_are_only_begun_are_limited_too(url: str) -> None:
         for client in clients:
             client.send(b"".join(frames.method_frame(n, commands.Channel.Open()) for n in range(1, 50)))
             client.send(begun + frames.HEARTBEAT_FRAME)
-        said = [client.got[-1][2] for client in clients if client.closed(1)]
-        assert said
+        said = {client.got[-1][2] for client in closed_ones(*clients)}
         assert all(b"door.unfinished_bytes_max" in text for text in said)
     finally:
         for client in clients:
@@ -314,11 +334,12 @@ def test_tiny_frames_cost_no_more_than_their_bytes(lab: Lab, url: str) -> None:
         client.call(1, commands.Queue.Declare(queue="tiny", durable=True), frames.QUEUE_DECLARE_OK)
         size = 100_000
         client.send(frames.publish_method(1, "", "tiny") + frames.frame(frames.HEADER, 1, headers.header_payload(size)))
-        began = time.monotonic()
+        pid = lab.nodes["e1"].sidecar_pid
+        before = cpu_s(pid)
         for _ in range(size // 100):
             client.send(chunk(1, 1) * 100)
-        assert client.confirmed(1) == set()
-        assert time.monotonic() - began < 60
+        assert client.confirmed(1, timeout_s=240) == set()
+        assert cpu_s(pid) - before < 60
     works(url)
 
 
@@ -330,7 +351,7 @@ def test_of_consumers_that_never_read_the_slowest_are_closed(lab: Lab, url: str)
         channel.queue_declare("unread", durable=True)
         for _ in range(260):
             channel.basic_publish("", "unread", b"u" * 200_000)
-        before = lab.status("e1")["rss_bytes"]
+        before = told(lab, "e1")["rss_bytes"]
         clients = []
         for _ in range(6):
             client = RawClient(url, login=False)
@@ -341,7 +362,7 @@ def test_of_consumers_that_never_read_the_slowest_are_closed(lab: Lab, url: str)
             client.send(frames.method_frame(1, commands.Basic.Consume(queue="unread")))
             clients.append(client)
         eventually("some to be closed", lambda: lab.status("e1")["counters"].get("closed_slow", 0) > 0)
-        assert lab.status("e1")["rss_bytes"] - before < 200 << 20
+        assert told(lab, "e1")["rss_bytes"] - before < 200 << 20
         works(url)
         for client in clients:
             client.socket.close()
@@ -355,7 +376,7 @@ def test_who_does_not_read_its_confirms_holds_up_no_declaration(lab: Lab, url: s
         other.call(1, commands.Queue.Declare(queue="confirms", durable=True), frames.QUEUE_DECLARE_OK)
         other.send(publish_in(other, 1 << 20, key="confirms") * 20)
         assert other.confirmed(20) == set()
-        before = lab.status("e1")["counters"].get("closed_slow", 0)
+        before = told(lab, "e1")["counters"].get("closed_slow", 0)
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.login("/", 0, 8_192, {})
         client.open_channel()
@@ -366,7 +387,7 @@ def test_who_does_not_read_its_confirms_holds_up_no_declaration(lab: Lab, url: s
                 client.send(publish(1, "confirms", b"x"))
             other.call(1, commands.Queue.Declare(queue=f"confirms-{i}", durable=True), frames.QUEUE_DECLARE_OK)
             other.call(1, commands.Queue.Delete(queue=f"confirms-{i}"), frames.QUEUE_DELETE_OK)
-            if lab.status("e1")["counters"].get("closed_slow", 0) > before:
+            if told(lab, "e1")["counters"].get("closed_slow", 0) > before:
                 break
         other.call(1, commands.Queue.Delete(queue="confirms"), frames.QUEUE_DELETE_OK)
     works(url)
@@ -375,16 +396,16 @@ def test_who_does_not_read_its_confirms_holds_up_no_declaration(lab: Lab, url: s
 @pytest.mark.timeout(900)
 def test_what_thousands_of_idle_connections_cost(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """LRQ_IDLE_CONNECTIONS=10000 for more. The goal is 60 KB each."""
-    with Lab({"east": 1}, tmp_path_factory.mktemp("idle"), broker_version) as lab:
+    with Lab({"east": 1}, tmp_path_factory.mktemp("idle"), broker_version, door=PATIENT_DOOR) as lab:
         url = lab.nodes["e1"].door
         with RawClient(url) as first:
             first.open_channel()
-            before = lab.status("e1")["rss_bytes"]
+            before = told(lab, "e1")["rss_bytes"]
             clients = [RawClient(url) for _ in range(IDLE)]
             try:
-                each = (lab.status("e1")["rss_bytes"] - before) / IDLE
+                each = (told(lab, "e1")["rss_bytes"] - before) / IDLE
                 print(f"{IDLE} idle connections: {each / 1024:.1f} KiB each")
-                assert lab.status("e1")["connections"] == IDLE + 1
+                assert told(lab, "e1")["connections"] == IDLE + 1
                 assert each <= IDLE_BYTES_MAX
                 works(url)
                 first.call(1, commands.Queue.Declare(queue="", exclusive=True), frames.QUEUE_DECLARE_OK)

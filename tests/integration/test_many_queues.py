@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import eventually, in_sync, write_down
+from load import eventually, in_sync, take_over, write_down
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
@@ -95,9 +95,10 @@ def test_many_queues(pair: Lab) -> None:
         tell(pair, "50 more declared, with a publish after each", began, 50)
 
     write_down(pair, primary, backup)  # 3.10
+    in_sync(pair)
     pair.kill(primary)
     began = time.monotonic()
-    pair.promote(backup, down=[primary])
+    take_over(pair, backup, primary)
     tell(pair, "promoted", began)
     began = time.monotonic()
     with pika.BlockingConnection(pika.URLParameters(pair.nodes[backup].door)) as connection:

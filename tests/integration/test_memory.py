@@ -7,7 +7,7 @@ import time
 
 import pika
 import pytest
-from load import all_applied, declare, eventually, in_sync
+from load import all_applied, declare, eventually, in_sync, told
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
@@ -46,10 +46,10 @@ def test_flat_while_everything_passes(pair: Lab) -> None:
                 for _ in range(count):
                     publisher.publish("", queue, b"x" * size)
                 sent += count
-                publisher.flush(120)
+                publisher.flush(240)
                 eventually("everything to be consumed", lambda sent=sent: got[0] == sent)
                 all_applied(pair, primary, backup)
-                resident.append({name: pair.status(name)["rss_bytes"] for name in (primary, backup)})
+                resident.append({name: told(pair, name)["rss_bytes"] for name in (primary, backup)})
     finally:
         over.set()
         consumer.join(30)

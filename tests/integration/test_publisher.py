@@ -20,7 +20,7 @@ from typing import Any
 import pika
 import pytest
 from pika.adapters.utils.io_services_utils import StreamingConnectionMixin
-from publisher_api import inside
+from publisher_api import PATIENCE_S, inside, no_primary
 
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
@@ -30,7 +30,6 @@ from lrq_ha.publisher import (
     InvalidArgument,
     MessageTooLarge,
     NackedError,
-    NoPrimary,
     Publisher,
     PublisherClosed,
     Unconfirmed,
@@ -63,6 +62,10 @@ def channel(lab: Lab, node: str = "e1", vhost: str = "/") -> Iterator[pika.adapt
 
 @pytest.fixture(autouse=True)
 def streams(lab: Lab) -> None:
+    make_streams(lab)
+
+
+def make_streams(lab: Lab) -> None:
     """A fresh stream `s` for publish() and fresh routing queues, on both brokers."""
     for node in lab.nodes:
         for vhost, names in (("/", ("s",)), ("lrq", ("LRQ_Send_LogEntries", "LRQ_Status"))):
@@ -77,7 +80,7 @@ def publisher(api: Make) -> Make:
     """Makes publishers: (lab, nodes…, options)."""
 
     def make(lab: Lab, *nodes: str, **options: object) -> Any:
-        found = {"connect_timeout_s": 10.0, "login_timeout_s": 2.0, **options}
+        found = {"connect_timeout_s": PATIENCE_S, "login_timeout_s": 5.0, **options}
         # As the sidecar's user: an ordinary client may write LRQ_* only through a door, which does the check that a broker would do on amq.default.
         return api([lab.nodes[node].admin for node in nodes or ("e1",)], "app-1", "orders", **found)
 
@@ -91,7 +94,7 @@ def read(lab: Lab, node: str = "e1", queue: str = "s", vhost: str = "/") -> list
         ch.confirm_delivery()
         ch.basic_publish("", queue, b"", pika.BasicProperties(type="marker"))
         ch.basic_qos(prefetch_count=500)
-        for method, properties, body in ch.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=20):
+        for method, properties, body in ch.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=PATIENCE_S):
             if method is None or properties.type == "marker":
                 break
             ch.basic_ack(method.delivery_tag)
@@ -105,7 +108,7 @@ def sequences(lab: Lab, node: str = "e1", queue: str = "s", vhost: str = "/") ->
     return list(dict.fromkeys(int(replication_id.rpartition("/")[2]) for replication_id in found))
 
 
-def until(what: object, timeout_s: float = 10.0) -> None:
+def until(what: object, timeout_s: float = 2 * PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():  # type: ignore[operator]
         assert time.monotonic() < deadline, "did not happen in time"
@@ -126,9 +129,9 @@ def test_publish(lab: Lab, publisher: Make) -> None:
     with publisher(lab) as p:
         first, second = p.publish("", "s", b"one"), p.publish("amq.direct", "k", b"lost", None)
         with pytest.raises(NackedError, match="312 NO_ROUTE"):
-            second.result(5)
+            second.result(PATIENCE_S)
         third = p.publish("", "s", b"", given)
-        assert (first.result(5), third.result(5)) == ("app-1/1", "app-1/3")
+        assert (first.result(PATIENCE_S), third.result(PATIENCE_S)) == ("app-1/1", "app-1/3")
         assert first.done
     (one, body), (two, empty) = read(lab)
     assert (one.headers["x-lrq-id"], one.delivery_mode, body) == ("app-1/1", 2, b"one")
@@ -140,12 +143,12 @@ def test_publish(lab: Lab, publisher: Make) -> None:
 def test_log_entries(lab: Lab, publisher: Make) -> None:
     payload = b"p" * 5000
     with publisher(lab) as p:
-        p.transmit_log_entry_message(b"alone", ["west"]).result(5)
-        p.transmit_log_entry_messages([(payload, ["west", "south"]), (b"other", ["south"]), (payload, ["north"])]).result(5)
+        p.transmit_log_entry_message(b"alone", ["west"]).result(PATIENCE_S)
+        p.transmit_log_entry_messages([(payload, ["west", "south"]), (b"other", ["south"]), (payload, ["north"])]).result(PATIENCE_S)
         with p.transaction() as tx:
             tx.transmit_log_entry_message(b"a", ["west"])
             tx.transmit_log_entry_message(b"b", ["west"])
-        assert tx.confirm.result(5) == "app-1.lrq/4"
+        assert tx.confirm.result(PATIENCE_S) == "app-1.lrq/4"
         with suppress(KeyError), p.transaction() as discarded:
             discarded.transmit_log_entry_message(b"never", ["west"])
             raise KeyError
@@ -153,7 +156,7 @@ def test_log_entries(lab: Lab, publisher: Make) -> None:
             _ = discarded.confirm
         with p.transaction():
             pass
-        p.flush(5)
+        p.flush(PATIENCE_S)
     found = [(properties, pb.Transaction.FromString(body)) for properties, body in read(lab, "e1", "LRQ_Send_LogEntries", "lrq")]
     assert [each.replication_id for _, each in found] == ["app-1.lrq/2", "app-1.lrq/3", "app-1.lrq/4"], "1 is the client's announcement"
     assert all(properties.headers["x-lrq-id"] == each.replication_id for properties, each in found)
@@ -175,7 +178,7 @@ def test_arguments(lab: Lab, publisher: Make, api: Make) -> None:
             p.publish("", "s", "text")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             p.publish("", "x" * 256, b"")
-        assert p.publish("", "s", b"").result(5) == "app-1/1", "what was refused used no ID"
+        assert p.publish("", "s", b"").result(PATIENCE_S) == "app-1/1", "what was refused used no ID"
     with pytest.raises(PublisherClosed):
         p.publish("", "s", b"")
     with pytest.raises(InvalidArgument):
@@ -192,7 +195,7 @@ def test_large_messages(lab: Lab, publisher: Make) -> None:
     with publisher(lab, window_bytes=1024 * 1024) as p:
         large = bytes(range(256)) * (16 * 1024 * 1024 // 256)
         confirms = [p.publish("", "s", body) for body in (b"before", large, b"after")]
-        assert [confirm.result(30) for confirm in confirms] == ["app-1/1", "app-1/2", "app-1/3"]
+        assert [confirm.result(PATIENCE_S) for confirm in confirms] == ["app-1/1", "app-1/2", "app-1/3"]
     assert [body for _, body in read(lab)] == [b"before", large, b"after"]
 
 
@@ -207,7 +210,7 @@ def test_threads(lab: Lab, publisher: Make) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        p.flush(20)
+        p.flush(PATIENCE_S)
     assert all(confirm.done for confirms in lists for confirm in confirms)
     assert sequences(lab) == list(range(1, 6001))
 
@@ -218,7 +221,7 @@ def test_callbacks_may_publish(lab: Lab) -> None:
         follow_ups: list[Confirm] = []
         p.publish("", "s", b"1").add_done_callback(lambda _: follow_ups.append(p.publish("", "s", b"2")))
         until(lambda: follow_ups)
-        follow_ups[0].result(5)
+        follow_ups[0].result(PATIENCE_S)
     assert [body for _, body in read(lab)] == [b"1", b"2"]
 
 
@@ -229,13 +232,13 @@ def test_a_message_that_closes_the_channel_fails_alone(lab: Lab, publisher: Make
     with publisher(lab) as p:
         confirms = [p.publish("no-such-exchange" if number % 40 == 7 else "", "s", BODY) for number in range(100)]
         bad_ttl = p.publish("", "s", b"", pika.BasicProperties(expiration="soon"))
-        p.publish("", "s", b"last").result(20)
+        p.publish("", "s", b"last").result(PATIENCE_S)
         for confirm in (confirms[7], confirms[47], confirms[87]):
             with pytest.raises(NackedError, match="404 NOT_FOUND") as caught:
-                confirm.result(1)
+                confirm.result(PATIENCE_S)
             assert caught.value.code == 404
         with pytest.raises(NackedError, match="406 PRECONDITION_FAILED"):
-            bad_ttl.result(1)
+            bad_ttl.result(PATIENCE_S)
     assert sequences(lab) == [number for number in range(1, 103) if number not in (8, 48, 88, 101)]
 
 
@@ -246,7 +249,7 @@ def test_a_message_that_closes_the_connection_fails_alone(lab: Lab, publisher: M
         poison = p.publish("", "s", b"", pika.BasicProperties(headers={"price": decimal.Decimal("1.5")}))
         after = [p.publish("", "s", BODY) for _ in range(50)]
         for confirm in before + after:
-            confirm.result(20)
+            confirm.result(PATIENCE_S)
         if poison.error is not None:
             assert isinstance(poison.error, NackedError)
             assert poison.error.code == 541
@@ -264,18 +267,18 @@ def test_a_full_queue_nacks(lab: Lab, publisher: Make) -> None:
             until(lambda: confirms[-1].done)
         assert sum(confirm.error is None for confirm in confirms) in (5, 6)
         with pytest.raises(NackedError, match="nack"):
-            confirms[-1].result(5)
+            confirms[-1].result(PATIENCE_S)
 
 
 def test_flush_and_close_raise_what_nobody_looked_at(lab: Lab, publisher: Make) -> None:
     p = publisher(lab)
     p.publish("", "nowhere", b"")
     with pytest.raises(NackedError, match="app-1/1"):
-        p.flush(5)
-    p.flush(5)
+        p.flush(PATIENCE_S)
+    p.flush(PATIENCE_S)
     p.publish("", "nowhere", b"")
     with pytest.raises(NackedError, match="app-1/2"):
-        p.close()
+        p.close(PATIENCE_S)
     p.close()
 
 
@@ -285,11 +288,10 @@ def test_flush_and_close_raise_what_nobody_looked_at(lab: Lab, publisher: Make) 
 def test_no_primary_at_the_start_lists_what_each_address_answered(lab: Lab, api: Make) -> None:
     refusing = refusing_port()
     wrong = lab.nodes["e2"].broker.replace("app:", "app:not-", 1)
-    with pytest.raises(NoPrimary) as caught:
-        api([f"amqp://app:app@127.0.0.1:{refusing}", wrong], "app-1", connect_timeout_s=1.0)
-    assert "refused" in caught.value.answers[f"127.0.0.1:{refusing}"].lower()
-    assert "ACCESS_REFUSED" in str(caught.value)
-    assert "not-" not in str(caught.value), "no passwords in errors"
+    error = no_primary(lambda timeout_s: api([f"amqp://app:app@127.0.0.1:{refusing}", wrong], "app-1", connect_timeout_s=timeout_s))
+    assert "refused" in error.answers[f"127.0.0.1:{refusing}"].lower()
+    assert "ACCESS_REFUSED" in str(error)
+    assert "not-" not in str(error), "no passwords in errors"
 
 
 @contextmanager
@@ -321,21 +323,19 @@ def test_strange_addresses_are_left(lab: Lab, api: Make) -> None:
 
     with listener(socket.socket.close) as closes, listener(kept.append) as silent, listener(no_broker) as other:
         strange = [f"amqp://app:app@127.0.0.1:{port}" for port in (closes, silent, other)]
-        with pytest.raises(NoPrimary) as caught:
-            api(strange, "app-1", connect_timeout_s=4.0, login_timeout_s=1.0)
-        answers = caught.value.answers
+        answers = no_primary(lambda timeout_s: api(strange, "app-1", connect_timeout_s=max(4.0, timeout_s), login_timeout_s=1.0)).answers
         assert answers[f"127.0.0.1:{silent}"] == "no login within 1.0 s"
         assert all(answers[f"127.0.0.1:{port}"] not in ("", "not tried yet", "no answer yet") for port in (closes, other))
-        with api([*strange, lab.nodes["e1"].admin], "app-1", connect_timeout_s=20.0, login_timeout_s=1.0) as p:
-            p.publish("", "s", b"").result(20)
+        with api([*strange, lab.nodes["e1"].admin], "app-1", connect_timeout_s=PATIENCE_S, login_timeout_s=1.0) as p:
+            p.publish("", "s", b"").result(PATIENCE_S)
     for client in kept:
         client.close()
 
 
 def test_the_first_address_refuses(lab: Lab, api: Make) -> None:
     nodes = [f"amqp://app:app@127.0.0.1:{refusing_port()}", lab.nodes["e1"].admin]
-    with api(nodes, "app-1", connect_timeout_s=5.0) as p:
-        p.publish("", "s", b"").result(5)
+    with api(nodes, "app-1", connect_timeout_s=PATIENCE_S) as p:
+        p.publish("", "s", b"").result(PATIENCE_S)
 
 
 def test_a_node_that_dies_just_after_it_has_taken_a_connection(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,8 +352,8 @@ def test_a_node_that_dies_just_after_it_has_taken_a_connection(lab: Lab, monkeyp
 
         monkeypatch.setattr(StreamingConnectionMixin, "create_streaming_connection", dies_first)
         nodes = [f"amqp://app:app@127.0.0.1:{listener.getsockname()[1]}", lab.nodes["e1"].admin]
-        with Publisher(nodes, "app-1", connect_timeout_s=5.0) as p:
-            p.publish("", "s", b"").result(5)
+        with Publisher(nodes, "app-1", connect_timeout_s=PATIENCE_S) as p:
+            p.publish("", "s", b"").result(PATIENCE_S)
 
 
 def test_forced_close_by_the_broker(lab: Lab, publisher: Make) -> None:
@@ -363,61 +363,62 @@ def test_forced_close_by_the_broker(lab: Lab, publisher: Make) -> None:
         confirms += [p.publish("", "s", BODY) for _ in range(2000)]
         confirms.append(p.transmit_log_entry_message(b"", ["west"]))
         for confirm in confirms:
-            confirm.result(20)
+            confirm.result(PATIENCE_S)
     assert sequences(lab) == list(range(1, 4001))
 
 
 def test_a_stalled_broker_is_left(lab: Lab, publisher: Make) -> None:
     with publisher(lab, "e1", "e2", confirm_timeout_s=1.0) as p:
-        p.publish("", "s", BODY).result(5)
+        p.publish("", "s", BODY).result(PATIENCE_S)
         lab.stop("e1.broker")
         try:
             confirms = [p.publish("", "s", BODY) for _ in range(100)]
             confirms.append(p.transmit_log_entry_message(b"", ["west"]))
             for confirm in confirms:
-                confirm.result(30)
+                confirm.result(PATIENCE_S)
         finally:
             lab.cont("e1.broker")
-    assert sequences(lab, "e2") == list(range(2, 102))
+    # The first is there too if a pause made it look as if e1 stalled even then.
+    assert [number for number in sequences(lab, "e2") if number != 1] == list(range(2, 102))
 
 
 def test_an_idle_stalled_broker_is_left_by_heartbeats(lab: Lab, publisher: Make) -> None:
     with publisher(lab, "e1", "e2", heartbeat_s=1) as p:
-        p.publish("", "s", b"").result(5)
+        p.publish("", "s", b"").result(PATIENCE_S)
         lab.stop("e1.broker")
         try:
             first = next(iter(inside(p)._own.addresses.answers))
-            until(lambda: "heartbeat" in inside(p)._own.addresses.answers[first], 20)  # pika looks every interval + 5 s, and twice
-            p.publish("", "s", b"").result(30)
+            until(lambda: "heartbeat" in inside(p)._own.addresses.answers[first])  # pika looks every interval + 5 s, and twice
+            p.publish("", "s", b"").result(PATIENCE_S)
         finally:
             lab.cont("e1.broker")
 
 
 def test_a_full_window_blocks_and_says_so(lab: Lab, publisher: Make) -> None:
-    with publisher(lab, window=10, publish_timeout_s=0.3, confirm_timeout_s=30) as p:
-        p.publish("", "s", b"").result(5)
+    with publisher(lab, window=10, publish_timeout_s=0.3, confirm_timeout_s=2 * PATIENCE_S) as p:
+        p.publish("", "s", b"").result(PATIENCE_S)
         lab.stop("e1.broker")
         try:
             confirms = [p.publish("", "s", b"") for _ in range(10)]
             with pytest.raises(WindowFull, match="10 messages"):
                 p.publish("", "s", b"")
             blocked: list[Any] = []
-            inside(p)._publish_timeout_s = 20.0
+            inside(p)._publish_timeout_s = 2 * PATIENCE_S
             thread = threading.Thread(target=lambda: blocked.append(p.publish("", "s", b"")))
             thread.start()
             thread.join(0.2)
             assert thread.is_alive()
         finally:
             lab.cont("e1.broker")
-        thread.join(10)
-        assert [confirm.result(10) for confirm in confirms + blocked] == [f"app-1/{number}" for number in range(2, 13)]
+        thread.join(PATIENCE_S)
+        assert [confirm.result(PATIENCE_S) for confirm in confirms + blocked] == [f"app-1/{number}" for number in range(2, 13)]
     assert sequences(lab) == list(range(1, 13))
 
 
 def test_memory_is_bounded_by_the_window(lab: Lab, publisher: Make) -> None:
     """50 MB through a window of 1 MiB."""
     with publisher(lab, window_bytes=1024 * 1024) as p:
-        p.publish("", "s", b"").result(5)
+        p.publish("", "s", b"").result(PATIENCE_S)
         tracemalloc.start()
         for number in range(1000):
             p.publish("", "s", number.to_bytes(4, "big") * 12_500)
@@ -429,25 +430,37 @@ def test_memory_is_bounded_by_the_window(lab: Lab, publisher: Make) -> None:
 
 
 def test_a_resource_alarm_is_waited_for(lab: Lab, publisher: Make) -> None:
-    """Three times as long as a confirm may take; and when it is over, the time does not count."""
-    with publisher(lab, "e1", "e2", confirm_timeout_s=1.0) as p:
-        p.publish("", "s", b"").result(5)
-        lab.ctl("e1", "set_vm_memory_high_watermark", "absolute", "1")
-        try:
-            confirms = [p.publish("", "s", BODY) for _ in range(100)]
-            with pytest.raises(ConfirmTimeout):
-                confirms[-1].result(3)
-        finally:
-            lab.ctl("e1", "set_vm_memory_high_watermark", "0.4")
-        for confirm in confirms:
-            confirm.result(10)
+    """Three times as long as a confirm may take; and when it is over, the time does not count.
+
+    Once more, with more time, if a confirm was late for another reason: only then the publisher leaves e1.
+    """
+    waited, elsewhere = False, [0]
+    for confirm_timeout_s in (1.0, 5.0, 20.0):
+        make_streams(lab)
+        with publisher(lab, "e1", "e2", confirm_timeout_s=confirm_timeout_s) as p:
+            p.publish("", "s", b"").result(PATIENCE_S)
+            lab.ctl("e1", "set_vm_memory_high_watermark", "absolute", "1")
+            try:
+                confirms = [p.publish("", "s", BODY) for _ in range(100)]
+                confirms[-1].result(3 * confirm_timeout_s)
+                waited = False
+            except TimeoutError as error:
+                waited = isinstance(error, ConfirmTimeout)
+            finally:
+                lab.ctl("e1", "set_vm_memory_high_watermark", "0.4")
+            for confirm in confirms:
+                confirm.result(PATIENCE_S)
+        elsewhere = sequences(lab, "e2")
+        if waited and not elsewhere:
+            break
+    assert waited
+    assert elsewhere == []
     assert sequences(lab) == list(range(1, 102))
-    assert sequences(lab, "e2") == []
 
 
 def test_close_with_unconfirmed(lab: Lab, publisher: Make) -> None:
     p = publisher(lab)
-    p.publish("", "s", b"").result(5)
+    p.publish("", "s", b"").result(PATIENCE_S)
     lab.stop("e1.broker")
     try:
         confirm = p.publish("", "s", b"")
@@ -466,7 +479,7 @@ def test_close_with_unconfirmed(lab: Lab, publisher: Make) -> None:
 
 def test_close_wakes_who_is_blocked(lab: Lab, publisher: Make) -> None:
     p = publisher(lab, window=1)
-    p.publish("", "s", b"").result(5)
+    p.publish("", "s", b"").result(PATIENCE_S)
     lab.stop("e1.broker")
     try:
         p.publish("", "s", b"")
@@ -482,7 +495,7 @@ def test_close_wakes_who_is_blocked(lab: Lab, publisher: Make) -> None:
         thread.start()
         with pytest.raises(TimeoutError):
             p.close(timeout_s=0.2)
-        thread.join(5)
+        thread.join(PATIENCE_S)
         assert len(raised) == 1
     finally:
         lab.cont("e1.broker")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import aio_pika
 import pika
 import pytest
-from publisher_api import LoopThread
+from publisher_api import PATIENCE_S, LoopThread
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import AsyncConfirm, AsyncPublisher, ConfirmTimeout, NackedError, NoPrimary, Publisher, PublisherClosed, Unconfirmed
@@ -58,7 +58,9 @@ def loop() -> Iterator[LoopThread]:
 
 
 def publisher(lab: Lab, **options: float) -> AsyncPublisher:
-    return AsyncPublisher([lab.nodes["e1"].admin], "app-1", "orders", connect_timeout_s=10.0, **options)  # type: ignore[arg-type]
+    """One that no pause of the machine makes connect again: nothing here would remove its repeats."""
+    found = {"connect_timeout_s": PATIENCE_S, "confirm_timeout_s": 2 * PATIENCE_S, "heartbeat_s": 120, **options}
+    return AsyncPublisher([lab.nodes["e1"].admin], "app-1", "orders", **found)  # type: ignore[arg-type]
 
 
 def sequences(lab: Lab, vhost: str = "/", queue: str = "q") -> list[int]:
@@ -76,7 +78,7 @@ def test_confirms_are_awaited_in_every_way(lab: Lab, loop: LoopThread) -> None:
         async with publisher(lab) as p:
             confirms = [await p.publish("", "q", BODY) for _ in range(5)]
             assert await asyncio.gather(*confirms) == [f"app-1/{number}" for number in range(1, 6)]
-            assert await asyncio.wait_for(confirms[0], 1) == await confirms[0] == await confirms[0].result(0) == "app-1/1"
+            assert await asyncio.wait_for(confirms[0], PATIENCE_S) == await confirms[0] == await confirms[0].result(0) == "app-1/1"
             assert "confirmed" in repr(confirms[0])
             refused = await p.publish("", "nowhere", BODY)
             results = await asyncio.gather(refused, await p.publish("", "q", BODY), return_exceptions=True)
@@ -134,7 +136,7 @@ def test_a_large_message_is_not_overtaken_for_ever(lab: Lab, loop: LoopThread) -
             await p.publish("", "q", b"x" * 10_000)
 
     async def main() -> None:
-        async with publisher(lab, window_bytes=100_000, publish_timeout_s=30.0) as p:
+        async with publisher(lab, window_bytes=100_000, publish_timeout_s=2 * PATIENCE_S) as p:
             stop = asyncio.Event()
             tasks = [asyncio.create_task(small(p, stop)) for _ in range(20)]
             await asyncio.sleep(0.2)
@@ -142,6 +144,7 @@ def test_a_large_message_is_not_overtaken_for_ever(lab: Lab, loop: LoopThread) -
                 await p.publish("", "q", b"x" * 95_000)
             stop.set()
             await asyncio.gather(*tasks)
+            await p.flush(2 * PATIENCE_S)
 
     loop.run(main())
 
@@ -163,7 +166,7 @@ def test_a_publish_that_is_cancelled_was_not_sent(lab: Lab, loop: LoopThread) ->
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(each) for each in results] == [asyncio.CancelledError, type(None)] * 10
-            await p.flush(20)
+            await p.flush(2 * PATIENCE_S)
             assert all(confirm.done and confirm.error is None for confirm in confirms)
             return len(confirms)
 
@@ -329,10 +332,10 @@ def test_a_forked_process_is_told(lab: Lab) -> None:
         said: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
         process = context.Process(target=child, args=(said,))
         process.start()
-        process.join(20)
+        process.join(2 * PATIENCE_S)
         assert process.exitcode == 0
         assert "after the fork" in said.get()
-        assert p.publish("", "q", b"").result(5) == "app-1/1"
+        assert p.publish("", "q", b"").result(PATIENCE_S) == "app-1/1"
 
 
 def test_the_applications_own_connections_keep_their_log(lab: Lab, loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
@@ -348,7 +351,7 @@ def test_the_applications_own_connections_keep_their_log(lab: Lab, loop: LoopThr
             await (await p.publish("", "q", b""))
             own = await aio_pika.connect(lab.nodes["e1"].admin)
             lab.ctl("e1", "close_all_connections", "maintenance")
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 2 * PATIENCE_S
             while not told("lrq_ha", "320 CONNECTION_FORCED - maintenance") or not told("aiormq", "Unexpected connection close"):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)

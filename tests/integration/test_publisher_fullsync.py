@@ -11,6 +11,7 @@ from typing import Any
 
 import pika
 import pytest
+from publisher_api import PATIENCE_S
 
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
@@ -51,9 +52,16 @@ def streams(lab: Lab) -> None:
             ch.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of the machine is not taken for an empty stream, nor for a provider that does not end."""
+    for name in ("provider.EMPTY_S", "provider.PROVIDER_END_S", "aio_provider.PROVIDER_END_S"):
+        monkeypatch.setattr(f"lrq_ha.publisher.{name}", PATIENCE_S)
+
+
 @pytest.fixture
 def publisher(api: Make) -> Make:
-    return lambda lab: api([lab.nodes["e1"].admin], "app-1", "orders", connect_timeout_s=10)
+    return lambda lab: api([lab.nodes["e1"].admin], "app-1", "orders", connect_timeout_s=PATIENCE_S)
 
 
 def write(lab: Lab, *statuses: End) -> None:
@@ -69,7 +77,7 @@ def read(lab: Lab, queue: str) -> list[bytes]:
         mark = uuid.uuid4().hex
         ch.basic_publish("", queue, b"", pika.BasicProperties(type="marker", message_id=mark))
         ch.basic_qos(prefetch_count=1)  # nothing may be left over at the end: pika would nack it, which a stream does not take
-        for method, properties, body in ch.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=20):
+        for method, properties, body in ch.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=PATIENCE_S):
             assert method is not None, "the marker did not come back"
             if properties.message_id == mark:
                 break
@@ -92,7 +100,7 @@ def ends(lab: Lab) -> list[End]:
     ]
 
 
-def until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+def until(what: Callable[[], object], timeout_s: float = 2 * PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -114,7 +122,7 @@ def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab, publisher: M
         served.append(request)
         for number in range(100):
             context.transmit(b"%s %d" % (request.destination.encode(), number), progress=number)
-        context.complete().result(10)
+        context.complete().result(PATIENCE_S)
         assert context.progress == 99
         with pytest.raises(IllegalEvent):
             context.transmit(b"more")
@@ -122,7 +130,7 @@ def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab, publisher: M
     with publisher(lab) as p:
         p.on_full_sync(provide)
         until(lambda: len(ends(lab)) == 4)
-        p.flush(5)
+        p.flush(PATIENCE_S)
         time.sleep(0.2)
     assert sorted((request.destination, request.request_id, request.reason) for request in served) == [
         ("south", "r3", "test"), ("west", "r2", "test"),
@@ -172,9 +180,9 @@ def test_a_newer_request_cancels_the_running_one(lab: Lab, publisher: Make) -> N
     write(lab, ("west", "r1", REQUESTED))
     with publisher(lab) as p:
         p.on_full_sync(provide)
-        assert entered.wait(5)
+        assert entered.wait(PATIENCE_S)
         write(lab, ("west", "r2", REQUESTED))
-        assert cancelled.wait(5)
+        assert cancelled.wait(PATIENCE_S)
         until(lambda: ends(lab))
     assert ends(lab) == [("west", "r2", COMPLETED)], "what a newer request made obsolete is not reported"
 
@@ -213,7 +221,7 @@ def test_the_server_cancels_and_a_lost_connection_does_not(lab: Lab, publisher: 
             over.set()
             return
         context.transmit(b"before")
-        go_on.wait(10)
+        go_on.wait(4 * PATIENCE_S)
         context.transmit(b"after")
         context.complete()
 
@@ -223,10 +231,10 @@ def test_the_server_cancels_and_a_lost_connection_does_not(lab: Lab, publisher: 
         until(lambda: snapshot(lab))
         lab.ctl("e1", "close_all_connections", "test")
         write(lab, ("south", "r2", CANCELLED))
-        assert over.wait(10)
+        assert over.wait(PATIENCE_S)
         go_on.set()
         until(lambda: len(ends(lab)) == 2)
-        p.flush(5)
+        p.flush(PATIENCE_S)
     assert ends(lab) == [("south", "r2", CANCELLED), ("west", "r1", COMPLETED)]
     seen = [each for each in snapshot(lab) if each.request_id == "r1"]
     assert list(dict.fromkeys(each.payloads[0] for each in seen)) == [b"before", b"after", b""]
@@ -246,7 +254,7 @@ def test_close_ends_providers_without_a_word(lab: Lab, publisher: Make) -> None:
     write(lab, ("west", "r1", REQUESTED))
     with publisher(lab) as p:
         p.on_full_sync(provide)
-        assert entered.wait(5)
+        assert entered.wait(PATIENCE_S)
     assert raised.is_set()
     assert ends(lab) == []
 
@@ -281,7 +289,7 @@ def test_a_full_sync_with_a_refused_entry_is_not_complete(lab: Lab, publisher: M
 
     def transmit_until_refused(context: Any) -> None:
         while True:
-            context.transmit(b"x").result(10)
+            context.transmit(b"x").result(PATIENCE_S)
 
     def provide(request: FullSyncRequest, context: Any) -> None:
         if request.destination == "west":

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pika
 import pytest
-from load import eventually, in_sync
+from load import eventually, in_sync, primary_of, set_up, take_over
+from patience import PATIENT_DOOR
 
 from lrq_ha.demo.check import read_stream, received, with_vhost
 from lrq_ha.lab import Lab
@@ -25,7 +26,10 @@ pytestmark = pytest.mark.broker
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A pair as the source, and two destinations."""
     groups = {"east": 2, "west": 1, "north": 1}
-    with Lab(groups, tmp_path_factory.mktemp("sites") / "lab", sites={"east": ["west", "north"], "west": [], "north": []}) as found:
+    sites = {"east": ["west", "north"], "west": [], "north": []}
+    found = Lab(groups, tmp_path_factory.mktemp("sites") / "lab", sites=sites, door=PATIENT_DOOR)
+    set_up(found, "backup_timeout_s = 60.0")  # who is to take over is in the set, also after a pause
+    with found:
         yield found
 
 
@@ -56,8 +60,8 @@ class Source:
 
     def finish(self) -> None:
         for confirm in self.confirms:
-            confirm.result(60)
-        self.publisher.close()
+            confirm.result(240)
+        self.publisher.close(240)
 
 
 def deltas(lab: Lab, node: str, client_name: str, group: str = "east") -> list[bytes]:
@@ -114,7 +118,7 @@ class Tail:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(120)
 
 
 def test_a_full_sync_comes_first_whole_and_marked(lab: Lab) -> None:
@@ -141,7 +145,7 @@ def test_an_unknown_destination_is_refused_with_the_known_ones(lab: Lab) -> None
     mixed = source.publisher.transmit_log_entry_messages([(b"x", ["west"]), (b"y", ["south"])])
     for confirm in (wrong, mixed):
         with pytest.raises(NackedError, match="destination 'south' is not known to group 'east'; known: north, west"):
-            confirm.result(20)
+            confirm.result(120)
     follows(lab, "lost", "west")
     source.send(3, "west")  # what was refused holds nothing up, and nothing of it arrives
     source.finish()
@@ -201,16 +205,16 @@ def test_each_entry_once_and_in_order_through_kills_and_a_promotion(lab: Lab) ->
         lab.start("w1.sidecar")
         lab.wait_role("w1", "active")
         goes_on()
-        primary = lab.primary("east") or ""
+        primary = primary_of(lab)
         lab.kill(f"{primary}.sidecar")
         lab.start(f"{primary}.sidecar")
         goes_on()
         primary, backup = in_sync(lab)
         lab.kill(primary)
-        lab.promote(backup, down=[primary])
+        take_over(lab, backup, primary)
         goes_on()
         lab.start(primary)
-        lab.wait_role(primary, "ready", 60)
+        lab.wait_role(primary, "ready")
     finally:
         stop.set()
         thread.join()

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from load import eventually, set_up
-from test_sites import Source, arrived, deltas, follows, state
+from load import eventually, primary_of, set_up, take_over
+from patience import PATIENT_DOOR
+from test_sites import Source, arrived, deltas, follows
 
 from lrq_ha.demo.check import received
 from lrq_ha.lab import Lab
@@ -27,8 +28,9 @@ ROWS = 40
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab({"east": 2, "west": 2}, tmp_path_factory.mktemp("two-ways") / "lab")
-    set_up(lab, f"log_bytes_max = {LOG_BYTES_MAX}")
+    lab = Lab({"east": 2, "west": 2}, tmp_path_factory.mktemp("two-ways") / "lab", door=PATIENT_DOOR)
+    # Who is to take over is in the set, also after a pause.
+    set_up(lab, f"log_bytes_max = {LOG_BYTES_MAX}\nbackup_timeout_s = 60.0")
     with lab:
         yield lab
 
@@ -52,7 +54,7 @@ def fail_over(lab: Lab, group: str) -> str:
     """The primary is killed and its backup promoted; returns the former."""
     primary, backup = pair(lab, group)
     lab.kill(primary)
-    lab.promote(backup, down=[primary])
+    take_over(lab, backup, primary)
     return primary
 
 
@@ -68,7 +70,7 @@ class Gated(Source):
         for number in range(ROWS):
             if number == ROWS // 2:
                 self.half.set()
-                self.go.wait(120)
+                self.go.wait(600)
             context.transmit(b"%s row %d" % (self.client_name.encode(), number))
         context.complete()
 
@@ -110,9 +112,9 @@ def test_another_primary_in_the_middle_of_a_snapshot(lab: Lab, group: str) -> No
     client_name = f"snapshot-{group}"
     source = Gated(lab, client_name)
     try:
-        assert source.half.wait(60)
+        assert source.half.wait(240)
         queue = f"LRQ_Recv_{client_name}_east"
-        before = lab.primary("west") or ""
+        before = primary_of(lab, "west")
         eventually("a part of it at the sink", lambda: len(received(lab.nodes[before].admin, queue)[0]) > 1)
         source.send(5, "west")
         killed = fail_over(lab, group)
@@ -142,7 +144,7 @@ def test_without_a_provider_an_empty_snapshot_comes_first(lab: Lab) -> None:
     payloads = [b"plain %d" % number for number in range(5)]
     with Publisher(doors, f"plain-{time.time_ns()}", "plain", confirm_timeout_s=60) as publisher:
         for payload in payloads:
-            publisher.transmit_log_entry_message(payload, ["west"]).result(60)
+            publisher.transmit_log_entry_message(payload, ["west"]).result(240)
     for name in NODES["west"]:
         eventually(f"all at {name}", lambda name=name: deltas(lab, name, "plain") == payloads)
         found = received(lab.nodes[name].admin, "LRQ_Recv_plain_east")[0]
@@ -165,12 +167,11 @@ def test_a_source_that_was_trimmed_meanwhile(lab: Lab) -> None:
     for _ in range(3 * LOG_BYTES_MAX // len(payload)):
         source.confirms.append(source.publisher.transmit_log_entry_message(payload, ["west"]))
     for confirm in source.confirms:
-        confirm.result(120)
+        confirm.result(240)
     for name in NODES["west"]:
         lab.start(f"{name}.sidecar")
     eventually("another full sync", lambda: len(source.requests) == 2)
     follows(lab, "trimmed", "west")
-    assert state(lab, "west", "trimmed") == "in_log_entry_sync"
     source.send(5, "west")
     source.finish()
     for name in NODES["west"]:

@@ -33,7 +33,7 @@ async def _with_a_log(lab: Lab, group: str, read: Callable[[Streams], Awaitable[
     try:
         for epoch in range(1, RECORDS + 1):
             streams.write_fence(epoch, 0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await written.wait()
             await read(streams)
     finally:

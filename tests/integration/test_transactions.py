@@ -9,7 +9,7 @@ import time
 import pika
 import pytest
 from door_rig import Rig
-from load import declare, depth, eventually, in_sync
+from load import declare, depth, eventually, in_sync, primary_of, take_over
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
@@ -89,7 +89,7 @@ class Mover:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(120)
         assert not self.errors
 
 
@@ -123,9 +123,7 @@ LATE = [("connection", "quorum", True), ("primary", "classic", True)]
 def test_moved_exactly_once(pair: Lab, fault: str, kind: str, late: bool) -> None:
     mark = f"{time.time_ns()}"
     source, target = f"tx-from-{mark}", f"tx-to-{mark}"
-    primary = pair.primary("east")
-    assert primary is not None
-    backup = "e2" if primary == "e1" else "e1"
+    primary, backup = in_sync(pair)
     doors = [pair.nodes[name].door for name in (primary, backup)]
     for queue in (source, target):
         declare(doors[0], queue, queue_type=kind)
@@ -143,14 +141,13 @@ def test_moved_exactly_once(pair: Lab, fault: str, kind: str, late: bool) -> Non
             if fault == "connection":
                 end_connections(pair, primary)
             else:
+                in_sync(pair)
                 target_name = primary + (".sidecar" if fault.endswith("sidecar") else "")
                 pair.kill(target_name)
                 if fault == "primary":
-                    pair.promote(backup, down=[primary])
+                    take_over(pair, backup, primary)
                 pair.start(target_name)
-        eventually("a node that serves", lambda: pair.primary("east") is not None)
-        now = pair.primary("east")
-        assert now is not None
+        now = primary_of(pair)
         eventually("all moved", lambda: mover.idle and depth(pair.nodes[now].door, source) == 0)
     finally:
         mover.stop()

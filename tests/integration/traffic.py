@@ -15,7 +15,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pika
 from history import Doubt, History, dead
@@ -25,6 +27,7 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
 from lrq_ha.publisher import Confirm, Publisher
+from lrq_ha.replication.errors import LrqError
 
 Settled = tuple[str, str, float]
 
@@ -56,6 +59,9 @@ class Traffic:
         history: A file for it.
     """
 
+    #: What has been started and is not known to be over.
+    running: ClassVar[list[Traffic]] = []
+
     def __init__(self, nodes: Sequence[str], queues: Sequence[str], producers: Sequence[str], *, ordinary: int = 0, consumers: int = 1,
                  moody: bool = False, rate_per_s: float = 4000.0, seed: int = 0, history: Path | None = None) -> None:
         self.nodes, self.queues, self._moody, self._rate = list(nodes), list(queues), moody, rate_per_s
@@ -80,6 +86,7 @@ class Traffic:
         return len(self.history.confirmed)
 
     def start(self) -> None:
+        Traffic.running.append(self)
         for thread in (*self._publishing, *self._consuming):
             thread.start()
 
@@ -189,6 +196,16 @@ class Traffic:
                     return
 
     # -- the end
+
+    @classmethod
+    def abandon_all(cls) -> None:
+        """Ends what a test that failed has left running: it would go on at whatever listens on those ports later."""
+        while cls.running:
+            traffic = cls.running.pop()
+            traffic.stop()
+            for publisher in traffic._publishers:
+                with suppress(LrqError):
+                    publisher.close(0)
 
     def finish(self, timeout_s: float = FINISH_S) -> None:
         """Stops publishing, waits until all is answered and what was confirmed is consumed, then ends."""

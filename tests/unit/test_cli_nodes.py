@@ -19,7 +19,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.http import BODY_BYTES_MAX, HttpServer
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Node:
@@ -59,6 +59,12 @@ class Node:
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
         self.told.append(("remove", node, dry_run))
         return self.answer
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is there answers, also on a machine that stands still for a while; one that is not refuses at once."""
+    monkeypatch.setattr("lrq_ha.cli.nodes.STATUS_TIMEOUT_S", TIMEOUT_S)
 
 
 @pytest.fixture

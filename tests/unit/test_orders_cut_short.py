@@ -27,7 +27,7 @@ def run(check: Callable[[Incarnation], Awaitable[tuple[bool, str]]]) -> str:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
         incarnation = Incarnation(config, Door(config))
         asyncio.get_running_loop().call_later(0.05, incarnation._life.end, "the connection to the broker is lost")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             return await check(incarnation)
 
     ok, text = asyncio.run(go())

@@ -282,7 +282,7 @@ def test_confirm_that_fails_wakes_who_waits() -> None:
     if confirm.settle(NackedError("p/1", 312, "NO_ROUTE")):
         confirm.call_back()
     for thread in threads:
-        thread.join(5)
+        thread.join(120)
     assert len(raised) == 3
     assert confirm.error is raised[0]
 
