@@ -99,6 +99,7 @@ def test_only_who_may_write_writes(rig: Rig, users: dict[str, str], queue: str) 
             channel.confirm_delivery()
             message = pika.BasicProperties(headers={"x-lrq-id": "hostile/1"})
             assert refused(channel, lambda c, m=message: c.basic_publish("", queue, entry(), m)) in (403, 406)
+            connection.close()  # before the producer connects anew
         return bool(rig.lab.status(rig.primary)["end"] == before)
 
     eventually("nothing of it in the log, to which the primary adds entries of its own", leave_no_trace)

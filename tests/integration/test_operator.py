@@ -18,7 +18,7 @@ from typing import Any
 
 import pika
 import pytest
-from load import all_applied, command, declare, depth, eventually, same_logs, told, write_down
+from load import all_applied, command, declare, depth, eventually, primary_of, same_logs, told, write_down
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 from test_bad_input import consumed
 
@@ -215,7 +215,7 @@ def test_both_nodes_killed_and_started_in_either_order(lab: Lab, names: tuple[st
     assert told(lab, first)["role"] == "catch-up", "the other may know more"
     lab.start(second)
     usable(lab, names)
-    assert consumed(lab.nodes[lab.primary("east") or ""].door, queue) == list(range(200))
+    assert consumed(lab.nodes[primary_of(lab)].door, queue, 200) == list(range(200))
     publish(lab, queue, 10)
 
 
@@ -321,7 +321,7 @@ def test_the_audit_trail_over_a_failover(lab: Lab, names: tuple[str, str]) -> No
         lab.promote(backup, down=[primary])
         for confirm in under_way + [p.publish("", queue, b"%d" % number) for number in range(61, 71)]:
             confirm.result(60)
-    assert consumed(doors[1], queue) == list(range(11, 71))
+    assert consumed(doors[1], queue, 60) == list(range(11, 71))
     first = trail_of(lab.nodes[primary]).read_text()
 
     eventually("the second trail", lambda: len(ids(backup, "take")) >= 60 and 70 in ids(backup, "publish"))
@@ -365,7 +365,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert told(lab, backup)["role"] == "catch-up"
     code, said = run(lab, "promote", backup, "--down", primary, "--force")
     assert code == 0, said
-    assert consumed(lab.nodes[backup].door, queue) == list(range(10))
+    assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
     publish(lab, queue, 5)
     lab.start(primary)
     reason = lab.wait_role(primary, "diverged", 60)["reason"]
@@ -378,7 +378,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert re.search(rf"(?m)^{primary} .*diverged .*entries \d+ to \d+ may have been confirmed by this node alone", said), said
     publish(lab, queue, 5)
     assert told(lab, backup)["members"] == [backup]
-    assert consumed(lab.nodes[backup].door, queue) == [*range(5), *range(5)]
+    assert consumed(lab.nodes[backup].door, queue, 10) == [*range(5), *range(5)]
 
     # It begins anew: what it alone held is saved, and published again.
     tail = tmp_path / "tail.jsonl"
@@ -403,4 +403,4 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     same_logs(lab)
     for name in (primary, backup):
         eventually(f"10 messages at {name}", lambda url=lab.nodes[name].broker: depth(url, queue) == 10)
-    assert consumed(lab.nodes[backup].door, queue) == list(range(10))
+    assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
