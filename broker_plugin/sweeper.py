@@ -5,7 +5,8 @@ Rules:
   break delivery limits, expiry and order.
 - A removal counts only after a later reply on its channel has come.
 - What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
-  the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order.
+  the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window is no
+  larger than the queue, and what leaves a shallow queue leaves it when all is here.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
@@ -226,6 +227,10 @@ class Sweeper:
                 end = _End.STUCK
             else:
                 end = await self._sweep(sweep, queue, upto, window, whole)
+                await sweep.leave()
+                await sweep.settle()
+                if end is _End.SEEN:
+                    await sweep.reject_excess()
         except ChannelClosed as error:
             if error.no_such_queue:
                 end = _End.GONE
@@ -255,6 +260,11 @@ class Sweeper:
     async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int, whole: bool) -> _End:
         channel, target = sweep.channel, sweep.target
         self._event.clear()
+        # What a shallow queue holds fits into the window. So that this ends with all of it here and nothing more on its way (see `give_back`), the
+        # window is that large, and removals wait until it is full.
+        _, ready, _ = await channel.queue_declare(queue, passive=True)
+        shallow = 0 < ready < window
+        window = ready if shallow else window
         await channel.qos(window)
         sweep.tag = await channel.consume(queue, sweep.take, on_cancel=sweep.cancelled)
         began = heard = time.monotonic()
@@ -262,12 +272,15 @@ class Sweeper:
             got = await self._wait(QUIET_S)
             self._event.clear()
             met = sweep.met
-            await sweep.settle()
             now = time.monotonic()
             if sweep.is_cancelled:
                 return _End.GONE
-            if self._stopping or not (whole or sweep.tally or target.due(upto)):
-                await self._all_arrived(sweep, window)
+            if shallow and met >= window:
+                return _End.SEEN
+            if not shallow:
+                await sweep.settle()
+            if self._stopping or not (shallow or whole or sweep.tally or target.due(upto)):
+                await self._all_arrived(sweep, queue, window)
                 return _End.DONE
             if sweep.kept >= window:
                 if await sweep.reject_excess():
@@ -287,17 +300,21 @@ class Sweeper:
                     await channel.flow()
                     if sweep.met != met:
                         continue
-                    await sweep.reject_excess()
                     return _End.SEEN
             elif now - heard > STUCK_S:
                 return _End.STUCK
 
-    async def _all_arrived(self, sweep: _Pass, window: int) -> None:
-        """Waits for what is on its way: an ack brings more. RabbitMQ gives back at once what it meets after a cancel, and so before what was held."""
+    async def _all_arrived(self, sweep: _Pass, queue: str, window: int) -> None:
+        """Waits for what is on its way: an ack brings more."""
         deadline = time.monotonic() + STUCK_S
-        while sweep.kept < window and not sweep.is_cancelled and time.monotonic() < deadline and await self._wait(QUIET_S):
+        while sweep.held < window and not sweep.is_cancelled and time.monotonic() < deadline:
+            met = sweep.met
             self._event.clear()
-            await sweep.settle()
+            if not await self._wait(QUIET_S):
+                await sweep.channel.queue_declare(queue, passive=True)
+                await sweep.channel.flow()
+                if sweep.met == met:
+                    break
 
 
 class _Pass:
@@ -318,6 +335,7 @@ class _Pass:
         self._stopping = stopping
         self._removed: list[_Removed] = []
         self._acks: list[int] = []
+        self._rejects: list[int] = []
         self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
 
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
@@ -333,7 +351,7 @@ class _Pass:
         if verdict is Verdict.ACK:
             self._acks.append(tag)
         elif verdict is Verdict.REJECT:
-            self.channel.reject(tag)
+            self._rejects.append(tag)
         else:
             self.kept += 1
             tally = self.tally
@@ -346,12 +364,25 @@ class _Pass:
         self.is_cancelled = True
         self._event.set()
 
+    @property
+    def held(self) -> int:
+        """How many messages are here, in whatever way they will leave."""
+        return self.kept + len(self._removed)
+
+    async def leave(self) -> None:
+        """Consumes no more, where a channel that closes is not to take its consumer along: see `give_back`."""
+        if self.tag and not self.is_cancelled and has_a_free_way_back(self.channel.connection):
+            tag, self.tag = self.tag, ""
+            await self.channel.cancel(tag)
+
     async def settle(self) -> None:
         """Makes sure of the removals so far, or of as many as were under way when the sweeper was stopped."""
         if self._removed:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
-            left = set(await ack_all(self.channel, acks, alone=not self.kept and len(acks) == len(removed), stopping=self._stopping))
+            rejects, self._rejects = self._rejects, []
+            left = set(await _in_steps(self.channel, rejects, self.channel.reject, self._stopping))
+            left |= set(await ack_all(self.channel, acks, alone=not self.kept and len(acks) == len(removed), stopping=self._stopping))
             self.kept += len(left)
             for one in removed:
                 if one.tag not in left:
@@ -362,14 +393,8 @@ class _Pass:
         if self.tally is None or self.is_cancelled:
             return 0
         excess = sorted(self.tally.excess(sequence for _, sequence in self._stay))
-        for start in range(0, len(excess), ACKS_AT_ONCE):
-            if self._stopping():
-                excess = excess[:start]
-                break
-            for index in excess[start : start + ACKS_AT_ONCE]:
-                self.channel.reject(self._stay[index][0])
-            await self.channel.flow()
-            await asyncio.sleep(ACKS_PAUSE_S)
+        left = await _in_steps(self.channel, [self._stay[index][0] for index in excess], self.channel.reject, self._stopping)
+        excess = excess[: len(excess) - len(left)]
         gone = set(excess)
         self._stay = [copy for index, copy in enumerate(self._stay) if index not in gone]
         self.kept -= len(gone)
@@ -395,20 +420,31 @@ async def ack_all(channel: Channel, tags: list[int], *, alone: bool, stopping: C
     if tags and alone:
         channel.ack(tags[-1], multiple=True)
         tags = []
-    # A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.
+    left = await _in_steps(channel, tags, channel.ack, stopping)
+    await channel.flow()
+    return left
+
+
+async def _in_steps(channel: Channel, tags: list[int], settle: Callable[[int], None], stopping: Callable[[], bool]) -> list[int]:
+    """Acks or rejects so many at a time; returns the rest, once it is to stop.
+
+    A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.
+    """
     for start in range(0, len(tags), ACKS_AT_ONCE):
         if stopping():
             return tags[start:]
         for tag in tags[start : start + ACKS_AT_ONCE]:
-            channel.ack(tag)
+            settle(tag)
         await channel.flow()
         await asyncio.sleep(ACKS_PAUSE_S)
-    await channel.flow()
     return []
 
 
 async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:
     """Closes a channel that consumes from a queue; returns when the queue has back what was held.
+
+    A quorum queue takes back all that a closed channel had, in order. From one that cancels first it takes back at once what is still on its
+    way, and so before what was held: whoever nacks should have all that the window allows.
 
     Args:
         tag: Of the consumer; empty if it was cancelled.
@@ -418,7 +454,7 @@ async def give_back(connection: Connection, channel: Channel, tag: str, kept: in
         return
     others = 0  # ready beside what is held
     try:
-        if tag:
+        if tag and has_a_free_way_back(connection):
             await channel.cancel(tag)
         if kept:
             _, others, _ = await channel.queue_declare(queue, passive=True)
