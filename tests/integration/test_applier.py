@@ -305,6 +305,30 @@ def test_full_queue_deleted(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_order_while_more_comes(lab: Lab, kind: str) -> None:
+    """A queue that is swept all the time while messages come into it all the time is in order at the end: shallow, deep, and in between."""
+
+    async def go() -> None:
+        queue, others = f"flowing-{kind}", 30
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(queue, kind))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            for number in range(0, 60 * others, others):
+                first = rig.add(publishes(numbered(others, number), queue))
+                rig.add(dequeue(queue, first, first), dequeue(queue, first + 7, first + 7))
+                rig.sweeper.kick(("/", queue))
+                await asyncio.sleep(0.02)
+            await rig.applied()
+            await swept(rig, queue)
+            await rig.sweeper.stop()
+            await sweeping
+            kept = [number for number in range(60 * others) if number % others not in (0, 7)]
+            assert [int(body) for _, body in await content(channel, queue)] == kept
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_sweeps(lab: Lab, kind: str) -> None:
     """Acks and rejects what is due, gives the rest back in order, forgets what cannot be found."""
 
