@@ -41,7 +41,7 @@ from .keeping import has_a_free_way_back
 from .pausing import Busy, Pause
 from .reaching import downstream_last
 from .replica import BATCH_BYTES_MAX, Replica
-from .sweeper import ack_all, give_back
+from .sweeper import ack_all, all_arrived, give_back
 from .vhosts import Vhosts
 
 if TYPE_CHECKING:
@@ -340,6 +340,8 @@ class _Pass:
                 whole = False
                 break
         await self._settle(0)
+        if self._kept or not self._arrived.empty():  # it goes back in order
+            await all_arrived(self._channel, self._key[1], self._arrived.qsize, lambda: False)
         while not self._arrived.empty():  # given back with what was kept
             self._arrived.get_nowait()
             self._kept += 1

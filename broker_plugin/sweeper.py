@@ -280,7 +280,7 @@ class Sweeper:
             if not shallow:
                 await sweep.settle()
             if self._stopping or not (shallow or whole or sweep.tally or target.due(upto)):
-                await self._all_arrived(sweep, queue, window)
+                await all_arrived(channel, queue, lambda: sweep.met, lambda: sweep.held >= window or sweep.is_cancelled)  # an ack brings more
                 return _End.DONE
             if sweep.kept >= window:
                 if await sweep.reject_excess():
@@ -303,18 +303,6 @@ class Sweeper:
                     return _End.SEEN
             elif now - heard > STUCK_S:
                 return _End.STUCK
-
-    async def _all_arrived(self, sweep: _Pass, queue: str, window: int) -> None:
-        """Waits for what is on its way: an ack brings more."""
-        deadline = time.monotonic() + STUCK_S
-        while sweep.held < window and not sweep.is_cancelled and time.monotonic() < deadline:
-            met = sweep.met
-            self._event.clear()
-            if not await self._wait(QUIET_S):
-                await sweep.channel.queue_declare(queue, passive=True)
-                await sweep.channel.flow()
-                if sweep.met == met:
-                    break
 
 
 class _Pass:
@@ -438,6 +426,27 @@ async def _in_steps(channel: Channel, tags: list[int], settle: Callable[[int], N
         await channel.flow()
         await asyncio.sleep(ACKS_PAUSE_S)
     return []
+
+
+async def all_arrived(channel: Channel, queue: str, met: Callable[[], int], full: Callable[[], bool]) -> None:
+    """Waits until nothing more is on its way to a consumer.
+
+    What the queue had given out when it answered a question stands in the broker's channel before the next question.
+
+    Args:
+        channel: Where it consumes.
+        queue: From where.
+        met: How many messages have come.
+        full: Whether no more can come.
+    """
+    deadline = time.monotonic() + STUCK_S
+    while not full() and time.monotonic() < deadline:
+        before = met()
+        await asyncio.sleep(QUIET_S)
+        await channel.queue_declare(queue, passive=True)
+        await channel.flow()
+        if met() == before:
+            break
 
 
 async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:
