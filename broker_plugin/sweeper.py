@@ -223,10 +223,11 @@ class Sweeper:
         channel = await connection.channel()
         sweep = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
         try:
-            if await self._is_taken(channel, target.key):
+            _, ready, consumers = await channel.queue_declare(queue, passive=True)
+            if self._is_taken(target.key, consumers):
                 end = _End.STUCK
             else:
-                end = await self._sweep(sweep, queue, upto, window, whole)
+                end = await self._sweep(sweep, queue, upto, window, whole, ready)
                 await sweep.leave()
                 await sweep.settle()
                 if end is _End.SEEN:
@@ -245,24 +246,22 @@ class Sweeper:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
         return end
 
-    async def _is_taken(self, channel: Channel, key: QueueKey) -> bool:
+    def _is_taken(self, key: QueueKey, consumers: int) -> bool:
         """Whether another consumer is there; one that stays does not count for long.
 
         It may be that of this sidecar's former life, which held what is at the queue's head. Whoever consumes before that is back gives back in
         another order.
         """
-        _, _, consumers = await channel.queue_declare(key[1], passive=True)
         if not consumers:
             self._taken.pop(key, None)
             return False
         return time.monotonic() - self._taken.setdefault(key, time.monotonic()) < TAKEN_MAX_S
 
-    async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int, whole: bool) -> _End:
+    async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int, whole: bool, ready: int) -> _End:
         channel, target = sweep.channel, sweep.target
         self._event.clear()
         # What a shallow queue holds fits into the window. So that this ends with all of it here and nothing more on its way (see `give_back`), the
         # window is that large, and removals wait until it is full.
-        _, ready, _ = await channel.queue_declare(queue, passive=True)
         shallow = 0 < ready < window
         window = ready if shallow else window
         await channel.qos(window)
