@@ -382,7 +382,7 @@ class Census:
 
     def _log_deletion(self, key: QueueKey) -> None:
         vhost, queue = key
-        method = bytes(frames.method_frame(1, commands.Queue.Delete(queue=queue))[7:-1])
+        method = frames.encode_method(commands.Queue.Delete(queue=queue))
         self._replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
         self._existed.discard(key)
         self._door.forget_decisions()

@@ -517,6 +517,11 @@ def raw_method_frame(channel: int, method: int, *arguments: bytes) -> bytes:
     return frame(METHOD, channel, b"".join((_pack_u32(method), *arguments)))
 
 
+def encode_method(method: base.Frame) -> bytes:
+    """A method as the payload of its frame. Raises MalformedInput, as `method_frame`."""
+    return method_frame(0, method)[7:-1]
+
+
 def method_frame(channel: int, method: base.Frame) -> bytes:
     """The frame of a pamqp method. (Not by pamqp itself, which refuses names that RabbitMQ allows, such as `é`.)
 

@@ -169,7 +169,7 @@ class Handshake:
         self._tuned = True
         self.frame_max = (asked or frames.FRAME_MAX_ANY_BYTES, method.frame_max or frames.FRAME_MAX_ANY_BYTES)
         self.heartbeat_s, self.channels_max = method.heartbeat, method.channel_max
-        return frames.method_frame(0, method)[7:-1]
+        return frames.encode_method(method)
 
     def _login_refused(self, why: str) -> Refusal:
         """In the broker's own words: the reason stands in the log only."""
@@ -219,4 +219,4 @@ class Handshake:
         tune.frame_max = self._offered_bytes = min(most, self._door.config.frame_max_bytes)
         if self._door.config.channels_max < (tune.channel_max or frames.CHANNELS_MAX):
             tune.channel_max = self._offered_channels = self._door.config.channels_max
-        return frames.method_frame(0, tune)[7:-1]
+        return frames.encode_method(tune)

@@ -194,4 +194,4 @@ def _consume_again(relay: Relay, channel: Channel, tag: bytes, consumer: Consume
     relay.outbox.put(data)
 
 
-NO_LIMIT = frames.method_frame(1, commands.Basic.Qos())[7:-1]
+NO_LIMIT = frames.encode_method(commands.Basic.Qos())

@@ -111,7 +111,7 @@ def publishes(bodies: list[bytes], key: str, exchange: str = "", *, fields: byte
 
 
 def topology(method: Any) -> pb.Run:
-    return pb.Run(topology=pb.Topology(vhost="/", method=bytes(frames.method_frame(1, method)[7:-1])))
+    return pb.Run(topology=pb.Topology(vhost="/", method=frames.encode_method(method)))
 
 
 def declare(queue: str, kind: str = "classic", **arguments: Any) -> pb.Run:

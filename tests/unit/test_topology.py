@@ -11,7 +11,7 @@ from broker_plugin import frames, topology
 
 
 def declaration(**options: Any) -> bytes:
-    return bytes(frames.method_frame(1, commands.Queue.Declare(queue="a-queue", **options))[7:-1])
+    return frames.encode_method(commands.Queue.Declare(queue="a-queue", **options))
 
 
 def test_arguments() -> None:
