@@ -17,8 +17,9 @@ from typing import Any
 
 from pamqp import commands
 
-from broker_plugin import frames, headers
+from broker_plugin import assembling, building, frames, headers
 from broker_plugin.door import Door
+from broker_plugin.permitting import Right
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
 from lrq_ha.replication.levels import Levels
@@ -50,9 +51,9 @@ class _Nowhere:
 def _door(kind: str) -> Any:
     config = DoorTable(listen="127.0.0.1:5672", connection_buffer_bytes_max=1 << 30, buffered_bytes_max=1 << 30)
     door = SimpleNamespace(
-        config=config, now=lambda: 0.0, unfinished=frames.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining=False,
+        config=config, now=lambda: 0.0, unfinished=assembling.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining="",
         client_full=lambda *_: None, gone=lambda _: None, relays=set(), forget_decisions=lambda: None, sites=frozenset(), group="bench",
-        completes_locally=lambda _: False,
+        completes_locally=lambda _: False, buffered_bytes_max=config.buffered_bytes_max,
     )  # fmt: skip
     if kind != "before":  # the code before there were points has none to leave out
         from lrq_ha.interceptors.plugins import Interceptors, Settings
@@ -72,22 +73,24 @@ async def run(kind: str, count: int) -> float:
 
     def emit(first: int, entries: int, _runs: object) -> None:
         log.end = first + entries - 1
-        replica.safe_advanced(log.end)
+        replica.progress.safe_advanced(log.end)
 
     replica = Replica(node, Levels({"^.*$": "all"}), emit)
     replica.stamp_affixes = (b"257.", b"/1")
-    replica.generations.opened(0, 1)
+    replica.index.generations.opened(0, 1)
     nowhere: Any = _Nowhere()
     relay = Relay(
         _door(kind), replica, nowhere, nowhere, user="app", vhost="/", producer="", peer=None, may_write=True,
         frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=0,
+        broker_channels_max=0,
     )  # fmt: skip
-    relay.client_data(frames.method_frame(1, commands.Channel.Open()))
-    relay.client_data(frames.method_frame(1, commands.Confirm.Select()))
-    relay.client_data(frames.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
-    relay.broker_data(frames.method_frame(1, commands.Basic.ConsumeOk("c")))
+    relay.rights.add(Right("", "", False))
+    relay.client_data(building.method_frame(1, commands.Channel.Open()))
+    relay.client_data(building.method_frame(1, commands.Confirm.Select()))
+    relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+    relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
     header = headers.header_payload(len(BODY), headers.properties())
-    publish = frames.publish_method(1, "", "orders") + b"".join(frames.content(1, header, BODY))
+    publish = building.publish_method(1, "", "orders") + b"".join(building.content(1, header, BODY))
     chunk = publish * CHUNK
     began = time.thread_time()
     for first in range(1, count + 1, CHUNK):  # tags, of publishes and of deliveries
@@ -95,23 +98,23 @@ async def run(kind: str, count: int) -> float:
         size = min(CHUNK, count + 1 - first)
         relay.client_data(chunk if size == CHUNK else publish * size)
         replica.flush()
-        relay.broker_data(frames.ack(1, first + size - 1, True))
+        relay.broker_data(building.ack(1, first + size - 1, True))
         relay.broker_data(b"".join(_delivery(first + i, position + i, header) for i in range(size)))
-        relay.client_data(b"".join(frames.ack(1, first + i) for i in range(size)))
+        relay.client_data(b"".join(building.ack(1, first + i) for i in range(size)))
         replica.flush()
         await asyncio.sleep(0)
     took = time.thread_time() - began
     channel = relay.channels[1]
     chunks = -(-count // CHUNK)  # each one entry of acks
-    if channel.deliveries or relay.unanswered or replica.end != count + chunks or replica.safe != replica.end:
-        raise RuntimeError(f"the messages have not gone through: {replica.end} entries, {replica.safe} safe")
+    if channel.deliveries or relay.unanswered or replica.end != count + chunks or replica.progress.safe != replica.end:
+        raise RuntimeError(f"the messages have not gone through: {replica.end} entries, {replica.progress.safe} safe")
     return took
 
 
 def _delivery(tag: int, position: int, header: bytes) -> bytes:
     arguments = b"\x01c" + struct.pack(">QB", tag, 0) + b"\0" + b"\x06orders"
     stamped = headers.stamp(header, headers.position_field(b"257.%d/1" % position))
-    return frames.raw_method_frame(1, frames.BASIC_DELIVER, arguments) + b"".join(frames.content(1, stamped, BODY))
+    return building.raw_method_frame(1, frames.BASIC_DELIVER, arguments) + b"".join(building.content(1, stamped, BODY))
 
 
 def main() -> None:

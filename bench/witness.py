@@ -15,7 +15,7 @@ from typing import Any
 
 from pamqp import commands
 
-from broker_plugin import frames
+from broker_plugin import building, frames
 from lrq_ha.replication.positions import RangeSet
 
 from . import wire
@@ -77,7 +77,7 @@ class Witness:
                 tag = frames.deliver_arguments(bytes(data[item[2] : item[3]]))[1]
                 numbers.append(struct.unpack(">Q", frames.body_of(data, item[5], item[6])[:8])[0])
         if numbers and self._acks:
-            connection.socket.sendall(frames.ack(wire.CHANNEL, tag, True))
+            connection.socket.sendall(building.ack(wire.CHANNEL, tag, True))
             for number in numbers:
                 self._again += number in self._acked
                 self._acked.add(number)

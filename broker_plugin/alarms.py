@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from . import frames
+from . import building, frames
 from .frames import CONNECTION_BLOCKED, Item
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Alarm:
             return
         self._told = bool(reason)
         method = commands.Connection.Blocked(reason) if reason else commands.Connection.Unblocked()
-        self._relay.to_client(frames.method_frame(0, method))
+        self._relay.to_client(building.method_frame(0, method))
 
 
 def told(relay: Relay, _number: int, data: bytes, item: Item) -> bytes:

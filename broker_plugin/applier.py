@@ -5,6 +5,7 @@ Rules:
   written at all. While an epoch is taken (`hurry`), and on an active node (where only views come here), nothing waits.
 - A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of queues and exchanges do
   not wait for messages that a full queue refuses: a deletion may be the only thing that makes room.
+- What clients had rejected before their queue was deleted or purged is not to go with it here: the sweeper has its turn before, if it gets on.
 - Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
 - A lost connection ends `run`: the incarnation is over.
 """
@@ -12,29 +13,36 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError, MalformedInput
-from lrq_ha.replication.positions import RangeSet
 from lrq_ha.routing import names
 
-from . import frames
+from . import building, frames
 from .apply_lane import STRIKES_MAX, Doubt, Lane, Message, Window
 from .channels import QueueKey
 from .client_errors import Address
+from .definitions import rows_of
 from .headers import routes_on
 from .replica import LEVELS, Entry, Replica
 from .topology import first_name
+
+log = logging.getLogger("lrq_ha.applier")
 
 TIMER_MIN_S = 0.01
 _OF_QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_BIND)
 #: Declarations of queues with these levels that are not carried out here: a queue that is not replicated as a whole is bound to nothing on a backup.
 _NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QUEUES}
 TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
+FULL_SHOWN_MAX = 3
+REJECTED_STILL_S = 10.0  # so long a deletion or purge waits for a sweeper that rejects nothing
+REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
+REJECTED_POLL_S = 0.05
 
 
 async def _nothing() -> None: ...
@@ -56,15 +64,16 @@ class Applier:
         views: Who writes view streams.
         delay_s: How late a follower applies.
         delay_entries_max: How many entries may wait for that.
-        window_messages_max: Most unconfirmed messages.
-        window_bytes_max: Most unconfirmed bytes.
-        on_full: Called when the broker refuses messages, with their queue, or None if it is not known.
+        window_messages_max: Most unconfirmed messages, but for those that full queues refuse.
+        window_bytes_max: Most unconfirmed bytes, likewise.
+        on_full: Called when a queue is to be swept at once: the broker refuses messages (None if the queue is not known), or it is to be deleted.
         doubt: What the incarnation before had ended over.
 
     Attributes:
         doubt: The same of this one.
         hurry: Apply everything that is safe at once.
         on_follow: Called before anything is applied while another node leads.
+        on_spared: Called with queues that are to be gone through as a whole, when all up to an entry is applied.
     """
 
     def __init__(
@@ -84,6 +93,7 @@ class Applier:
         self.hurry = False
         self.on_full = on_full
         self.on_follow: Callable[[], Awaitable[None]] = _nothing
+        self.on_spared: Callable[[Iterable[QueueKey], int], None] = lambda _queues, _upto: None
         self._replica = replica
         self._broker = broker
         self._views = views
@@ -120,7 +130,7 @@ class Applier:
                 before = self._replica.to_apply_bytes
                 pause = min(pause, await self._take())
                 if self._replica.to_apply_bytes < before:
-                    self._replica.on_wake()  # whoever stopped taking pushes may go on
+                    self._replica.progress.on_wake()  # whoever stopped taking pushes may go on
                 self._tell_drained()
                 await self._pause(pause)
         except BaseException as error:
@@ -159,15 +169,17 @@ class Applier:
         for lane in self._lanes.values():
             lane.abort()
 
-    def parked(self) -> RangeSet:
-        """The entries that full queues refuse, and that are tried again."""
-        return RangeSet.of(sequence for lane in self._lanes.values() for sequence in lane.parked_sequences())
+    def full(self) -> str:
+        """For people: which queues are full here, so that what the log has for them waits; empty if none is."""
+        found = [each for lane in self._lanes.values() for each in lane.full()]
+        more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
+        return "; ".join(found[:FULL_SHOWN_MAX]) + more
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
     def _is_drained(self) -> bool:
-        waiting = self._replica.to_apply
-        return not self._busy and not (waiting and waiting[0].last <= self._replica.safe) and all(lane.settled for lane in self._lanes.values())
+        waiting, safe = self._replica.to_apply, self._replica.progress.safe
+        return not self._busy and not (waiting and waiting[0].last <= safe) and all(lane.settled for lane in self._lanes.values())
 
     def _tell_drained(self) -> None:
         if self._drained and self._is_drained():
@@ -211,7 +223,7 @@ class Applier:
         """Applies as far as it may now; returns the seconds until the next entry is old enough."""
         replica = self._replica
         waiting = replica.to_apply
-        while waiting and waiting[0].last <= replica.safe:
+        while waiting and waiting[0].last <= replica.progress.safe:
             entry = waiting[0]
             if not self.hurry and not replica.active and waiting[-1].last - entry.first < self._delay_entries_max:
                 young_s = entry.since + self._delay_s - time.monotonic()
@@ -234,7 +246,7 @@ class Applier:
     async def _apply(self, entry: Entry) -> None:
         run, first = entry.run, entry.first
         kind = run.WhichOneof("kind")
-        if entry.last <= self._replica.tracker.applied:
+        if entry.last <= self._replica.progress.tracker.applied:
             return
         if kind == "enqueues":
             await self._enqueues(run.enqueues, first)
@@ -242,7 +254,7 @@ class Applier:
             await self._views.append(*view, first, self._replica.node.log.epoch_at(first))
         else:
             await self._other(run, first)
-            self._replica.applied(first, entry.last)
+            self._replica.progress.applied(first, entry.last)
 
     async def _other(self, run: pb.Run, sequence: int) -> None:
         """What is done when this returns."""
@@ -250,32 +262,53 @@ class Applier:
         if kind == "purge":
             lane = await self._lane(run.purge.vhost)
             await self._until(lambda: not lane.open_messages)
-            await lane.purge(run.purge.queue)
+            await self._rejected((run.purge.vhost, run.purge.queue), sequence)
+            if run.purge.spared:  # a purge would take what clients held, too
+                self.on_spared([(run.purge.vhost, run.purge.queue)], sequence)
+            else:
+                await lane.declarer.purge(run.purge.queue)
         elif kind == "topology":
             lane = await self._lane(run.topology.vhost)
             method = frames.method_id(run.topology.method)
             # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
             await self._until(lambda: lane.settled)
-            await self._until(lambda: self._replica.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
-            await self._replica.settle_record(sequence)
+            await self._until(lambda: self._replica.progress.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
+            if method == frames.QUEUE_DELETE:
+                await self._rejected((run.topology.vhost, first_name(run.topology.method)), sequence)
+            await self._replica.barrier.settle_record(sequence)
             if method == frames.QUEUE_DELETE:
                 lane.forget_queue(first_name(run.topology.method))
             if method not in _NOT_HERE.get(run.topology.level, ()):
-                await lane.execute(run.topology.method)
-            if method == frames.QUEUE_DELETE:
-                key = (run.topology.vhost, first_name(run.topology.method))
-                self._replica.filter.forget_queue(key, sequence)
-
+                await lane.declarer.execute(run.topology.method)
         elif kind == "checkpoint" and sequence == self._replica.begins_at:
-            for each in run.checkpoint.definitions:
-                method = frames.method_id(each.method)
-                level = LEVELS[self._replica.level((each.vhost, first_name(each.method)))] if method in _OF_QUEUES else pb.LEVEL_ALL
+            for vhost, declares in rows_of(run.checkpoint):
+                method = frames.method_id(declares)
+                level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
                 if method not in _NOT_HERE.get(level, ()):
-                    await (await self._lane(each.vhost)).execute(each.method)
+                    await (await self._lane(vhost)).declarer.execute(declares)
+
+    async def _rejected(self, queue: QueueKey, sequence: int) -> None:
+        """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left this one."""
+        target = self._replica.index.filter.queue(queue)
+        still = kicked = time.monotonic()
+        left = 0
+        while due := target.moves_due(sequence):
+            now = time.monotonic()
+            if due != left:
+                left, still = due, now
+            elif now - still > REJECTED_STILL_S:
+                log.warning("%d messages that were rejected on the primary go with their queue here: '%s' in vhost '%s'", due, queue[1], queue[0])
+                return
+            if now >= kicked:
+                self.on_full(queue)
+                kicked = now + REJECTED_KICK_S
+            self._event.clear()
+            await self._tend()
+            await self._pause(REJECTED_POLL_S)
 
     async def _enqueues(self, run: pb.Enqueues, first: int) -> None:
         replica, window = self._replica, self._window
-        replica.published(first + len(run.lengths) - 1)
+        replica.barrier.published(first + len(run.lengths) - 1)
         lane = await self._lane(run.vhost)
         blob = run.frames
         items, used = frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)
@@ -283,12 +316,13 @@ class Applier:
             raise MalformedInput(f"entry {first} holds {len(items)} messages in {used} of {len(blob)} bytes, not {len(run.lengths)}")
         number = lane.number
         if run.channel != number:
-            blob = frames.rechannel(blob, number)
+            blob = building.rechannel(blob, number)
         prefix = b"%d." % replica.node.log.epoch_at(first)
         leads = not replica.follows
-        may_skip = replica.filter.may_skip
-        applied = replica.tracker.applied
+        may_skip = replica.index.filter.may_skip
+        applied = replica.progress.tracker.applied
         skipped_first = skipped_last = 0
+        takes = {"": True}  # by exchange
         batch: list[Message] = []
         for offset, (kind, _, start, end, header, header_end, stop) in enumerate(items):
             sequence = first + offset
@@ -303,12 +337,18 @@ class Applier:
                 queues = ()
             if may_skip(queues, sequence):
                 if queues:
-                    replica.filter.queue(queues[0]).skipped(sequence, sequence)
+                    replica.index.filter.queue(queues[0]).skipped(sequence, sequence)
                 if sequence != skipped_last + 1:
                     if skipped_first:
-                        replica.applied(skipped_first, skipped_last)
+                        replica.progress.applied(skipped_first, skipped_last)
                     skipped_first = sequence
                 skipped_last = sequence
+                continue
+            if route.exchange not in takes:
+                takes[route.exchange] = await lane.has_exchange(route.exchange, sequence)
+            if not takes[route.exchange]:
+                replica.passes_over(sequence)
+                replica.progress.applied(sequence, sequence)
                 continue
             message = Message(sequence, route, prefix, payload, blob, number, header_end, stop)
             if leads and run.producer:
@@ -323,7 +363,7 @@ class Applier:
                 await lane.room()
                 await self._until(lambda: window.roomy)
         if skipped_first:
-            replica.applied(skipped_first, skipped_last)
+            replica.progress.applied(skipped_first, skipped_last)
         if batch:
             lane.publish(batch)
             await lane.room()
@@ -334,7 +374,7 @@ class Applier:
         """Publishes what may be a message that the broker does not take, with nothing else under way."""
         if message.sequence == doubt.alone and doubt.strikes >= STRIKES_MAX:
             lane.pass_over(message.sequence, f"it has ended the connection {doubt.strikes} times over it")
-            self._replica.applied(message.sequence, message.sequence)
+            self._replica.progress.applied(message.sequence, message.sequence)
             return
         await self._until(lambda: lane.settled)
         lane.publish([message])

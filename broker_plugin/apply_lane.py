@@ -3,31 +3,33 @@
 Rules:
 - Publish tags of a channel are consecutive, so the open messages are a deque, and a tag is an index into it.
 - A message that the broker refused (a full reject-publish queue) is parked by its route; what comes later on that route waits behind it, and
-  everything else goes on. It is tried again until it is in, or until the log says that nobody needs it.
-- A channel that the broker closed over an exchange that takes nothing is opened again and gets what came from there on; what it was sent before is in
-  the queues, as a channel is carried out in order. Any other error ends the incarnation: what is sent again needs a new generation (R8).
-- A message that the broker will never take (a malformed property) must not end one incarnation after the other. AMQP does not say which it was, so
-  the next one sends what is in doubt one by one; a channel that is closed over a message that was alone on it is that one's, and it is passed over.
-- Declarations go over a channel of their own: their failures concern no message.
+  everything else goes on: what is parked has no place in the window. It is tried again until it is in, or until the log says that nobody needs it.
+- Where the broker closes a channel, what has no answer yet may be in its queue, or a full one was about to refuse it. To send that again needs a
+  new generation (R8), so this ends the incarnation. An exchange that is missing here is seldom a reason: it is asked for before anything goes there.
+- The channel of a direct reply-to has gone with its broker, or with this one's sidecar: a request gets an address where nobody hears the answer.
+- A message that the broker will never take (a malformed property, an internal exchange) must not end one incarnation after the other. AMQP does not
+  say which it was, so the next one sends what is in doubt one by one; a channel that is closed over a message that was alone on it is that one's,
+  and it is passed over.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from lrq_ha.replication.errors import LrqError
 
-from . import frames
+from . import building, frames
+from .apply_declarations import PASSED_OVER, Declarer
 from .channels import QueueKey
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed, ConnectionClosed
-from .headers import BODY_SIZE_END, Stamps, position_field, routes_on, stamp
+from .headers import BODY_SIZE_END, Stamps, asked_by_nobody, position_field, routes_on, stamp
 from .replica import Replica
 
 log = logging.getLogger("lrq_ha.applier")
@@ -35,12 +37,10 @@ log = logging.getLogger("lrq_ha.applier")
 RETRY_S = 0.2
 RETRY_MESSAGES_MIN = 16
 RETRY_MESSAGES_MAX = 1_024
-PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so is counted as done
+PARKED_MESSAGE_BYTES = 512  # of memory for each, beside its own bytes
 CONNECTIONS_OVER_A_MESSAGE = frozenset({501, 502, 503, 505, 541})  # a broker may close a connection so over what it cannot take
 STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the broker's own trouble
 
-_NO_EXCHANGE = re.compile(r"no exchange '(.*)' in vhost")
-_INTERNAL_EXCHANGE = re.compile(r"cannot publish to internal exchange '(.*)' in vhost")
 #: What a broker refuses for its own part, and another may have taken: nothing is passed over for that.
 _CURABLE = (
     ("user_id property set to", "let the sidecar's user publish for others: rabbitmqctl set_user_tags USER administrator impersonator"),
@@ -77,11 +77,14 @@ class Route(NamedTuple):
     routing_key: str
     queues: tuple[QueueKey, ...]
 
+    def __str__(self) -> str:
+        return f"exchange '{self.exchange}'" if self.exchange else f"queue '{self.routing_key}'"
+
 
 class Message:
     """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: its content header's."""
 
-    __slots__ = ("blob", "header_end", "mandatory", "number", "payload", "prefix", "retried", "route", "sequence", "size", "stop")
+    __slots__ = ("blob", "header_end", "mandatory", "number", "parked", "payload", "prefix", "retried", "route", "sequence", "size", "stop")
 
     def __init__(
         self, sequence: int, route: Route, prefix: bytes, payload: bytes, blob: bytes, number: int, header_end: int, stop: int
@@ -95,13 +98,19 @@ class Message:
         self.header_end = header_end
         self.stop = stop
         self.size = len(payload) + stop - header_end
+        self.parked = False  # refused, or waits behind one that was, until it is in
         self.retried = False
         self.mandatory = False  # whether this node is to hear that it is in no queue
+
+    def part(self) -> None:
+        """Keeps its own bytes only: those that came with it are many, and it may stay for long."""
+        self.blob = self.blob[self.header_end : self.stop]
+        self.header_end, self.stop = 0, len(self.blob)
 
 
 @dataclass(slots=True)
 class Window:
-    """What is unconfirmed over all lanes."""
+    """What is unconfirmed over all lanes, but for what is parked."""
 
     messages_max: int
     bytes_max: int
@@ -120,9 +129,9 @@ class Window:
 
 @dataclass(slots=True)
 class _Parked:
-    """Messages of one route that the broker would not take. `flying`: tried again and not answered yet."""
+    """Messages of one route that the broker would not take: a heap, by sequence. `flying`: tried again and not answered yet."""
 
-    waiting: deque[Message] = field(default_factory=deque)
+    waiting: list[tuple[int, Message]] = field(default_factory=list)
     at: float = 0.0
     batch: int = RETRY_MESSAGES_MIN
     flying: int = 0
@@ -137,6 +146,7 @@ class Lane:
         open_messages: Published and not answered, in order of their tags; None where a later one was answered first.
         parked: Refused ones, by route.
         in_doubt: The entries over one of which the broker ended this.
+        declarer: Carries out declarations, over the same connection.
     """
 
     def __init__(
@@ -150,10 +160,10 @@ class Lane:
         self._window = window
         self._wake = wake
         self._on_full = on_full
-        self._suffix = b"/%d" % replica.generations.newest
+        self._suffix = b"/%d" % replica.index.generations.newest
+        self.declarer: Declarer
         self._connection: Connection
         self._channel: Channel
-        self._control: Channel | None = None
         self._broken: Exception | None = None
         self._tag = 1  # of open_messages[0]
         self._routes: dict[bytes, Route] = {}
@@ -166,6 +176,7 @@ class Lane:
         """Connects to the broker. Raises what `Connection.open` raises."""
         lane = cls(address.vhost, replica, window, wake, on_full)
         lane._connection = await Connection.open(address, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: wake())
+        lane.declarer = Declarer(lane.vhost, lane._connection)
         try:
             await lane._reopen()
         except BaseException:
@@ -204,11 +215,13 @@ class Lane:
             return self.idle
         return self._broken is None and all(m is None or m.retried for m in self.open_messages)
 
-    def parked_sequences(self) -> Iterator[int]:
-        """The entries that the broker has refused and that are tried again."""
-        for parked in self.parked.values():
-            yield from (m.sequence for m in parked.waiting)
-        yield from (m.sequence for m in self.open_messages if m is not None and m.retried)
+    def full(self) -> list[str]:
+        """For people: where the broker takes nothing more, and how much waits for room there."""
+        return [
+            f"{route} in vhost '{self.vhost}' is full here, and {len(parked.waiting) + parked.flying} messages wait for room"
+            for route, parked in self.parked.items()
+            if parked.waiting or parked.flying
+        ]
 
     # ---- publishing --------------------------------------------------------------------------------------------------
 
@@ -223,11 +236,15 @@ class Lane:
             found = self._routes[method] = Route(named.exchange, named.routing_key, queues)
         return found
 
+    async def has_exchange(self, exchange: str, sequence: int) -> bool:
+        """Whether there is such an exchange; else what the log has for it from entry `sequence` on is to be passed over."""
+        found = await self.declarer.has_exchange(exchange)
+        if not found:
+            log.warning("messages from entry %d on are passed over: there is no exchange '%s' in vhost '%s' here", sequence, exchange, self.vhost)
+        return found
+
     def publish(self, messages: list[Message]) -> None:
         """Sends messages; those whose route is parked wait behind what is parked there."""
-        for message in messages:
-            self._window.messages += 1
-            self._window.bytes += message.size
         if self.parked:
             free = []
             for message in messages:
@@ -235,8 +252,11 @@ class Lane:
                 if parked is None:
                     free.append(message)
                 else:
-                    parked.waiting.append(message)
+                    self._keep(parked, message)
             messages = free
+        for message in messages:
+            self._window.messages += 1
+            self._window.bytes += message.size
         self._send(messages)
 
     def _send(self, messages: Iterable[Message]) -> None:
@@ -250,7 +270,7 @@ class Lane:
             self.open_messages.append(message)
             if (message.route, message.mandatory) != route:
                 route = message.route, message.mandatory
-                method = frames.publish_method(number, message.route.exchange, message.route.routing_key, message.mandatory)
+                method = building.publish_method(number, message.route.exchange, message.route.routing_key, message.mandatory)
             payload, sequence = message.payload, message.sequence
             stamps.renew((message.prefix, self._suffix), sequence)
             known = stamps.get(payload[BODY_SIZE_END:])
@@ -258,19 +278,19 @@ class Lane:
                 before, after, _ = known
                 payload = b"%b%b%d%b" % (payload[:BODY_SIZE_END], before, sequence, after)
             else:
-                payload = stamp(payload, position_field(b"%b%d%b" % (message.prefix, sequence, self._suffix)))
+                payload = stamp(asked_by_nobody(payload), position_field(b"%b%d%b" % (message.prefix, sequence, self._suffix)))
                 stamps.learn(message.payload, payload, sequence)
             if message.stop - message.header_end > self._connection.frame_max_bytes:
                 body = frames.body_of(message.blob, message.header_end, message.stop)
                 pieces.append(method)
-                pieces += frames.content(number, payload, body, self._connection.frame_max_bytes)
+                pieces += building.content(number, payload, body, self._connection.frame_max_bytes)
                 continue
             bodies = message.blob[message.header_end + 1 : message.stop]
             if message.number != number:
-                bodies = frames.rechannel(bodies, number)
-            pieces += (b"%b%b%b\xce" % (method, frames.header_head(number, len(payload)), payload), bodies)
+                bodies = building.rechannel(bodies, number)
+            pieces += (b"%b%b%b\xce" % (method, building.header_head(number, len(payload)), payload), bodies)
         count = len(self.open_messages) - open_before
-        if count and self._channel.error is None:  # else `tend` sends them
+        if count and self._channel.error is None:  # else they are among those in doubt
             self._channel.publish_raw(pieces, count)
 
     async def room(self) -> None:
@@ -311,19 +331,27 @@ class Lane:
     def _finish(self, messages: Iterable[Message]) -> None:
         """These are in the queues, or need not be."""
         first = last = 0
+        room = False
         for message in messages:
-            self._window.messages -= 1
-            self._window.bytes -= message.size
+            if message.parked:
+                room = True
+                self._replica.progress.parked.remove(message.sequence)
+                self._replica.progress.parked_bytes -= message.size + PARKED_MESSAGE_BYTES
+            else:
+                self._window.messages -= 1
+                self._window.bytes -= message.size
             if message.retried:
                 self._landed(message)
             if message.sequence == last + 1 and first:
                 last += 1
             else:
                 if first:
-                    self._replica.applied(first, last)
+                    self._replica.progress.applied(first, last)
                 first = last = message.sequence
         if first:
-            self._replica.applied(first, last)
+            self._replica.progress.applied(first, last)
+        if room:
+            self._replica.progress.on_wake()  # whoever stopped taking pushes may go on
 
     def _landed(self, message: Message) -> None:
         message.retried = False
@@ -339,21 +367,31 @@ class Lane:
         if parked is None:
             log.warning(
                 "the broker refuses messages for %s in vhost '%s' (a full queue?): they are tried again until it takes them",
-                f"exchange '{message.route.exchange}'" if message.route.exchange else f"queue '{message.route.routing_key}'",
+                message.route,
                 self.vhost,
             )
             parked = self.parked[message.route] = _Parked()
         if message.retried:
             message.retried = False
             parked.flying -= 1
-        disordered = parked.waiting and message.sequence < parked.waiting[-1].sequence
-        parked.waiting.append(message)
-        if disordered:
-            parked.waiting = deque(sorted(parked.waiting, key=lambda m: m.sequence))
+        if message.parked:
+            heappush(parked.waiting, (message.sequence, message))
+        else:
+            self._window.messages -= 1
+            self._window.bytes -= message.size
+            self._keep(parked, message)
         parked.batch = RETRY_MESSAGES_MIN
         parked.refused = True
         parked.at = time.monotonic() + RETRY_S
         self._on_full(message.route.queues[0] if message.route.queues else None)
+
+    def _keep(self, parked: _Parked, message: Message) -> None:
+        """It waits for room, outside of the window."""
+        message.parked = True
+        message.part()
+        heappush(parked.waiting, (message.sequence, message))
+        self._replica.progress.parked.add(message.sequence)
+        self._replica.progress.parked_bytes += message.size + PARKED_MESSAGE_BYTES
 
     # ---- trying again ------------------------------------------------------------------------------------------------
 
@@ -379,7 +417,7 @@ class Lane:
             if not parked.waiting:
                 del self.parked[route]
                 continue
-            batch = [parked.waiting.popleft() for _ in range(min(parked.batch, len(parked.waiting)))]
+            batch = [heappop(parked.waiting)[1] for _ in range(min(parked.batch, len(parked.waiting)))]
             needed = self._needed(batch)
             for message in needed:
                 message.retried = True
@@ -391,7 +429,7 @@ class Lane:
 
     def _needed(self, messages: list[Message]) -> list[Message]:
         """Those that the log still wants in the queues; the others count as applied. Copies of them may be there all the same."""
-        skip = self._replica.filter.may_skip
+        skip = self._replica.index.filter.may_skip
         needless = [m for m in messages if skip(m.route.queues if not routes_on(m.payload) else (), m.sequence)]
         if not needless:
             return messages
@@ -403,32 +441,15 @@ class Lane:
         """The queue is being deleted: what is parked for it alone would go with it."""
         parked = self.parked.get(Route("", queue, ((self.vhost, queue),)))
         if parked is not None:
-            dropped = [m for m in parked.waiting if not routes_on(m.payload)]
-            parked.waiting = deque(m for m in parked.waiting if routes_on(m.payload))
+            dropped = [m for _, m in sorted(parked.waiting) if not routes_on(m.payload)]
+            parked.waiting = [each for each in parked.waiting if routes_on(each[1].payload)]
+            heapify(parked.waiting)
             self._finish(dropped)
 
     async def _heal(self, error: Exception) -> None:
         if isinstance(error, ConnectionClosed) or not isinstance(error, ChannelClosed):
             raise error
-        unanswered = [m for m in self.open_messages if m is not None]
-        match = _NO_EXCHANGE.search(error.text) or _INTERNAL_EXCHANGE.search(error.text)
-        first = next((i for i, m in enumerate(unanswered) if match is not None and m.route.exchange == match[1]), None)
-        if match is None or first is None:
-            await self._over_a_message(unanswered, error)
-            return
-        self.open_messages.clear()
-        # What was sent before has been routed, with or without a confirm: sent again under the same generation, it would be there twice.
-        landed, left = unanswered[:first], unanswered[first:]
-        if await self._takes_nothing(match[1], error.code):
-            passed = [m for m in left if m.route.exchange == match[1]]
-            log.warning("%d messages to exchange '%s' in vhost '%s' are passed over: %s", len(passed), match[1], self.vhost, error.text)
-            left = [m for m in left if m.route.exchange != match[1]]
-            for message in passed:
-                self._replica.passes_over(message.sequence)
-            landed += passed
-        self._finish(landed)
-        await self._reopen()
-        self._send(self._needed(left))
+        await self._over_a_message([m for m in self.open_messages if m is not None], error)
 
     async def _over_a_message(self, unanswered: list[Message], error: ChannelClosed) -> None:
         """The broker closed the channel over one of these."""
@@ -450,78 +471,3 @@ class Lane:
         """Entry `sequence` is no message that this broker takes."""
         log.error("the message of entry %d, vhost '%s', is passed over, as the broker will not take it: %s", sequence, self.vhost, why)
         self._replica.passes_over(sequence)
-
-    async def _takes_nothing(self, exchange: str, code: int) -> bool:
-        """Whether nobody can publish to the exchange: it is internal, or still gone."""
-        if code != 404:
-            return True
-        try:
-            await (await self.control()).exchange_declare(exchange, passive=True)
-        except ChannelClosed as error:
-            if error.code == 404:
-                return True
-            raise
-        return False
-
-    # ---- declarations ------------------------------------------------------------------------------------------------
-
-    async def control(self) -> Channel:
-        """The channel for declarations."""
-        if self._control is None or self._control.error is not None:
-            self._control = await self._connection.channel()
-        return self._control
-
-    async def execute(self, payload: bytes) -> None:
-        """Carries out a declaration of the log; one that this broker refuses is logged and passed over."""
-        method, named, arguments = unconditional(payload)
-        try:
-            await (await self.control())._call(method, arguments)
-        except ChannelClosed as error:
-            if error.code not in PASSED_OVER:
-                raise
-            log.warning("a declaration of the primary is refused here, in vhost '%s', for %s: %s", self.vhost, "/".join(named), error.text)
-
-    async def purge(self, queue: str) -> None:
-        """Empties a queue."""
-        try:
-            await (await self.control()).queue_purge(queue)
-        except ChannelClosed as error:
-            if error.code not in PASSED_OVER:
-                raise
-            log.warning("queue '%s' in vhost '%s' cannot be purged here as on the primary: %s", queue, self.vhost, error.text)
-
-
-_NAMES = {
-    frames.EXCHANGE_DECLARE: 2,
-    frames.EXCHANGE_DELETE: 1,
-    frames.EXCHANGE_BIND: 3,
-    frames.EXCHANGE_UNBIND: 3,
-    frames.QUEUE_DECLARE: 1,
-    frames.QUEUE_BIND: 3,
-    frames.QUEUE_DELETE: 1,
-    frames.QUEUE_UNBIND: 3,
-}
-_DECLARES = (frames.EXCHANGE_DECLARE, frames.QUEUE_DECLARE)
-_DECLARE_BITS = 0b1110  # neither passive nor no-wait
-
-
-def unconditional(payload: bytes) -> tuple[int, list[str], bytes]:
-    """(method, names, arguments) of a declaration, exact to the octet but for its flags: answered, and without if_unused and if_empty.
-
-    Raises:
-        FrameError: It is none, or malformed.
-    """
-    method = frames.method_id(payload)
-    names = []
-    at = 6
-    try:
-        for _ in range(_NAMES[method]):
-            end = at + 1 + payload[at]
-            names.append(payload[at + 1 : end].decode("utf-8", "replace"))
-            at = end
-        if method == frames.QUEUE_UNBIND:
-            return method, names, payload[4:]
-        bits = payload[at] & _DECLARE_BITS if method in _DECLARES else 0
-    except (IndexError, KeyError) as error:
-        raise frames.FrameError(f"entry with method {method:#010x} is no declaration that can be carried out") from error
-    return method, names, b"%b%c%b" % (payload[4:at], bits, payload[at + 1 :])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from lrq_ha.replication.errors import LrqError
 
-from . import farewell, frames
+from . import building, farewell
 from .ends import End
 from .farewell import CONNECTION_FORCED
 from .frames import PROTOCOL_HEADER, scan
@@ -47,7 +47,7 @@ class BrokerSide(asyncio.Protocol):
         self._left = True
         self.client = None
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(frames.connection_close(200, reason))
+            self.transport.write(building.connection_close(200, reason))
             farewell.end(self.transport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

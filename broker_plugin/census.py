@@ -38,7 +38,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 from lrq_ha.replication.positions import RangeSet
 
-from . import frames, topology
+from . import building, topology
 from .channels import QueueKey
 from .client import Channel
 from .client_errors import Address, ChannelClosed
@@ -138,11 +138,14 @@ class Census:
         self._again = {}
         turn = list(islice(self._turn, LOOKS_PER_ROUND))
         if len(turn) < LOOKS_PER_ROUND:
-            declared = [key for key, gone in self._replica.declared.items() if not gone and key[0] != ROUTING_VHOST and self._replica.knows(key)]
-            for known in (self._seen, self._told, self._missed, self._probed):
+            listed = self._replica.declared
+            declared = [key for key in listed.existing() if key[0] != ROUTING_VHOST and listed.knows(key)]
+            gone = (self._seen, self._told, self._missed, self._probed, self._in_use, self._replica.given_out.given_back)
+            for known in gone:
                 for key in known.keys() - set(declared):
                     known.pop(key)
             self._existed.intersection_update(declared)
+            self._said.intersection_update(declared)
             self._turn = iter(declared)
             turn += islice(self._turn, LOOKS_PER_ROUND - len(turn))
         queues.update(dict.fromkeys(turn))
@@ -151,7 +154,7 @@ class Census:
             self._seen.clear()
             return
         now = time.monotonic()
-        due = [key for key in self._replica.consumed if now >= max(self._in_use.get(key, 0.0), self._not_before.get(key[0], 0.0))]
+        due = [key for key in self._replica.declared.consumed if now >= max(self._in_use.get(key, 0.0), self._not_before.get(key[0], 0.0))]
         unused = [key for key in due if not clients.consumers[key]]
         if unused and not self._door_closes():
             await self._delete_unused(unused)
@@ -177,7 +180,7 @@ class Census:
     # ---- looking -----------------------------------------------------------------------------------------------------
 
     async def _look(self, key: QueueKey, clients: _Clients) -> None:
-        arguments = topology.queue_arguments(self._replica.declarations.get(key, b""))
+        arguments = topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
         kind, expires = arguments.get("x-queue-type", "classic"), arguments.get("x-expires", 0)
         used = clients.consumers[key] > 0
         now = time.monotonic()
@@ -191,16 +194,16 @@ class Census:
             else:
                 self._there(key)
             return
-        upto = self._replica.tracker.applied
+        upto = self._replica.progress.tracker.applied
         found = await self._length(key)
         if found is None:
             self._missing(key)
             return
         self._there(key)
         ready, consumers = found
-        if not self._replica.replicates(key):
+        if not self._replica.declared.replicates(key):
             return
-        if kind == "stream" or key not in self._replica.declarations or arguments.get("x-delayed-retry-type", "disabled") != "disabled":
+        if kind == "stream" or key not in self._replica.declared.declarations or arguments.get("x-delayed-retry-type", "disabled") != "disabled":
             return  # what is to be tried again later is in no length
         # More consumers than the door's: somebody consumes around it. None although there are some: the queue has not answered.
         if key in clients.unsure or consumers > clients.consumers[key] or (used and not consumers):
@@ -215,7 +218,7 @@ class Census:
             return
         sure = ready or consumers or arguments.get("x-queue-type") == "classic"
         if sure or (not expires and await self._is_empty(key, "x-delivery-limit" in arguments) and self._holds(key, seen.held)):
-            self._tell(key, seen, now, kind, again_at)
+            self._tell(key, seen, now, kind, consumers, again_at)
 
     async def _channel(self, vhost: str) -> Channel:
         channel = self._channels.get(vhost)
@@ -292,7 +295,7 @@ class Census:
             consumed = [consumer.queue for consumer in (*channel.consumers.values(), *channel.consuming)]
             clients.consumers.update(consumed)
             clients.unsure.update(channel.returning, (consumer.queue for consumer, _ in channel.gets))
-            if relay.reads_late or channel.undelivered or channel.commits or channel.closing:
+            if relay.flow.reads_late or channel.undelivered or channel.recovers or channel.commits or channel.closing:
                 clients.unsure.update(consumed)
             for delivery in channel.held:
                 clients.held[delivery.queue].append(delivery.sequence)
@@ -323,15 +326,16 @@ class Census:
         """Whether there is something to tell; if so, when it is to be told again if nothing changes (0: not again)."""
         told = self._told.get(key)
         same = told is not None and (told.messages, told.held) == (seen.ready + len(seen.held), seen.held)
-        if told is None or not same or (told.published != self._replica.last_publish and now - told.at >= REPEAT_S):
+        if told is None or not same or (told.published != self._replica.index.last_publish and now - told.at >= REPEAT_S):
             return now + REPEAT_S
         return 0.0 if told.again_at and now >= told.again_at else None
 
-    def _tell(self, key: QueueKey, seen: _Seen, now: float, kind: str, again_at: float) -> None:
-        messages, published = seen.ready + len(seen.held), self._replica.last_publish
-        if not messages and kind != "quorum":
-            self._replica.given_back.pop(key, None)  # whatever came back has gone again
-        held, spared = RangeSet.of(seen.held), RangeSet(self._replica.given_back.get(key, ()))
+    def _tell(self, key: QueueKey, seen: _Seen, now: float, kind: str, consumers: int, again_at: float) -> None:
+        messages, published = seen.ready + len(seen.held), self._replica.index.last_publish
+        if not messages and not consumers and kind != "quorum":
+            # Whatever came back has gone again. With consumers it may be on its way to one: who gives it back at once is seldom seen to hold it.
+            self._replica.given_out.given_back.pop(key, None)
+        held, spared = RangeSet.of(seen.held), RangeSet(self._replica.given_out.given_back.get(key, ()))
         if messages:
             spared.add(1, self._replica.epoch_from)
         if held.ranges > HELD_RANGES_MAX or spared.ranges > HELD_RANGES_MAX:
@@ -350,10 +354,10 @@ class Census:
     def _missing(self, key: QueueKey) -> None:
         self._seen.pop(key, None)
         vhost, queue = key
-        was_here = key in self._existed or key in self._replica.declared_here
-        if not was_here and self._replica.level(key) is Level.NONE:
+        was_here = key in self._existed or key in self._replica.declared.here
+        if not was_here and self._replica.declared.level(key) is Level.NONE:
             return  # another node's
-        if not was_here and not topology.may_vanish(self._replica.declarations.get(key, b"")):
+        if not was_here and not topology.may_vanish(self._replica.declared.declarations.get(key, b"")):
             if key not in self._said:
                 self._said.add(key)
                 log.warning("queue '%s' in vhost '%s' is in the log, and was not on this broker when it became primary", queue, vhost)
@@ -368,12 +372,12 @@ class Census:
     async def _delete(self, keys: list[QueueKey]) -> None:
         """Brings into the log that these are gone."""
         replica = self._replica
-        async with replica.barrier():
+        async with replica.barrier.up():
             await asyncio.sleep(REDECLARED_S)
             await self._declarations_done(keys)
             for key in keys:
                 vhost, queue = key
-                if replica.declared.get(key, -1) or time.monotonic() < self._not_before.get(vhost, 0.0) or await self._is_there(key):
+                if replica.declared.queues.get(key, -1) or time.monotonic() < self._not_before.get(vhost, 0.0) or await self._is_there(key):
                     continue
                 if not replica.active:
                     return
@@ -382,18 +386,18 @@ class Census:
 
     def _log_deletion(self, key: QueueKey) -> None:
         vhost, queue = key
-        method = frames.encode_method(commands.Queue.Delete(queue=queue))
+        method = building.encode_method(commands.Queue.Delete(queue=queue))
         self._replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
         self._existed.discard(key)
         self._door.forget_decisions()
 
     def _door_closes(self) -> bool:
-        return self._door.draining or bool(self._door.closed_because())
+        return bool(self._door.draining or self._door.closed_because())
 
     async def _delete_unused(self, keys: list[QueueKey]) -> None:
         """Deletes queues that go with their last consumer, and have had it."""
         replica = self._replica
-        async with replica.barrier():
+        async with replica.barrier.up():
             await self._declarations_done(keys)
             clients = self._clients()
             for key in keys:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 
+from .headers import Alike
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -197,6 +199,11 @@ class Transaction:
         self.frames.append(data)
         self.bytes += len(data)
 
+    def keep_instead(self, data: bytes) -> None:
+        """What was kept last is not what the client sent, which is this."""
+        self.bytes += len(data) - len(self.frames[-1])
+        self.frames[-1] = data
+
 
 class Delivery(NamedTuple):
     """A message of the log that a client holds."""
@@ -222,6 +229,7 @@ class Consumer:
         limit: The basic.qos per consumer (a method's payload) that held then.
         number: In the order in which they came.
         cancelled: The client has cancelled it.
+        alike: What the content headers that it is given have in common.
     """
 
     queue: QueueKey
@@ -232,6 +240,7 @@ class Consumer:
     limit: bytes = b""
     number: int = field(default_factory=itertools.count(1).__next__)
     cancelled: bool = False
+    alike: Alike = field(default_factory=Alike)
 
     @property
     def exclusive(self) -> bool:
@@ -297,7 +306,9 @@ class Channel:
     tx: Transaction | None = None  # after tx.select, but while what is in it is done in earnest:
     committing: Commit | None = None
     commits: deque[Commit] = field(default_factory=deque)  # that the broker has not answered, in order
+    after_commit: list[bytes] = field(default_factory=list)  # what the door itself has to say, and must not while the broker commits (`pausing`)
     unseen: list[bytes] = field(default_factory=list)  # the door's own acks, that wait for their turn between the client's transactions
+    recovers: deque[bool] = field(default_factory=deque)  # basic.recover that the broker has not answered, in order: whether the client wants to know
     rollbacks: deque[bool] = field(default_factory=deque)  # that the broker has not answered, in order: whether the client asked for it
     rehearsed: asyncio.Future[None] | None = None  # of a commit that waits until the broker has answered all of its rehearsal
 
@@ -307,9 +318,14 @@ class Channel:
         return self.confirms.open or bool(self.commits)
 
     @property
+    def commits_here(self) -> bool:
+        """Whether the broker is asked on this very channel to commit publishes: it ends the connection if it is told anything before it has."""
+        return not self.second and any(not commit.own for commit in self.commits)
+
+    @property
     def questions(self) -> int:
         """How many of the client's questions the broker has not answered."""
-        return len(self.gets) + len(self.consuming) + len(self.passed) + len(self.commits)
+        return len(self.gets) + len(self.consuming) + len(self.passed) + len(self.commits) + len(self.recovers)
 
     def early_run(self, sequence: int) -> tuple[int, pb.Run] | None:
         """The run with local completion that an entry is of: (sequence of its first, the run)."""
@@ -336,6 +352,11 @@ class Channel:
         """Whether the client still takes frames on this channel."""
         return self.state in (Closing.NO, Closing.CLIENT, Closing.DOOR)
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether the broker takes back whatever it hands out here: it will not know an ack of that any more when it hears of one."""
+        return bool(self.recovers) or self.closing
+
     def let_go(self) -> list[Delivery]:
         """It ends: what was held goes back."""
         held = self.held
@@ -359,6 +380,8 @@ class Channel:
         self.unasked.clear()
         self.stopping.clear()
         self.resuming.clear()
+        self.recovers.clear()
+        self.after_commit.clear()
 
     @property
     def acks_wait(self) -> bool:

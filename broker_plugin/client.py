@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from pamqp import base, commands
 
-from broker_plugin import frames
+from broker_plugin import assembling, building, frames
 from broker_plugin.client_channel import Channel, OnConfirm, OnReturn, long_int, short_int, table_bytes
 from broker_plugin.client_errors import (
     AccessRefused,
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._left = b""
-        self._assembly = frames.Assembly()
+        self._assembly = assembling.Assembly()
         self._channels: dict[int, Channel] = {}
         self._channel_max = 2_047
         self._replies: deque[asyncio.Future[base.Frame]] = deque()
@@ -160,9 +160,9 @@ class Connection(asyncio.Protocol):
         self._send(
             frames.CONNECTION_START_OK,
             table_bytes({**PROPERTIES, **properties}),
-            frames.short_string("PLAIN"),
+            building.short_string("PLAIN"),
             long_int(len(response)) + response,
-            frames.short_string("en_US"),
+            building.short_string("en_US"),
         )
         tune = await self._reply()
         assert_kind(tune, commands.Connection.Tune)
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
         offered: int = tune.frame_max
         self.frame_max_bytes = max(min(frame_max_bytes, offered or frame_max_bytes), frames.FRAME_MIN_BYTES)
         self._send(frames.CONNECTION_TUNE_OK, short_int(self._channel_max), long_int(self.frame_max_bytes), short_int(heartbeat_s))
-        self._send(frames.CONNECTION_OPEN, frames.short_string(where.vhost), b"\0\0")
+        self._send(frames.CONNECTION_OPEN, building.short_string(where.vhost), b"\0\0")
         assert_kind(await self._reply(), commands.Connection.OpenOk)
         if heartbeat_s:
             self._tick(heartbeat_s / 2)
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
     async def close(self, code: int = 200, text: str = "") -> None:
         """Ends the connection in order, after everything that was sent; returns when it has ended. Never raises."""
         if self.error is None:
-            self._write(frames.connection_close(code, text))
+            self._write(building.connection_close(code, text))
             reply = self._expect()
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -255,12 +255,12 @@ class Connection(asyncio.Protocol):
             for item in items:
                 self._take(buffer, item)
         except frames.FrameError as error:
-            self._write(frames.connection_close(501, error.what))
+            self._write(building.connection_close(501, error.what))
             self._end(ConnectionClosed(501, error.what))
         except Exception as error:  # a callback failed: what it was to do is lost, so nothing may go on as if it were done
             ended = ConnectionClosed(541, f"a callback failed: {error!r}")
             ended.__cause__ = error
-            self._write(frames.connection_close(541, "INTERNAL_ERROR"))
+            self._write(building.connection_close(541, "INTERNAL_ERROR"))
             self._end(ended)
 
     def _take(self, buffer: bytes, item: frames.Item) -> None:
@@ -286,7 +286,7 @@ class Connection(asyncio.Protocol):
     def _take_own(self, kind: int, payload: bytes) -> None:
         method: Any = frames.decode_method(payload)
         if kind == frames.CONNECTION_CLOSE:
-            self._write(frames.raw_method_frame(0, frames.CONNECTION_CLOSE_OK))
+            self._write(building.raw_method_frame(0, frames.CONNECTION_CLOSE_OK))
             self._end(ConnectionClosed(method.reply_code, method.reply_text))
         elif kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
             self.blocked = method.reason if kind == frames.CONNECTION_BLOCKED else None
@@ -310,7 +310,7 @@ class Connection(asyncio.Protocol):
     # --- writing ----------------------------------------------------------------------------------------------------------
 
     def _send(self, method: int, *arguments: bytes) -> None:
-        self._write(frames.raw_method_frame(0, method, *arguments))
+        self._write(building.raw_method_frame(0, method, *arguments))
 
     def _write(self, data: bytes) -> None:
         if self.error is not None:

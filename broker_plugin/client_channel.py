@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import encode
 
-from broker_plugin import frames, headers
+from broker_plugin import building, frames, headers
 from broker_plugin.client_errors import ChannelClosed, ReplyTimeout
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.positions import RangeSet
@@ -135,7 +135,7 @@ class Channel:
     def _take_method(self, kind: int, payload: bytes) -> None:
         if kind == frames.CHANNEL_CLOSE:
             closed: Any = frames.decode_method(payload)
-            self.connection._write(frames.raw_method_frame(self.number, frames.CHANNEL_CLOSE_OK))
+            self.connection._write(building.raw_method_frame(self.number, frames.CHANNEL_CLOSE_OK))
             self._end(ChannelClosed(closed.reply_code, closed.reply_text))
         elif kind == frames.BASIC_CANCEL:
             cancelled: Any = frames.decode_method(payload)
@@ -174,7 +174,7 @@ class Channel:
             raise self.error
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._replies.append(reply)
-        self.connection._write(frames.raw_method_frame(self.number, method, *arguments))
+        self.connection._write(building.raw_method_frame(self.number, method, *arguments))
         while True:
             done, _ = await asyncio.wait((reply,), timeout=REPLY_TIMEOUT_S)
             if done:
@@ -194,18 +194,18 @@ class Channel:
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         bits = bit_octet(passive, durable, auto_delete, internal, False)
-        names = frames.short_string(exchange) + frames.short_string(kind)
+        names = building.short_string(exchange) + building.short_string(kind)
         await self._call(frames.EXCHANGE_DECLARE, b"\0\0", names, bits, table_bytes(arguments))
 
     async def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
-        await self._call(frames.EXCHANGE_DELETE, b"\0\0", frames.short_string(exchange), bit_octet(if_unused, False))
+        await self._call(frames.EXCHANGE_DELETE, b"\0\0", building.short_string(exchange), bit_octet(if_unused, False))
 
     async def exchange_bind(self, to: str, source: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
-        names = b"".join(map(frames.short_string, (to, source, routing_key)))
+        names = b"".join(map(building.short_string, (to, source, routing_key)))
         await self._call(frames.EXCHANGE_BIND, b"\0\0", names, b"\0", table_bytes(arguments))
 
     async def exchange_unbind(self, to: str, source: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
-        names = b"".join(map(frames.short_string, (to, source, routing_key)))
+        names = b"".join(map(building.short_string, (to, source, routing_key)))
         await self._call(frames.EXCHANGE_UNBIND, b"\0\0", names, b"\0", table_bytes(arguments))
 
     async def queue_declare(
@@ -220,25 +220,25 @@ class Channel:
     ) -> tuple[str, int, int]:
         """Declares a queue. Returns (name, ready messages, consumers)."""
         bits = bit_octet(passive, durable, exclusive, auto_delete, False)
-        made = await self._call(frames.QUEUE_DECLARE, b"\0\0", frames.short_string(queue), bits, table_bytes(arguments))
+        made = await self._call(frames.QUEUE_DECLARE, b"\0\0", building.short_string(queue), bits, table_bytes(arguments))
         return made.queue, made.message_count, made.consumer_count
 
     async def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Deletes a queue. Returns how many messages it had."""
-        deleted = await self._call(frames.QUEUE_DELETE, b"\0\0", frames.short_string(queue), bit_octet(if_unused, if_empty, False))
+        deleted = await self._call(frames.QUEUE_DELETE, b"\0\0", building.short_string(queue), bit_octet(if_unused, if_empty, False))
         return int(deleted.message_count)
 
     async def queue_bind(self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
-        names = b"".join(map(frames.short_string, (queue, exchange, routing_key)))
+        names = b"".join(map(building.short_string, (queue, exchange, routing_key)))
         await self._call(frames.QUEUE_BIND, b"\0\0", names, b"\0", table_bytes(arguments))
 
     async def queue_unbind(self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
-        names = b"".join(map(frames.short_string, (queue, exchange, routing_key)))
+        names = b"".join(map(building.short_string, (queue, exchange, routing_key)))
         await self._call(frames.QUEUE_UNBIND, b"\0\0", names, table_bytes(arguments))
 
     async def queue_purge(self, queue: str) -> int:
         """Empties a queue. Returns how many messages it had."""
-        purged = await self._call(frames.QUEUE_PURGE, b"\0\0", frames.short_string(queue), b"\0")
+        purged = await self._call(frames.QUEUE_PURGE, b"\0\0", building.short_string(queue), b"\0")
         return int(purged.message_count)
 
     async def qos(self, prefetch: int, *, per_channel: bool = False) -> None:
@@ -274,14 +274,14 @@ class Channel:
         """
         tag = tag or f"lrq-{self.number}-{next(self._tags)}"
         self._consumers[tag.encode()] = (callback, on_cancel)
-        names = frames.short_string(queue) + frames.short_string(tag)
+        names = building.short_string(queue) + building.short_string(tag)
         bits = bit_octet(False, no_ack, exclusive, False)
         await self._call(frames.BASIC_CONSUME, b"\0\0", names, bits, table_bytes(arguments))
         return tag
 
     async def cancel(self, tag: str) -> None:
         """Ends a consumer; what was under way is still handed to its callback before this returns."""
-        await self._call(frames.BASIC_CANCEL, frames.short_string(tag), b"\0")
+        await self._call(frames.BASIC_CANCEL, building.short_string(tag), b"\0")
         self._consumers.pop(tag.encode(), None)
 
     async def recover(self) -> None:
@@ -299,7 +299,7 @@ class Channel:
             self._fail_calls(ended)
             self._closing = True
             try:
-                await self._call(frames.CHANNEL_CLOSE, short_int(200), frames.short_string(""), long_int(0))
+                await self._call(frames.CHANNEL_CLOSE, short_int(200), building.short_string(""), long_int(0))
             except LrqError:
                 pass
             self._end(ended, ordered=True)
@@ -307,13 +307,13 @@ class Channel:
     # --- acknowledging ----------------------------------------------------------------------------------------------------
 
     def ack(self, tag: int, multiple: bool = False) -> None:
-        self._answer(frames.ack(self.number, tag, multiple))
+        self._answer(building.ack(self.number, tag, multiple))
 
     def nack(self, tag: int, multiple: bool = False, requeue: bool = True) -> None:
-        self._answer(frames.nack(self.number, tag, multiple, requeue))
+        self._answer(building.nack(self.number, tag, multiple, requeue))
 
     def reject(self, tag: int, requeue: bool = False) -> None:
-        self._answer(frames.reject(self.number, tag, requeue))
+        self._answer(building.reject(self.number, tag, requeue))
 
     def _answer(self, frame: bytes) -> None:
         # On a channel that ended the deliveries are back in their queues, and its number may be another's by now.
@@ -338,8 +338,8 @@ class Channel:
 
     def publish_content(self, exchange: str, routing_key: str, header: bytes, body: bytes, mandatory: bool = False) -> int:
         """Publishes a message with a ready content header's payload (see `headers`). Returns its publish tag."""
-        pieces = frames.content(self.number, header, body, self.connection.frame_max_bytes)
-        pieces.insert(0, frames.publish_method(self.number, exchange, routing_key, mandatory))
+        pieces = building.content(self.number, header, body, self.connection.frame_max_bytes)
+        pieces.insert(0, building.publish_method(self.number, exchange, routing_key, mandatory))
         return self.publish_raw(pieces)
 
     def publish_raw(self, pieces: Iterable[bytes], count: int = 1) -> int:

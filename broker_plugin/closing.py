@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import frames
+from . import building, permitting, settling
 from .channels import Channel, Closing, Settled
 from .frames import CHANNEL_CLOSE, METHOD, FrameError, Item
 
@@ -25,33 +25,44 @@ if TYPE_CHECKING:
     from .relay import Relay
 
 
+class TooManyChannels(FrameError):
+    """A client opens more channels than were agreed on; in RabbitMQ's words."""
+
+    code = 530
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"NOT_ALLOWED - number of channels opened ({limit}) has reached the negotiated channel_max ({limit})")
+
+
 # ---- what the client says --------------------------------------------------------------------------------------------------
 
 
 def channel_open(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
-    """channel.open."""
+    """channel.open. The broker has agreed to one channel more than the client (see `permitting`)."""
+    if not channel.opened and not relay.has_room_for_channel:
+        raise TooManyChannels(relay.channels_max)
     channel.opened = True
-    relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+    relay.outbox.put(building.frame(METHOD, channel.number, payload))
 
 
 def channel_close(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """channel.close of the client."""
-    frame = frames.frame(METHOD, channel.number, payload)
+    frame = building.frame(METHOD, channel.number, payload)
     if channel.state is Closing.NO:
         _end(relay, channel, Closing.CLIENT, frame)
     elif channel.state is Closing.BROKER:
         relay.outbox.put(frame)  # both sides closed at once
     elif channel.state is Closing.DOOR:
-        channel.refusal += frames.method_frame(channel.number, commands.Channel.CloseOk())  # as of a broker, behind its reason
+        channel.refusal += building.method_frame(channel.number, commands.Channel.CloseOk())  # as of a broker, behind its reason
     elif channel.state is Closing.TOLD:
-        relay.to_client(frames.method_frame(channel.number, commands.Channel.CloseOk()))
+        relay.to_client(building.method_frame(channel.number, commands.Channel.CloseOk()))
 
 
 def channel_close_ok(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """channel.close-ok of the client."""
     if channel.state in (Closing.BROKER, Closing.TOLD):
         if channel.state is Closing.BROKER:
-            relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+            relay.outbox.put(building.frame(METHOD, channel.number, payload))
         _forget(relay, channel)
     elif channel.state is Closing.NO:  # a broker would end the channel without a word, and owe its confirms for ever
         raise FrameError(f"channel.close-ok on channel {channel.number}, which nobody has closed")
@@ -59,8 +70,8 @@ def channel_close_ok(relay: Relay, channel: Channel, _kind: int, payload: bytes)
 
 def connection_close(relay: Relay, _channel: Channel, _kind: int, payload: bytes) -> None:
     """connection.close of the client: the broker hears nothing that comes behind it, so neither does anybody else."""
-    relay.on_settled = frames.frame(METHOD, 0, payload)
-    relay.hear_nothing_more()
+    relay.on_settled = building.frame(METHOD, 0, payload)
+    relay.from_client.hear_nothing_more()
     if relay.unanswered:
         _in_time(relay, lambda: _settle_all(relay))
     else:
@@ -72,7 +83,7 @@ def connection_close_ok(relay: Relay, _channel: Channel, kind: int, _payload: by
     if relay.replying_to_door:
         relay.goodbye()
     else:
-        relay.outbox.put(frames.raw_method_frame(0, kind))
+        relay.outbox.put(building.raw_method_frame(0, kind))
 
 
 # ---- what the door says ----------------------------------------------------------------------------------------------------
@@ -80,13 +91,13 @@ def connection_close_ok(relay: Relay, _channel: Channel, kind: int, _payload: by
 
 def refuse(relay: Relay, channel: Channel, code: int, text: str, cause: int) -> None:
     """Closes a channel on both sides, with an error of the door's own."""
-    refuse_as(relay, channel, frames.channel_close(channel.number, code, text, cause))
+    refuse_as(relay, channel, building.channel_close(channel.number, code, text, cause))
 
 
 def refuse_as(relay: Relay, channel: Channel, refusal: bytes) -> None:
     """The same; the client is told with this frame."""
     channel.refusal = refusal
-    frame = frames.method_frame(channel.number, commands.Channel.Close(200, "the door closed it", 0, 0))
+    frame = building.method_frame(channel.number, commands.Channel.Close(200, "the door closed it", 0, 0))
     _end(relay, channel, Closing.DOOR, frame)
 
 
@@ -109,9 +120,12 @@ def _in_time(relay: Relay, done: Callable[[], None]) -> None:
 
 
 def settled(relay: Relay, channel: Channel) -> None:
-    """The broker has answered all publishes of this channel."""
+    """The broker has answered all publishes and commits of this channel."""
     if channel.closing:
         _settle(relay, channel)
+    elif channel.after_commit:
+        relay.outbox.put(b"".join(channel.after_commit))
+        channel.after_commit.clear()
     _settle_connection(relay)
 
 
@@ -128,7 +142,7 @@ def _settle(relay: Relay, channel: Channel) -> None:
 def _end_second(relay: Relay, channel: Channel) -> None:
     if not channel.second_ends:
         channel.second_ends = True
-        relay.outbox.put(frames.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
+        relay.outbox.put(building.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
 
 
 def _settle_connection(relay: Relay) -> None:
@@ -156,7 +170,6 @@ def abandon(relay: Relay, channel: Channel, *, refused: bool = False, commits: b
     """
     channel.rehearsal_is_over()
     replica = relay.replica
-    relay.asks, relay.may_publish = 0, relay.may_publish and not refused
     left = [(run, channel.early_run(run.sequence)) for run in channel.confirms.abandon() if run.sequence]
     replica.refuse([run for run, early in left if early is None], unless_seen=True)
     for run, early in left:
@@ -183,7 +196,7 @@ def no_reply(relay: Relay, number: int | None = None) -> None:
 def _forget(relay: Relay, channel: Channel) -> None:
     relay.give_back(channel.let_go())  # what came while it was closing
     relay.channels.pop(channel.number, None)
-    relay.client_parts.drop(channel.number)
+    relay.from_client.parts.drop(channel.number)
 
 
 # ---- what the broker says --------------------------------------------------------------------------------------------------
@@ -193,14 +206,15 @@ def _forget(relay: Relay, channel: Channel) -> None:
 def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     """channel.close of the broker."""
     channel = relay.channel(number)
+    permitting.refused(relay, data[item[2] : item[3]])
     no_reply(relay, number)
     relay.give_back(channel.let_go())
     channel.forget()
     if relay.watch is not None:
         relay.watch.channel_ended(number)
     abandon(relay, channel, refused=True, commits=not channel.second)
-    relay.broker_parts.drop(number)
-    close_ok = frames.method_frame(number, commands.Channel.CloseOk())
+    relay.from_broker.parts.drop(number)
+    close_ok = building.method_frame(number, commands.Channel.CloseOk())
     if relay.client is None:  # nobody else answers
         channel.state = Closing.TOLD
         relay.outbox.drop(number)
@@ -219,7 +233,9 @@ def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) ->
         return b""
     if channel.state in (Closing.CLIENT, Closing.DOOR):
         # Both sides close at once. The client has asked already, and hears why the broker closes it; or it will be told the door's reason.
-        asked = not channel.on_settled
+        settling.flush(relay)
+        unsent = relay.outbox.drop(number)
+        asked = not channel.on_settled and not unsent
         channel.on_settled = b""
         if channel.state is Closing.CLIENT:
             if asked:  # the broker answers that too
@@ -239,7 +255,7 @@ def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) ->
 def broker_close_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:
     """channel.close-ok of the broker."""
     channel = relay.channels.get(number)
-    relay.broker_parts.drop(number)
+    relay.from_broker.parts.drop(number)
     if channel is None or channel.state is Closing.BROKER:
         return None
     abandon(relay, channel)
@@ -252,11 +268,12 @@ def broker_close_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> byt
 
 def second_refused(relay: Relay, channel: Channel, refusal: bytes) -> None:
     """channel.close of the broker, for a second channel; `refusal` is the same for the first."""
+    permitting.refused(relay, refusal[7:-1])
     unsent = relay.outbox.drop(channel.second)
-    relay.outbox.write(frames.method_frame(channel.second, commands.Channel.CloseOk()))
+    relay.outbox.write(building.method_frame(channel.second, commands.Channel.CloseOk()))
     abandon(relay, channel, refused=True)
     if channel.state is Closing.CLIENT:
-        channel.state, channel.refusal = Closing.DOOR, refusal + frames.method_frame(channel.number, commands.Channel.CloseOk())
+        channel.state, channel.refusal = Closing.DOOR, refusal + building.method_frame(channel.number, commands.Channel.CloseOk())
     if not channel.second_ends or unsent:  # else both sides close at once, and the broker answers that, too
         _forget_second(relay, channel)
         if channel.state is Closing.NO:
@@ -275,8 +292,8 @@ def second_closed(relay: Relay, channel: Channel) -> None:
 
 
 def _forget_second(relay: Relay, channel: Channel) -> None:
-    relay.broker_parts.drop(channel.second)
-    del relay.seconds[channel.second]
+    relay.from_broker.parts.drop(channel.second)
+    del relay.seconds[channel.second], relay.apart[channel.second]
     channel.second, channel.second_ends = 0, False
 
 
@@ -290,6 +307,6 @@ def _after_second(relay: Relay, channel: Channel) -> None:
 def broker_closed_connection(relay: Relay, _number: int, _data: bytes, _item: Item) -> bytes | None:
     """connection.close of the broker, which has ended all channels: it is answered at once, whatever the client does."""
     no_reply(relay)
-    relay.outbox.write(frames.method_frame(0, commands.Connection.CloseOk()))
+    relay.outbox.write(building.method_frame(0, commands.Connection.CloseOk()))
     relay.over = True
     return None

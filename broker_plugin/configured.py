@@ -25,7 +25,7 @@ from lrq_ha.replication.levels import Level
 from lrq_ha.replication.positions import owner_of
 
 from . import frames, topology
-from .apply_lane import PASSED_OVER, unconditional
+from .apply_declarations import PASSED_OVER, unconditional
 from .channels import QueueKey
 from .client import Channel
 from .client_errors import Address, ChannelClosed
@@ -76,7 +76,7 @@ class Configured:
 
     async def unbind(self) -> None:
         """This node begins to follow another."""
-        for key, exchange, _, unbinds in list(self._replica.definitions.bindings_to(self._replica.partial)):
+        for key, exchange, _, unbinds in list(self._replica.declared.definitions.bindings_to(self._replica.declared.partial)):
             await self._call(key, frames.QUEUE_UNBIND, unbinds, log_refusal=False)  # this broker may not have it
             await self._keep_exchange(key, exchange)
 
@@ -88,13 +88,13 @@ class Configured:
         epochs = self._replica.node.log.state().epochs
         followed = len(epochs) > 1 and owner_of(epochs[-2][0]) != self._replica.node.me
         for key in self._configured():
-            method = self._replica.definitions.queue(key) or b""
+            method = self._replica.declared.definitions.queue(key) or b""
             await self._execute(key, method)
             if followed:
                 await self._empty_for_good(key, method)
-        for key, exchange, binds, _ in list(self._replica.definitions.bindings_to(self._replica.partial)):
+        for key, exchange, binds, _ in list(self._replica.declared.definitions.bindings_to(self._replica.declared.partial)):
             await self._keep_exchange(key, exchange)
-            await self._execute(key, binds, log_refusal=self._replica.level(key) is not Level.NONE)
+            await self._execute(key, binds, log_refusal=self._replica.declared.level(key) is not Level.NONE)
         await self.close()
 
     async def close(self) -> None:
@@ -107,11 +107,11 @@ class Configured:
         self._vhosts.abort()
 
     def _configured(self) -> list[QueueKey]:
-        return [key for key in self._replica.partial if self._replica.level(key) is Level.CONFIGURATION]
+        return [key for key in self._replica.declared.partial if self._replica.declared.level(key) is Level.CONFIGURATION]
 
     async def _keep_exchange(self, key: QueueKey, exchange: str) -> None:
         """An auto-delete exchange goes with its last binding, and here that may be one which others still have."""
-        declares = self._replica.auto_delete_exchanges.get((key[0], exchange))
+        declares = self._replica.declared.auto_delete_exchanges.get((key[0], exchange))
         if declares is not None:
             await self._execute(key, declares)
 
@@ -129,7 +129,7 @@ class Configured:
             await self._execute(key, method)
 
     def _is_stream(self, key: QueueKey) -> bool:
-        return topology.queue_arguments(self._replica.definitions.queue(key) or b"").get("x-queue-type") == "stream"
+        return topology.queue_arguments(self._replica.declared.definitions.queue(key) or b"").get("x-queue-type") == "stream"
 
     async def _ready(self, key: QueueKey) -> int:
         """How many messages are in a queue; 0 if it is not there (yet)."""

@@ -2,17 +2,19 @@
 
 Rule: a declaration that is replicated takes its place among the publishes of all connections. Before the broker is asked, everything that was
 published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
-every node.
+every node. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import closing, frames, topology
+from . import building, closing, topology, waiting
 from .channels import Channel, Passed
-from .frames import CHANNEL_CLOSE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
+from .frames import CHANNEL_CLOSE, EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -27,10 +29,10 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     if isinstance(action, topology.Refuse):
         closing.refuse(relay, channel, action.code, action.text, kind)
     elif isinstance(action, topology.Answer):
-        name = frames.short_string(action.queue)
+        name = building.short_string(action.queue)
         high, low = divmod(action.number, 1 << 32)
         counts = low.to_bytes(4, "big") + high.to_bytes(4, "big")
-        relay.to_client(frames.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
+        relay.to_client(building.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
     elif isinstance(action, topology.PassOn):
         relay.ask(channel)
         if action.queue:
@@ -42,9 +44,9 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
             channel.passed.append(Passed(action.local, silent, action.known))
         elif not silent:
             channel.passed.append(Passed(None, False))
-        relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+        relay.outbox.put(building.frame(METHOD, channel.number, payload))
     else:
-        relay.stall()
+        relay.from_client.stall()
         relay.spawn(_replicate(relay, channel, kind, method, action))
 
 
@@ -53,30 +55,48 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
     try:
         while relay.door.log_blocked:  # nothing gets safe now: a barrier would stop the consumers of all clients
             await asyncio.sleep(BLOCKED_POLL_S)
-        async with replica.barrier():
+        async with _turn(relay, kind, action.queue):
             if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
                 return
             reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
             relay.replies[number] = reply
-            relay.outbox.put(frames.frame(METHOD, number, action.asked))
+            relay.outbox.put(building.frame(METHOD, number, action.asked))
             answer, payload = await reply
             if answer == CHANNEL_CLOSE:
                 return
-            sequence = replica.topology(relay.vhost, action)
+            if action.purge:
+                queue = (relay.vhost, action.queue)  # what is on its way to clients counts as purged a moment later
+                sequence = replica.purge(queue, (delivery.sequence for delivery in relay.door.held(queue)))
+            else:
+                sequence = replica.topology(relay.vhost, action)
             if kind == QUEUE_DECLARE:
-                replica.local_queues.discard((relay.vhost, action.queue))
+                replica.declared.local_queues.discard((relay.vhost, action.queue))
             if kind in (QUEUE_DECLARE, QUEUE_DELETE):
                 relay.door.forget_decisions()  # of what level a queue of this name is may have changed
+            elif kind in (EXCHANGE_DECLARE, EXCHANGE_DELETE):
+                relay.door.exchange_changed(relay.vhost, method.exchange)
             if action.queue:
                 channel.last_queue = action.queue
-        await replica.wait_safe(sequence)
+        await replica.progress.wait_safe(sequence)
         if relay.watch is not None:
             relay.watch.declared(number, action.asked, True)
         if not getattr(method, "nowait", False) and channel.speaks:  # the broker may have closed it meanwhile, and the client knows
-            relay.to_client(frames.frame(METHOD, number, payload))
+            relay.to_client(building.frame(METHOD, number, payload))
     finally:
         relay.replies.pop(number, None)
-        relay.unstall()
+        relay.from_client.unstall()
+
+
+@asynccontextmanager
+async def _turn(relay: Relay, kind: int, queue: str) -> AsyncIterator[None]:
+    """A barrier in which the queue is not being moved (`waiting`): that may have begun while this waited for it."""
+    while True:
+        async with relay.replica.barrier.up():
+            moving = waiting.queue_waits_for(relay, kind, queue)
+            if moving is None:
+                yield
+                return
+        await moving.over.wait()
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------
@@ -95,7 +115,7 @@ def reply(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     if channel.passed:
         passed = channel.passed.popleft()
         if passed.local is not None:
-            relay.replica.local_queues.add(passed.local)
+            relay.replica.declared.local_queues.add(passed.local)
             relay.door.forget_decisions()
         return b"" if passed.silent else None
     future = relay.replies.get(number)

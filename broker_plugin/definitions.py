@@ -5,12 +5,15 @@ Rules:
 - A queue or exchange takes its bindings with it when it is deleted. An auto-delete exchange that went with its last binding is still listed: to
   declare it once more than needed harms nothing.
 - Rows come in an order in which they can be carried out.
+- Each row is kept as a CHECKPOINT has it, too: of a hundred thousand queues, one that is written takes no longer than to put these together.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Iterator
+
+from lrq_ha.proto import lrq_pb2 as pb
 
 from . import frames
 from .channels import QueueKey
@@ -28,6 +31,7 @@ _NAMES = {
 }
 _BINDS = {frames.QUEUE_BIND: True, frames.QUEUE_UNBIND: False, frames.EXCHANGE_BIND: True, frames.EXCHANGE_UNBIND: False}
 _QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_DELETE)
+_EXCHANGES = (frames.EXCHANGE_DECLARE, frames.EXCHANGE_DELETE)
 _TO_QUEUES = (frames.QUEUE_BIND, frames.QUEUE_UNBIND)
 
 Row = tuple[str, bytes]  # vhost, method
@@ -64,19 +68,31 @@ class Definitions:
 
     def rows(self) -> Iterator[Row]:
         """(vhost, method) of everything there is."""
-        return ((key[1], method) for key, method in sorted(self._now().items(), key=lambda row: row[0][0]))
+        now = self._now()
+        return ((key[1], now.rows[key]) for of_kind in now.encoded for key in of_kind)
+
+    def export(self) -> bytes:
+        """The rows for a CHECKPOINT: a serialized `pb.Definitions`."""
+        return b"".join(row for of_kind in self._now().encoded for row in of_kind.values())
 
     def queues(self) -> dict[QueueKey, bytes]:
         """The queues, and how each was declared."""
-        return {(vhost, names[0].decode("utf-8", "surrogateescape")): m for (kind, vhost, names), m in self._now().items() if kind == _QUEUE}
+        return {(vhost, names[0].decode("utf-8", "surrogateescape")): m for (kind, vhost, names), m in self._now().rows.items() if kind == _QUEUE}
 
     def queue(self, key: QueueKey) -> bytes | None:
         """How a queue was declared; None: the log has no such queue."""
-        vhost, name = key[0], key[1].encode("utf-8", "surrogateescape")
+        return self._last(_QUEUE, _QUEUES, *key)
+
+    def exchange(self, vhost: str, exchange: str) -> bytes | None:
+        """How an exchange was declared; None: the log has no such exchange."""
+        return self._last(_EXCHANGE, _EXCHANGES, vhost, exchange)
+
+    def _last(self, kind: int, methods: tuple[int, int], vhost: str, name: str) -> bytes | None:
+        raw = name.encode("utf-8", "surrogateescape")
         for _, of, method in reversed(self._noted):
-            if of == vhost and frames.method_id(method) in _QUEUES and method[7 : 7 + method[6]] == name:
-                return method if frames.method_id(method) == frames.QUEUE_DECLARE else None
-        return self._safe.rows.get((_QUEUE, vhost, (name,)))
+            if of == vhost and frames.method_id(method) in methods and method[7 : 7 + method[6]] == raw:
+                return method if frames.method_id(method) == methods[0] else None
+        return self._safe.rows.get((kind, vhost, (raw,)))
 
     def bindings_to(self, keys: Container[QueueKey]) -> Iterator[tuple[QueueKey, str, bytes, bytes]]:
         """What binds these queues, as far as it is safe: (queue, exchange, the method that binds, the arguments of the one that unbinds)."""
@@ -87,13 +103,18 @@ class Definitions:
                     unbinds = b"\0\0" + b"".join(bytes((len(name),)) + name for name in names[1:4]) + names[4]
                     yield key, names[2].decode("utf-8", "surrogateescape"), method, unbinds
 
-    def _now(self) -> dict[_Key, bytes]:
+    def _now(self) -> _Rows:
         if not self._noted:
-            return self._safe.rows
+            return self._safe
         now = self._safe.copy()
         for _, vhost, method in self._noted:
             now.carry_out(vhost, method)
-        return now.rows
+        return now
+
+
+def rows_of(entry: pb.Checkpoint) -> Iterator[Row]:
+    """What a CHECKPOINT says that is declared."""
+    return ((row.vhost, row.method) for row in pb.Definitions.FromString(entry.definitions).rows)
 
 
 class _Rows:
@@ -101,11 +122,13 @@ class _Rows:
 
     def __init__(self) -> None:
         self.rows: dict[_Key, bytes] = {}
+        self.encoded: tuple[dict[_Key, bytes], ...] = ({}, {}, {})  # the same, by kind, as they stand in a CHECKPOINT
         self._bindings: dict[_End, dict[_Key, None]] = {}
 
     def copy(self) -> _Rows:
         new = _Rows()
         new.rows = dict(self.rows)
+        new.encoded = tuple(map(dict, self.encoded))
         new._bindings = {end: dict(keys) for end, keys in self._bindings.items()}
         return new
 
@@ -120,7 +143,7 @@ class _Rows:
             arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before them
             key = (_BINDING, vhost, (b"q" if kind in _TO_QUEUES else b"e", *names, arguments))
             if _BINDS[kind]:
-                self.rows[key] = method
+                self._set(key, method)
                 for one in _ends(key):
                     self._bindings.setdefault(one, {})[key] = None
             else:
@@ -129,13 +152,21 @@ class _Rows:
         to_queue = kind in _QUEUES
         key = (_QUEUE if to_queue else _EXCHANGE, vhost, (names[0],))
         if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
-            self.rows[key] = method
-        elif self.rows.pop(key, None) is not None:
+            self._set(key, method)
+        elif self._pop(key):
             for binding in list(self._bindings.get((vhost, b"q" if to_queue else b"e", names[0]), ())):
                 self._unbind(binding)
 
+    def _set(self, key: _Key, method: bytes) -> None:
+        self.rows[key] = method
+        self.encoded[key[0]][key] = pb.Definitions(rows=[pb.Topology(vhost=key[1], method=method)]).SerializeToString()
+
+    def _pop(self, key: _Key) -> bool:
+        self.encoded[key[0]].pop(key, None)
+        return self.rows.pop(key, None) is not None
+
     def _unbind(self, key: _Key) -> None:
-        if self.rows.pop(key, None) is None:
+        if not self._pop(key):
             return
         for one in set(_ends(key)):
             of = self._bindings[one]

@@ -3,24 +3,37 @@
 Rules:
 - A delivery without a position is none of the log's business and passes as it came.
 - Whether a copy may be given out can depend on an entry that is not safe yet: then it is withheld, with all that follows on its channel.
+- The door knows a consumer's tag before anything comes for it. So it makes one up for a client that names none and wants no answer.
 - A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
 from lrq_ha.replication.filter import Verdict
+from lrq_ha.replication.visits import Deaths
 
-from . import closing, endpoints, frames, pausing, settling
+from . import assembling, building, closing, endpoints, frames, pausing, settling
 from .channels import Channel, Closing, Consumer, Delivery
-from .frames import BASIC_CANCEL_OK, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN, Item, decode_method, scan
+from .farewell import NOT_ALLOWED
+from .frames import BASIC_CANCEL_OK, BASIC_CONSUME, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN, FrameError, Item, decode_method, scan
 from .headers import cut, deaths
 
 if TYPE_CHECKING:
     from .relay import Relay
+
+
+class TagInUse(FrameError):
+    """A consumer's tag is another's on its channel; in RabbitMQ's words. The door says so where the broker does not know of that one (`pausing`)."""
+
+    code, cause = NOT_ALLOWED, BASIC_CONSUME
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
 
 
 # ---- what the client asks for ----------------------------------------------------------------------------------------------
@@ -31,7 +44,7 @@ def qos(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     if not payload[-1] & 1:
         channel.limit = payload
     channel.unasked.append(False)
-    relay.outbox.put(frames.frame(frames.METHOD, channel.number, payload))
+    relay.outbox.put(building.frame(frames.METHOD, channel.number, payload))
 
 
 def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -39,28 +52,31 @@ def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     method: Any = decode_method(payload)
     if not _may_read(relay, channel, method):
         return
+    if method.consumer_tag.encode("utf-8", "surrogateescape") in channel.paused:
+        raise TagInUse(method.consumer_tag)
     relay.ask(channel)
     consumer = _consumer(relay, channel, method)
     if method.nowait:
+        method.consumer_tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         channel.consumers[method.consumer_tag.encode()] = consumer
-        relay.replica.consumes(consumer.queue)
+        relay.replica.declared.consumes(consumer.queue)
     else:
         channel.consuming.append(consumer)
-    relay.outbox.put(frames.method_frame(channel.number, method))
+    relay.outbox.put(building.method_frame(channel.number, method))
 
 
 def cancel(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """basic.cancel of the client."""
-    at = 5 + payload[4]
-    tag = bytes(payload[5:at])
+    method: Any = decode_method(payload)
+    tag = method.consumer_tag.encode()
     consumer = channel.consumers.get(tag)
     channel.paused.pop(tag, None)
     if consumer is not None:
         consumer.cancelled = True
-        if payload[at]:  # nowait: the door must know all the same when nothing more comes
+        if method.nowait:  # the door must know all the same when nothing more comes
             pausing.cancel(relay, channel, tag)
             return
-    relay.outbox.put(frames.frame(frames.METHOD, channel.number, payload))
+    relay.outbox.put(building.frame(frames.METHOD, channel.number, payload))
 
 
 def get(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -69,7 +85,7 @@ def get(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     if not _may_read(relay, channel, method):
         return
     consumer = _consumer(relay, channel, method)
-    frame = frames.method_frame(channel.number, method)
+    frame = building.method_frame(channel.number, method)
     relay.ask(channel)
     if not channel.gets:
         channel.asked_behind = False
@@ -89,7 +105,7 @@ def _consumer(relay: Relay, channel: Channel, method: Any) -> Consumer:
     """As the client asked for it; `method` is changed to what the broker is asked for."""
     method.queue = method.queue or channel.last_queue
     key = (relay.vhost, method.queue)
-    tracked = relay.replica.replicates(key) and not endpoints.is_routing(relay.vhost)
+    tracked = relay.replica.declared.replicates(key) and not endpoints.is_routing(relay.vhost)
     consumer = Consumer(key, bool(method.no_ack) and tracked, tracked, bool(method.no_ack))
     if consumer.automatic:
         method.no_ack = False
@@ -117,7 +133,7 @@ def consume_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | No
     if channel.consuming:
         consumer = channel.consuming.popleft()
         channel.consumers[tag] = consumer
-        relay.replica.consumes(consumer.queue)
+        relay.replica.declared.consumes(consumer.queue)
     return None
 
 
@@ -137,28 +153,44 @@ def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
 
 def deliver(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.deliver, whole."""
-    payload = data[item[4] : item[5]]
     channel = relay.channel(number)
     if relay.client is None or channel.state is Closing.DOOR:
         return b""  # nobody takes it; it goes back when the channel is closed
-    consumer_tag, tag, _ = frames.deliver_arguments(data[item[2] : item[3]])
-    consumer = channel.consumers.get(consumer_tag)
+    start = item[2]
+    to_tag = start + 5 + data[start + 4]
+    consumer = channel.consumers.get(data[start + 5 : to_tag])
     if consumer is None:
         return None
-    if b"x-lrq-pos" not in payload or not consumer.tracked:
-        _unknown(relay, channel, consumer, tag)
-        return None
-    if b"x-stream-offset" in payload:
-        return _read(relay, channel, consumer, tag, payload)
+    tag = int.from_bytes(data[to_tag : to_tag + 8], "big")
+    payload = data[item[4] : item[5]]
+    if channel.takes_back and _comes_again(relay, channel, consumer, payload):
+        return b""
+    sequence = consumer.alike.sequence(payload)
+    if not sequence:
+        if b"x-lrq-pos" not in payload or not consumer.tracked:
+            _unknown(relay, channel, consumer, tag)
+            return None
+        if b"x-stream-offset" in payload:
+            return _read(relay, channel, consumer, tag, payload, data[start - 7 : item[6]])
     if relay.door.draining:
         _keep_back(channel, consumer, tag)
         return b""
-    return _judge(relay, channel, consumer, tag, payload, data, item, 5 + len(consumer_tag) + 8)
+    if sequence:
+        return _judge(relay, channel, consumer, tag, (sequence, consumer.alike.generation), (), data, item, to_tag + 8)
+    return _examine(relay, channel, consumer, tag, payload, data, item, to_tag + 8)
+
+
+def _comes_again(relay: Relay, channel: Channel, consumer: Consumer, payload: bytes) -> bool:
+    """Of what the broker takes back: whether the client must not see it before. Of a stream nothing goes back."""
+    if channel.recovers:
+        relay.gives_back((consumer.queue,))
+    return consumer.automatic and b"x-stream-offset" not in payload
 
 
 def _keep_back(channel: Channel, consumer: Consumer, tag: int) -> None:
     """Until the door gives out messages again, or the channel ends."""
-    channel.undelivered.append(tag)
+    if not channel.recovers:
+        channel.undelivered.append(tag)
     channel.returning.add(consumer.queue)
 
 
@@ -171,19 +203,21 @@ def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     consumer, frame = channel.gets.popleft()
     payload = data[item[4] : item[5]]
     tag, _ = frames.get_ok_arguments(data[item[2] : item[3]])
+    if channel.takes_back and _comes_again(relay, channel, consumer, payload):
+        return building.method_frame(number, commands.Basic.GetEmpty())
     if b"x-lrq-pos" not in payload or not consumer.tracked:
         _unknown(relay, channel, consumer, tag)
         return None
     if relay.door.draining:
         _keep_back(channel, consumer, tag)
-        return frames.method_frame(number, commands.Basic.GetEmpty())
-    replaced = _judge(relay, channel, consumer, tag, payload, data, item, 12)
+        return building.method_frame(number, commands.Basic.GetEmpty())
+    replaced = _examine(relay, channel, consumer, tag, payload, data, item, item[2] + 12)
     if replaced != b"":
         return replaced
-    if number in relay.withheld:
+    if number in relay.from_broker.withheld:
         channel.gets.appendleft((consumer, frame))
-    elif channel.asked_behind:  # what answers that comes first: the client must not take it for this
-        return frames.method_frame(number, commands.Basic.GetEmpty())
+    elif channel.asked_behind or channel.closing:  # what answers that comes first: the client must not take it for this
+        return building.method_frame(number, commands.Basic.GetEmpty())
     else:
         channel.gets.appendleft((consumer, frame))
         relay.outbox.put(frame)  # the client gets the next one instead
@@ -209,10 +243,10 @@ def returned(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None
 
 def part(relay: Relay, number: int, kind: int, payload: bytes) -> bytes | None:
     """A content that comes in pieces: put together, it is treated as one that came whole."""
-    content = relay.broker_parts.take(kind, number, payload)
+    content = relay.from_broker.parts.take(kind, number, payload)
     if content is None:
         return b""
-    blob, items = frames.whole(number, content, relay.frame_max_bytes)
+    blob, items = assembling.whole(number, content, relay.frame_max_bytes)
     item = items[0]
     replaced = None
     if item[0] == BASIC_DELIVER:
@@ -234,31 +268,42 @@ def refit(blob: bytes, frame_max_bytes: int) -> bytes:
         payload = blob[header:header_end]
         if len(payload) + frames.FRAME_OVERHEAD_BYTES > frame_max_bytes:
             payload = cut(payload, b"x-lrq-pos")
-        parts += [blob[start - 7 : end + 1], *frames.content(channel, payload, frames.body_of(blob, header_end, stop), frame_max_bytes)]
+        parts += [blob[start - 7 : end + 1], *building.content(channel, payload, frames.body_of(blob, header_end, stop), frame_max_bytes)]
     return b"".join(parts)
 
 
-def _judge(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bits_at: int) -> bytes | None:
-    """R9: what becomes of a copy that the broker hands out. `bits_at`: where the redelivered bit stands in the method."""
-    replica = relay.replica
-    stamped = replica.stamp_of(payload)
+def _examine(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int) -> bytes | None:
+    """As `_judge`, of a copy whose header (its payload) has to be taken apart."""
+    stamped = relay.replica.stamp_of(payload)
     if stamped is None:
         _unknown(relay, channel, consumer, tag)
         return None
-    sequence, generation = stamped
     died = deaths(payload) if b"x-death" in payload else ()
+    if not died:
+        consumer.alike.learn(payload, stamped[1])
+    return _judge(relay, channel, consumer, tag, stamped, died, data, item, bit)
+
+
+def _judge(
+    relay: Relay, channel: Channel, consumer: Consumer, tag: int, stamped: tuple[int, int], died: Deaths, data: bytes, item: Item, bit: int
+) -> bytes | None:
+    """R9: what becomes of a copy that the broker hands out. `stamped`: sequence and generation; `bit`: where it says whether it comes again."""
+    replica = relay.replica
+    sequence, generation = stamped
     queue = consumer.queue
-    verdict = replica.filter.verdict(queue, sequence, generation, died)
+    verdict = replica.index.filter.verdict(queue, sequence, generation, died)
     if verdict is Verdict.GIVE:
-        replica.seen(sequence)
+        if sequence > replica.progress.tracker.applied:
+            replica.progress.seen(sequence)
         delivery = Delivery(queue, sequence, died)
         if consumer.automatic:
             settling.ack_for(relay, channel, tag, delivery)
+        elif channel.recovers:
+            replica.gave_back((delivery,))
         else:
             channel.deliveries[tag] = delivery
-        bit = item[2] + bits_at
         flagged = data[bit] & 1
-        again = replica.comes_again(sequence, bool(flagged))
+        again = replica.given_out.comes_again(sequence, bool(flagged))
         if again == flagged:
             return None
         return data[item[2] - 7 : bit] + bytes((data[bit] ^ 1,)) + data[bit + 1 : item[6]]
@@ -269,30 +314,42 @@ def _judge(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload
 def _unknown(relay: Relay, channel: Channel, consumer: Consumer, tag: int) -> None:
     """A delivery that the log knows nothing of."""
     if consumer.automatic:
-        settling.settle_unseen(relay, channel, frames.ack(channel.number, tag))
-    elif not consumer.no_ack:
+        settling.settle_unseen(relay, channel, building.ack(channel.number, tag))
+    elif not (consumer.no_ack or channel.recovers):
         channel.others.add(tag)
 
 
-def _read(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes) -> bytes | None:
-    """What is read from a stream stays there, so nothing of it is settled; but a copy that was published again counts once (R8)."""
-    stamped = relay.replica.stamp_of(payload)
-    if stamped is None or relay.replica.generations.counts(*stamped):
-        _unknown(relay, channel, consumer, tag)
-        return None
-    relay.door.counters["filtered"] += 1
-    settling.settle_unseen(relay, channel, frames.ack(channel.number, tag))
-    return b""
+def _read(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
+    """What is read from a stream stays there, so nothing of it is settled; but what was published again, or refused, counts once (R8, R9)."""
+    replica = relay.replica
+    stamped = replica.stamp_of(payload)
+    if stamped is not None:
+        died = deaths(payload) if b"x-death" in payload else ()
+        verdict = replica.index.filter.verdict(consumer.queue, *stamped, died)
+        if verdict is Verdict.HOLD:
+            _withhold(relay, channel, blob)
+            return b""
+        if verdict is Verdict.ACK:
+            relay.door.counters["filtered"] += 1
+            settling.settle_unseen(relay, channel, building.ack(channel.number, tag))
+            return b""
+        replica.progress.seen(stamped[0])
+    _unknown(relay, channel, consumer, tag)
+    return None
+
+
+def _withhold(relay: Relay, channel: Channel, blob: bytes) -> None:
+    relay.from_broker.withheld[channel.number] = [blob]
+    relay.replica.progress.waiting_safe.add(relay)
 
 
 def _turn_away(relay: Relay, channel: Channel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
     if verdict is Verdict.HOLD:
-        relay.withheld[channel.number] = [blob]
-        relay.replica.waiting_safe.add(relay)
+        _withhold(relay, channel, blob)
         return
     relay.door.counters["filtered"] += 1
     if verdict is Verdict.REJECT:
-        settling.settle_unseen(relay, channel, frames.reject(channel.number, tag, requeue=False))
+        settling.settle_unseen(relay, channel, building.reject(channel.number, tag, requeue=False))
     else:
-        settling.settle_unseen(relay, channel, frames.ack(channel.number, tag))
+        settling.settle_unseen(relay, channel, building.ack(channel.number, tag))
     relay.replica.seen_gone(delivery.queue, delivery.sequence, generation, delivery.deaths)

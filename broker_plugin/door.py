@@ -14,15 +14,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Protocol
 
 from lrq_ha.interceptors.plugins import Interceptors
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.sidecar.config import Config
 
-from . import draining
+from . import draining, permitting
+from .assembling import Budget
+from .channels import Delivery, QueueKey
 from .farewell import CONNECTION_FORCED
-from .frames import Budget
 from .intercepting import Watch
 from .listener import Listener
 from .login import ClientSide
@@ -65,10 +67,12 @@ class Door:
         own: The sidecar's credentials, which other nodes and sites show.
         broker: Where the broker listens.
         unfinished: Messages of which a part has arrived, of all connections.
+        buffered_bytes_max: Memory for what is not safe yet; past it nothing more is read from publishers.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config.door
+        self.buffered_bytes_max = min(config.door.buffered_bytes_max, config.replication.log_quarter_bytes)
         self.group = config.node.group
         self.sites = frozenset(site.remote_id for site in config.sites)
         self.own = config.credentials
@@ -91,7 +95,7 @@ class Door:
             self.admit, self.released, lambda: ClientSide(self), tls=self.tls, handshake_timeout_s=config.door.handshake_timeout_s
         )
         self.log_blocked = ""
-        self.draining = False  # nothing more is given out (draining.py)
+        self.draining = ""  # why nothing more is given out (draining.py); empty if it is
         self._ticker: asyncio.Task[None] | None = None
         self._now = 0.0
 
@@ -122,7 +126,7 @@ class Door:
             # A pause of this process itself must not look like a silence of all others.
             self._now += min(time.monotonic() - began, TICK_MAX_S)
             for relay in list(self.relays):
-                relay.tick(self._now)
+                relay.flow.tick(self._now)
             for end in list(self.peer_ends):
                 end.tick(self._now)
             self.interceptors.check()
@@ -215,12 +219,25 @@ class Door:
     def _interceptors_have_room(self) -> None:
         if not self.interceptors.full:
             for relay in list(self.relays):
-                relay.hold_up(False)
+                relay.flow.hold_up(False)
 
     def forget_decisions(self) -> None:
         """What is replicated has changed."""
         for relay in self.relays:
             relay.forget_decisions()
+
+    def exchange_changed(self, vhost: str, exchange: str) -> None:
+        """An exchange was declared or deleted."""
+        for relay in self.relays:
+            permitting.exchange_changed(relay, vhost, exchange)
+
+    def held(self, queue: QueueKey) -> Iterator[Delivery]:
+        """What clients hold of a queue."""
+        for relay in self.relays:
+            for channel in relay.channels.values():
+                for delivery in channel.held:
+                    if delivery.queue == queue:
+                        yield delivery
 
     def client_full(self, relay: Relay, waiting_bytes: int) -> None:
         """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed."""

@@ -3,6 +3,7 @@
 Rules:
 - First, nothing more is given out, and consumers finish what they hold. Publishers go on meanwhile. What the broker hands out then goes back to its
   queue with the connection, or at once if draining is given up.
+- Nobody drains a door that is being drained: who ends first would give out messages that the other keeps back.
 - Then, nothing more is taken from anybody; what was taken is confirmed, and each client is told. What it had sent beyond that has no confirm: its
   publisher sends it again.
 """
@@ -13,7 +14,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from . import frames, settling
+from . import building, settling
 
 if TYPE_CHECKING:
     from .door import Door
@@ -26,9 +27,14 @@ def held(door: Door) -> int:
     return sum(len(channel.held) for relay in door.relays for channel in relay.channels.values())
 
 
-async def drain(door: Door, timeout_s: float) -> int:
-    """Gives out nothing more; returns when consumers have settled what they hold, or the time is over: how many messages are left."""
-    door.draining = True
+async def drain(door: Door, why: str, timeout_s: float) -> int:
+    """Gives out nothing more; returns when consumers have settled what they hold, or the time is over: how many messages are left.
+
+    Args:
+        why: What others are told meanwhile, until `give_up`, or until the caller says that it is over.
+        timeout_s: How long consumers may take.
+    """
+    door.draining = why
     deadline = time.monotonic() + timeout_s
     while held(door) and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
@@ -37,11 +43,11 @@ async def drain(door: Door, timeout_s: float) -> int:
 
 def give_up(door: Door) -> None:
     """Gives out messages again."""
-    door.draining = False
+    door.draining = ""
     for relay in door.relays:
         for channel in relay.channels.values():
             for tag in channel.undelivered:
-                settling.settle_unseen(relay, channel, frames.nack(channel.number, tag, requeue=True))
+                settling.settle_unseen(relay, channel, building.nack(channel.number, tag, requeue=True))
             channel.undelivered.clear()
             relay.gives_back(channel.returning)
             if not channel.closing:
@@ -55,4 +61,3 @@ async def close(door: Door, reason: str, timeout_s: float) -> None:
         relay.stop(reason)
     while door.relays and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
-    door.draining = False

@@ -25,7 +25,7 @@ from lrq_ha.replication.ids import ReplicationId
 from lrq_ha.routing import chain, names
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
-from . import frames, publishing
+from . import building, frames, publishing
 from .channels import Channel
 from .headers import cut, replication_id, routes_on
 from .logins import producer_key
@@ -38,6 +38,7 @@ ROUTING_VHOST = "lrq"
 LOG_PREFIX = "LRQ_HA_"
 SINK_QUESTION = "LRQ_Sink_"
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
+NOBODY = f"{DIRECT_REPLY_TO}.gone"
 NO_ROUTE = 312
 TRANSMISSION_BYTES_MAX = (16 << 20) - (64 << 10)  # with what a view and the log add, RabbitMQ 4 still takes it in one message
 REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
@@ -53,9 +54,11 @@ class Decision(Enum):
     STATUS = "a status for the log"
     RECEIVE = "a batch from another site"
     FORBIDDEN = "nowhere"
+    UNASKED = "not known before the broker has been asked"
 
 
-LOGGED, LOCAL = Decision.LOGGED, Decision.LOCAL
+LOGGED, LOCAL, UNASKED = Decision.LOGGED, Decision.LOCAL, Decision.UNASKED
+IN_LOG = (LOGGED, LOCAL)
 _OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
 
 
@@ -79,7 +82,7 @@ def decide(relay: Relay, route: Route) -> Decision:
             return Decision.PASSED
         if route.exchange.startswith("amq."):  # the predeclared exchanges exist on every node
             return LOGGED
-        logged = relay.replica.replicates_exchange(name) if route.exchange else relay.replica.replicates((relay.vhost, name))
+        logged = relay.replica.declared.replicates_exchange(name) if route.exchange else relay.replica.declared.replicates((relay.vhost, name))
         if not logged:
             return Decision.PASSED
         plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
@@ -100,6 +103,19 @@ def names_more(decision: Decision, method: bytes, header: bytes) -> bool:
     return decision is Decision.PASSED and routes_on(header) and DIRECT_REPLY_TO.encode() not in method
 
 
+def is_answer(method: bytes) -> bool:
+    """Whether this publishes to a client that waits for a direct reply."""
+    if DIRECT_REPLY_TO.encode() not in method:
+        return False
+    route = frames.publish_route(method)
+    return not route.exchange and route.routing_key.startswith(DIRECT_REPLY_TO)
+
+
+def answer_to_nobody(method: bytes) -> bytes:
+    """The same to an address where nobody waits: a broker judges it, and does nothing else with it."""
+    return method[:6] + building.short_string("") + building.short_string(NOBODY) + method[-1:]
+
+
 def may_read(relay: Relay, queue: str) -> bool:
     """Whether a client may read a queue, as far as the door is asked; the broker is asked afterwards."""
     return not is_routing(relay.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
@@ -109,8 +125,8 @@ def take(relay: Relay, channel: Channel, decision: Decision, method: bytes, head
     """A publish that is neither LOGGED nor LOCAL."""
     if decision is Decision.PASSED:
         if b"x-lrq-pos" in header:  # only the door says where in the log a message stands
-            pieces = frames.content(channel.number, cut(header, b"x-lrq-pos"), body, relay.frame_max_bytes)
-            blob = b"".join((frames.frame(frames.METHOD, channel.number, method), *pieces))
+            pieces = building.content(channel.number, cut(header, b"x-lrq-pos"), body, relay.frame_max_bytes)
+            blob = b"".join((building.frame(frames.METHOD, channel.number, method), *pieces))
         publishing.pass_on(relay, channel, blob)
         return
     route = frames.publish_route(method)
@@ -141,8 +157,8 @@ class _Unroutable(LrqError):
 
 def _return(relay: Relay, channel: Channel, route: Route, header: bytes, body: bytes, text: str) -> None:
     returned = commands.Basic.Return(NO_ROUTE, text.encode()[:250].decode("utf-8", "ignore"), route.exchange, route.routing_key)
-    content = frames.content(channel.number, header, body, relay.frame_max_bytes)
-    relay.to_client(frames.method_frame(channel.number, returned) + b"".join(content))
+    content = building.content(channel.number, header, body, relay.frame_max_bytes)
+    relay.to_client(building.method_frame(channel.number, returned) + b"".join(content))
 
 
 def _identity(relay: Relay, header: bytes) -> ReplicationId | None:
@@ -155,10 +171,10 @@ def _identity(relay: Relay, header: bytes) -> ReplicationId | None:
 
 
 def _is_repeat(relay: Relay, channel: Channel, identity: ReplicationId | None) -> bool:
-    if identity is None or not relay.replica.dedup.seen(relay.producer_key, identity.sequence):
+    if identity is None or not relay.replica.index.dedup.seen(relay.producer_key, identity.sequence):
         return False
     relay.door.counters["repeats"] += 1
-    publishing.ended_here(relay, channel, relay.replica.dedup.position_of(relay.producer_key, identity.sequence) or 0)
+    publishing.ended_here(relay, channel, relay.replica.index.dedup.position_of(relay.producer_key, identity.sequence) or 0)
     return True
 
 
@@ -202,7 +218,7 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
         raise LrqError("a status without key or value")
     _check_request(status.full_sync.request_id)
     if status.full_sync.state != pb.FullSyncRequest.REQUESTED:
-        last = relay.replica.statuses.last(status.key)
+        last = relay.replica.index.statuses.last(status.key)
         if last is not None and last.full_sync.request_id not in ("", status.full_sync.request_id):
             publishing.ended_here(relay, channel, 0)  # the end of an older request, which a newer one has overtaken: it would hide that
             return
@@ -221,7 +237,7 @@ def _receive(relay: Relay, channel: Channel, queue: str, body: bytes) -> None:
     batch = _parse(pb.ReceivedBatch, body)
     if relay.peer is None or batch.source != relay.peer.site:
         raise LrqError(f"a batch of {batch.source!r} on a connection of {relay.peer.site if relay.peer else 'nobody'!r}")
-    verdict = relay.replica.sink.accept(queue, batch)
+    verdict = relay.replica.index.sink.accept(queue, batch)
     if isinstance(verdict, Gap):
         raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)
     if isinstance(verdict, Accept | AcceptTrimmed):
@@ -242,9 +258,9 @@ def answer(relay: Relay, question: str) -> tuple[str, int] | None:
     """Queue name and number that answer a passive declaration; None: it is no question."""
     producer = names.parse_producer_queue(question)
     if producer is not None:
-        return question, relay.replica.dedup.last(producer_key(relay.user, producer))
+        return question, relay.replica.index.dedup.last(producer_key(relay.user, producer))
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
-        status = relay.replica.sink.status(question.removeprefix(SINK_QUESTION))
+        status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"
         return f"/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}", 0
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from . import frames
+from . import building, frames
 from .frames import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, FrameError, scan
 
 CONNECTION_FORCED, ACCESS_REFUSED, NOT_ALLOWED = 320, 403, 530  # reply codes
@@ -26,7 +26,7 @@ def say(transport: asyncio.Transport, code: int, text: str, pending: bytes = b""
     """
     if transport.is_closing():
         return
-    transport.write(frames.connection_close(code, text, cause))
+    transport.write(building.connection_close(code, text, cause))
     hand_over(transport, pending)
 
 

@@ -1,22 +1,21 @@
-"""AMQP 0-9-1 bytes: finding frames and whole contents in a buffer, reading methods, building frames. Pure.
+"""AMQP 0-9-1 bytes: finding frames and whole contents in a buffer, and reading methods. Pure.
 
 This is the hottest code of the project (every message passes here several times), so it works on offsets into the buffer that
 came from the socket and copies nothing that the caller does not ask for. Rules:
 
 - `scan` takes the regular case in one tight loop (a method, its header and its bodies, one after the other, on one channel) and
   leaves everything else to `_one_frame`, which alone knows why bytes are wrong. Malformed bytes raise FrameError, nothing else.
-- Rare methods are decoded and encoded with pamqp; here stands only what has to be quick or exact to the byte.
-- Content headers are looked into by `headers`.
+- Rare methods are decoded with pamqp; here stands only what has to be quick or exact to the byte.
+- Contents that come in pieces are put together by `assembling`, their headers looked into by `headers`. What is sent is made by `building`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from pamqp import base, commands, encode, exceptions
+from pamqp import base, commands, exceptions
 
 from lrq_ha.replication.errors import MalformedInput
 
@@ -33,8 +32,6 @@ HEADROOM_BYTES = 512  # clients are offered so much less than the broker takes: 
 FRAME_MIN_BYTES = 4_096  # the least frame_max the protocol allows
 HOLD_BYTES_MAX = 262_144  # an unfinished content is waited for as a whole up to here, then given out frame by frame
 HOLD_FRAMES_MAX = 64  # likewise
-BODY_BYTES_MAX = 134_217_728  # RabbitMQ's own default limit before 4.0
-BODY_BYTES_ANY_MAX = 536_870_912  # no RabbitMQ can be told to take more: a larger one ends its connection
 ROUTES_MAX = 4_096  # how many parsed methods are remembered
 
 # (class << 16 | method), the first four octets of a method frame's payload
@@ -72,6 +69,7 @@ TX_ROLLBACK, TX_ROLLBACK_OK = 0x005A001E, 0x005A001F
 CONTENT_METHODS = frozenset({BASIC_PUBLISH, BASIC_RETURN, BASIC_DELIVER, BASIC_GET_OK})
 
 METHOD_MIN = 1 << 16  # there is no class 0: its methods' ids would be taken for the kinds of frames
+ACK_BYTES = 13  # of the payload of a basic.ack: method, delivery tag, bits
 BASIC_CLASS = 60 << 16  # class and weight of a content header
 HEADER_FIXED_BYTES = 14  # class, weight, body size, property flags
 
@@ -81,9 +79,6 @@ _body_head = struct.Struct(">BBHI").unpack_from  # end of the frame before, type
 _frame_head = struct.Struct(">BHI").unpack_from
 _u32 = struct.Struct(">I").unpack_from
 _u64 = struct.Struct(">Q").unpack_from
-_pack_u32 = struct.Struct(">I").pack
-_pack_head = struct.Struct(">BHI").pack
-_pack_ack = struct.Struct(">BHIIQBB").pack
 
 Buffer: TypeAlias = bytes | bytearray
 Item: TypeAlias = tuple[int, int, int, int, int, int, int]
@@ -103,30 +98,6 @@ class FrameError(MalformedInput):
     """
 
     code, cause = 501, 0
-
-
-class UnexpectedFrame(FrameError):
-    """A frame that has no place where it stands, as when two threads publish on one channel; in RabbitMQ's words.
-
-    Args:
-        expected: What should have come, and what did.
-        cause: Id of the method whose content it interrupts; 0 for none.
-    """
-
-    code = 505
-
-    def __init__(self, expected: str, cause: int = BASIC_PUBLISH) -> None:
-        super().__init__(f"UNEXPECTED_FRAME - expected {expected} instead")
-        self.cause = cause
-
-
-class BodyTooLong(FrameError):
-    """A body of more bytes than any broker takes, or than its header has told; in RabbitMQ's words."""
-
-    cause = BASIC_PUBLISH
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"FRAME_ERROR - {text}")
 
 
 # --- finding frames ---------------------------------------------------------------------------------------------------------
@@ -271,133 +242,9 @@ def body_of(buffer: Buffer, header_end: int, stop: int) -> bytes:
     return b"".join(parts)
 
 
-class Content(NamedTuple):
-    """A content that came in pieces: the payloads of its method and header frames, and its body."""
-
-    method: bytes
-    header: bytes
-    body: bytes
-
-
-class BodyTooLarge(MalformedInput):
-    """A content whose body is over the limit has come to its end; nothing of it was kept. The connection goes on.
-
-    Args:
-        size, limit: Bytes.
-    """
-
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"a body of {size} bytes exceeds the limit of {limit}")
-        self.size, self.limit = size, limit
-
-
-class Budget:
-    """Bytes that may be held by all who share it.
-
-    Args:
-        limit: How many.
-        name: The limit's, for the error.
-    """
-
-    __slots__ = ("_limit", "_name", "bytes")
-
-    def __init__(self, limit: int, name: str) -> None:
-        self.bytes = 0
-        self._limit, self._name = limit, name
-
-    def take(self, size: int) -> None:
-        """Raises FrameError if there is no room."""
-        if self.bytes + size > self._limit:
-            raise FrameError(f"frames and messages of which a part has arrived hold {self.bytes} bytes already; the limit is {self._name}")
-        self.bytes += size
-
-    def give(self, size: int) -> None:
-        """So many bytes are held no more."""
-        self.bytes -= size
-
-
-class Assembly:
-    """Puts contents together whose frames `scan` gave out one by one, per channel.
-
-    Holds at most `body_bytes_max` bytes of body per open channel, and of all that share it, methods and headers included, what is left of `budget`.
-    A larger body is read to its end, as a broker does, but not kept.
-    """
-
-    __slots__ = ("_body_bytes_max", "_budget", "_open")
-
-    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX, budget: Budget | None = None) -> None:
-        self._body_bytes_max = body_bytes_max
-        self._budget = budget
-        self._open: dict[int, tuple[bytes, bytes, int, bytearray]] = {}  # method, header (b"" before it came), missing, body so far
-
-    def take(self, kind: int, channel: int, payload: bytes) -> Content | None:
-        """Adds one frame: a content method (its id as kind), HEADER or BODY. Returns the content when it is complete.
-
-        Raises:
-            FrameError: A frame that does not belong there (UnexpectedFrame, BodyTooLong), or a body that is too large for any broker.
-            BodyTooLarge: With the last frame of a body that is over the limit.
-        """
-        method, header, missing, body = self._open.get(channel, (b"", b"", 0, bytearray()))
-        if kind == HEADER and method and not header:
-            if len(payload) < HEADER_FIXED_BYTES or _u32(payload)[0] & 0xFFFF:
-                raise FrameError(f"a malformed content header on channel {channel}")
-            if _u32(payload)[0] != BASIC_CLASS:
-                raise UnexpectedFrame(f"content header for class 60, got one for class {_u32(payload)[0] >> 16}")
-            header, missing = payload, _u64(payload, 4)[0]
-            if missing > BODY_BYTES_ANY_MAX:
-                raise BodyTooLong(f"content body size {missing} exceeds maximum allowed size {BODY_BYTES_ANY_MAX}")
-            self._hold(payload)
-        elif kind == BODY and header:
-            if len(payload) > missing:
-                raise BodyTooLong("content body frame exceeds remaining content size")
-            if _u64(header, 4)[0] <= self._body_bytes_max:
-                self._hold(payload)
-                body += payload
-            missing -= len(payload)
-        elif kind not in (HEADER, BODY, HEARTBEAT) and not method:
-            self._hold(payload)
-            method = payload
-        else:
-            raise self.unexpected(channel)
-        if header and not missing:
-            self._open.pop(channel, None)
-            self._release(method, header, body)
-            size = _u64(header, 4)[0]
-            if size > self._body_bytes_max:
-                raise BodyTooLarge(size, self._body_bytes_max)
-            return Content(method, header, bytes(body))
-        self._open[channel] = (method, header, missing, body)
-        return None
-
-    def unexpected(self, channel: int) -> UnexpectedFrame:
-        """What a frame is that has no place on this channel now."""
-        method, header, _, _ = self._open.get(channel, (b"", b"", 0, b""))
-        if not method:
-            return UnexpectedFrame("method frame, got non method frame", 0)
-        expected = "content body, got non content body frame" if header else "content header for class 60, got non content header frame"
-        return UnexpectedFrame(expected)
-
-    def is_open(self, channel: int) -> bool:
-        """Whether a content on this channel is unfinished."""
-        return channel in self._open
-
-    def drop(self, channel: int) -> None:
-        """Forgets the unfinished content of a channel that closed."""
-        method, header, _, body = self._open.pop(channel, (b"", b"", 0, bytearray()))
-        self._release(method, header, body)
-
-    def clear(self) -> None:
-        """Forgets everything: the connection is gone."""
-        for channel in list(self._open):
-            self.drop(channel)
-
-    def _hold(self, payload: bytes) -> None:
-        if self._budget is not None:
-            self._budget.take(len(payload))
-
-    def _release(self, *held: Buffer) -> None:
-        if self._budget is not None:
-            self._budget.give(sum(map(len, held)))
+def body_size(buffer: Buffer, header: int = 0) -> int:
+    """The size of a content's body as the payload of its header frame, which begins at `header`, tells it."""
+    return int(_u64(buffer, header + 4)[0])
 
 
 # --- reading methods --------------------------------------------------------------------------------------------------------
@@ -504,140 +351,6 @@ def tag_and_bits(payload: Buffer, at: int = 0) -> tuple[int, int]:
         raise FrameError("an acknowledgement ends too early") from error
 
 
-# --- building ---------------------------------------------------------------------------------------------------------------
-
-
-def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """One frame around a payload."""
-    return b"%b%b\xce" % (_pack_head(kind, channel, len(payload)), payload)
-
-
-def raw_method_frame(channel: int, method: int, *arguments: bytes) -> bytes:
-    """The frame of a method whose arguments are encoded already."""
-    return frame(METHOD, channel, b"".join((_pack_u32(method), *arguments)))
-
-
-def encode_method(method: base.Frame) -> bytes:
-    """A method as the payload of its frame. Raises MalformedInput, as `method_frame`."""
-    return method_frame(0, method)[7:-1]
-
-
-def method_frame(channel: int, method: base.Frame) -> bytes:
-    """The frame of a pamqp method. (Not by pamqp itself, which refuses names that RabbitMQ allows, such as `é`.)
-
-    Raises:
-        MalformedInput: An argument that cannot be encoded.
-    """
-    arguments, bits, count = [], 0, 0
-    try:
-        for name in method.__slots__:
-            kind, value = method.amqp_type(name), getattr(method, name)
-            if kind == "bit":
-                bits |= bool(value) << count
-                count += 1
-                continue
-            if count:
-                arguments.append(bytes((bits,)))
-                bits = count = 0
-            arguments.append(short_string(value) if kind == "shortstr" else encode.by_type(value, kind))
-    except (TypeError, ValueError, struct.error) as error:
-        raise MalformedInput(f"{method.name} cannot be encoded: {error}") from error
-    if count:
-        arguments.append(bytes((bits,)))
-    return raw_method_frame(channel, method.index, *arguments)
-
-
-def header_head(channel: int, size: int) -> bytes:
-    """What stands before a content header's payload of `size` bytes in its frame."""
-    return _pack_head(HEADER, channel, size)
-
-
-def ack(channel: int, tag: int, multiple: bool = False) -> bytes:
-    return _pack_ack(METHOD, channel, 13, BASIC_ACK, tag, multiple, FRAME_END)
-
-
 def is_ack(blob: bytes) -> bool:
     """Whether a run of frames begins with a basic.ack."""
     return len(blob) > 11 and blob[0] == METHOD and _u32(blob, 7)[0] == BASIC_ACK
-
-
-def nack(channel: int, tag: int, multiple: bool = False, requeue: bool = False) -> bytes:
-    return _pack_ack(METHOD, channel, 13, BASIC_NACK, tag, multiple | requeue << 1, FRAME_END)
-
-
-def reject(channel: int, tag: int, requeue: bool = False) -> bytes:
-    return _pack_ack(METHOD, channel, 13, BASIC_REJECT, tag, requeue, FRAME_END)
-
-
-def short_string(text: str) -> bytes:
-    """A name or routing key as it stands on the wire, after its length octet.
-
-    Raises:
-        MalformedInput: It has more than 255 bytes.
-    """
-    raw = text.encode("utf-8", "surrogateescape")
-    if len(raw) > 255:
-        raise MalformedInput(f"{text[:40]!r}… has {len(raw)} bytes, a name or routing key at most 255", todo="Shorten it")
-    return bytes((len(raw),)) + raw
-
-
-def _close(channel: int, method: int, code: int, text: str, cause: int) -> bytes:
-    raw = text.encode("utf-8", "replace")[:255].decode("utf-8", "ignore")  # cut to length without splitting a character; names need not be UTF-8
-    return raw_method_frame(channel, method, struct.pack(">H", code), short_string(raw), _pack_u32(cause))
-
-
-def connection_close(code: int, text: str, cause: int = 0) -> bytes:
-    """A connection.close with reply code, text (cut to 255 bytes) and the id of the method that caused it."""
-    return _close(0, CONNECTION_CLOSE, code, text, cause)
-
-
-def channel_close(channel: int, code: int, text: str, cause: int = 0) -> bytes:
-    """A channel.close with reply code, text (cut to 255 bytes) and the id of the method that caused it."""
-    return _close(channel, CHANNEL_CLOSE, code, text, cause)
-
-
-@lru_cache(ROUTES_MAX)
-def publish_method(channel: int, exchange: str, routing_key: str, mandatory: bool = False) -> bytes:
-    """The method frame of a basic.publish; remembered, as publishers repeat themselves."""
-    return raw_method_frame(channel, BASIC_PUBLISH, b"\0\0", short_string(exchange), short_string(routing_key), bytes((mandatory,)))
-
-
-def content(channel: int, header: bytes, body: bytes, frame_max_bytes: int = FRAME_MAX_BYTES) -> list[bytes]:
-    """The header and body frames of a content in pieces to be joined or written; a body over frame_max is split.
-
-    Args:
-        channel: The channel number.
-        header: The header frame's payload; its body size must be len(body).
-        body: The body, of any length.
-        frame_max_bytes: The negotiated frame_max.
-    """
-    pieces = [_pack_head(HEADER, channel, len(header)), header]
-    size, most = len(body), frame_max_bytes - FRAME_OVERHEAD_BYTES
-    if 0 < size <= most:
-        pieces += (b"\xce" + _pack_head(BODY, channel, size), body)
-    else:
-        view: Any = memoryview(body)  # pieces are joined or written, which a part of one can be as well
-        for at in range(0, size, most):
-            part = view[at : at + most]
-            pieces += (b"\xce" + _pack_head(BODY, channel, len(part)), part)
-    pieces.append(b"\xce")
-    return pieces
-
-
-def whole(channel: int, parts: Content, frame_max_bytes: int) -> tuple[bytes, list[Item]]:
-    """A content that was put together, as if it had come whole: its frames, and the one item that `scan` finds in them."""
-    blob = b"".join((frame(METHOD, channel, parts.method), *content(channel, parts.header, parts.body, frame_max_bytes)))
-    return blob, scan(blob, 0, frame_max_bytes, 1 << 62)[0]
-
-
-def rechannel(frames: Iterable[bytes] | bytes, channel: int) -> bytes:
-    """A run of whole frames with every channel number replaced by `channel`."""
-    changed = bytearray(frames if isinstance(frames, bytes) else b"".join(frames))
-    number = struct.pack(">H", channel)
-    at, end = 0, len(changed)
-    while at < end:
-        changed[at + 1 : at + 3] = number
-        at += _u32(changed, at + 3)[0] + FRAME_OVERHEAD_BYTES
-    if at != end:
-        raise FrameError("a run of frames does not end where its last frame ends")
-    return bytes(changed)

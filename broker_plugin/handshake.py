@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.routing import names
 
-from . import frames, logins
+from . import building, frames, logins
 from .endpoints import is_routing
 from .farewell import ACCESS_REFUSED, CONNECTION_FORCED, NOT_ALLOWED
 from .frames import (
@@ -69,7 +69,7 @@ class Handshake:
         hears_blocked: The client understands connection.blocked.
         frame_max: Bytes that were agreed on: by the client, with the broker.
         heartbeat_s: 0 for none.
-        channels_max: Channels that were agreed on; likewise.
+        channels_max: Channels that were agreed on, 0 for no limit: by the client, with the broker.
     """
 
     def __init__(self, door: Door, host: str, port: int, external: str) -> None:
@@ -78,7 +78,8 @@ class Handshake:
         self.vhost = ""
         self.hears_blocked = False
         self.frame_max = (frames.FRAME_MAX_BYTES, frames.FRAME_MAX_BYTES)
-        self.heartbeat_s = self.channels_max = 0
+        self.heartbeat_s = 0
+        self.channels_max = (0, 0)
         self._door = door
         self._host = host
         self._external = external
@@ -89,7 +90,7 @@ class Handshake:
         self._told = False  # the client understands connection.close as the answer to a login
         self._properties: Mapping[str, Any] = {}
         self._offered_bytes = 0  # frame_max, to the client
-        self._offered_channels = 0  # channel_max, if it is less than the broker's
+        self._broker_channels = 0  # channel_max, of the broker
 
     @property
     def node(self) -> int | None:
@@ -161,15 +162,17 @@ class Handshake:
         asked, most = method.frame_max, self._door.config.frame_max_bytes
         if self._offered_bytes and not 0 < asked <= max(most, self._offered_bytes):
             raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated frame_max = {asked} is higher than the maximum allowed value ({most})")
-        channels, offered = method.channel_max, self._offered_channels
-        if offered and not 0 < channels <= offered:
-            raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated channel_max = {channels} is higher than the maximum allowed value ({offered})")
+        channels, most = method.channel_max, self._door.config.channels_max
+        if most < self._broker_channels and not 0 < channels <= most:
+            raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated channel_max = {channels} is higher than the maximum allowed value ({most})")
         if asked and asked <= self._offered_bytes:
             method.frame_max += frames.HEADROOM_BYTES
         self._tuned = True
         self.frame_max = (asked or frames.FRAME_MAX_ANY_BYTES, method.frame_max or frames.FRAME_MAX_ANY_BYTES)
-        self.heartbeat_s, self.channels_max = method.heartbeat, method.channel_max
-        return frames.encode_method(method)
+        if 0 < channels < self._broker_channels:
+            method.channel_max += 1  # the door's own (see `permitting`)
+        self.heartbeat_s, self.channels_max = method.heartbeat, (channels, method.channel_max)
+        return building.encode_method(method)
 
     def _login_refused(self, why: str) -> Refusal:
         """In the broker's own words: the reason stands in the log only."""
@@ -211,12 +214,12 @@ class Handshake:
         return payload
 
     def _limit(self, payload: bytes) -> bytes:
-        """The broker's tune: with the door's own limits, and with room for positions in the header frames of what the client publishes."""
+        """The broker's tune: with the door's own limits, room for positions in the header frames of what the client publishes, and a channel less."""
         tune: Any = frames.decode_method(payload)
         most = tune.frame_max or frames.FRAME_MAX_ANY_BYTES
         if most >= frames.FRAME_MIN_BYTES + frames.HEADROOM_BYTES:
             most -= frames.HEADROOM_BYTES
         tune.frame_max = self._offered_bytes = min(most, self._door.config.frame_max_bytes)
-        if self._door.config.channels_max < (tune.channel_max or frames.CHANNELS_MAX):
-            tune.channel_max = self._offered_channels = self._door.config.channels_max
-        return frames.encode_method(tune)
+        self._broker_channels = tune.channel_max or frames.CHANNELS_MAX
+        tune.channel_max = min(max(self._broker_channels - 1, 1), self._door.config.channels_max)
+        return building.encode_method(tune)

@@ -12,15 +12,31 @@ from functools import lru_cache
 
 from pamqp import decode
 
-from broker_plugin.frames import BASIC_CLASS, HEADER_FIXED_BYTES, FrameError, short_string
+from broker_plugin.building import short_string
+from broker_plugin.frames import BASIC_CLASS, HEADER_FIXED_BYTES, FrameError
 
 TABLE_DEPTH_MAX = 64
 BODY_SIZE_END = 12  # class, weight, body size
 STAMPS_MAX = 64  # of one connection
 STAMPS_BYTES_MAX = 512  # larger headers are rarely equal
+ALIKE_BYTES_MAX = 512  # likewise
 
 _ID_KEY, _POSITION_KEY, _DEATH_KEY = b"\x08x-lrq-id", b"\x09x-lrq-pos", b"\x07x-death"
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _PERSISTENT, _CORRELATION = 0x80, 0x40, 0x20, 0x10, 0x04  # first octet of the flags
+_EXPIRATION, _USER_ID = 0x01, 0x10  # in the first octet of the flags, and in the second
+_DELIVERY_AND_PRIORITY, _REPLY_TO = 0x18, 0x02
+_ASKS_HERE, _TO_NOBODY = b"\x15amq.rabbitmq.reply-to", b"\x1aamq.rabbitmq.reply-to.gone"
+_UP_TO_USER_ID = (  # what may follow the headers table: flag, octets (0: a short string)
+    (0x1000, 1),  # delivery-mode
+    (0x0800, 1),  # priority
+    (0x0400, 0),  # correlation-id
+    (0x0200, 0),  # reply-to
+    (_EXPIRATION << 8, 0),
+    (0x0080, 0),  # message-id
+    (0x0040, 8),  # timestamp
+    (0x0020, 0),  # type
+    (_USER_ID, 0),
+)
 _u32 = struct.Struct(">I").unpack_from
 _pack_u32 = struct.Struct(">I").pack
 _pack_i64 = struct.Struct(">q").pack
@@ -168,6 +184,40 @@ def stamp(payload: bytes, new_field: bytes) -> bytes:
     return b"".join((payload[: at - 4], _pack_u32(end - at + len(new_field)), payload[at:end], new_field, payload[end:]))
 
 
+class Alike:
+    """Content headers with a position that are, from one to the next, the same but for the body's size and the sequence.
+
+    So are nearly all that one consumer gets, and then the sequence is found by comparing bytes.
+
+    Attributes:
+        generation: Of the stamps of those that are like the one that was learnt.
+    """
+
+    __slots__ = ("_head", "_tail", "generation")
+
+    def __init__(self) -> None:
+        self._head = self._tail = b""
+        self.generation = 0
+
+    def sequence(self, payload: bytes) -> int:
+        """The sequence in the stamp of a content header that is like the one that was learnt; 0 if it is not."""
+        head, tail = self._head, self._tail
+        if head and payload.startswith(head, BODY_SIZE_END) and payload.endswith(tail):
+            digits = payload[BODY_SIZE_END + len(head) : len(payload) - len(tail)]
+            if digits.isdigit():  # one has as many as the other, for the head tells the stamp's length
+                return int(digits)
+        return 0
+
+    def learn(self, payload: bytes, generation: int) -> None:
+        """This is what the next ones are compared with: a content header with a whole stamp, of this generation."""
+        if len(payload) > ALIKE_BYTES_MAX:
+            return
+        at = _find(payload, _POSITION_KEY) + 5
+        dot = payload.index(b".", at)
+        self._head, self._tail = payload[BODY_SIZE_END : dot + 1], payload[payload.index(b"/", dot) :]
+        self.generation = generation
+
+
 class Stamps:
     """Stamped content headers by their properties: what a publisher has sent once is neither checked nor taken apart again.
 
@@ -292,6 +342,53 @@ def routes_on(payload: bytes) -> bool:
     return b"\x02CC" in payload or b"\x03BCC" in payload
 
 
+def is_judged(payload: bytes) -> bool:
+    """Whether a content header may hold what a broker judges beside its form: expiration, user-id, CC, BCC. Rather too often than too rarely."""
+    return bool(payload[12] & _EXPIRATION or payload[13] & _USER_ID) or routes_on(payload)
+
+
+def judged(payload: bytes) -> tuple[list[bytes], bytes | None, bytes | None]:
+    """The fields CC and BCC, the expiration and the user-id of a content header that `check_header` has passed; None where there is none."""
+    start, end = _table(payload)
+    copies = []
+    for key in (b"\x02CC", b"\x03BCC"):
+        if end >= 0 and (found := next((f for f in fields(payload, start, end) if payload.startswith(key, f[0])), None)) is not None:
+            copies.append(payload[found[0] : found[2]])
+    values: list[bytes | None] = []
+    at, flags = end if end >= 0 else start, payload[12] << 8 | payload[13]
+    for flag, size in _UP_TO_USER_ID:
+        value = None
+        if flags & flag:
+            after = at + (size or 1 + payload[at])
+            value, at = payload[at + 1 : after], after
+        if flag in (_EXPIRATION << 8, _USER_ID):
+            values.append(value)
+    expiration, user_id = values
+    return copies, expiration, user_id
+
+
+def asked_by_nobody(payload: bytes) -> bytes:
+    """The payload of a content header that `check_header` has passed, with a direct reply-to whose client has gone; without one, as it is.
+
+    A broker takes `amq.rabbitmq.reply-to` only from the channel that waits for the answer, and makes an address of that one out of it. Answers to
+    the address that stands there instead now, it drops.
+    """
+    if not payload[12] & _REPLY_TO or payload.find(_ASKS_HERE, HEADER_FIXED_BYTES) < 0:
+        return payload
+    start, end = _table(payload)
+    at = (end if end >= 0 else start) + (payload[12] & _DELIVERY_AND_PRIORITY).bit_count()
+    if payload[12] & _CORRELATION:
+        at += 1 + payload[at]
+    if not payload.startswith(_ASKS_HERE, at):  # they stand in another property
+        return payload
+    return payload[:at] + _TO_NOBODY + payload[at + len(_ASKS_HERE) :]
+
+
+def is_array(field: bytes) -> bool:
+    """Whether the value of a field of the table is an array."""
+    return field[1 + field[0]] == ord("A")
+
+
 def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
     """(queue, visits) for each queue that `x-death` names, visits being the sum of the counts of its entries (R10).
 
@@ -325,10 +422,15 @@ def header_payload(body_bytes: int, properties: bytes = b"\0\0") -> bytes:
 
 
 def properties(
-    headers: bytes = b"", persistent: bool = True, content_type: str | None = None, correlation_id: str | None = None
+    headers: bytes = b"",
+    persistent: bool = True,
+    content_type: str | None = None,
+    correlation_id: str | None = None,
+    expiration: bytes | None = None,
+    user_id: bytes | None = None,
 ) -> bytes:
     """Property flags and values. `headers` are fields (see `field`) one after the other; empty means no table."""
-    flags, parts = 0, []
+    flags, more, parts = 0, 0, []
     if content_type is not None:
         flags |= _CONTENT_TYPE
         parts.append(short_string(content_type))
@@ -341,4 +443,10 @@ def properties(
     if correlation_id is not None:
         flags |= _CORRELATION
         parts.append(short_string(correlation_id))
-    return b"%c\0%b" % (flags, b"".join(parts))
+    if expiration is not None:
+        flags |= _EXPIRATION
+        parts.append(b"%c%b" % (len(expiration), expiration))
+    if user_id is not None:
+        more |= _USER_ID
+        parts.append(b"%c%b" % (len(user_id), user_id))
+    return b"%c%c%b" % (flags, more, b"".join(parts))

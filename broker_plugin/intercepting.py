@@ -1,7 +1,7 @@
 """The intercept points of one connection: what `lrq_ha.interceptors` is told, and when. Only there if the configuration names interceptors.
 
 Rules:
-- The points are laid over the door, not built into it: a relay with a Watch takes this class's `take`, `ack`, `deliver` and tables instead of
+- The points are laid over the door, not built into it: a relay with a Watch takes this class's `take`, `acks`, `deliver` and tables instead of
   those of `publishing`, `settling`, `delivering` and `protocol`; each does the same, and tells. In the door itself a few places, none of which is
   passed more than once per run of messages, ask whether there is a Watch.
 - `routing` comes before anything is done with a publish. So it may be refused there: nothing of it is in the log or anywhere else. After that
@@ -44,7 +44,7 @@ from lrq_ha.replication.applied import parse_stamp
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.positions import Position
 
-from . import declaring, delivering, endpoints, frames, headers, protocol, publishing, settling
+from . import declaring, delivering, endpoints, frames, headers, permitting, protocol, publishing, settling
 from .channels import Channel, Consumer, Settled
 from .frames import BASIC_NACK, BASIC_PUBLISH, Item, scan
 
@@ -112,26 +112,23 @@ class Watch:
     def _tell(self, point: Point, event: Event) -> None:
         self._interceptors.tell(point, event)
         if self._interceptors.full:
-            self._relay.hold_up(True)
+            self._relay.flow.hold_up(True)
 
     def _when_safe(self, sequence: int, point: Point, event: Event) -> None:
-        if sequence <= self._replica.safe and not self._until_safe:
+        if sequence <= self._replica.progress.safe and not self._until_safe:
             self._tell(point, event._replace(time=time.time()))
             return
         self._until_safe.append((sequence, point, event))
-        self._replica.waiting_safe.add(self)
+        self._replica.progress.waiting_safe.add(self)
 
     def safe_advanced(self) -> None:
         """The log is safe further than before."""
-        waiting, safe = self._until_safe, self._replica.safe
+        waiting, safe = self._until_safe, self._replica.progress.safe
         while waiting and waiting[0][0] <= safe:
             _, point, event = waiting.popleft()
             self._tell(point, event._replace(time=time.time()))
         if waiting:
-            self._replica.waiting_safe.add(self)
-
-    def applied_advanced(self) -> None:
-        """Of no interest here."""
+            self._replica.progress.waiting_safe.add(self)
 
     # ---- publishes ---------------------------------------------------------------------------------------------------
 
@@ -146,8 +143,12 @@ class Watch:
             kind, same, start, method_end, header, header_end, stop = items[end]
             if kind != BASIC_PUBLISH or not stop or same != number:
                 break
-            message = self._published(data[start:method_end], data[header:header_end])
-            if not channel.closing:
+            method, payload = data[start:method_end], data[header:header_end]
+            message = self._published(method, payload)
+            if not channel.closing and frames.body_size(payload) <= relay.door.config.message_bytes_max:  # else the door itself refuses it
+                if channel.tx is None and channel.opened and permitting.missing(relay, method, payload) is not None:
+                    relay.must_ask = True
+                    break
                 refusal = self._route(number, message, data, header_end, stop)
             end += refusal is None
         run, done = items[at:end], 0
@@ -162,6 +163,13 @@ class Watch:
             publishing.refuse(relay, channel, ACCESS_REFUSED, f"ACCESS_REFUSED - interceptor '{name}': {reason}")
             self._routed(number, message, Outcome.REFUSED, f"{name}: {reason}")
         return end + 1
+
+    def not_allowed(self, number: int, method: bytes, header: bytes, why: str) -> None:
+        """The broker, when it was asked, has refused a publish: nothing else was done with it."""
+        message = self._published(method, header)
+        if self._routes:
+            self._tell(Point.ROUTING, Routing(time.time(), self._client, number, message, None))
+        self._routed(number, message, Outcome.REFUSED, why)
 
     def _route(self, number: int, message: Message, data: bytes, header_end: int, stop: int) -> tuple[str, str] | None:
         event = Routing(time.time(), self._client, number, message, None)
@@ -291,6 +299,8 @@ class Watch:
         self._tell(Point.ACQUIRE, Acquire(now, delivery))
         if not consumer.no_ack:
             self._held.setdefault(channel.number, {})[tag] = delivery
+            if channel.recovers:
+                self._release(channel.number, Cause.RECOVER)
             return
         self._tell(Point.ACCEPT, Accept(now, delivery, True))
         if consumer.automatic:
@@ -300,8 +310,15 @@ class Watch:
         else:
             self._tell(Point.DEQUEUE, Dequeue(now, delivery))
 
-    def ack(self, relay: Relay, channel: Channel, payload: bytes) -> None:
-        """As settling.ack."""
+    def acks(self, relay: Relay, data: bytes, items: list[Item], at: int) -> int:
+        """As settling.acks, but one at a time."""
+        _, number, start, end, _, _, _ = items[at]
+        channel = relay.channel(number)
+        if not channel.closing:
+            self._ack(relay, channel, data[start:end])
+        return at + 1
+
+    def _ack(self, relay: Relay, channel: Channel, payload: bytes) -> None:
         settling.ack(relay, channel, payload)
         if channel.tx is not None:
             return  # nothing has happened before the commit
@@ -399,7 +416,7 @@ class Watch:
         told = b"" if getattr(method, "passive", False) else payload
         if len(channel.passed) > waiting:
             self._passed.setdefault(channel.number, deque()).append(told)
-        elif told and getattr(method, "nowait", False) and not relay.stalled and not channel.closing:
+        elif told and getattr(method, "nowait", False) and not relay.from_client.stalled and not channel.closing:
             self.declared(channel.number, payload, False)  # there will be no answer
 
     def _declared(self, relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:

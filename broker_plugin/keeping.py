@@ -21,6 +21,7 @@ from . import topology
 from .channels import QueueKey
 from .client import Connection
 from .client_errors import Address, ChannelClosed
+from .definitions import Definitions
 from .replica import Replica
 from .vhosts import Vhosts
 
@@ -48,6 +49,8 @@ class Keeper:
     def __init__(self, replica: Replica, broker: Address) -> None:
         self._replica = replica
         self._vhosts = Vhosts(broker)
+        self._expiring: dict[QueueKey, Mapping[str, Any]] = {}  # queues that would expire, and their arguments
+        self._looked_up: tuple[Definitions, int] | None = None  # the definitions that they are taken from, and their version
         self._used_at: dict[QueueKey, float] = {}
         self._missed: set[QueueKey] = set()
         self._swept: QueueKey | None = None
@@ -73,11 +76,10 @@ class Keeper:
         try:
             while not self._stopping.is_set():
                 pause_s = INTERVAL_MAX_S
-                for key, gone in list(self._replica.declared.items()):
-                    arguments = topology.queue_arguments(self._replica.declarations.get(key, b""))
-                    expires_ms = 0 if gone else arguments.get("x-expires", 0)
-                    if expires_ms and self._replica.replicates(key) and not self._stopping.is_set():
-                        every_s = expires_ms / 1_000 / USES
+                self._look_up()
+                for key, arguments in self._expiring.items():
+                    if self._replica.declared.replicates(key) and not self._stopping.is_set():
+                        every_s = arguments["x-expires"] / 1_000 / USES
                         pause_s = min(pause_s, every_s)
                         if time.monotonic() - self._used_at.get(key, 0.0) >= every_s:
                             await self._use(key, arguments)
@@ -88,6 +90,19 @@ class Keeper:
                     pass
         finally:
             await self._vhosts.close()
+
+    def _look_up(self) -> None:
+        """Which queues expire, if anything was declared or deleted. Of a hundred thousand queues most need not even be decoded."""
+        declared = self._replica.declared
+        current = (declared.definitions, declared.definitions.version)
+        if self._looked_up == current:
+            return
+        self._looked_up = current
+        found = {key: declared.declarations.get(key, b"") for key in declared.existing()}
+        expiring = {key: topology.queue_arguments(method) for key, method in found.items() if topology.has_argument(method, "x-expires")}
+        self._expiring = {key: arguments for key, arguments in expiring.items() if arguments["x-expires"]}
+        self._used_at = {key: at for key, at in self._used_at.items() if key in self._expiring}
+        self._missed &= self._expiring.keys()
 
     async def stop(self) -> None:
         """Ends `run`; returns when it is at no queue any more."""
@@ -120,7 +135,7 @@ class Keeper:
     def _missing(self, key: QueueKey, error: ChannelClosed) -> None:
         vhost, queue = key
         node = self._replica.node
-        declared = self._replica.tracker.applied == node.log.end  # else that may be to come
+        declared = self._replica.progress.tracker.applied == node.log.end  # else that may be to come
         if error.no_such_queue and declared and key not in self._missed:
             self._missed.add(key)
             log.warning(

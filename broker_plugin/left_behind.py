@@ -36,7 +36,7 @@ async def left_behind(replica: Replica, broker: Address) -> str:
     except (TimeoutError, LrqError) as error:
         return f"what is in {len(keys)} queues that are not replicated, of which the broker told nothing ({str(error) or 'no answer'})"
     found = [(key, count) for key, count in counts.items() if count]
-    told = [f"{count} messages in '{key[1]}' ({replica.level(key).value})" for key, count in found[:NAMED_MAX]]
+    told = [f"{count} messages in '{key[1]}' ({replica.declared.level(key).value})" for key, count in found[:NAMED_MAX]]
     if len(found) > NAMED_MAX:
         told.append(f"{sum(count for _, count in found[NAMED_MAX:])} in {len(found) - NAMED_MAX} other queues that are not replicated")
     if len(keys) > ASKED_MAX:
@@ -48,11 +48,12 @@ def may_be_left_behind(replica: Replica) -> str:
     """The queues whose messages are on the node where they were published only; empty if there are none."""
     keys = _not_replicated(replica)
     more = [f"{len(keys) - NAMED_MAX} more"] if len(keys) > NAMED_MAX else []
-    return ", ".join([*(f"'{key[1]}' ({replica.level(key).value})" for key in keys[:NAMED_MAX]), *more])
+    return ", ".join([*(f"'{key[1]}' ({replica.declared.level(key).value})" for key in keys[:NAMED_MAX]), *more])
 
 
 def _not_replicated(replica: Replica) -> list[QueueKey]:
-    return sorted(key for key in replica.partial if replica.definitions.queue(key) is not None and not replica.replicates(key))
+    declared = replica.declared
+    return sorted(key for key in declared.partial if declared.definitions.queue(key) is not None and not declared.replicates(key))
 
 
 async def _count(broker: Address, keys: list[QueueKey], counts: dict[QueueKey, int]) -> None:

@@ -17,21 +17,12 @@ from pamqp import commands
 
 from lrq_ha.replication.errors import LrqError
 
-from . import farewell, frames, logins
+from . import building, farewell, frames, logins
 from .broker_side import BrokerSide
 from .endpoints import Peer, is_routing
 from .ends import End, Refused
 from .farewell import CONNECTION_FORCED
-from .frames import (
-    CHANNEL_CLOSE,
-    CHANNEL_CLOSE_OK,
-    CONNECTION_CLOSE,
-    CONNECTION_OPEN,
-    CONNECTION_OPEN_OK,
-    HEARTBEAT,
-    PROTOCOL_HEADER,
-    scan,
-)
+from .frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_OPEN, CONNECTION_OPEN_OK, HEARTBEAT, PROTOCOL_HEADER, scan
 from .handshake import Handshake, Refusal
 from .headers import header_payload
 from .peers import PeerEnd
@@ -197,7 +188,7 @@ class ClientSide(asyncio.Protocol):
                 self._become_peer(self._handshake.node)
                 return
             self._refuse_if_closed()
-        self._to_broker(frames.frame(HEARTBEAT if kind == HEARTBEAT else frames.METHOD, 0, payload))
+        self._to_broker(building.frame(HEARTBEAT if kind == HEARTBEAT else frames.METHOD, 0, payload))
 
     def _refuse_if_closed(self) -> None:
         reason = self.door.closed_because()
@@ -251,13 +242,13 @@ class ClientSide(asyncio.Protocol):
         if kind == CONNECTION_CLOSE:
             self._stop_waiting()
             self.end = Refused()
-            self.transport.write(frames.frame(frames.METHOD, 0, payload))
+            self.transport.write(building.frame(frames.METHOD, 0, payload))
             farewell.hand_over(self.transport)
             if self.broker is not None:
                 self.broker.leave()
             return
         payload = self._handshake.from_broker(kind, payload)
-        self.transport.write(frames.frame(HEARTBEAT if kind == HEARTBEAT else frames.METHOD, 0, payload))
+        self.transport.write(building.frame(HEARTBEAT if kind == HEARTBEAT else frames.METHOD, 0, payload))
 
     def _needs_probe(self) -> bool:
         return is_routing(self._handshake.vhost) and bool(self._handshake.producer) and not self._probing
@@ -266,15 +257,15 @@ class ClientSide(asyncio.Protocol):
         """Asks the broker whether the user may publish to queues by their names: with a message that goes nowhere. A refusal closes the channel."""
         self._probing = [open_ok]
         header = header_payload(0)
-        pieces = [frames.method_frame(PROBE_CHANNEL, commands.Channel.Open()), frames.publish_method(PROBE_CHANNEL, "", "")]
-        pieces += frames.content(PROBE_CHANNEL, header, b"")
-        pieces.append(frames.method_frame(PROBE_CHANNEL, commands.Channel.Close(200, "", 0, 0)))
+        pieces = [building.method_frame(PROBE_CHANNEL, commands.Channel.Open()), building.publish_method(PROBE_CHANNEL, "", "")]
+        pieces += building.content(PROBE_CHANNEL, header, b"")
+        pieces.append(building.method_frame(PROBE_CHANNEL, commands.Channel.Close(200, "", 0, 0)))
         self._to_broker(b"".join(pieces))
 
     def _probed(self, kind: int) -> None:
         self._may_write = kind == CHANNEL_CLOSE_OK
         if kind == CHANNEL_CLOSE:
-            self._to_broker(frames.method_frame(PROBE_CHANNEL, commands.Channel.CloseOk()))
+            self._to_broker(building.method_frame(PROBE_CHANNEL, commands.Channel.CloseOk()))
 
     def _to_broker(self, data: bytes) -> None:
         if self.broker is not None and self.broker.transport is not None:
@@ -291,7 +282,7 @@ class ClientSide(asyncio.Protocol):
         end = PeerEnd(self.door, self.door.host, self.transport, node, heartbeat_s=self._handshake.heartbeat_s)
         self.door.peer_ends.add(end)
         self.end = end
-        self.transport.write(frames.method_frame(0, commands.Connection.OpenOk()))
+        self.transport.write(building.method_frame(0, commands.Connection.OpenOk()))
         self._hand_buffer_over(end)
 
     def _become_relay(self, rest: bytes) -> None:
@@ -317,7 +308,8 @@ class ClientSide(asyncio.Protocol):
             frame_max_bytes=agreed.frame_max[0],
             broker_frame_max_bytes=agreed.frame_max[1],
             heartbeat_s=agreed.heartbeat_s,
-            channels_max=agreed.channels_max,
+            channels_max=agreed.channels_max[0],
+            broker_channels_max=agreed.channels_max[1],
         )
         self.transport.write(self._probing.pop())
         self.door.fence_producer(relay)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import headers
-from .frames import FrameError, short_string
+from .building import short_string
+from .frames import FrameError
 
 PLAIN, AMQPLAIN, EXTERNAL = "PLAIN", "AMQPLAIN", "EXTERNAL"
 UNDERSTOOD = (PLAIN, AMQPLAIN)

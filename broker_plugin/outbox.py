@@ -46,7 +46,7 @@ class Outbox:
 
     def put(self, data: bytes, sequence: int = 0) -> None:
         """These bytes go when entry `sequence` is safe (0: at once), after everything that was put in before."""
-        safe = self._replica.safe
+        safe = self._replica.progress.safe
         if not self._items and sequence <= safe and not self.full:
             self.write(data)
             return
@@ -54,7 +54,7 @@ class Outbox:
         self.total += 1
         self.bytes += len(data)
         if sequence > safe:
-            self._replica.waiting_safe.add(self._relay)
+            self._replica.progress.waiting_safe.add(self._relay)
 
     def write(self, data: bytes) -> None:
         """These bytes go now, whatever waits."""
@@ -67,7 +67,7 @@ class Outbox:
 
     def pump(self) -> None:
         """Sends what may go now."""
-        items, safe = self._items, self._replica.safe
+        items, safe = self._items, self._replica.progress.safe
         ready = []
         while items and items[0][0] <= safe and not self.full:
             data = items.popleft()[1]
@@ -76,7 +76,7 @@ class Outbox:
         if ready:
             self._write(ready)
         if items:
-            self._replica.waiting_safe.add(self._relay)
+            self._replica.progress.waiting_safe.add(self._relay)
 
     def release_acks(self) -> None:
         """The log takes nothing for now: acks no longer wait for it (see docs/operations.md, alarms)."""

@@ -5,7 +5,10 @@ Rules:
   active consumer is the last to be cancelled, so that no other becomes active.
 - When nobody holds anything, and the broker has all that was given back and published, publishes to it wait (`waiting`). This begins inside a
   barrier, so that no declaration is under way, and none concerns the queue before the end.
-- At the end consumers are there again, as they were and in the order in which they came: tags, arguments, prefetch.
+- At the end consumers are there again, as they were and in the order in which they came: tags, arguments, prefetch. Then only goes on what waits: a
+  consumer that is new could shut out one that is exclusive, or take the place of one that is single, and a deletion would find them gone.
+- Where what was given back may be held back unseen (`unseen`), nobody consumes for as long before that; publishers still go on.
+- A channel on which the broker commits is told nothing before it has answered.
 - If consumers do not finish in time, the queue goes on, and its pause has failed; by force, their channels are closed instead.
 - A queue that expires when it is not used is not left without a consumer for long.
 """
@@ -21,7 +24,7 @@ from pamqp import commands
 
 from lrq_ha.replication.errors import LrqError
 
-from . import closing, frames
+from . import building, closing, frames, unseen
 from .channels import Channel, Closing, Consumer, QueueKey
 from .waiting import Moving
 
@@ -33,13 +36,19 @@ if TYPE_CHECKING:
 POLL_S = 0.01
 BLOCKED_POLL_S = 0.25
 FORCED_S = 15.0
-RESUMED_S = 20.0  # for all of a single active consumer's: before a busy broker has the first, no other may come
+RESUMED_S = 20.0  # in which a busy broker has them all
 EXPIRES_SHARE = 4
 PRECONDITION_FAILED = 406
 
 
 class Busy(LrqError):
     """Consumers hold on to messages of the queue."""
+
+
+def unused_at_most_s(arguments: Mapping[str, Any], timeout_s: float) -> float:
+    """How much of this time a queue may be without consumers."""
+    expires_s = arguments.get("x-expires", 0) / 1_000
+    return min(timeout_s, expires_s / EXPIRES_SHARE) if expires_s else timeout_s
 
 
 class Pause:
@@ -56,7 +65,9 @@ class Pause:
         self._replica = replica
         self._key = key
         self._single = bool(arguments.get("x-single-active-consumer"))
-        self._expires_s = arguments.get("x-expires", 0) / 1_000
+        self._arguments = arguments
+        self._held_back_s = unseen.held_back_s(arguments)
+        self._idle_since = 0.0  # nobody has held anything; 0: somebody does
         self._began = 0.0
         self.seconds = 0.0
 
@@ -69,24 +80,19 @@ class Pause:
         while self._door.log_blocked:
             await asyncio.sleep(BLOCKED_POLL_S)
         self._began = time.monotonic()
-        if self._expires_s:
-            timeout_s = min(timeout_s, self._expires_s / EXPIRES_SHARE)
-        deadline = self._began + timeout_s
+        deadline = self._began + unused_at_most_s(self._arguments, timeout_s)
         while not await self._stands_still():
-            if self._door.log_blocked or time.monotonic() > deadline:
+            if self._door.log_blocked or (not self._idle_since and time.monotonic() > deadline):
                 if not force:
                     await self.end()
                     raise Busy(f"consumers hold {self._held()} messages of queue '{self._key[1]}' in vhost '{self._key[0]}'", retriable=True)
                 force, deadline = False, time.monotonic() + FORCED_S
                 self._close_holders()
             await asyncio.sleep(POLL_S)
-        await self._replica.wait_safe(self._replica.last_operation)
+        await self._replica.progress.wait_safe(self._replica.last_operation)
 
     async def end(self) -> None:
-        """The queue goes on. Of a single active consumer's, each is there before the next comes."""
-        moving = self._replica.moving.pop(self._key, None)
-        if moving is not None:
-            moving.over.set()
+        """The queue goes on: first its consumers, each of a single active consumer's before the next comes, then all that waits."""
         paused = [
             (consumer.number, relay, channel, tag, consumer)
             for relay, channel in self._channels()
@@ -94,12 +100,18 @@ class Pause:
             if consumer.queue == self._key
         ]
         until = time.monotonic() + RESUMED_S
+        coming: list[tuple[Relay, Channel, bytes, bool]] = []
         for _, relay, channel, tag, consumer in sorted(paused, key=lambda one: one[0]):
             if channel.paused.pop(tag, None) is None:
                 continue  # the client has cancelled it meanwhile
             _consume_again(relay, channel, tag, consumer)
-            while self._single and channel.resuming[tag] and not relay.closed and time.monotonic() < until:
-                await asyncio.sleep(POLL_S)
+            coming.append((relay, channel, tag, self._single or consumer.exclusive))
+            if self._single:
+                await _all_there(coming, until)
+        await _all_there(coming, until)
+        moving = self._replica.moving.pop(self._key, None)
+        if moving is not None:
+            moving.over.set()
         self.seconds = time.monotonic() - self._began
 
     # ---- stopping ----------------------------------------------------------------------------------------------------
@@ -107,16 +119,22 @@ class Pause:
     async def _stands_still(self) -> bool:
         self._stop_consumers()
         if self._door.log_blocked or not self._is_idle():
+            self._idle_since = 0.0
             return False
-        async with self._replica.barrier():
+        if self._held_back_s:
+            self._moving().consumes = True
+            self._idle_since = self._idle_since or time.monotonic()
+            if time.monotonic() - self._idle_since < self._held_back_s:
+                return False
+        async with self._replica.barrier.up():
             if not self._is_idle():
                 return False
-            known = self._replica.moving.get(self._key)
-            if known is None:
-                self._replica.moving[self._key] = Moving(self._key)
-            else:
-                known.publishes = True
+            moving = self._moving()
+            moving.consumes = moving.publishes = True
         return True
+
+    def _moving(self) -> Moving:
+        return self._replica.moving.setdefault(self._key, Moving(self._key, consumes=False, publishes=False))
 
     def _channels(self) -> Iterator[tuple[Relay, Channel]]:
         for relay in list(self._door.relays):
@@ -136,8 +154,7 @@ class Pause:
         if self._single and (len(running) > 1 or self._stopping()):
             running = running[1:]
         for _, relay, channel, tag, consumer in running:
-            if consumer.exclusive:  # nobody else may take its place
-                self._replica.moving.setdefault(self._key, Moving(self._key, publishes=False))
+            self._moving().consumes |= consumer.exclusive  # nobody else may take its place
             channel.paused[tag] = consumer
             cancel(relay, channel, tag)
 
@@ -155,7 +172,7 @@ class Pause:
             if key in channel.returning or any(c.queue == key for c in channel.consuming) or any(c.queue == key for c, _ in channel.gets):
                 return False
             mine = [tag for tag, consumer in channel.consumers.items() if consumer.queue == key]
-            if mine and (relay.client is None or channel.closing or channel.number in relay.withheld):
+            if mine and (relay.client is None or channel.closing or channel.number in relay.from_broker.withheld):
                 return False  # the broker may hold for it what nobody has looked at, until it has closed it
             if any(tag not in channel.paused or channel.stopping[tag] for tag in mine):
                 return False
@@ -164,7 +181,7 @@ class Pause:
         return True
 
     def _held(self) -> int:
-        return sum(delivery.queue == self._key for _, channel in self._channels() for delivery in channel.held)
+        return sum(1 for _ in self._door.held(self._key))
 
     def _close_holders(self) -> None:
         for relay, channel in self._channels():
@@ -176,7 +193,7 @@ class Pause:
 def cancel(relay: Relay, channel: Channel, tag: bytes) -> None:
     """Ends a consumer at the broker; the client is not told."""
     channel.stopping[tag] += 1
-    relay.outbox.put(frames.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
+    _say(relay, channel, building.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
 
 
 def _consume_again(relay: Relay, channel: Channel, tag: bytes, consumer: Consumer) -> None:
@@ -186,12 +203,28 @@ def _consume_again(relay: Relay, channel: Channel, tag: bytes, consumer: Consume
     method.consumer_tag, method.nowait = tag.decode("utf-8", "surrogateescape"), False
     now = channel.limit or NO_LIMIT
     differs = consumer.limit != now
-    data = frames.method_frame(number, method)
+    data = building.method_frame(number, method)
     if differs:
-        data = frames.frame(frames.METHOD, number, consumer.limit) + data + frames.frame(frames.METHOD, number, now)
+        data = building.frame(frames.METHOD, number, consumer.limit) + data + building.frame(frames.METHOD, number, now)
         channel.unasked.extend((True, True))
     channel.resuming[tag] += 1
-    relay.outbox.put(data)
+    _say(relay, channel, data)
 
 
-NO_LIMIT = frames.encode_method(commands.Basic.Qos())
+def _say(relay: Relay, channel: Channel, data: bytes) -> None:
+    if channel.commits_here:
+        channel.after_commit.append(data)
+    else:
+        relay.outbox.put(data)
+
+
+async def _all_there(coming: list[tuple[Relay, Channel, bytes, bool]], until: float) -> None:
+    """Returns when the broker has these consumers; or does not say so, where a client does not read and others may come before it."""
+    for relay, channel, tag, first in coming:
+        while channel.resuming[tag] and channel.state is Closing.NO and not relay.closed and (first or not relay.flow.reads_late):
+            if time.monotonic() >= until:
+                break
+            await asyncio.sleep(POLL_S)
+
+
+NO_LIMIT = building.encode_method(commands.Basic.Qos())

@@ -15,7 +15,7 @@ from pamqp import commands
 
 from lrq_ha.replication.errors import LrqError, place
 
-from . import farewell, frames
+from . import assembling, building, farewell, frames
 from .ends import End
 from .frames import (
     BASIC_PUBLISH,
@@ -48,7 +48,7 @@ class PeerEnd(End):
         self.transport: asyncio.Transport | None = transport
         self._heartbeat_s = heartbeat_s
         self._buffer = b""
-        self._parts = frames.Assembly(2 * frames.BODY_BYTES_MAX)  # a batch with the largest message, and more
+        self._parts = assembling.Assembly(2 * assembling.BODY_BYTES_MAX)  # a batch with the largest message, and more
         self._tag = 0
         self._open: deque[tuple[int, int]] = deque()  # (last sequence, publish tag) of pushes that are not acked
         self._heard_at = door.now()
@@ -93,7 +93,7 @@ class PeerEnd(End):
 
     def _reply(self, channel: int, method: commands.base.Frame) -> None:  # type: ignore[name-defined]
         if self.transport:
-            self.transport.write(frames.method_frame(channel, method))
+            self.transport.write(building.method_frame(channel, method))
 
     def _message(self, channel: int, header: bytes, body: bytes) -> None:
         if channel == CONTROL_CHANNEL:
@@ -112,7 +112,7 @@ class PeerEnd(End):
         while self._open and self._open[0][0] <= upto:
             tag = self._open.popleft()[1]
         if tag and self.transport:
-            self.transport.write(frames.ack(PUSH_CHANNEL, tag, True))
+            self.transport.write(building.ack(PUSH_CHANNEL, tag, True))
 
     def tick(self, now: float) -> None:
         """Once a second: heartbeats both ways."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import alarms, closing, declaring, delivering, frames, publishing, settling, transacting
+from . import alarms, closing, declaring, delivering, frames, permitting, publishing, settling, transacting
 from .channels import Channel
 from .frames import Item
 
@@ -79,7 +79,12 @@ CLIENT = (
         "stop.test_sigterm_in_the_middle_of_a_stream",
         closing.connection_close_ok,
     ),
-    ClientRow(frames.CONNECTION_UPDATE_SECRET, PASSED, "door_protocol.secret_updated"),
+    ClientRow(
+        frames.CONNECTION_UPDATE_SECRET,
+        "Passed on; what the client may publish is asked anew.",
+        "door_protocol.secret_updated",
+        permitting.update_secret,
+    ),
     ClientRow(frames.CHANNEL_OPEN, PASSED, "door_protocol.publish_on_a_channel_that_is_not_open", closing.channel_open),
     ClientRow(frames.CHANNEL_FLOW, PASSED, "door_protocol.channel_flow"),
     ClientRow(frames.CHANNEL_FLOW_OK, "Passed on; RabbitMQ never asks.", "door_protocol.channel_flow"),
@@ -112,7 +117,12 @@ CLIENT = (
         declaring.declare,
     ),
     ClientRow(frames.QUEUE_BIND, DECLARED, "door_protocol.alternate_exchange", declaring.declare),
-    ClientRow(frames.QUEUE_PURGE, DECLARED, "door_protocol.queues_deleted_and_purged", declaring.declare),
+    ClientRow(
+        frames.QUEUE_PURGE,
+        f"{DECLARED} The entry says what clients hold of the queue, which no purge takes.",
+        "door_protocol.queues_deleted_and_purged",
+        declaring.declare,
+    ),
     ClientRow(frames.QUEUE_DELETE, DECLARED, "door_protocol.queues_deleted_and_purged", declaring.declare),
     ClientRow(frames.QUEUE_UNBIND, DECLARED, "door_protocol.exchange_deleted_with_its_last_binding", declaring.declare),
     ClientRow(frames.BASIC_QOS, PASSED, "door_protocol.qos_per_consumer", delivering.qos),
@@ -142,8 +152,18 @@ CLIENT = (
         settling.reject,
     ),
     ClientRow(frames.BASIC_REJECT, "As basic.nack.", "door_protocol.rejected_to_a_dead_letter_queue", settling.reject),
-    ClientRow(frames.BASIC_RECOVER, PASSED, "door_protocol.recover", settling.recover),
-    ClientRow(frames.BASIC_RECOVER_ASYNC, PASSED, "door_protocol.recover_without_an_answer", settling.recover),
+    ClientRow(
+        frames.BASIC_RECOVER,
+        "Passed on; what comes before its answer goes back, too.",
+        "door_crossing.test_a_delivery_that_crosses_a_recover_goes_back_too",
+        settling.recover,
+    ),
+    ClientRow(
+        frames.BASIC_RECOVER_ASYNC,
+        "As basic.recover, with an answer that the client does not get.",
+        "door_protocol.recover_without_an_answer",
+        settling.recover,
+    ),
     ClientRow(
         frames.CONFIRM_SELECT,
         "Passed on; the door needs the broker's confirms in any case.",
@@ -184,7 +204,7 @@ BROKER = (
     BrokerRow(frames.CONNECTION_CLOSE_OK, PASSED, "door.test_publishes_without_confirms_then_an_orderly_close"),
     BrokerRow(frames.CONNECTION_BLOCKED, BLOCKED, "door_protocol.test_blocked_and_unblocked", alarms.told),
     BrokerRow(frames.CONNECTION_UNBLOCKED, BLOCKED, "door_protocol.test_blocked_and_unblocked", alarms.told),
-    BrokerRow(frames.CONNECTION_UPDATE_SECRET_OK, PASSED, "door_protocol.secret_updated"),
+    BrokerRow(frames.CONNECTION_UPDATE_SECRET_OK, PASSED, "door_protocol.secret_updated", permitting.secret_updated),
     BrokerRow(frames.CHANNEL_OPEN_OK, PASSED, "door_protocol.channel_reuse"),
     BrokerRow(frames.CHANNEL_FLOW, "Passed on; RabbitMQ sends none.", "door_protocol.channel_flow"),
     BrokerRow(frames.CHANNEL_FLOW_OK, PASSED, "door_protocol.channel_flow"),
@@ -251,7 +271,7 @@ BROKER = (
         "Passed on under the client's own number; the entry is refused in the log, its ID free again.",
         "door_protocol.a_full_queue_refuses",
     ),
-    BrokerRow(frames.BASIC_RECOVER_OK, PASSED, "door_protocol.recover"),
+    BrokerRow(frames.BASIC_RECOVER_OK, f"{PASSED[:-1]}, unless only the door has asked.", "door_protocol.recover", settling.recovered),
     BrokerRow(frames.CONFIRM_SELECT_OK, PASSED, "door_order.test_a_confirm_does_not_overtake_the_select_ok", publishing.selected),
     BrokerRow(frames.TX_SELECT_OK, PASSED, "door_protocol.tx_publishes"),
     BrokerRow(frames.TX_COMMIT_OK, "Passed on; the entries are applied.", "door_protocol.tx_publishes", transacting.commit_ok),

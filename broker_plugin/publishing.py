@@ -1,14 +1,15 @@
 """What a client publishes: into the log and, when safe, to the broker; and whose confirm it becomes. The hottest half of the door.
 
 Rules:
+- Nothing enters the log that the broker has not allowed (`permitting`).
 - A run of publishes that follow each other is one entry of the log, however many they are. A content that needs a stamp has its header frame
   rebuilt, its body never.
 - The broker's answers become the client's through channels.Confirms; what the broker refuses, or whose fate nobody can know, becomes REFUSED,
   unless a copy of it has been seen.
 - R6: an ID that is in the log is not appended again; its confirm waits for the first entry's.
 - Local completion: the confirm comes when the own stream has the entry; what is done with it is the same. So that nothing which was confirmed is
-  lost while this node lives, it is only for what the broker will take: messages without properties that it checks, not too large, of a user who
-  may publish to queues by their names (it has taken one on this connection). What remains is a full reject-publish queue: its nack comes too late.
+  lost while this node lives, it is only for what the broker will take: what it has allowed, and is not too large. What remains is a full
+  reject-publish queue: its nack comes too late.
 """
 
 from __future__ import annotations
@@ -22,17 +23,16 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import STAMP_MAX_BYTES
 from lrq_ha.replication.ids import ReplicationId
 
-from . import closing, endpoints, frames, settling, transacting
+from . import building, closing, endpoints, frames, permitting, settling, transacting
 from .channels import Channel, Settled, Transaction
 from .frames import BASIC_ACK, BASIC_PUBLISH, FrameError, Item, publish_route
-from .headers import BODY_SIZE_END, check_header, cut, position_field, replication_id, routes_on, stamp
+from .headers import BODY_SIZE_END, check_header, cut, is_judged, position_field, replication_id, routes_on, stamp
 
 if TYPE_CHECKING:
     from .relay import Relay
 
 EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
 VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
-CHECKED_PROPERTIES = 0x0110  # expiration and user-id: the broker closes the channel where it does not like them
 POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a stamp may add to a content header
 
 
@@ -40,7 +40,10 @@ POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a st
 
 
 def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
-    """Takes a run of publishes, beginning with items[at]; returns the index of the first item it did not take."""
+    """Takes a run of publishes, beginning with items[at]; returns the index of the first item it did not take.
+
+    If that is a publish of which the broker has to be asked first, relay.must_ask says so.
+    """
     settling.flush(relay)
     relay.alarm.publishes()
     replica = relay.replica
@@ -69,6 +72,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
     slice_from = slice_to = -1
     out: list[bytes | memoryview] = []
     total, room, depth_max = len(items), relay.header_bytes_max, relay.door.config.header_depth_max
+    body_bytes_max = relay.door.config.message_bytes_max
     while at < total:
         kind, same, start, end, header, header_end, stop = items[at]
         if alike and data[start - 7 : header_end] == alike and sequence < turn:
@@ -81,12 +85,20 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
         alike = b""
         if kind != BASIC_PUBLISH or not stop or same != number:
             break
-        method = data[start:end]
-        decision = decisions.get(method) or _decide(relay, method)
         if channel.closing:
             at += 1
             continue
+        if stop - header_end > body_bytes_max and (size := frames.body_size(data, header)) > body_bytes_max:
+            if lengths:
+                break
+            too_large(relay, channel, size, body_bytes_max)
+            continue
+        method = data[start:end]
+        decision = decisions.get(method) or _decide(relay, channel, method)
         if decision is not logged:
+            if decision is endpoints.UNASKED:
+                relay.must_ask = True
+                break
             decision = _of_message(decision, method, data[header:header_end], stop - header_end)
         if decision is not way:
             if lengths:
@@ -98,7 +110,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
             body = frames.body_of(data, header_end, stop)
             elsewhere = endpoints.take if relay.watch is None else relay.watch.elsewhere
             elsewhere(relay, channel, decision, method, data[header:header_end], body, data[start - 7 : stop])
-            if relay.closed or relay.client is None:
+            if relay.gone(channel):
                 return total
             first = sequence = replica.next_sequence
             continue
@@ -117,7 +129,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
             slice_to = stop
             lengths.append(stop - start + 7)
             before, after, longer = known
-            head = frames.header_head(number, len(payload) + longer)
+            head = building.header_head(number, len(payload) + longer)
             before = b"%b%b%b%b" % (data[start - 7 : header - 7], head, payload[:BODY_SIZE_END], before)
             out += (b"%b%d%b" % (before, sequence, after), (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop])
             if payload == last:
@@ -126,6 +138,9 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
             sequence += 1
             at += 1
             continue
+        if is_judged(payload) and channel.committing is None and permitting.missing(relay, method, payload) is not None:
+            relay.must_ask = True
+            break
         original = payload
         has_id = False
         rid = replication_id(payload) if b"x-lrq-id" in payload else None
@@ -135,7 +150,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                 has_id = True
                 if lengths and not (run_has_ids and identity.sequence == next_number):
                     break
-                if replica.dedup.seen(producer_key, identity.sequence):
+                if replica.index.dedup.seen(producer_key, identity.sequence):
                     if lengths:
                         break
                     at += 1
@@ -155,7 +170,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
             payload = cut(payload, b"x-lrq-pos")
         check_header(payload, depth_max)
         stamped = stamp(payload, position_field(b"%b%d%b" % (prefix, sequence, suffix)))
-        if len(stamped) <= room:
+        if len(stamped) <= room and not routes_on(payload):  # what CC and BCC name, an exchange may judge
             stamps.learn(payload, stamped, sequence)
         sequence += 1
         at += 1
@@ -171,14 +186,14 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
             if slice_to >= 0:
                 stored.append(view[slice_from:slice_to])
                 slice_to = -1
-            changed = b"".join((data[start - 7 : header - 7], frames.header_head(number, len(payload)), payload, data[header_end:stop]))
+            changed = b"".join((data[start - 7 : header - 7], building.header_head(number, len(payload)), payload, data[header_end:stop]))
             lengths.append(len(changed))
             stored.append(changed)
         size = len(stamped)
         if size > room:
             raise _no_room(relay, len(payload))
         body_frames = (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop]
-        out += (data[start - 7 : header - 7], frames.header_head(number, size), stamped, body_frames)
+        out += (data[start - 7 : header - 7], building.header_head(number, size), stamped, body_frames)
     if lengths:
         if slice_to >= 0:
             stored.append(view[slice_from:slice_to])
@@ -217,9 +232,8 @@ def _of_message(decision: endpoints.Decision, method: bytes, header: bytes, size
 
 
 def _may_be_early(header: bytes, size: int) -> bool:
-    """Whether the broker takes such a message from everybody who may publish at all, and for one queue."""
-    checked = int.from_bytes(header[12:14], "big") & CHECKED_PROPERTIES
-    return not checked and size <= EARLY_BYTES_MAX and not routes_on(header)
+    """Whether the broker takes such a message, which it allows, in any case, and for one queue."""
+    return size <= EARLY_BYTES_MAX and not routes_on(header)
 
 
 def _forwarded(_relay: Relay, channel: Channel, first: int, run: pb.Run) -> None:
@@ -230,15 +244,14 @@ def _forwarded(_relay: Relay, channel: Channel, first: int, run: pb.Run) -> None
 
 def _forwarded_early(relay: Relay, channel: Channel, first: int, run: pb.Run) -> None:
     """Likewise, with local completion, if that may be."""
-    if not channel.confirms.selected or not relay.may_publish:
-        relay.asks = relay.asks or first
+    if not channel.confirms.selected:
         _forwarded(relay, channel, first, run)
         return
     entry = run.enqueues
     count = len(entry.lengths)
     tag = channel.confirms.forwarded_early(count, first, entry.producer, entry.id_first)
     channel.early.append((first, run))
-    relay.replica.early.add(first, first + count - 1)
+    relay.replica.progress.early.add(first, first + count - 1)
     _until_durable(relay, channel, tag, count, first + count - 1, len(entry.frames))
 
 
@@ -246,19 +259,32 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, item
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transacting`). All that can be wrong is found now."""
     if channel.closing:
         return at + 1  # sent before the client knew
-    begin, end, total = items[at][2] - 7, 0, len(items)
+    begin, upto, total = items[at][2] - 7, 0, len(items)
     while at < total:
-        kind, number, _, _, header, header_end, stop = items[at]
+        kind, number, start, end, header, header_end, stop = items[at]
         if kind != BASIC_PUBLISH or not stop or number != channel.number:
             break
+        size = frames.body_size(data, header)
+        if size > relay.door.config.message_bytes_max:
+            if upto:
+                break
+            too_large(relay, channel, size, relay.door.config.message_bytes_max)
+            return at + 1
         payload = data[header:header_end]
         check_header(payload, relay.door.config.header_depth_max)
         if len(payload) + POSITION_BYTES_MAX > relay.header_bytes_max:
             raise _no_room(relay, len(payload))
         if b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
             _identity(relay, raw)
-        at, end = at + 1, stop
-    settling.rehearse(relay, channel, tx, data[begin:end], BASIC_PUBLISH)
+        if endpoints.is_answer(data[start:end]):
+            if upto:
+                break
+            shown = building.frame(frames.METHOD, number, endpoints.answer_to_nobody(data[start:end])) + data[header - 7 : stop]
+            settling.rehearse(relay, channel, tx, shown, BASIC_PUBLISH)
+            tx.keep_instead(data[begin:stop])
+            return at + 1
+        at, upto = at + 1, stop
+    settling.rehearse(relay, channel, tx, data[begin:upto], BASIC_PUBLISH)
     return at
 
 
@@ -269,10 +295,15 @@ def _no_room(relay: Relay, size: int) -> FrameError:
     )
 
 
-def _decide(relay: Relay, method: bytes) -> endpoints.Decision:
+def _decide(relay: Relay, channel: Channel, method: bytes) -> endpoints.Decision:
+    """What becomes of publishes with this method frame; remembered if it is known."""
+    route = publish_route(method)
+    decision = endpoints.decide(relay, route)
+    if decision in endpoints.IN_LOG and channel.committing is None and permitting.of_route(relay, route) not in relay.rights:
+        return endpoints.UNASKED
     if len(relay.decisions) >= frames.ROUTES_MAX:
         relay.decisions.clear()
-    decision = relay.decisions[method] = endpoints.decide(relay, publish_route(method))
+    relay.decisions[method] = decision
     return decision
 
 
@@ -287,7 +318,7 @@ def _confirmed_by_broker(relay: Relay, channel: Channel) -> None:
     """The door needs the broker's answers to these publishes, whether or not the client asked for them."""
     if not channel.broker_confirms:
         channel.broker_confirms = True
-        relay.outbox.put(frames.method_frame(channel.number, commands.Confirm.Select(nowait=True)))
+        relay.outbox.put(building.method_frame(channel.number, commands.Confirm.Select(nowait=True)))
 
 
 def pass_on(relay: Relay, channel: Channel, blob: bytes) -> None:
@@ -303,11 +334,11 @@ def ended_here(relay: Relay, channel: Channel, sequence: int) -> None:
     tag = channel.confirms.ended_here()
     if not tag:
         return
-    if sequence <= relay.replica.safe:
+    if sequence <= relay.replica.progress.safe:
         _confirm(relay, channel, tag)
     else:
         relay.until_safe.append((channel, tag, sequence))
-        relay.replica.waiting_safe.add(relay)
+        relay.replica.progress.waiting_safe.add(relay)
 
 
 def refuse(relay: Relay, channel: Channel, code: int, text: str) -> None:
@@ -316,44 +347,50 @@ def refuse(relay: Relay, channel: Channel, code: int, text: str) -> None:
     closing.refuse(relay, channel, code, text, BASIC_PUBLISH)
 
 
+def too_large(relay: Relay, channel: Channel, size: int, limit: int) -> None:
+    """A publish whose body is over the door's limit, in the broker's words for its own."""
+    text = f"PRECONDITION_FAILED - message size {size} is larger than configured max size {limit}"
+    refuse(relay, channel, settling.PRECONDITION_FAILED, text)
+
+
 def _until_durable(relay: Relay, channel: Channel, tag: int, count: int, sequence: int, size: int) -> None:
     relay.until_durable.append((channel, tag, tag + count - 1, sequence, size))
-    relay.replica.waiting_durable.add(relay)
+    relay.replica.progress.waiting_durable.add(relay)
 
 
 def _repeat(relay: Relay, channel: Channel, producer: str, number: int, *, early: bool) -> None:
     relay.door.counters["repeats"] += 1
     if channel.committing is not None:
-        channel.committing.after = max(channel.committing.after, relay.replica.dedup.position_of(producer, number) or 0)
+        channel.committing.after = max(channel.committing.after, relay.replica.index.dedup.position_of(producer, number) or 0)
         return
     tag = channel.confirms.ended_here()
     if not tag:
         return
-    sequence = relay.replica.dedup.position_of(producer, number)
-    if sequence is None or relay.replica.tracker.is_applied(sequence):
+    sequence = relay.replica.index.dedup.position_of(producer, number)
+    if sequence is None or relay.replica.progress.tracker.is_applied(sequence):
         _confirm(relay, channel, tag)
-    elif early and sequence in relay.replica.early:
+    elif early and sequence in relay.replica.progress.early:
         _until_durable(relay, channel, tag, 1, sequence, 0)
         durable_advanced(relay)
     else:
         relay.until_applied.append((channel, tag, sequence, number))
-        relay.replica.waiting_applied.add(relay)
+        relay.replica.progress.waiting_applied.add(relay)
 
 
 def _confirm(relay: Relay, channel: Channel, tag: int, ok: bool = True) -> None:
     channel.confirms.local.discard(tag)
-    relay.confirm(channel, frames.ack(channel.number, tag) if ok else frames.nack(channel.number, tag), held=ok)
+    relay.confirm(channel, building.ack(channel.number, tag) if ok else building.nack(channel.number, tag), held=ok)
 
 
 def select_confirms(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """confirm.select."""
     if channel.second:  # the broker refuses
-        relay.outbox.put(frames.frame(frames.METHOD, channel.second, payload))
+        relay.outbox.put(building.frame(frames.METHOD, channel.second, payload))
         return
     channel.confirms.selected = channel.broker_confirms = True
     if payload[4:5] == b"\0":  # it is to be answered
         channel.selecting += 1
-    relay.outbox.put(frames.frame(frames.METHOD, channel.number, payload))  # a broker that has it on already just answers
+    relay.outbox.put(building.frame(frames.METHOD, channel.number, payload))  # a broker that has it on already just answers
 
 
 # ---- what became of it -----------------------------------------------------------------------------------------------------
@@ -361,13 +398,13 @@ def select_confirms(relay: Relay, channel: Channel, _kind: int, payload: bytes) 
 
 def safe_advanced(relay: Relay) -> None:
     """The log is safe further than before: acks what ended here."""
-    safe = relay.replica.safe
+    safe = relay.replica.progress.safe
     waiting = relay.until_safe
     while waiting and waiting[0][2] <= safe:
         channel, tag, _ = waiting.popleft()
         _confirm(relay, channel, tag)
     if waiting:
-        relay.replica.waiting_safe.add(relay)
+        relay.replica.progress.waiting_safe.add(relay)
 
 
 def durable_advanced(relay: Relay) -> None:
@@ -384,19 +421,19 @@ def durable_advanced(relay: Relay) -> None:
         if not channel.speaks or relay.channels.get(channel.number) is not channel:
             continue
         if not is_repeat:
-            relay.replica.confirmed_early(sequence, last - first + 1, size)
+            relay.replica.progress.confirmed_early(sequence, last - first + 1, size)
         if first < last and not (confirms.waiting or relay.held_confirms or confirms.covers_others(last)):
-            confirm = frames.ack(channel.number, last, True)
+            confirm = building.ack(channel.number, last, True)
         else:
-            confirm = b"".join(frames.ack(channel.number, tag) for tag in range(first, last + 1))
+            confirm = b"".join(building.ack(channel.number, tag) for tag in range(first, last + 1))
         relay.confirm(channel, confirm, held=False)
     if waiting:
-        relay.replica.waiting_durable.add(relay)
+        relay.replica.progress.waiting_durable.add(relay)
 
 
 def applied_advanced(relay: Relay) -> None:
     """More of the log is in the queues and confirmed: answers repeats."""
-    tracker, dedup = relay.replica.tracker, relay.replica.dedup
+    tracker, dedup = relay.replica.progress.tracker, relay.replica.index.dedup
     left: deque[tuple[Channel, int, int, int]] = deque()
     for channel, tag, sequence, number in relay.until_applied:
         if not tracker.is_applied(sequence):
@@ -410,7 +447,7 @@ def applied_advanced(relay: Relay) -> None:
             _confirm(relay, channel, tag, dedup.seen(relay.producer_key, number))
     relay.until_applied = left
     if left:
-        relay.replica.waiting_applied.add(relay)
+        relay.replica.progress.waiting_applied.add(relay)
 
 
 def selected(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
@@ -435,11 +472,11 @@ def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) 
         replica.refuse(Settled(0, 1, sequence, producer, 0) for sequence in back)
     for sequence in back:
         if first < sequence:
-            replica.applied(first, sequence - 1)
+            replica.progress.applied(first, sequence - 1)
         count -= sequence + 1 - first
         first = sequence + 1
     if count:
-        replica.applied(first, first + count - 1)
+        replica.progress.applied(first, first + count - 1)
 
 
 def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> bytes:
@@ -457,8 +494,6 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
                 relay.replica.refuse([run])
                 if channel.early and channel.early_run(run.sequence):
                     relay.door.refused_after_confirm(run.publishes)
-            if run.sequence <= relay.asks < run.sequence + run.publishes:
-                relay.may_publish, relay.asks = ok, 0
     if channel.early:
         channel.forget_early()
     if relay.watch is not None:
@@ -467,7 +502,7 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
     tagged = [run for run in settled if run.client_tag]
     if channel.speaks and tagged:
         client_last = tagged[-1].client_tag + tagged[-1].publishes - 1
-        make = frames.ack if ok else frames.nack
+        make = building.ack if ok else building.nack
         if multiple and not confirms.covers_others(client_last) and (ok or not relay.held_confirms):
             answers = make(number, client_last, True)
         else:

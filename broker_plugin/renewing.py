@@ -5,43 +5,36 @@ Rules:
   What stands in it then is moved, from the front of the queue to its end, also what came after the CHECKPOINT: so the queue's order is kept.
 - An entry MOVING says where that begins, and one where it ends. Whoever has to go on in the middle goes on with that queue before anybody may use
   it.
-- A message and the DEQUEUE of its old copy stand in one batch; the old copy is acked when that is safe. The applier publishes the new one.
-- A moved message begins anew in its queue: its position is new, its time to live begins again, what RabbitMQ counts of it (x-death, deliveries) too.
 - It ends when nothing old can be left (`passes`): dead letters may be on their way from a queue that is looked at later to one that was looked at
   before. So queues are looked into again, those before that dead-letter to others; one too long to be looked behind, and whose length does not say
   that nothing came, is moved again. After ROUNDS_MAX rounds that found something it is given up.
 - What RabbitMQ says of a queue is believed while it counts the pass's own consumer: of a quorum queue that does not answer it says that it is empty.
 - Given up is what cannot be moved unchanged: to another routing key for its dead letters, or at the cost of its deliveries (RabbitMQ 3.x). Also where
-  consumers do not finish what they hold.
+  consumers do not finish what they hold, and where a queue may hold what nobody sees (`unseen`): until that has come to light the queue is not used,
+  if there is time for it; that no dead letters wait is the operator's word.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.filter import Verdict
 from lrq_ha.replication.levels import Level
 from lrq_ha.replication.passes import Rounds
-from lrq_ha.replication.positions import RangeSet
-from lrq_ha.replication.visits import Deaths
 
-from . import topology
+from . import topology, unseen
 from .channels import QueueKey
-from .client import Channel, Connection
+from .client import Connection
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
-from .headers import cut, deaths
 from .keeping import has_a_free_way_back
-from .pausing import Busy, Pause
+from .moving import KEPT_MAX, QUIET_S, STUCK_S, GivenUp, Pass
+from .pausing import Busy, Pause, unused_at_most_s
 from .reaching import downstream_last
-from .replica import BATCH_BYTES_MAX, Replica
-from .sweeper import ack_all, all_arrived, give_back
+from .replica import Replica
 from .vhosts import Vhosts
 
 if TYPE_CHECKING:
@@ -49,36 +42,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lrq_ha.renewing")
 
-WINDOW_MESSAGES = 500
-KEPT_MAX = 1_500  # quorum queues give no more than 2,000 to one consumer
-WINDOWS_UNDER_WAY = 2
 ROUNDS_MAX = 10
 UNFINISHED_S = 86_400.0  # nobody may use a queue that is half done
-QUIET_S = 0.1
-STUCK_S = 20.0
 _GOES_BY_ITSELF = ("x-message-ttl", "x-max-length", "x-max-length-bytes")
-TO_APPLY_BYTES_MAX = 32 << 20
-POLL_S = 0.01
-#: What RabbitMQ and the door have written into the headers, and further routing keys, which have been followed.
-NOT_MOVED = (b"x-lrq-pos", b"x-death", b"x-first-death-queue", b"x-first-death-exchange", b"x-first-death-reason", b"x-last-death-queue",
-             b"x-last-death-exchange", b"x-last-death-reason", b"x-delivery-count", b"CC")  # fmt: skip
-
-
-class GivenUp(LrqError):
-    """Something live may be left before the CHECKPOINT."""
-
-
-class _Copy(NamedTuple):
-    """A delivery. `key`: its routing key; `sequence`: None if it has no position."""
-
-    tag: int
-    redelivered: bool
-    key: str
-    sequence: int | None
-    generation: int
-    deaths: Deaths
-    header: bytes
-    body: bytes
 
 
 class Renewal:
@@ -90,13 +56,16 @@ class Renewal:
         checkpoint: Sequence of the CHECKPOINT.
         timeout_s: How long the consumers of a queue may take to finish what they hold.
         force: After that their channels are closed.
+        dead_letters_arrived: No dead letters wait in queues that keep them until they arrive; an operator says so.
 
     Attributes:
         moved: Messages that were published again.
         longest_s, longest: The longest time for which a queue stood still, and its name.
     """
 
-    def __init__(self, replica: Replica, door: Door, broker: Address, checkpoint: int, *, timeout_s: float, force: bool) -> None:
+    def __init__(
+        self, replica: Replica, door: Door, broker: Address, checkpoint: int, *, timeout_s: float, force: bool, dead_letters_arrived: bool
+    ) -> None:
         self.moved = 0
         self.longest_s, self.longest = 0.0, ""
         self._replica = replica
@@ -104,7 +73,18 @@ class Renewal:
         self._checkpoint = checkpoint
         self._timeout_s = timeout_s
         self._force = force
+        self._dead_letters_arrived = dead_letters_arrived
+        self._pausing: QueueKey | None = None
         self._vhosts = Vhosts(broker)
+        self._visit: _Visit | None = None
+
+    @property
+    def doing(self) -> str:
+        """What of it is under way; empty between two queues."""
+        visit = self._visit
+        if visit is None and self._pausing is not None:
+            return f"queue '{self._pausing[1]}' in vhost '{self._pausing[0]}' gives nothing out until what it holds back unseen has come to light"
+        return "" if visit is None else f"queue '{visit.key[1]}' in vhost '{visit.key[0]}' stands still, {visit.moved} messages of it have been moved"
 
     async def run(self) -> None:
         """Returns when nothing live is left before the CHECKPOINT and everything moved is in its queue.
@@ -113,11 +93,12 @@ class Renewal:
             GivenUp: There may be something left; the text names the queue.
             LrqError: The connection to the broker is lost, or this node is not primary any more.
         """
-        passes = self._replica.passes
+        passes = self._replica.index.passes
         rounds = Rounds(passes, ROUNDS_MAX)
         try:
             for key, method in self._queues().items():
                 if key in passes.unfinished():
+                    self._check(key, topology.queue_arguments(method), UNFINISHED_S, half_done=True)
                     await self._renew(key, topology.queue_arguments(method), UNFINISHED_S)
             await self._all_applied()
             while not rounds.done:
@@ -134,8 +115,10 @@ class Renewal:
     async def _round(self) -> bool:
         """Whether anything old was found."""
         queues, found = self._queues(), False
+        for key, method in queues.items():
+            self._check(key, topology.queue_arguments(method), self._timeout_s)
         busy = []
-        for key in downstream_last(self._replica.definitions, list(queues)):
+        for key in downstream_last(self._replica.declared.definitions, list(queues)):
             try:
                 found |= await self._renew(key, topology.queue_arguments(queues[key]), self._timeout_s)
             except Busy:
@@ -144,9 +127,30 @@ class Renewal:
             found |= await self._renew(key, topology.queue_arguments(queues[key]), self._timeout_s, force=self._force)
         return found
 
+    def _check(self, key: QueueKey, arguments: Mapping[str, Any], timeout_s: float, *, half_done: bool = False) -> None:
+        """Raises GivenUp if a queue may hold what nobody sees, and there is no time to wait for it. `half_done`: of its dead letters later."""
+        queue = f"queue '{key[1]}' in vhost '{key[0]}'"
+        held_back_s = unseen.held_back_s(arguments)
+        if math.isinf(held_back_s):
+            what = "may hold back unseen what consumers have given back (x-delayed-retry-type), nobody knows for how long"
+            raise GivenUp(f"{queue} {what}", todo="let it be emptied first, and declare it anew with x-delayed-retry-max")
+        if held_back_s > unused_at_most_s(arguments, timeout_s):
+            if held_back_s > unused_at_most_s(arguments, math.inf):
+                todo = "it would expire if nobody used it for so long: let it be emptied first, and delete it"
+            else:
+                todo = f"repeat with --timeout {math.ceil(held_back_s)}: nobody can consume from it for so long, three times or more"
+            raise GivenUp(f"{queue} holds back unseen what consumers have given back (x-delayed-retry-type), for up to {held_back_s:g} s", todo=todo)
+        if unseen.keeps_dead_letters(arguments) and not self._dead_letters_arrived and not half_done:
+            what = "has x-dead-letter-strategy at-least-once: dead letters wait in it unseen until their target takes them"
+            todo = (
+                "make sure that they have one that does, and that rabbitmqctl list_queues name messages messages_ready says the same number twice "
+                "while nobody consumes; then repeat with --dead-letters-arrived"
+            )
+            raise GivenUp(f"{queue} {what}", todo=todo)
+
     def _queues(self) -> dict[QueueKey, bytes]:
-        known = self._replica.definitions.queues()
-        unknown = [key for key, gone in self._replica.declared.items() if not gone and key not in known and key[0] != ROUTING_VHOST]
+        known = self._replica.declared.definitions.queues()
+        unknown = [key for key in self._replica.declared.existing() if key not in known and key[0] != ROUTING_VHOST]
         if unknown:
             raise GivenUp(f"how queue '{unknown[0][1]}' in vhost '{unknown[0][0]}' was declared is not known", todo="declare it again, as it is")
         return {
@@ -158,7 +162,7 @@ class Renewal:
     async def _all_applied(self) -> None:
         try:
             async with asyncio.timeout(STUCK_S):
-                await self._replica.wait_applied(self._checkpoint)
+                await self._replica.progress.wait_applied(self._checkpoint)
         except TimeoutError:
             raise GivenUp("what was published before is not in its queues (is one full?)", todo="make room in it", retriable=True) from None
 
@@ -168,8 +172,12 @@ class Renewal:
             raise GivenUp("what is live, with what is published meanwhile, takes more than the log holds", todo="raise log_bytes_max")
         pause = Pause(self._door, self._replica, key, arguments)
         connection = await self._vhosts.connection(key[0])
-        await pause.begin(timeout_s, force=force)
-        visit = _Visit(self._replica, connection, key, arguments, self._checkpoint)
+        self._pausing = key if unseen.held_back_s(arguments) else None
+        try:
+            await pause.begin(timeout_s, force=force)
+        finally:
+            self._pausing = None
+        self._visit = visit = _Visit(self._replica, connection, key, arguments, self._checkpoint)
         given_up: GivenUp | None = None
         found = False
         try:
@@ -181,6 +189,7 @@ class Renewal:
             given_up = error
         # Not after any other error, which ends this incarnation: whoever goes on with a queue that is half done must be the first to use it.
         await pause.end()
+        self._visit = None
         self.moved += visit.moved
         if pause.seconds > self.longest_s:
             self.longest_s, self.longest = pause.seconds, key[1]
@@ -190,78 +199,73 @@ class Renewal:
 
 
 class _Visit:
-    """What is done with a queue while it stands still.
-
-    Attributes:
-        moved: Messages that were published again.
-    """
+    """What is done with a queue, `key`, while it stands still."""
 
     def __init__(self, replica: Replica, connection: Connection, key: QueueKey, arguments: Mapping[str, Any], checkpoint: int) -> None:
-        self.moved = 0
+        self.key = key
         self._replica = replica
         self._connection = connection
-        self._key = key
         self._arguments = arguments
         self._quorum = arguments.get("x-queue-type") == "quorum"
+        self._holds_back = unseen.held_back_s(arguments) > 0
         self._limited = "x-delivery-limit" in arguments and not has_a_free_way_back(connection)
         self._checkpoint = checkpoint
-        self._published = RangeSet()
+        self._moved = 0  # in passes that are over
+        self._under_way: Pass | None = None
+
+    @property
+    def moved(self) -> int:
+        """Messages that were published again."""
+        return self._moved + (self._under_way.moved if self._under_way is not None else 0)
 
     async def run(self) -> bool:
         """Whether anything old was in the queue. Raises ChannelClosed, GivenUp."""
-        passes = self._replica.passes
-        mark = passes.unfinished().get(self._key, 0)
+        passes = self._replica.index.passes
+        mark = passes.unfinished().get(self.key, 0)
+        found = False
         if not mark:
             ready = await self._depth(0)
             if not ready and not self._quorum:
                 return False
             if ready and self._limited:
                 raise GivenUp(
-                    f"queue '{self._key[1]}' in vhost '{self._key[0]}' has a delivery limit, and this RabbitMQ counts what the sidecar gives back",
+                    f"queue '{self.key[1]}' in vhost '{self.key[0]}' has a delivery limit, and this RabbitMQ counts what the sidecar gives back",
                     todo="let it be emptied first, or use RabbitMQ 4",
                     retriable=True,
                 )
-            if passes.begun(self._key) or not ready:
-                if ready and ready == passes.holds(self._key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
+            if passes.begun(self.key) or not ready:
+                if ready and ready == passes.holds(self.key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
                     return False
-                if ready <= KEPT_MAX:
+                if not ready or (ready <= KEPT_MAX and not self._holds_back):  # what is looked at and given back could be held back for that
                     look = self._pass(0)
                     if await look.run(ready) and not look.found:
                         return False
-            mark = self._replica.note_moving(self._key, done=False)
+                    found = look.found
+            mark = self._replica.note_moving(self.key, done=False)
             self._replica.flush()
-            await self._replica.wait_safe(mark)
-        return await self._move(mark)
+            await self._replica.progress.wait_safe(mark)
+        return await self._move(mark) or found
 
     async def _move(self, mark: int) -> bool:
         found = False
         while True:
-            one = self._pass(mark)
+            self._under_way = one = self._pass(mark)
             whole = await one.run(await self._depth(0))
+            self._moved, self._under_way = self.moved, None
             found |= one.found
-            self.moved += one.moved
-            await self._applied(one.published)
+            await one.applied()
             if whole:
                 break
-            if not one.moved and await self._depth(0) != self._replica.passes.holds(self._key):
+            if not one.moved and await self._depth(0) != self._replica.index.passes.holds(self.key):
                 why = "holds too many messages to look behind them (priorities, or some have expired)"
-                raise GivenUp(f"queue '{self._key[1]}' in vhost '{self._key[0]}' {why}", retriable=True)
+                raise GivenUp(f"queue '{self.key[1]}' in vhost '{self.key[0]}' {why}", retriable=True)
             if not one.moved:
                 break
-        self._replica.note_moving(self._key, done=True)
+        self._replica.note_moving(self.key, done=True)
         return found
 
-    def _pass(self, mark: int) -> _Pass:
-        return _Pass(self._replica, self._connection, self._key, self._arguments, self._checkpoint, mark, self._depth)
-
-    async def _applied(self, published: RangeSet) -> None:
-        """Returns when what was moved is in the queue."""
-        tracker, until = self._replica.tracker, time.monotonic() + STUCK_S
-        while any(tracker.needs(first, last) for first, last in published):
-            if time.monotonic() > until:
-                what = f"queue '{self._key[1]}' refuses messages (a length limit?)"
-                raise GivenUp(what, todo="make room in it, or raise its limit", retriable=True)
-            await asyncio.sleep(POLL_S)
+    def _pass(self, mark: int) -> Pass:
+        return Pass(self._replica, self._connection, self.key, self._arguments, self._checkpoint, mark, self._depth)
 
     async def _depth(self, consumers: int) -> int:
         """Messages that are ready in the queue, when it has so many consumers. Raises GivenUp if it has not after a while."""
@@ -270,166 +274,12 @@ class _Visit:
         try:
             async with asyncio.timeout(STUCK_S):
                 while True:
-                    _, ready, found = await channel.queue_declare(self._key[1], passive=True)
+                    _, ready, found = await channel.queue_declare(self.key[1], passive=True)
                     if found == consumers:
                         return ready
                     await asyncio.sleep(QUIET_S)
         except TimeoutError:
             what = "does not answer" if found < consumers else "is consumed from by somebody who does not use the door"
-            raise GivenUp(f"queue '{self._key[1]}' in vhost '{self._key[0]}' {what}", retriable=True) from None
+            raise GivenUp(f"queue '{self.key[1]}' in vhost '{self.key[0]}' {what}", retriable=True) from None
         finally:
             await channel.close()
-
-
-class _Pass:
-    """One pass over a queue.
-
-    Args:
-        mark: What stands before this entry is moved; 0: nothing is, it is only looked at, up to the first that is old.
-        depth: Asks how many messages are ready, as `_Visit._depth`.
-
-    Attributes:
-        found: Whether a live message from before the CHECKPOINT was met.
-        moved: How many were moved.
-        published: Their entries.
-    """
-
-    def __init__(
-        self,
-        replica: Replica,
-        connection: Connection,
-        key: QueueKey,
-        arguments: Mapping[str, Any],
-        checkpoint: int,
-        mark: int,
-        depth: Callable[[int], Awaitable[int]],
-    ) -> None:
-        self.found = False
-        self.moved = 0
-        self.published = RangeSet()
-        self._replica = replica
-        self._connection = connection
-        self._key = key
-        self._dies_by_key = bool(arguments.get("x-dead-letter-exchange")) and "x-dead-letter-routing-key" not in arguments
-        self._checkpoint = checkpoint
-        self._mark = mark
-        self._depth = depth
-        self._kept = 0
-        self._arrived: asyncio.Queue[_Copy] = asyncio.Queue()
-        self._done: deque[tuple[int, list[int], bool]] = deque()  # (safe when this entry is, delivery tags, nothing else is held before them)
-        self._channel: Channel
-
-    async def run(self, ready: int) -> bool:
-        """Whether everything that was in the queue at the beginning was met. Raises ChannelClosed; GivenUp if the queue gives nothing."""
-        upto = self._mark or self._replica.end
-        self._channel = await self._connection.channel()
-        await self._channel.qos(KEPT_MAX + WINDOW_MESSAGES)
-        tag = await self._channel.consume(self._key[1], self._take)
-        left = max(ready, await self._depth(1) + self._arrived.qsize(), 1)  # it may not have answered before, and some may be under way
-        whole = True
-        while left > 0:
-            window = await self._window(left)
-            if not window:
-                break  # the rest has expired
-            left -= sum(copy.sequence is None or copy.sequence <= upto for copy in window)
-            await self._judge(window)
-            if self.found and not self._mark:
-                whole = False
-                break
-            if self._kept >= KEPT_MAX and left > 0:
-                whole = False
-                break
-        await self._settle(0)
-        if self._kept or not self._arrived.empty():  # it goes back in order
-            await all_arrived(self._channel, self._key[1], self._arrived.qsize, lambda: False)
-        while not self._arrived.empty():  # given back with what was kept
-            self._arrived.get_nowait()
-            self._kept += 1
-        await give_back(self._connection, self._channel, tag, self._kept, self._key[1])
-        return whole
-
-    def _take(self, tag: int, redelivered: bool, _exchange: str, key: str, header: bytes, body: bytes) -> None:
-        sequence, generation = self._replica.stamp_of(header) or (None, 0)
-        self._arrived.put_nowait(_Copy(tag, redelivered, key, sequence, generation, deaths(header), header, body))
-
-    async def _window(self, most: int) -> list[_Copy]:
-        """What has come; empty if there is nothing more."""
-        window: list[_Copy] = []
-        silent_s = 0.0
-        while not window:
-            try:
-                async with asyncio.timeout(QUIET_S):
-                    window.append(await self._arrived.get())
-            except TimeoutError:
-                silent_s += QUIET_S
-                if not await self._depth(1):
-                    if self._arrived.empty():
-                        return []
-                elif silent_s >= STUCK_S:
-                    raise GivenUp(f"queue '{self._key[1]}' in vhost '{self._key[0]}' gives nothing to the sidecar", retriable=True) from None
-        size = len(window[0].body)
-        while not self._arrived.empty() and len(window) < min(WINDOW_MESSAGES, most) and size < BATCH_BYTES_MAX:
-            window.append(self._arrived.get_nowait())
-            size += len(window[-1].body)
-        return window
-
-    async def _judge(self, window: list[_Copy]) -> None:
-        replica = self._replica
-        done: list[int] = []
-        last = kept = 0
-        for copy in window:
-            verdict = await self._verdict(copy)
-            if verdict is not Verdict.ACK:
-                self.found |= copy.sequence is not None and copy.sequence <= self._checkpoint
-            before = copy.sequence is None or copy.sequence < self._mark
-            if verdict is Verdict.GIVE and before and self._mark:
-                last = self._move(copy)
-            elif verdict is Verdict.REJECT and before and self._mark:
-                self._channel.reject(copy.tag)
-                continue
-            elif verdict is not Verdict.ACK:
-                kept += 1
-                continue
-            done.append(copy.tag)  # what a killed sidecar has published counts no more, and goes
-        if last:
-            replica.flush()
-        self._done.append((last, done, not self._kept and len(done) == len(window)))
-        self._kept += kept
-        await self._settle(WINDOWS_UNDER_WAY)
-        while replica.to_apply_bytes > TO_APPLY_BYTES_MAX:
-            await asyncio.sleep(POLL_S)
-
-    async def _verdict(self, copy: _Copy) -> Verdict:
-        replica = self._replica
-        for _ in range(2):
-            verdict = Verdict.GIVE
-            if copy.sequence is not None:
-                verdict = replica.filter.verdict(self._key, copy.sequence, copy.generation, copy.deaths)
-            if verdict is not Verdict.HOLD:
-                return verdict
-            await replica.wait_safe(replica.end)  # a refusal of another queue's copy, as it is
-        raise GivenUp(f"an operation on entry {copy.sequence} is not safe, although nobody works on queue '{self._key[1]}'")
-
-    def _move(self, copy: _Copy) -> int:
-        """Returns the last entry of it."""
-        if self._dies_by_key and (copy.key != self._key[1] or cut(copy.header, b"CC") != copy.header):
-            raise GivenUp(
-                f"queue '{self._key[1]}' in vhost '{self._key[0]}' dead-letters by routing key, which a moved message does not keep",
-                todo="let it be emptied first, or give it x-dead-letter-routing-key",
-            )
-        self.moved += 1
-        header = copy.header
-        for key in NOT_MOVED:
-            header = cut(header, key)
-        sequence = self._replica.next_sequence
-        self.published.add(sequence, sequence)
-        if copy.sequence is None or self._replica.may_have_been_given(copy.sequence, copy.redelivered):
-            self._replica.moved_again.add(sequence, sequence)
-        return self._replica.move(self._key, (header, copy.body), copy.sequence, copy.deaths)
-
-    async def _settle(self, most: int) -> None:
-        """Acks what has been moved, until no more than so many windows wait for that."""
-        while len(self._done) > most:
-            last, tags, alone = self._done.popleft()
-            await self._replica.wait_safe(last)
-            await ack_all(self._channel, tags, alone=alone)

@@ -1,7 +1,11 @@
 """What a client does with its deliveries: acks, rejections, recover. They enter the log, and reach the broker when that is safe.
 
-Rule: acks that come in one chunk are collected; `flush` makes one entry per queue of them. Whatever else enters the log or the outbox is
-preceded by a flush, so that order is kept.
+Rules:
+- Acks that come in one chunk are collected; `flush` makes one entry per queue of them. Whatever else enters the log or the outbox is preceded by
+  a flush, so that order is kept.
+- What the broker gives out before it has heard of a basic.recover goes back, too: nothing of it is acked to the broker, until that has answered. So
+  basic.recover-async, which has no answer, is asked as basic.recover.
+- Clients ack message by message, many at a time. `acks` takes such a run at once; to a broker that is told of the oldest it is one ack of several.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import closing, frames
+from . import building, closing, frames
 from .channels import Channel, Commit, Delivery, Transaction
-from .frames import BASIC_ACK, BASIC_NACK, BASIC_PUBLISH, BASIC_RECOVER, BASIC_RECOVER_OK, METHOD
+from .frames import BASIC_ACK, BASIC_NACK, BASIC_PUBLISH, BASIC_RECOVER, BASIC_RECOVER_OK, METHOD, Item
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -20,11 +24,50 @@ if TYPE_CHECKING:
 PRECONDITION_FAILED = 406
 
 
+def acks(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
+    """Takes a run of acks of the client, beginning with items[at]; returns the index of the first item it did not take."""
+    number = items[at][1]
+    channel = relay.channel(number)
+    if channel.closing:
+        return at + 1  # sent before the client knew
+    deliveries, acked = channel.deliveries, relay.acked
+    simple = channel.tx is None and not channel.others
+    known = None
+    highest = 0
+    begin, first, total = items[at][2] - 7, at, len(items)
+    while simple and at < total:
+        kind, same, start, end, _, _, _ = items[at]
+        if kind != BASIC_ACK or same != number or end != start + frames.ACK_BYTES:
+            break
+        tag, bits = frames.tag_and_bits(data, start)
+        if bits & 1:
+            break
+        delivery = deliveries.get(tag)
+        if delivery is None or delivery.deaths:
+            break
+        del deliveries[tag]
+        if delivery.queue is not known:
+            known = delivery.queue
+            sequences = acked.setdefault(known, [])
+        sequences.append(delivery.sequence)
+        if tag > highest:
+            highest = tag
+        at += 1
+    if at == first:  # one that is not so simple
+        ack(relay, channel, data[items[at][2] : items[at][3]])
+        return at + 1
+    if at > first + 1 and not channel.undelivered and next(iter(deliveries), highest + 1) > highest:
+        relay.ack_frames.append(building.ack(number, highest, True))
+    else:
+        relay.ack_frames.append(data[begin : items[at - 1][3] + 1])
+    return at
+
+
 def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
-    """basic.ack of the client."""
+    """One basic.ack of the client."""
     tag, bits = frames.tag_and_bits(payload)
     multiple = bool(bits & 1)
-    if multiple and (not tag or relay.withheld or channel.undelivered):
+    if multiple and (not tag or relay.from_broker.withheld or channel.undelivered):
         tag, payload = _given(relay, channel, tag, payload)
         if not tag:
             return
@@ -39,11 +82,13 @@ def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
             relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
         else:
             relay.acked.setdefault(delivery.queue, []).append(delivery.sequence)
-    relay.ack_frames.append(frames.ack(channel.number, tag, multiple))
+    relay.ack_frames.append(building.ack(channel.number, tag, multiple))
 
 
 def settle_unseen(relay: Relay, channel: Channel, frame: bytes, sequence: int = 0) -> None:
     """The door itself acks or rejects a delivery, which the client need not know of, when entry `sequence` is safe."""
+    if channel.takes_back:
+        return  # it comes again, and is looked at again
     if channel.acks_wait:
         channel.unseen.append(frame)
         relay.unseen.add(channel.number)
@@ -60,23 +105,23 @@ def _settle_apart(relay: Relay) -> None:
     numbers, relay.unseen = relay.unseen, set()
     for number in numbers:
         channel = relay.channel(number)
-        if channel.tx is None or not channel.speaks:
+        if channel.tx is None or channel.closing or not channel.unseen:
             continue
-        if channel.rehearsed is not None or any(not commit.own for commit in channel.commits):
+        if channel.rehearsed is not None or channel.commits_here:
             relay.unseen.add(number)
             continue
         unseen, channel.unseen = channel.unseen, []
         if channel.tx.frames:
             channel.rollbacks.append(False)
-            unseen.insert(0, frames.method_frame(number, commands.Tx.Rollback()))
+            unseen.insert(0, building.method_frame(number, commands.Tx.Rollback()))
         channel.commits.append(Commit(own=True))
-        data = b"".join((*unseen, frames.method_frame(number, commands.Tx.Commit()), *channel.tx.frames))
+        data = b"".join((*unseen, building.method_frame(number, commands.Tx.Commit()), *channel.tx.frames))
         relay.outbox.put(data, relay.replica.last_operation)
 
 
 def ack_for(relay: Relay, channel: Channel, tag: int, delivery: Delivery) -> None:
     """The ack of a consumer that gives none."""
-    frame = frames.ack(channel.number, tag)
+    frame = building.ack(channel.number, tag)
     if delivery.deaths or channel.acks_wait:
         settle_unseen(relay, channel, frame, relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths))
     else:
@@ -104,7 +149,7 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """basic.reject or basic.nack of the client."""
     tag, bits = frames.tag_and_bits(payload)
     multiple, requeue = (bool(bits & 1), bool(bits & 2)) if kind == BASIC_NACK else (False, bool(bits & 1))
-    if multiple and (not tag or relay.withheld or channel.undelivered):
+    if multiple and (not tag or relay.from_broker.withheld or channel.undelivered):
         tag, payload = _given(relay, channel, tag, payload)
         if not tag:
             return
@@ -117,7 +162,7 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     if not requeue:
         for delivery in settled:
             last = relay.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)
-    relay.outbox.put(frames.frame(METHOD, channel.number, payload), last)
+    relay.outbox.put(building.frame(METHOD, channel.number, payload), last)
     if requeue:
         relay.give_back(settled)
 
@@ -128,8 +173,8 @@ def _given(relay: Relay, channel: Channel, tag: int, payload: bytes) -> tuple[in
     The broker hears of it when the log is safe so far. To it, "everything" (tag 0) would then be more than the client has seen.
     """
     kept = channel.undelivered[:1]
-    if channel.number in relay.withheld:
-        kept.append(frames.delivery_tag(relay.withheld[channel.number][0]))
+    if channel.number in relay.from_broker.withheld:
+        kept.append(frames.delivery_tag(relay.from_broker.withheld[channel.number][0]))
     limit = min(kept) - 1 if kept else 0
     if tag and (not kept or tag <= limit):
         return tag, payload
@@ -144,7 +189,7 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multipl
         return
     tx.settled |= channel.take_out(tag, multiple)
     tx.others |= channel.take_others(tag, multiple)
-    rehearse(relay, channel, tx, frames.frame(METHOD, channel.number, payload), kind)
+    rehearse(relay, channel, tx, building.frame(METHOD, channel.number, payload), kind)
 
 
 def rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, cause: int) -> None:
@@ -157,7 +202,7 @@ def rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, cause
     if tx.bytes > limit:
         closing.refuse(relay, channel, PRECONDITION_FAILED, f"a transaction of more than {limit} bytes: door.transaction_bytes_max", cause)
     elif cause == BASIC_PUBLISH:
-        relay.outbox.put(frames.rechannel(data, channel.second) if channel.second else data)
+        relay.outbox.put(building.rechannel(data, channel.second) if channel.second else data)
     elif not channel.second:
         relay.outbox.put(data)
 
@@ -165,14 +210,26 @@ def rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, cause
 def recover(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """basic.recover: everything goes back to its queue, but for what a transaction that is not committed has settled."""
     tx = channel.tx
-    if channel.second and tx is not None and (tx.settled or tx.others) and payload[4] & 1:
+    if channel.second and tx is not None and (tx.settled or tx.others) and payload[4:5] > b"\0":
         # The broker does not know of those. So it is told of the others one by one, and the client is answered here.
         for tag in sorted((*channel.deliveries, *channel.others)):
-            relay.outbox.put(frames.nack(channel.number, tag, requeue=True))
+            relay.outbox.put(building.nack(channel.number, tag, requeue=True))
         if kind == BASIC_RECOVER:
-            relay.to_client(frames.raw_method_frame(channel.number, BASIC_RECOVER_OK))
-    else:
-        relay.outbox.put(frames.frame(METHOD, channel.number, payload))
+            relay.to_client(building.raw_method_frame(channel.number, BASIC_RECOVER_OK))
+    elif payload[4:5] > b"\0":
+        relay.ask(channel)
+        channel.recovers.append(kind == BASIC_RECOVER)
+        relay.outbox.put(building.raw_method_frame(channel.number, BASIC_RECOVER, payload[4:]))
+        channel.undelivered.clear()
+        channel.unseen.clear()
+    else:  # which RabbitMQ does not do: it ends the connection
+        relay.outbox.put(building.frame(METHOD, channel.number, payload))
     relay.give_back(channel.deliveries.values())
     channel.deliveries.clear()
     channel.others.clear()
+
+
+def recovered(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:
+    """basic.recover-ok: what comes from now on is the client's."""
+    recovers = relay.channel(number).recovers
+    return None if not recovers or recovers.popleft() else b""

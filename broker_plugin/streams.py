@@ -195,8 +195,9 @@ class Streams:
                 raise LrqError(f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'", todo=f"run: {self._grant}") from error
             elif error.code == 404:
                 raise LrqError(
-                    f"the broker has the stream '{queue}', but not in use: {error}",
-                    todo="wait if the broker has just started; if it stays so, it was killed while the stream was being made: delete the queue",
+                    f"the broker knows the stream '{queue}', and does not have it in use: {error}",
+                    todo="wait if the broker has just started; if it stays so, RabbitMQ has lost the stream, as it was killed while it was being "
+                    "made, or its disk was full: promote another node, delete this broker's data, and start it anew",
                     retriable=True,
                 ) from error
             else:
@@ -262,14 +263,8 @@ class Streams:
         But to begin at the first one, as nothing has come yet, would be to miss an exchange with a higher number than PROBE_MAX: its writer would
         not be shut out, and this start and many after it would fail for a number that was given before.
         """
-        from lrq_ha.proto import lrq_pb2 as pb
-
-        newest = 0
-        for headers, body in await self._read_quiet(self.applied_queue, first_s):
-            newest = max(newest, int(headers.get(wire.OPEN, 0)))
-            if wire.OPEN not in headers:
-                newest = max([newest, *(g.generation for g in pb.Applied.FromString(body).generations)])
-        return newest
+        records = await self._read_quiet(self.applied_queue, first_s)
+        return max((int(headers.get(wire.OPEN, headers.get(wire.GENERATION, 0))) for headers, _ in records), default=0)
 
     async def _read_quiet(self, queue: str, first_s: float) -> list[Record]:
         """The last chunk: until nothing has come for QUIET_S, or for `first_s` at all."""
@@ -297,18 +292,18 @@ class Streams:
         await channel.confirm_select()
         return channel
 
-    async def read(self, queue: str, take: Callable[[Mapping[str, Any], bytes], None], start: int | str = "first") -> None:
-        """Publishes OPEN to a stream and hands over every record up to it.
+    async def read(self, queue: str, take: Callable[[Mapping[str, Any], bytes], None], start: int | str = "first") -> int:
+        """Publishes OPEN to a stream and hands over every record up to it. Returns where that stands: its offset.
 
         Args:
-            queue: log_queue or applied_queue.
+            queue: log_queue, applied_queue or a view.
             take: Called with headers (OFFSET among them) and body of each record before the own OPEN; what it raises ends the reading.
             start: An offset; "first": the first record that the stream still has; "last": that of the last chunk.
 
         Raises:
             LrqError: The broker ends the connection, or the stream, before that.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         channel = await self._need(self._connection).channel(on_close=lambda error: fail(done, error or _not_read(queue)))
         await channel.qos(READ_PREFETCH)
         count = 0
@@ -324,7 +319,7 @@ class Streams:
                 if headers.get(wire.OPEN) == self.generation:
                     if queue == self.log_queue and self._log_open_at < 0:
                         self._log_open_at = int(headers[OFFSET])
-                    done.set_result(None)
+                    done.set_result(int(headers[OFFSET]))
                     return
                 if (whole := joiner.take(headers, headers, body)) is not None:
                     take(*whole)
@@ -340,7 +335,7 @@ class Streams:
         writer.publish(self.exchange, queue, b"", {wire.OPEN: self.generation}, mandatory=True)
         await writer.confirmed()
         try:
-            await done
+            return await done
         finally:
             if channel.error is None:
                 await channel.close()
@@ -460,7 +455,8 @@ class Streams:
     async def write_applied(self, body: bytes) -> None:
         """Appends an applied record; returns when it is confirmed."""
         channel = self._need(self._records)
-        channel.publish(self.exchange, self.applied_queue, body, mandatory=True)
+        for headers, part in wire.parts_of({}, body):
+            channel.publish(self.exchange, self.applied_queue, part, {wire.GENERATION: self.generation, **headers}, mandatory=True)
         await channel.confirmed()
 
     async def write_view(self, queue: str, body: bytes, headers: Mapping[str, Any], done: Callable[[], None]) -> None:
@@ -476,6 +472,11 @@ class Streams:
             await connection.drained()
         tag = self._need(self._views).publish(self.exchange, queue, body, headers, mandatory=True)
         self._view_waits.append((tag, done))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a record of the log is not confirmed yet."""
+        return bool(self._log_records)
 
     @property
     def _boot_mark(self) -> str:

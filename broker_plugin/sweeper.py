@@ -90,8 +90,7 @@ class Sweeper:
         self._started = False
         self._ended = asyncio.Event()
         self._kicked: set[QueueKey] = set()
-        self._suspects: set[QueueKey] = set()
-        self._suspects_from = 0
+        self._suspects: dict[QueueKey, int] = {}  # and the entry up to which all must be applied before they are gone through
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
         self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
         self._keeper = Keeper(replica, broker)
@@ -99,18 +98,20 @@ class Sweeper:
     def kick(self, queue: QueueKey | None = None) -> None:
         """A queue (None: one that is not known) is full: sweep it now, whatever is due."""
         if queue is None:
-            self._kicked.update((f.key for f in self._replica.filter.queues() if f.due(EVERYTHING)), self._suspects)
+            self._kicked.update((f.key for f in self._replica.index.filter.queues() if f.due(EVERYTHING)), self._suspects)
         else:
             self._kicked.add(queue)
         self._event.set()
 
     def suspect(self, queues: Iterable[QueueKey], upto: int) -> None:
-        """A new generation publishes entries up to `upto` again: older copies of them, which do not count, may be left in these queues.
+        """When all up to `upto` is applied, copies may be left in these queues of which nothing is due: each is gone through once as a whole.
 
-        Nothing is due for such a copy once the one that counts is gone, so each of these queues is gone through once as a whole.
+        Such are older copies, which do not count, of what a new generation publishes again; and, where clients of the primary held messages of a
+        queue while it was purged, what went then.
         """
-        self._suspects.update(queues)
-        self._suspects_from = upto
+        for queue in queues:
+            self._suspects[queue] = max(upto, self._suspects.get(queue, 0))
+        self._event.set()
 
     async def run(self) -> None:
         """Sweeps until `stop` or cancelled.
@@ -129,13 +130,13 @@ class Sweeper:
                     raise IllegalEvent("a sweeper runs on an active node")
                 self._event.clear()
                 kicked, self._kicked = self._kicked, set()
-                due = (target.key for target in self._replica.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
-                for key in dict.fromkeys((*due, *self._suspects, *self._replica.tallies.keys(), *self._back_off, *kicked)):
+                due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
+                for key in dict.fromkeys((*due, *self._suspects, *self._replica.index.tallies.keys(), *self._back_off, *kicked)):
                     if self._stopping:
                         break
-                    if not self._replica.replicates(key):
+                    if not self._replica.declared.replicates(key):
                         continue  # `configured` has them
-                    await self._consider(self._replica.filter.queue(key), key in kicked)
+                    await self._consider(self._replica.index.filter.queue(key), key in kicked)
                 if not self._stopping and not self._kicked:  # a pass clears the event
                     await self._wait(self._interval_s)
         finally:
@@ -165,32 +166,34 @@ class Sweeper:
     async def _consider(self, target: QueueFilter, kicked: bool) -> None:
         key = target.key
         # Behind an entry that a full queue refuses, others are applied all the same.
-        upto = EVERYTHING if kicked or self._replica.parked() else self._replica.tracker.applied
+        upto = EVERYTHING if kicked or self._replica.progress.parked else self._replica.progress.tracker.applied
         # A full queue is gone through at once: older copies may be what fills it, and keep out what is published again.
-        whole = key in self._suspects and (kicked or self._replica.tracker.applied >= self._suspects_from)
-        tally = self._replica.tallies.pending(key, self._replica.tracker.applied)
+        whole_from = self._suspects.get(key)
+        whole = whole_from is not None and (kicked or self._replica.progress.tracker.applied >= whole_from)
+        tally = self._replica.index.tallies.pending(key, self._replica.progress.tracker.applied)
         if not target.due(upto) and not whole and tally is None:
             self._back_off.pop(key, None)
+            self._taken.pop(key, None)
             return
         not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
         if not kicked and time.monotonic() < not_before:
             return
         if not await self._is_worth_it(target, upto, whole, tally):
             if tally is not None:
-                self._replica.tallies.done(key, tally)
+                self._replica.index.tallies.done(key, tally)
             return
         end = await self._pass(target, upto, self._window, whole, tally)
         if end is _End.FULL and self._window < WIDE_WINDOW_MESSAGES and not self._stopping:
             end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
         if tally is not None and end is not _End.STUCK and not self._stopping:
-            self._replica.tallies.done(key, tally)
+            self._replica.index.tallies.done(key, tally)
         if end in (_End.FULL, _End.STUCK):
             log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
             self._back_off[key] = (time.monotonic() + pause_s, min(2 * pause_s, BACK_OFF_MAX_S))
         else:
             self._back_off.pop(key, None)
-            if whole and end in (_End.SEEN, _End.GONE):
-                self._suspects.discard(key)
+            if whole and end in (_End.SEEN, _End.GONE) and self._suspects.get(key) == whole_from:
+                del self._suspects[key]
 
     async def _is_worth_it(self, target: QueueFilter, upto: int, whole: bool, tally: Tally | None) -> bool:
         """Whether a pass can remove anything, and does no harm."""
@@ -210,7 +213,7 @@ class Sweeper:
         return ready <= due if limited else tally is not None and ready > tally.messages
 
     def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
-        return topology.queue_arguments(self._replica.declarations.get(key, b""))
+        return topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
 
     async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         async with self._keeper.away_from(target.key):
@@ -218,7 +221,7 @@ class Sweeper:
 
     async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         vhost, queue = target.key
-        expected = target.start_pass(self._replica.tracker.applied)
+        expected = target.start_pass(self._replica.progress.tracker.applied)
         connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()
         sweep = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
@@ -342,7 +345,7 @@ class _Pass:
         else:
             self.kept += 1
             tally = self.tally
-            if tally is not None and verdict is Verdict.GIVE and self._replica.tallies.counts(tally, sequence, path, by_name=not exchange):
+            if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
                 self._stay.append((tag, sequence))
             return
         self._removed.append(_Removed(tag, sequence, generation, path))
@@ -368,7 +371,7 @@ class _Pass:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
             rejects, self._rejects = self._rejects, []
-            left = set(await _in_steps(self.channel, rejects, self.channel.reject, self._stopping))
+            left = set(await in_steps(self.channel, rejects, self.channel.reject, self._stopping))
             left |= set(await ack_all(self.channel, acks, alone=not self.kept and len(acks) == len(removed), stopping=self._stopping))
             self.kept += len(left)
             for one in removed:
@@ -380,7 +383,7 @@ class _Pass:
         if self.tally is None or self.is_cancelled:
             return 0
         excess = sorted(self.tally.excess(sequence for _, sequence in self._stay))
-        left = await _in_steps(self.channel, [self._stay[index][0] for index in excess], self.channel.reject, self._stopping)
+        left = await in_steps(self.channel, [self._stay[index][0] for index in excess], self.channel.reject, self._stopping)
         excess = excess[: len(excess) - len(left)]
         gone = set(excess)
         self._stay = [copy for index, copy in enumerate(self._stay) if index not in gone]
@@ -407,12 +410,12 @@ async def ack_all(channel: Channel, tags: list[int], *, alone: bool, stopping: C
     if tags and alone:
         channel.ack(tags[-1], multiple=True)
         tags = []
-    left = await _in_steps(channel, tags, channel.ack, stopping)
+    left = await in_steps(channel, tags, channel.ack, stopping)
     await channel.flow()
     return left
 
 
-async def _in_steps(channel: Channel, tags: list[int], settle: Callable[[int], None], stopping: Callable[[], bool]) -> list[int]:
+async def in_steps(channel: Channel, tags: list[int], settle: Callable[[int], None], stopping: Callable[[], bool] = lambda: False) -> list[int]:
     """Acks or rejects so many at a time; returns the rest, once it is to stop.
 
     A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.

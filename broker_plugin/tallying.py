@@ -11,7 +11,8 @@ Rules:
   have been changed around the door, and then what is too many here need not be what came first. Nor does it of dead letters: they come in another
   order here.
 - Of an empty queue it speaks of all. But a copy that died may have come into the queue after the tally was taken. It counts only if every queue that
-  it died in was found empty before: then the primary's copy was in this queue, or gone, when the tally was taken.
+  it died in was found empty before: then the primary's copy was in this queue, or gone, when the tally was taken. A queue whose dead letters may wait
+  in it unseen (`unseen`) is found empty by nobody.
 - Copies that cannot be counted make the excess smaller, so that too few are removed rather than too many.
 """
 
@@ -54,11 +55,11 @@ class Tallies:
         self._pending: dict[QueueKey, Tally] = {}
         self._empty: dict[QueueKey, deque[tuple[int, int]]] = {}  # (sequence of the tally, upto)
 
-    def noted(self, sequence: int, entry: pb.Tally) -> None:
-        """A TALLY was appended."""
+    def noted(self, sequence: int, entry: pb.Tally, *, keeps_dead_letters: bool = False) -> None:
+        """A TALLY was appended. `keeps_dead_letters`: some may wait unseen in that queue, to arrive in another later."""
         key = (entry.vhost, entry.queue)
         self._pending[key] = Tally(sequence, key, entry.upto, entry.messages, RangeSet.from_flat(entry.held), RangeSet.from_flat(entry.spared))
-        if not entry.messages:
+        if not entry.messages and not keeps_dead_letters:
             self._empty.setdefault(key, deque(maxlen=EMPTY_KEPT)).append((sequence, entry.upto))
 
     def keys(self) -> tuple[QueueKey, ...]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lrq_ha.replication import levels
 from lrq_ha.replication.levels import Level
 
-from . import endpoints, frames
+from . import building, endpoints, frames
 from .channels import Channel, QueueKey
 from .frames import (
     EXCHANGE_BIND,
@@ -120,7 +120,7 @@ def _replicate(
         at += 1 + payload[at]
     head, flags, tail = payload[:at], payload[at : at + 1], payload[at + 1 :]
     if queue:
-        name, others = frames.short_string(queue), payload[7 + payload[6] : at]
+        name, others = building.short_string(queue), payload[7 + payload[6] : at]
         if kind in (QUEUE_BIND, QUEUE_UNBIND) and not payload[6] and len(others) == others[0] + 2:
             others = others[:-1] + name  # where neither queue nor key is named, the last declared queue stands for both
         head = payload[:6] + name + others
@@ -132,7 +132,7 @@ def _replicate(
     before = b""
     if kind in (QUEUE_BIND, EXCHANGE_BIND):
         # An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have.
-        before = relay.replica.auto_delete_exchanges.get((relay.vhost, source_of(payload)), b"")
+        before = relay.replica.declared.auto_delete_exchanges.get((relay.vhost, source_of(payload)), b"")
     asked, entry = flags[0] & ~nowait & ~without, flags[0] & kept & ~without
     return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), before, level)
 
@@ -172,19 +172,29 @@ def queue_arguments(payload: bytes) -> Mapping[str, Any]:
     return MappingProxyType(method.arguments if method is not None and method.arguments else {})
 
 
+def has_argument(payload: bytes, argument: str) -> bool:
+    """Whether a queue.declare has it. Of a hundred thousand queues, those that cannot have it are not decoded."""
+    return argument.encode() in payload and argument in queue_arguments(payload)
+
+
 def level_of(payload: bytes) -> Level:
     """The level of a queue, by a queue.declare of the log."""
-    return levels.parse(queue_arguments(payload).get(levels.ARGUMENT, Level.ALL.value))
+    return levels.parse(queue_arguments(payload)[levels.ARGUMENT]) if has_argument(payload, levels.ARGUMENT) else Level.ALL
 
 
 def goes_unused(payload: bytes) -> bool:
     """Whether a queue so declared goes with its last consumer, and it is the census that deletes it. Not if nobody knows (empty)."""
-    return AUTO_DELETE in queue_arguments(payload)
+    return has_argument(payload, AUTO_DELETE)
+
+
+def may_dead_letter(payload: bytes) -> bool:
+    """Whether a queue so declared may dead-letter, as far as its arguments say (a policy is not seen). It may if nobody knows (empty)."""
+    return not payload or has_argument(payload, "x-dead-letter-exchange")
 
 
 def may_vanish(payload: bytes) -> bool:
     """Whether a queue so declared may go by itself while nobody looks: when it expires, or with its broker. Not if nobody knows (empty)."""
-    return bool(payload) and ("x-expires" in queue_arguments(payload) or not _durable(payload))
+    return bool(payload) and (has_argument(payload, "x-expires") or not _durable(payload))
 
 
 def _durable(payload: bytes) -> bool:
@@ -202,13 +212,13 @@ def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: 
     if kind in (QUEUE_DELETE, QUEUE_PURGE, QUEUE_BIND, QUEUE_UNBIND):
         method.queue = method.queue or channel.last_queue
         key = (relay.vhost, method.queue)
-        level = relay.replica.level(key)
-        if not relay.replica.knows(key) or (kind == QUEUE_PURGE and level is not Level.ALL):
+        level = relay.replica.declared.level(key)
+        if not relay.replica.declared.knows(key) or (kind == QUEUE_PURGE and level is not Level.ALL):
             return PassOn()
         action = _replicate(relay, kind, payload, method.queue, level)
     else:
         names = [method.source, method.destination] if hasattr(method, "source") else [method.exchange]
-        if not all(map(relay.replica.replicates_exchange, names)):
+        if not all(map(relay.replica.declared.replicates_exchange, names)):
             return PassOn()
         action = _replicate(relay, kind, payload)
     return PassOn() if kind not in DELETES and _is_known(relay, action) else action
@@ -216,7 +226,7 @@ def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: 
 
 def _is_known(relay: Relay, action: Replicate) -> bool:
     """Whether the log holds the very same declaration, with no deletion since: applications declare at every start."""
-    return not action.purge and (relay.vhost, action.entry) in relay.replica.known_topology
+    return not action.purge and (relay.vhost, action.entry) in relay.replica.declared.known_topology
 
 
 def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
@@ -234,20 +244,20 @@ def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
     if not queue:
         return PassOn()
     key = (relay.vhost, queue)
-    known = replica.definitions.queue(key) or b""
+    known = replica.declared.definitions.queue(key) or b""
     unused = (method.auto_delete and wanted) or AUTO_DELETE in arguments or (method.auto_delete and goes_unused(known))
     if method.exclusive or (method.auto_delete and not unused):
         return PassOn(queue, local=key)
     if known and (refusal := _otherwise(relay, queue, known, asked, unused)):
         return refusal
     # A queue of this node alone may be gone by now; where it is not, the broker refuses this declaration.
-    was_local = key in replica.local_queues
-    replica.local_queues.discard(key)
-    level = asked or replica.level(key)
+    was_local = key in replica.declared.local_queues
+    replica.declared.local_queues.discard(key)
+    level = asked or replica.declared.level(key)
     if level is Level.NONE and asked is None and not known:
         return PassOn(queue)
     if was_local:
-        replica.local_queues.add(key)
+        replica.declared.local_queues.add(key)
     if level is not Level.NONE and arguments.get("x-overflow") == REJECT_PUBLISH_DLX:
         return Refuse(
             406,
@@ -282,7 +292,7 @@ def _otherwise(relay: Relay, queue: str, known: bytes, asked: Level | None, unus
 
 
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
-    if method.passive or not relay.replica.replicates_exchange(method.exchange):
+    if method.passive or not relay.replica.declared.replicates_exchange(method.exchange):
         return PassOn()
     if method.exchange_type in RANDOM_EXCHANGES:
         return Refuse(

@@ -3,6 +3,7 @@
 Rules:
 - Rehearsed: what belongs to a transaction goes to the broker as it comes, in a transaction there. So whatever the broker refuses, it refuses at
   once and in its own words, before anything of it is in the log. The door keeps a copy.
+- An answer to a direct reply-to is rehearsed as one to nobody: RabbitMQ 3 delivers them at once, whatever becomes of the transaction.
 - In earnest: at commit the broker forgets the rehearsal. When it has said so, it has refused nothing of it; only then the copy goes the way of
   everything that is published and acked without a transaction, in one turn of the event loop. So all of its entries are in one batch of the log,
   and a batch is never split: it is safe as a whole, and whoever is promoted has all of it or nothing. What the broker gets, with positions, when
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import closing, endpoints, frames, publishing, waiting
+from . import assembling, building, closing, endpoints, frames, publishing, waiting
 from .channels import Channel, Commit, Settled, Transaction
 from .frames import BODY, CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, CONTENT_METHODS, HEADER, METHOD, Item, scan
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 NOT_IMPLEMENTED = 540
 ANSWERED_POLL_S = 0.01
-CHANNEL_NUMBER_MAX = 65_535
 
 
 # ---- what the client says --------------------------------------------------------------------------------------------------
@@ -45,12 +45,12 @@ def select(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         closing.refuse(relay, channel, NOT_IMPLEMENTED, f"vhost '{relay.vhost}' has no tx: several payloads go in one log entry instead", kind)
         return
     if channel.broker_confirms and not channel.confirms.selected and not channel.second:
-        relay.stall()
+        relay.from_client.stall()
         relay.spawn(_begin_late(relay, channel, payload))
         return
     if channel.tx is None and not channel.broker_confirms:  # where the client has selected confirms, the broker refuses
         channel.tx = Transaction()
-    relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
+    relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
 
 def at_broker(channel: Channel) -> int:
@@ -60,7 +60,7 @@ def at_broker(channel: Channel) -> int:
 
 def of_transaction(channel: Channel, data: bytes) -> bytes:
     """Frames of the client's channel, as they go to that one."""
-    return frames.rechannel(data, channel.second) if channel.second else data
+    return building.rechannel(data, channel.second) if channel.second else data
 
 
 async def _begin_late(relay: Relay, channel: Channel, payload: bytes) -> None:
@@ -73,12 +73,12 @@ async def _begin_late(relay: Relay, channel: Channel, payload: bytes) -> None:
             text = f"all {relay.channels_max} channels of this connection are in use, and tx on one that has published takes another: select it first"
             closing.refuse(relay, channel, NOT_IMPLEMENTED, text, frames.TX_SELECT)
             return
-        number = next(n for n in range(CHANNEL_NUMBER_MAX, 0, -1) if n not in relay.seconds and n not in relay.channels)
-        channel.second, relay.seconds[number] = number, channel
+        number = relay.number_apart()
+        channel.second, relay.seconds[number], relay.apart[number] = number, channel, from_second
         channel.tx = Transaction()
-        relay.outbox.put(frames.method_frame(number, commands.Channel.Open()) + frames.frame(METHOD, number, payload))
+        relay.outbox.put(building.method_frame(number, commands.Channel.Open()) + building.frame(METHOD, number, payload))
     finally:
-        relay.unstall()
+        relay.from_client.unstall()
 
 
 def commit(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -87,15 +87,15 @@ def commit(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     if tx is not None and tx.frames:
         channel.rollbacks.append(False)
         channel.rehearsed = asyncio.get_running_loop().create_future()
-        relay.outbox.put(frames.method_frame(at_broker(channel), commands.Tx.Rollback()))
-        relay.stall()
+        relay.outbox.put(building.method_frame(at_broker(channel), commands.Tx.Rollback()))
+        relay.from_client.stall()
         relay.spawn(_commit_when_rehearsed(relay, channel, tx, channel.rehearsed, payload))
         return
     if tx is not None:
         relay.ask(channel)
         channel.tx = Transaction()
         channel.commits.append(Commit())
-    relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
+    relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
 
 async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes) -> None:
@@ -106,22 +106,22 @@ async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction
         channel.give_back(tx)
         channel.tx, channel.committing = None, commit
         data = b"".join(tx.frames)
-        relay.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
+        relay.from_client.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
         channel.tx, channel.committing = Transaction(), None
         channel.commits.append(commit)
-        relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
+        relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
     await rehearsed
     while True:
         moving = waiting.commit_waits_for(relay, tx)
-        if relay.replica.in_barrier:
-            await relay.replica.barrier_over()
+        if relay.replica.barrier.is_up:
+            await relay.replica.barrier.down()
         elif moving is not None:
             await moving.over.wait()
         else:
             break
     channel.rehearsed = None
-    relay.unstall(in_earnest)
+    relay.from_client.unstall(in_earnest)
 
 
 def rollback(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -130,7 +130,7 @@ def rollback(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None
         channel.give_back(channel.tx)
         channel.rollbacks.append(True)
         channel.tx = Transaction()
-    relay.outbox.put(frames.frame(METHOD, at_broker(channel), payload))
+    relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------
@@ -142,18 +142,18 @@ def from_second(relay: Relay, number: int, data: bytes, item: Item) -> bytes:
     if kind == CHANNEL_OPEN_OK:
         return b""
     if kind == CHANNEL_CLOSE:
-        closing.second_refused(relay, channel, frames.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
+        closing.second_refused(relay, channel, building.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
         return b""
     if kind == CHANNEL_CLOSE_OK:
         closing.second_closed(relay, channel)
         return b""
     if kind in (HEADER, BODY) or (kind in CONTENT_METHODS and not item[6]):
-        content = relay.broker_parts.take(kind, number, data[item[2] : item[3]])
+        content = relay.from_broker.parts.take(kind, number, data[item[2] : item[3]])
         if content is None:
             return b""
-        blob, items = frames.whole(channel.number, content, relay.frame_max_bytes)
+        blob, items = assembling.whole(channel.number, content, relay.frame_max_bytes)
     else:
-        blob = frames.rechannel(data[item[2] - 7 : frames.end_of(item)], channel.number)
+        blob = building.rechannel(data[item[2] - 7 : frames.end_of(item)], channel.number)
         items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
     handler = relay.on_broker.get(items[0][0])
     replaced = handler(relay, channel.number, blob, items[0]) if handler is not None else None
@@ -176,7 +176,7 @@ def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
         closing.settled(relay, channel)
     if commit.own:
         return b""
-    applied = replica.tracker.is_applied(commit.after)
+    applied = replica.progress.tracker.is_applied(commit.after)
     if applied and not replica.holds_confirms:
         return None
     frame = data[item[2] - 7 : item[3] + 1]
@@ -188,7 +188,7 @@ def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
 
 
 async def _answer_when_applied(relay: Relay, channel: Channel, sequence: int, frame: bytes) -> None:
-    await relay.replica.wait_applied(sequence)
+    await relay.replica.progress.wait_applied(sequence)
     relay.confirm(channel, frame)
 
 

@@ -1,7 +1,10 @@
 """What a client sends for a queue that is being moved (R17) waits at the door, with all that follows it on its connection.
 
 Rules:
-- A publish waits if it may reach such a queue; a transaction when it commits. So do consumers, basic.get, a purge and a deletion of the queue itself.
+- A publish waits if it may reach such a queue; a transaction when it commits. So do consumers, basic.get, a purge and a deletion of the queue itself,
+  and a declaration, whose answer would tell of what is on its way only.
+- A deletion waits from the moment on in which the first consumer is cancelled: the broker would take the queue for unused.
+- What has waited for its barrier meanwhile is looked at once more.
 - Everything else goes on. Acks of what consumers hold are not behind it: the queue is moved only when nobody holds anything of it.
 """
 
@@ -13,20 +16,21 @@ from typing import TYPE_CHECKING
 
 from . import frames, reaching, topology
 from .channels import Channel, QueueKey, Transaction
-from .frames import BASIC_CONSUME, BASIC_GET, BASIC_PUBLISH, QUEUE_DELETE, QUEUE_PURGE, Item, publish_route, scan
+from .frames import BASIC_CONSUME, BASIC_GET, BASIC_PUBLISH, QUEUE_DECLARE, QUEUE_DELETE, QUEUE_PURGE, Item, publish_route, scan
 from .headers import routes_on
 
 if TYPE_CHECKING:
     from .relay import Relay
 
-_OF_QUEUES = frozenset({BASIC_CONSUME, BASIC_GET, QUEUE_PURGE, QUEUE_DELETE})
+_CONSUMES = frozenset({BASIC_CONSUME, BASIC_GET, QUEUE_PURGE})
 
 
 @dataclass(eq=False)
 class Moving:
-    """A queue that is being moved, until `over` is set. `publishes`: they wait, too, and not only who consumes."""
+    """A queue that is being moved, until `over` is set. `consumes`: who consumes waits, and not only a deletion; `publishes`: everybody does."""
 
     key: QueueKey
+    consumes: bool = True
     publishes: bool = True
     over: asyncio.Event = field(default_factory=asyncio.Event)
     _routing: tuple[int, reaching.Routing] | None = None
@@ -39,7 +43,7 @@ class Moving:
         more = routes_on(header)
         if not route.exchange:
             return more or route.routing_key == self.key[1]
-        definitions = relay.replica.definitions
+        definitions = relay.replica.declared.definitions
         if self._routing is None or self._routing[0] != definitions.version:
             self._routing = (definitions.version, reaching.Routing(definitions, self.key[0]))
         return self.key[1] in self._routing[1].queues(route.exchange, None if more else route.routing_key)
@@ -61,9 +65,19 @@ def first_that_waits(relay: Relay, data: bytes, items: list[Item], at: int) -> t
 
 def waits_for(relay: Relay, channel: Channel, kind: int, payload: bytes) -> Moving | None:
     """What a method that is no publish has to wait for, if anything."""
-    if kind not in _OF_QUEUES:
-        return None
-    return relay.replica.moving.get((relay.vhost, topology.first_name(payload) or channel.last_queue))
+    if kind == QUEUE_DECLARE:
+        return queue_waits_for(relay, kind, topology.first_name(payload))
+    if kind == QUEUE_DELETE or kind in _CONSUMES:
+        return queue_waits_for(relay, kind, topology.first_name(payload) or channel.last_queue)
+    return None
+
+
+def queue_waits_for(relay: Relay, kind: int, queue: str) -> Moving | None:
+    """The same, of a method about this queue."""
+    moving = relay.replica.moving.get((relay.vhost, queue))
+    if moving is None or kind == QUEUE_DELETE or (kind == QUEUE_DECLARE and moving.publishes) or (kind in _CONSUMES and moving.consumes):
+        return moving
+    return None
 
 
 def commit_waits_for(relay: Relay, tx: Transaction) -> Moving | None:

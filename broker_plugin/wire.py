@@ -1,8 +1,8 @@
 """How the core's values look on the wire: batches, FENCE and OPEN records in a stream, control messages between nodes.
 
 Rules: the body of a batch is the same bytes on every node; what differs from sender to sender stands in the AMQP headers. A record in the
-log stream is a batch, a FENCE or an OPEN, told apart by its headers, so a reader of headers alone can rebuild the index. A batch whose body a
-broker might refuse for its size stands in several records, one behind the other.
+log stream is a batch, a FENCE or an OPEN, told apart by its headers, so a reader of headers alone can rebuild the index. A batch or an applied record
+whose body a broker might refuse for its size stands in several records, one behind the other.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL = (
 )
 FENCE, FENCE_OUT, OPEN = "x-lrq-fence", "x-lrq-fence-out", "x-lrq-open"
 PARTS, PART = "x-lrq-parts", "x-lrq-part"
+GENERATION = "x-lrq-generation"  # of the writer, on each record of an applied record
 CONTROL = "x-lrq-control"
 PART_BYTES_MAX = 1 << 20  # far below the smallest max_message_size that a broker is likely to have
 
@@ -121,7 +122,7 @@ def parse_batch(headers: dict[str, Any]) -> tuple[BatchHeader, int]:
 
 
 def parts_of(headers: dict[str, Any], body: bytes) -> list[tuple[dict[str, Any], bytes]]:
-    """A batch as the records that hold it: one, or as many as its body needs; the first has the headers and says how many there are."""
+    """A batch, or an applied record, as the records that hold it: as many as its body needs; the headers of the first say how many there are."""
     count = -(-len(body) // PART_BYTES_MAX)
     if count <= 1:
         return [(headers, body)]

@@ -6,8 +6,9 @@
     new_lab    makes a lab of the test's own, which ends with the test
 
 Rules: nothing starts before a test asks for it; a version that is not on this machine is skipped with the command that gets it; tests that
-use any of these carry the mark `broker`. `--broker 4.3` picks versions. Run in several processes (`-n 5`), tests that share brokers go to the
-same one, so that these are started once; those that take longest go first, and those that share nothing last, wherever there is time.
+use any of these carry the mark `broker`. `--broker 4.3` picks versions; without it, what is marked `one_version` runs on that one only. Run in
+several processes (`-n 5`), tests that share brokers go to the same one, so that these are started once; those that take longest go first, and
+those that share nothing last, wherever there is time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ patient_hypothesis()  # before the modules of the tests are read, whose settings
 VERSIONS = ("3.10", "4.3")
 _SHARED = ("pair", "brokers", "containers")
 _FIXTURES = {*_SHARED, "new_lab"}
+#: What runs real brokers is tried once more where it fails, in the open (the summary counts it): a busy machine may stand still in any place.
+_REAL = ("broker", "docker", "spark")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,19 +41,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Failures at once and with the time: a run takes half an hour, and what broke is best looked at while it goes on."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+    if report.outcome in ("failed", "rerun") and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{time.strftime('%H:%M:%S')} {report.when} of {report.nodeid} failed:\n{report.longreprtext[-2000:]}", flush=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "broker_version" in metafunc.fixturenames:
-        versions = metafunc.config.getoption("--broker") or dict.fromkeys((*VERSIONS, *installations()))
+        one = metafunc.definition.get_closest_marker("one_version")
+        versions = metafunc.config.getoption("--broker") or (one and one.args) or dict.fromkeys((*VERSIONS, *installations()))
         metafunc.parametrize("broker_version", versions, indirect=True, scope="session")
 
 
 #: Groups of tests that take minutes. None of them should be left to run alone at the end.
 _LONG = (
-    "containers", "test_three_nodes", "test_restart", "test_operator", "test_frameworks", "test_job", "test_joining", "test_acceptance", "test_sites",
+    "containers", "test_three_nodes", "test_restart", "test_operator", "test_frameworks", "test_job", "test_joining_three", "test_joining",
+    "test_queue_that_is_moved", "test_unseen_messages", "test_three_faults", "test_partition_of_three", "test_catching_up", "test_acceptance",
+    "test_sites",
 )  # fmt: skip
 
 
@@ -60,6 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         fixtures = set(getattr(item, "fixturenames", ()))
         if _FIXTURES & fixtures:
             item.add_marker(pytest.mark.broker)
+        if any(item.get_closest_marker(name) for name in _REAL):
+            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except="Failed: Timeout"))
         # Tests that share brokers or a module's lab stay in one process.
         version = getattr(item, "callspec", None) and item.callspec.params.get("broker_version")
         if version or "integration" in item.path.parts or "spark" in item.path.parts:

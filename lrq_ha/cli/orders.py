@@ -80,6 +80,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     _add_group(renew)
     _add_drain(renew)
+    renew.add_argument(
+        "--dead-letters-arrived",
+        action="store_true",
+        help="no dead letters wait in queues with x-dead-letter-strategy at-least-once, and none will: you have seen to it",
+    )
     renew.set_defaults(run=_renew)
 
     for name, paused, summary in (
@@ -136,7 +141,12 @@ def _demote(args: argparse.Namespace) -> int:
 
 def _renew(args: argparse.Namespace) -> int:
     group = _group(find_targets(args.config, args.dir), args.group)
-    body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
+    body = {
+        "timeout_s": args.timeout,
+        "force": args.force,
+        "dead_letters_arrived": args.dead_letters_arrived,
+        "dry_run": args.dry_run,
+    }
     print(tell(_primary(group), "renew", body, args.timeout + RENEWING_S))
     return 0
 

@@ -78,6 +78,8 @@ def view_digest(url: str, queue: str) -> list[tuple[int, int]]:
     """(sequence, checksum) of every entry of a view, repeats skipped as readers do."""
     last, found = 0, []
     for headers, body in read_stream(url, queue):
+        if wire.OPEN in headers:  # a sidecar has looked for its end
+            continue
         sequence = int(str(headers["x-lrq-pos"]).split(".")[1].split("/")[0])
         if sequence > last:
             last = sequence

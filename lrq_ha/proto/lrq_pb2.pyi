@@ -248,14 +248,16 @@ class Refused(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[int]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ...) -> None: ...
 
 class Purge(_message.Message):
-    __slots__ = ("vhost", "queue", "before")
+    __slots__ = ("vhost", "queue", "before", "spared")
     VHOST_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SPARED_FIELD_NUMBER: _ClassVar[int]
     vhost: str
     queue: str
     before: int
-    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., before: _Optional[int] = ...) -> None: ...
+    spared: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., before: _Optional[int] = ..., spared: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tally(_message.Message):
     __slots__ = ("vhost", "queue", "upto", "messages", "held", "spared")
@@ -326,32 +328,36 @@ class Marker(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "queues", "auto_delete_exchanges", "definitions", "renewal", "renewals", "marks", "moving")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     STATUSES_FIELD_NUMBER: _ClassVar[int]
-    QUEUES_FIELD_NUMBER: _ClassVar[int]
     AUTO_DELETE_EXCHANGES_FIELD_NUMBER: _ClassVar[int]
-    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     RENEWAL_FIELD_NUMBER: _ClassVar[int]
     RENEWALS_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
     received: _containers.RepeatedCompositeFieldContainer[ReceiveState]
     statuses: _containers.RepeatedCompositeFieldContainer[KeptStatus]
-    queues: _containers.RepeatedCompositeFieldContainer[QueueName]
     auto_delete_exchanges: _containers.RepeatedCompositeFieldContainer[Topology]
-    definitions: _containers.RepeatedCompositeFieldContainer[Topology]
     renewal: bool
     renewals: _containers.RepeatedCompositeFieldContainer[Renewal]
     marks: _containers.RepeatedCompositeFieldContainer[LogMark]
     moving: _containers.RepeatedCompositeFieldContainer[MovingQueue]
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueName, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., definitions: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ...) -> None: ...
+    definitions: bytes
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ...) -> None: ...
+
+class Definitions(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[Topology]
+    def __init__(self, rows: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ...) -> None: ...
 
 class LogMark(_message.Message):
     __slots__ = ("sequence", "bytes")
@@ -396,16 +402,6 @@ class Moving(_message.Message):
     queue: str
     done: bool
     def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., done: _Optional[bool] = ...) -> None: ...
-
-class QueueName(_message.Message):
-    __slots__ = ("vhost", "queue", "method")
-    VHOST_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_FIELD_NUMBER: _ClassVar[int]
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    vhost: str
-    queue: str
-    method: bytes
-    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., method: _Optional[bytes] = ...) -> None: ...
 
 class KeptStatus(_message.Message):
     __slots__ = ("sequence", "body")
@@ -452,7 +448,7 @@ class ProducerRanges(_message.Message):
     def __init__(self, producer: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Applied(_message.Message):
-    __slots__ = ("applied", "start", "generations", "queues", "refused", "tallies", "base")
+    __slots__ = ("applied", "start", "generations", "queues", "refused", "tallies", "base", "known")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +456,7 @@ class Applied(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     TALLIES_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     applied: int
     start: StartPoint
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
@@ -467,7 +464,8 @@ class Applied(_message.Message):
     refused: bytes
     tallies: _containers.RepeatedCompositeFieldContainer[Tally]
     base: int
-    def __init__(self, applied: _Optional[int] = ..., start: _Optional[_Union[StartPoint, _Mapping]] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[PendingQueue, _Mapping]]] = ..., refused: _Optional[bytes] = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., base: _Optional[int] = ...) -> None: ...
+    known: int
+    def __init__(self, applied: _Optional[int] = ..., start: _Optional[_Union[StartPoint, _Mapping]] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[PendingQueue, _Mapping]]] = ..., refused: _Optional[bytes] = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., base: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
 
 class StartPoint(_message.Message):
     __slots__ = ("sequence", "epoch", "leader", "offset", "in_set", "out_epoch", "out_end", "base")
@@ -498,7 +496,7 @@ class Generation(_message.Message):
     def __init__(self, applied: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class PendingQueue(_message.Message):
-    __slots__ = ("vhost", "queue", "done", "moved", "due", "purged", "visits")
+    __slots__ = ("vhost", "queue", "done", "moved", "due", "purged", "visits", "departed", "spared")
     VHOST_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -506,6 +504,8 @@ class PendingQueue(_message.Message):
     DUE_FIELD_NUMBER: _ClassVar[int]
     PURGED_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
+    DEPARTED_FIELD_NUMBER: _ClassVar[int]
+    SPARED_FIELD_NUMBER: _ClassVar[int]
     vhost: str
     queue: str
     done: bytes
@@ -513,7 +513,9 @@ class PendingQueue(_message.Message):
     due: bytes
     purged: int
     visits: _containers.RepeatedCompositeFieldContainer[PendingVisit]
-    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., done: _Optional[bytes] = ..., moved: _Optional[bytes] = ..., due: _Optional[bytes] = ..., purged: _Optional[int] = ..., visits: _Optional[_Iterable[_Union[PendingVisit, _Mapping]]] = ...) -> None: ...
+    departed: int
+    spared: bytes
+    def __init__(self, vhost: _Optional[str] = ..., queue: _Optional[str] = ..., done: _Optional[bytes] = ..., moved: _Optional[bytes] = ..., due: _Optional[bytes] = ..., purged: _Optional[int] = ..., visits: _Optional[_Iterable[_Union[PendingVisit, _Mapping]]] = ..., departed: _Optional[int] = ..., spared: _Optional[bytes] = ...) -> None: ...
 
 class PendingVisit(_message.Message):
     __slots__ = ("origin", "visit", "dequeued", "positions")

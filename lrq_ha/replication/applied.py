@@ -165,7 +165,10 @@ class VisitRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """What the filter knows of one queue, as serialized bitmaps of sequences."""
+    """What the filter knows of one queue, as serialized bitmaps of sequences.
+
+    `purged`: all below it, but for `spared` (empty: nothing is). `departed`: see `filter.DEPARTED_MAX`; 0: it has not.
+    """
 
     vhost: str
     queue: str
@@ -174,6 +177,8 @@ class QueueRecord:
     due: bytes
     purged: int
     visits: tuple[VisitRecord, ...]
+    departed: int = 0
+    spared: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +188,7 @@ class AppliedRecord:
     `applied`: R, a sequence. `start`: the CHECKPOINT at or before R from which a restart reads the own log; None: from its first record.
     `base`: the CHECKPOINT at which the own log began (R17); 0: at entry 1.
     `generations`: (R, generation), oldest first. `queues`, `refused`: from `DeliveryFilter.export`, taken no earlier than R.
+    `known`: they know of operations up to this entry.
     """
 
     applied: int
@@ -191,3 +197,4 @@ class AppliedRecord:
     queues: tuple[QueueRecord, ...]
     refused: bytes
     base: int = 0
+    known: int = 0

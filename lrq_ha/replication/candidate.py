@@ -3,7 +3,8 @@
 Theory of operation:
 - A node that takes an epoch promises it first (FENCE), as does every node that answers; when its own stream and all that are not said to be
   down have it, its log is compared with theirs, and it leads.
-- By itself a node takes an epoch only when every other configured node answers, none leads, and no other has a better right to it.
+- By itself a node takes an epoch only when every other configured node answers, none leads, and no other has a better right to it. (With
+  `restart_alone` a leader that was restarted does not wait for answers, unless its host went down.)
   Without the answers of all other nodes it needs the operator's word that the silent ones are down.
 - A leader that hands over says to whom: that one has the first right to the next epoch, for a while.
 
@@ -73,7 +74,7 @@ class Candidate:
         if self._defers_to and now < self._defers_until:
             return
         silent = frozenset(number for number, peer in node.peers.items() if not peer.answers)
-        if silent and not (node.settings.restart_alone and node.led_last):
+        if silent and not self._goes_on_without(silent):
             return
         hellos = {number: peer.hello for number, peer in node.peers.items() if peer.hello}
         if any(hello.leading for hello in hellos.values()):
@@ -83,6 +84,20 @@ class Candidate:
             self.start(silent, operator=False, force=False, now=now)
         elif obstacle:
             node.set_role(node.role, obstacle)
+
+    def _goes_on_without(self, silent: frozenset[int]) -> bool:
+        """Whether a restarted leader may go on alone. Not one whose host went down (R16): the silent may have what it lost, and would drop it."""
+        node = self._node
+        if not (node.settings.restart_alone and node.led_last):
+            return False
+        if node.lost_host:
+            me, names = node.name(node.me), [node.name(number) for number in sorted(silent)]
+            node.set_role(
+                node.role,
+                f"the broker of {me} went down and may have lost what was confirmed, so it does not go on alone: "
+                f"bring {', '.join(names)} back, or accept that with lrq-ha promote {me} --down {' '.join(names)} --force",
+            )
+        return not node.lost_host
 
     def _obstacle(self, hellos: dict[int, Hello]) -> str | None:
         """Why this node does not take the epoch: what an operator has to do, or "" if another node takes it; None if nothing is in the way."""

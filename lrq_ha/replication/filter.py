@@ -6,11 +6,15 @@ Used by the door (primary) and by the sweeper (backup). Rules:
   are held. `cut` takes back what was cut off the log.
 - The key of an operation is (queue, sequence, origin, visit): see visits.py. A copy met at a visit that is behind it is rejected, so that
   this broker moves it too; a DEQUEUE voids also every copy whose `x-death` says that it has been there.
-- A PURGE voids copies that never died. Dead-lettered ones may have come after it; the driver purges the broker's queue instead.
+- A PURGE voids copies that never died, but for those that clients held then. Dead-lettered ones may have come after it; the driver purges the
+  broker's queue instead, if clients held nothing. What was rejected or moved goes its way all the same: it had left the queue, and had not yet here.
 - A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
   queue that was gone through, without finding it, a moment before.
 - Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
   of sequences.
+- They go with their queue. When everything up to its deletion is applied, no copy from before can be in it, nor come to it. Only where it may have
+  dead-lettered some of them may live on elsewhere: such queues are kept, the last DEPARTED_MAX. So are queues that the log does not declare (they
+  may be gone, too), from their last operation on. One in which something is due stays until it is found.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from pyroaring import BitMap64
 
@@ -28,6 +34,9 @@ from lrq_ha.replication.visits import EVERY_SEQUENCE, Deaths, Visits, origin_of,
 
 QueueKey = tuple[str, str]
 """(vhost, queue)"""
+DEPARTED_MAX = 1_000
+"""Queues that are gone, or that the log does not declare, of which something is known. Of the one beyond it what is known is forgotten: a copy of
+it that a crashed broker brings back, or that died into another queue before a sweeper found it, is given to a client once more."""
 
 
 class Verdict(Enum):
@@ -55,27 +64,48 @@ def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class QueueFilter:
-    """The filter of one queue. The door keeps it at hand for a consumer; `DeliveryFilter.queue` makes it.
+    """The filter of one queue; `DeliveryFilter.queue` makes it.
 
     `due`: sequences with an operation whose copy the sweeper of this node has still to find.
     """
 
-    __slots__ = ("_again", "_done", "_due", "_filter", "_generations", "_held", "_moved", "_overlap", "_purged", "_record", "_visits", "key", "name")
+    __slots__ = (
+        "__weakref__",
+        "_again",
+        "_departed",
+        "_done",
+        "_due",
+        "_filter",
+        "_generations",
+        "_held",
+        "_moved",
+        "_overlap",
+        "_purged",
+        "_record",
+        "_spared",
+        "_top",
+        "_visits",
+        "key",
+        "name",
+    )
 
     def __init__(self, key: QueueKey, parent: DeliveryFilter) -> None:
         self.key = key
         self.name = key[1]
         self._filter = parent
         self._generations = parent.generations
+        self._top = 0  # nothing is known of sequences above it: nearly all that a client is given for the first time
         self._done = BitMap64()  # DEQUEUE of copies that never died
         self._moved = BitMap64()  # REJECT or MOVED of such copies
-        self._purged = 0  # PURGE: of such copies, all below
+        self._purged = 0  # PURGE: of such copies, all below,
+        self._spared = BitMap64()  # but for these
         self._visits: dict[str, Visits] = {}  # of copies that died, by origin
         # What unsafe operations name, whatever the visit: too many in it only means to wait a little.
         self._held = BitMap64()
         self._overlap = False  # two unsafe operations name the same sequence
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
+        self._departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
         self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
 
     def verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
@@ -91,11 +121,15 @@ class QueueFilter:
         everywhere = self._filter.refused
         if deaths:
             return self._verdict_dead_lettered(seq, deaths, everywhere)
-        if seq in self._done or seq < self._purged or seq in everywhere._done:
+        if seq > self._top and seq > everywhere._top:
+            return Verdict.GIVE
+        if seq in self._done or seq in everywhere._done:
             return Verdict.ACK
         if seq in self._held or seq in everywhere._held:
             return Verdict.HOLD
-        return Verdict.REJECT if seq in self._moved else Verdict.GIVE
+        if seq in self._moved:
+            return Verdict.REJECT
+        return Verdict.ACK if self._is_purged(seq) else Verdict.GIVE
 
     def _verdict_dead_lettered(self, seq: int, deaths: Deaths, everywhere: QueueFilter) -> Verdict:
         origin = deaths[0][0]
@@ -126,7 +160,10 @@ class QueueFilter:
 
     def is_done(self, seq: int) -> bool:
         """Whether a copy of this entry that never died was dequeued here for certain. See `DeliveryFilter.may_skip`."""
-        return seq in self._done or seq < self._purged or seq in self._filter.refused._done
+        return seq in self._done or seq in self._filter.refused._done or (self._is_purged(seq) and seq not in self._moved)
+
+    def _is_purged(self, seq: int) -> bool:
+        return seq < self._purged and seq not in self._spared
 
     # For the sweeper.
 
@@ -135,9 +172,18 @@ class QueueFilter:
         """Whether any copy is still to be found, wherever R is."""
         return bool(self._due)
 
+    @property
+    def spares(self) -> bool:
+        """Whether a purge has spared something: other copies that it took may be left."""
+        return bool(self._spared)
+
     def due(self, applied: int) -> int:
         """How many sequences up to `applied` (R) have an operation whose copy is still to be found."""
         return int(self._due.rank(applied))
+
+    def moves_due(self, upto: int) -> int:
+        """How many of those up to an entry were rejected or moved on: they are to leave this queue for others."""
+        return int(self._to_move().rank(upto))
 
     def skipped(self, first: int, last: int) -> None:
         """first .. last were never applied here, so nothing is to be found."""
@@ -244,9 +290,7 @@ class QueueFilter:
         """An operation is safe."""
         self._record = None
         if op.kind is Kind.PURGE:
-            self._purged = max(self._purged, op.ranges[1] + 1)
-            self._due.remove_range(0, self._purged)
-            self._again.remove_range(0, self._purged)
+            self._purge(op.ranges)
             return
         dequeued = op.kind is not Kind.REJECT and op.kind is not Kind.MOVED
         for first, last in _pairs(op.ranges):
@@ -258,6 +302,25 @@ class QueueFilter:
                     continue
             self._apply_direct(first, last, self._done if dequeued else self._moved, op.sweep)
 
+    def _purge(self, ranges: Sequence[int]) -> None:
+        end = ranges[-1] + 1
+        if end > self._purged:
+            self._spared.add_range(self._purged, end)
+            self._purged = end
+        moving = self._to_move()
+        for first, last in _pairs(ranges):
+            self._spared.remove_range(first, last + 1)
+            self._due.remove_range(first, last + 1)
+        self._due |= moving
+        self._again &= self._due
+
+    def _to_move(self) -> BitMap64:
+        moving = self._due & self._moved
+        for here in self._visits.values():
+            for members in here.moved.values():
+                moving |= self._due & members
+        return moving
+
     def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
         if sweep and members.range_cardinality(first, last + 1):  # read again: what is known may have been found already
             fresh = BitMap64()
@@ -267,9 +330,47 @@ class QueueFilter:
             self._due.add_range(first, last + 1)
         members.add_range(first, last + 1)
 
+    @property
+    def _may_have_sent_on(self) -> bool:
+        """Whether operations say that copies have come here from other queues, or went from here to others."""
+        return bool(self._visits) or any(self.name in peer._visits for peer in self._filter.followers.get(self.key, ()))
+
+    @property
+    def _is_looked_for(self) -> bool:
+        """Whether anything of this queue, or of its line in another, is still to be found."""
+        lines = ((peer._visits[self.name].members(), peer._due) for peer in self._followers(self.name))
+        return bool(self._due) or any(members.intersect(due) for members, due in lines)
+
+    def _forget(self, before: int) -> None:
+        """Nothing of what was published before this entry can be here any more, nor anywhere else."""
+        self._record = None
+        self._departed = 0
+        for members in (self._done, self._moved):
+            members.remove_range(0, before)
+        self._spared.remove_range(0, before)
+        if self._purged <= before:
+            self._purged = 0
+        for line in list(self._visits):
+            self._forget_line(line, before)
+
+    def _forget_line(self, line: str, before: int) -> None:
+        here = self._visits[line]
+        self._record = None
+        here.forget(before)
+        if here.done or here.moved:
+            return
+        del self._visits[line]
+        key = (self.key[0], line)
+        known = self._filter.followers[key]
+        known.remove(self)
+        if not known:
+            del self._filter.followers[key]
+
     def _lose(self, end: int) -> None:
         self._record = None
-        for members in (self._done, self._moved, self._due, self._again):
+        if self._departed > end:
+            self._departed = 0
+        for members in (self._done, self._moved, self._due, self._again, self._spared):
             members.remove_range(end + 1, EVERY_SEQUENCE)
         self._purged = min(self._purged, end + 1)
         for here in self._visits.values():
@@ -277,7 +378,7 @@ class QueueFilter:
         self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
 
     def _is_empty(self) -> bool:
-        return not (self._done or self._moved or self._held or self._due or self._visits or self._purged)
+        return not (self._done or self._moved or self._held or self._due or self._visits or self._purged or self._departed)
 
     def _export(self) -> QueueRecord:
         if self._record is None:
@@ -292,7 +393,7 @@ class QueueFilter:
             for visit, members in table.items()
         )
         bitmaps = (self._done.serialize(), self._moved.serialize(), self._due.serialize())
-        return QueueRecord(*self.key, *bitmaps, self._purged, visits)
+        return QueueRecord(*self.key, *bitmaps, self._purged, visits, self._departed, self._spared.serialize())
 
     def _import(self, record: QueueRecord) -> None:
         self._record = None
@@ -300,6 +401,9 @@ class QueueFilter:
         self._moved = BitMap64.deserialize(record.moved)
         self._due = BitMap64.deserialize(record.due)
         self._purged = record.purged
+        self._spared = BitMap64.deserialize(record.spared) if record.spared else BitMap64()
+        self._departed = record.departed
+        self._top = max((self._purged, *(int(members.max()) for members in (self._done, self._moved) if members)))
         for part in record.visits:
             here = self._visits_of(part.origin)
             (here.done if part.dequeued else here.moved)[part.visit] = BitMap64.deserialize(part.positions)
@@ -320,18 +424,29 @@ class DeliveryFilter:
 
     def __init__(self, generations: Generations) -> None:
         self.generations = generations
-        self._queues: dict[QueueKey, QueueFilter] = {}
+        self._queues: dict[QueueKey, QueueFilter] = {}  # of which something is known
+        self._at_hand: WeakValueDictionary[QueueKey, QueueFilter] = WeakValueDictionary()  # and all that somebody has
+        self._departed: dict[QueueKey, None] = {}  # of the former, those that are gone or not declared, by when they went or were used last
         self.followers: dict[QueueKey, list[QueueFilter]] = {}  # by queue of the first death: where operations on its dead letters are known
         self._noted: deque[_Op] = deque()  # in log order, all above _safe
         self._safe = 0
+        self.known = 0
+        """No entry behind it has decided anything yet; what a record says may come from entries that are safe, and are not known to be so again."""
         self.refused = QueueFilter(("", ""), self)
         """Stands for every queue: what was REFUSED is dequeued everywhere."""
 
     def queue(self, key: QueueKey) -> QueueFilter:
-        """The filter of a queue, made when first asked for."""
+        """The filter of a queue. Where nothing is known of it, it is kept as long as the caller keeps it."""
+        found = self._queues.get(key) or self._at_hand.get(key)
+        if found is None:
+            found = self._at_hand[key] = QueueFilter(key, self)
+        return found
+
+    def _known(self, key: QueueKey) -> QueueFilter:
+        """The filter of a queue of which something is to be known."""
         found = self._queues.get(key)
         if found is None:
-            found = self._queues[key] = QueueFilter(key, self)
+            found = self._queues[key] = self.queue(key)
         return found
 
     def find(self, key: QueueKey) -> QueueFilter | None:
@@ -339,7 +454,7 @@ class DeliveryFilter:
         return self._queues.get(key)
 
     def queues(self) -> tuple[QueueFilter, ...]:
-        """All of them: what a sweeper goes through."""
+        """All of which something is known: what a sweeper goes through."""
         return tuple(self._queues.values())
 
     def note(
@@ -357,7 +472,7 @@ class DeliveryFilter:
 
         Args:
             op_seq: Its sequence; grows from call to call, several calls may share one (TX).
-            kind: PURGE takes one range, 0 to the last sequence that goes.
+            kind: PURGE takes ranges from 0 to the last sequence that goes; between them is what it spares.
             queue: None for REFUSED only.
             ranges: Sequences, flattened inclusive ranges: first, last, first, last, …
             visit: Of the copies at `queue` (`visit_of`); 0 for REFUSED and PURGE.
@@ -370,10 +485,11 @@ class DeliveryFilter:
         """
         if self._noted and op_seq < self._noted[-1].seq:
             raise IllegalEvent(f"operation {op_seq} is noted after operation {self._noted[-1].seq}")
-        target = self.refused if queue is None else self.queue(queue)
+        target = self.refused if queue is None else self._known(queue)
         if visit == 0 and origin == target.name:
             origin = ""  # its first stay in the queue of its first death: it had not died then
         op = _Op(op_seq, kind, target, ranges, visit, origin, sweep and queue is not None)
+        target._top = max((target._top, *ranges[1::2]))
         if op_seq <= self._safe:
             target._apply(op)
         else:
@@ -385,6 +501,7 @@ class DeliveryFilter:
         if upto <= self._safe:
             return
         self._safe = upto
+        self.known = max(self.known, upto)
         noted = self._noted
         again = set()
         while noted and noted[0].seq <= upto:
@@ -420,7 +537,10 @@ class DeliveryFilter:
 
     def verdict(self, queue: QueueKey, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """`QueueFilter.verdict` by name."""
-        return self.queue(queue).verdict(seq, generation, deaths)
+        target = self._queues.get(queue)
+        if target is None:  # of a copy that never died only what concerns every queue is known
+            target = self.queue(queue) if deaths else self.refused
+        return target.verdict(seq, generation, deaths)
 
     def may_skip(self, queues: Sequence[QueueKey], seq: int) -> bool:
         """Whether a late entry need not be applied (R11): refused, or dequeued from the one queue that it is routed to.
@@ -441,42 +561,83 @@ class DeliveryFilter:
 
         Other entries will take these sequences: what is known of the lost ones must not be taken for theirs.
         """
+        self.known = min(self.known, end)
         for target in (self.refused, *self._queues.values()):
             target._lose(end)
+        self._departed = {key: None for key in self._departed if self._queues[key]._departed}
 
-    def lose_refusals(self, read_from: int) -> int:
-        """Forgets what was refused by entries that are lost: the record knew of them, and the log, read again and not yet safe, does not.
+    def lose_refusals(self, first: int, kept: Iterable[tuple[int, int]]) -> int:
+        """Forgets what was refused by entries that are lost: the record knew of them, and the log does not.
 
         What an operation did to a copy stays done. But what was refused is in no queue, and its ID is free only as long as the log says so: a repeat
         would be confirmed that nobody ever gets. So it counts as published, and is to be published again.
 
         Args:
-            read_from: The entry from which on the log was read; what was refused before it is not looked at.
+            first: The first entry that the log still has. What was refused before it cannot be published again.
+            kept: What the log still refuses: inclusive ranges.
 
         Returns:
             The least sequence that is no longer refused; 0 if there is none.
         """
         lost = self.refused._done.copy()
-        lost.remove_range(0, read_from)
-        for op in self._noted:
-            if op.target is self.refused:
-                for first, last in _pairs(op.ranges):
-                    lost.remove_range(first, last + 1)
+        lost.remove_range(0, first)
+        for begin, end in kept:
+            lost.remove_range(begin, end + 1)
         self.refused._done -= lost
         return int(lost.min()) if lost else 0
 
-    def forget_queue(self, queue: QueueKey, at_seq: int) -> None:
-        """The queue was deleted by entry `at_seq`, which is safe; a new one of the same name may have come after it.
-
-        What is known of its entries stays: copies whose `x-death` names it may live on where it dead-lettered to.
+    def forget_queue(self, queue: QueueKey, at_seq: int, *, dead_letters: bool = True) -> None:
+        """The queue was deleted by entry `at_seq`, and everything up to there is applied; a new one of the same name may have come after it.
 
         Args:
             queue: Its key.
             at_seq: What was published before this entry is gone from it.
+            dead_letters: Whether it may have dead-lettered: copies whose `x-death` names it may live on, and what is known of them is kept.
+        """
+        target = self._queues.get(queue)
+        if target is None:
+            return
+        target.end_pass(target.start_pass(at_seq - 1))
+        if dead_letters or target._may_have_sent_on:
+            self._depart(target, at_seq)
+        else:
+            self._forget(target, at_seq)
+
+    def undeclared(self, queue: QueueKey, at_seq: int) -> None:
+        """Entry `at_seq`, up to which everything is applied, is an operation on a queue that the log did not declare then: it may be gone.
+
+        Args:
+            queue: Its key.
+            at_seq: The operation's entry.
         """
         target = self._queues.get(queue)
         if target is not None:
-            target.end_pass(target.start_pass(at_seq - 1))
+            self._depart(target, at_seq)
+
+    def _depart(self, target: QueueFilter, at_seq: int) -> None:
+        target._record = None
+        target._departed = at_seq
+        self._departed.pop(target.key, None)
+        self._departed[target.key] = None
+        for key in list(islice(self._departed, max(0, len(self._departed) - DEPARTED_MAX))):
+            del self._departed[key]
+            oldest = self._queues[key]
+            if oldest._is_looked_for:
+                self._departed[key] = None  # later
+                continue
+            for peer in oldest._followers(oldest.name):
+                peer._forget_line(oldest.name, oldest._departed)
+                self._drop_if_empty(peer)
+            self._forget(oldest, oldest._departed)
+
+    def _forget(self, target: QueueFilter, before: int) -> None:
+        target._forget(before)
+        self._departed.pop(target.key, None)
+        self._drop_if_empty(target)
+
+    def _drop_if_empty(self, target: QueueFilter) -> None:
+        if target._is_empty():
+            del self._queues[target.key]
 
     def export(self) -> tuple[tuple[QueueRecord, ...], bytes]:
         """(queues, refused) for the applied record: all operations that are safe. What has not changed since is the same object again."""
@@ -484,11 +645,15 @@ class DeliveryFilter:
         return records, self.refused._done.serialize()
 
     @classmethod
-    def restored(cls, generations: Generations, queues: Iterable[QueueRecord], refused: bytes) -> DeliveryFilter:
+    def restored(cls, generations: Generations, queues: Iterable[QueueRecord], refused: bytes, known: int = 0) -> DeliveryFilter:
         """From an applied record. Note the operations of all entries behind R again."""
         new = cls(generations)
-        for record in queues:
-            new.queue((record.vhost, record.queue))._import(record)
+        new.known = known
+        parts = [(new._known((record.vhost, record.queue)), record) for record in queues]
+        for target, record in parts:
+            target._import(record)
+        new._departed = {target.key: None for target, record in sorted(parts, key=lambda each: each[1].departed) if record.departed}
         if refused:
             new.refused._done = BitMap64.deserialize(refused)
+            new.refused._top = int(new.refused._done.max()) if new.refused._done else 0
         return new

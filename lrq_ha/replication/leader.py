@@ -137,7 +137,8 @@ class Leader:
     def on_following(self, peer: int, message: Following, now: float) -> None:
         node, remote = self._node, self._node.peers[peer]
         remote.learn_log(message.log)
-        if self.superseded_by(message.log.top, peer) or message.epoch != node.leading:
+        # Nobody is called in epoch 0, so who answers it is wrong: what it says it has would make something safe here that nobody has confirmed (R4).
+        if self.superseded_by(message.log.top, peer) or not node.leading or message.epoch != node.leading:
             return
         remote.called = False
         remote.diverged = message.diverged

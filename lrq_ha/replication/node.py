@@ -215,7 +215,7 @@ class Node(NodeBase):
             self._follower.follow(node, message, now)
 
     def _on_heartbeat(self, node: int, message: Heartbeat, now: float) -> None:
-        self.peers[node].applied = message.applied
+        self.peers[node].applied, self.peers[node].epoch = message.applied, message.epoch
         self._follower.heartbeat(node, message, now)
 
     def _on_superseded(self, node: int, message: Superseded, now: float) -> None:

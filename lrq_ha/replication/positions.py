@@ -139,6 +139,16 @@ class RangeSet:
             rest.remove(self._first[i], self._last[i])
         return rest
 
+    def cover(self, ranges: int) -> RangeSet:
+        """The smallest set of at most so many ranges (>= 1) that has all of these members."""
+        pairs = list(self)
+        gaps = sorted(range(1, len(pairs)), key=lambda i: pairs[i][0] - pairs[i - 1][1], reverse=True)
+        kept = set(gaps[: ranges - 1])
+        covering = RangeSet(pairs[:1])
+        for i, (first, last) in enumerate(pairs[1:], 1):
+            covering.add(first if i in kept else covering.last, last)
+        return covering
+
     def flat(self) -> list[int]:
         """first, last, first, last, …: the form on the wire."""
         return [value for pair in self for value in pair]

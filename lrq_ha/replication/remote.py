@@ -21,6 +21,7 @@ class RemoteBackup:
     left: str = ""  # why this primary took it out of the set; empty again when it is back
     acknowledged: int = 0
     applied: int = 0
+    epoch: int = 0  # it leads or follows this one, as its last heartbeat on this connection said
     heard_at: float = 0.0
     progress_at: float = 0.0
     admit_after: float = 0.0
@@ -39,6 +40,7 @@ class RemoteBackup:
         """This node can no longer send to it."""
         self.connected = self.called = False
         self.hello = None
+        self.epoch = 0
         self.progress_at = now
 
     def learn_log(self, log: LogState) -> None:

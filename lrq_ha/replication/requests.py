@@ -14,7 +14,7 @@ from .base import NodeBase
 from .candidate import Candidate
 from .events import Answer, PauseRequest, PromoteRequest, RemoveRequest, SwitchoverRequest
 from .leader import Leader
-from .positions import epoch_name
+from .positions import epoch_name, owner_of
 from .roles import Role
 
 
@@ -67,6 +67,9 @@ class Requests:
                 return Refusal(f"there is no node {down} in this group")
             if node.peers[down].answers:
                 return Refusal(f"{node.name(down)} is said to be down, but it answers: stop it first, or use switchover")
+            # To ask for promises would end its epoch, though those who hear it would not let this node lead.
+            if hear_it := [number for number, peer in node.peers.items() if peer.answers and owner_of(peer.epoch) == down]:
+                return Refusal(f"{node.name(down)} is said to be down, but it answers {self._names(hear_it)}: stop it first, or use switchover")
         silent = [number for number, peer in node.peers.items() if number not in event.down and not peer.answers]
         if silent:
             names = self._names(silent)

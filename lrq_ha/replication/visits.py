@@ -74,6 +74,13 @@ class Visits:
         """All sequences that an operation is known of."""
         return BitMap64.union(*self.done.values(), *self.moved.values())
 
+    def forget(self, before: int) -> None:
+        """What is known of sequences below `before` is not needed any more."""
+        for table in (self.done, self.moved):
+            for members in table.values():
+                members.remove_range(0, before)
+        self._drop_empty()
+
     def lose(self, end: int) -> None:
         for table in (self.done, self.moved):
             for members in table.values():

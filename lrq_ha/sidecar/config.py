@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from broker_plugin import frames, headers
+from broker_plugin import assembling, frames, headers
 from broker_plugin.client_errors import Address
 from broker_plugin.logins import Credentials
 from broker_plugin.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
@@ -161,7 +161,7 @@ class DoorTable(_Table):
     header_depth_max: int = Field(
         headers.TABLE_DEPTH_MAX, ge=1, le=headers.TABLE_DEPTH_MAX, description="tables and arrays within each other in a message's headers"
     )
-    message_bytes_max: int = Field(frames.BODY_BYTES_MAX, ge=1, description="body of one message; the broker has a limit, too")
+    message_bytes_max: int = Field(assembling.BODY_BYTES_MAX, ge=1, description="body of one message; the broker has a limit, too")
     unfinished_bytes_max: int = Field(
         512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; who would exceed it is closed"
     )
@@ -170,7 +170,9 @@ class DoorTable(_Table):
         10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it"
     )
     buffered_bytes_max: int = Field(
-        64 << 20, ge=1 << 20, description="bytes taken from publishers that are not safe yet; past it the door stops reading from them"
+        64 << 20,
+        ge=1 << 20,
+        description="memory for what publishers sent and is not safe yet; past it, or a quarter of log_bytes_max, the door stops reading from them",
     )
     connection_buffer_bytes_max: int = Field(4 << 20, ge=1 << 16, description="bytes on their way to the broker for one client")
     client_buffer_bytes_max: int = Field(1 << 20, ge=1 << 12, description="bytes on their way to one client; past it nothing more is read for it")
@@ -207,7 +209,7 @@ class ReplicationTable(_Table):
     mode: Literal["available", "strict"] = Field(
         "available", description='"available": a silent backup is taken out of the set after backup_timeout_s; "strict": only an operator removes it'
     )
-    restart_alone: bool = Field(False, description="a restarted primary goes on although its backups are silent")
+    restart_alone: bool = Field(False, description="a restarted primary goes on although its backups are silent, unless its broker was down, too")
     backup_timeout_s: float = Field(5.0, gt=0, description="how long a backup may make no progress before it is taken out of the set")
     completion: dict[Pattern, Literal["all", "local"]] = Field(
         default={"^.*$": "all"},
@@ -226,22 +228,35 @@ class ReplicationTable(_Table):
     apply_lag_bytes_max: int = Field(
         256 << 20,
         ge=1 << 20,
-        description="bytes a backup holds that are safe and not in its queues yet; past it, or a quarter of log_bytes_max, it takes no more",
+        description="bytes a backup holds that are safe and not in its queues yet; past it, or a quarter of log_bytes_max, it takes no more "
+        "(four times that while full queues refuse some of it)",
     )
     log_bytes_max: int = Field(
         8 << 30,
         ge=1 << 20,
         description="size of the replicated log in the broker, which drops older segments beyond it, whoever still needs them: a hard limit. "
-        "A stream that exists keeps the one that it was made with; see operations.md",
+        "Eight times the largest message, transaction and checkpoint at least. A stream that exists keeps the one that it was made with; see "
+        "operations.md",
     )
     checkpoint_entries: int = Field(
         50_000, ge=1, description="a checkpoint is written every so many entries: a restart reads the log from the last one that is applied"
     )
     checkpoint_bytes: int = Field(
-        64 << 20, ge=1 << 10, description="or every so many bytes of the log, whichever is first; a quarter of log_bytes_max at most"
+        64 << 20,
+        ge=1 << 10,
+        description="or every so many bytes of the log, whichever is first, a quarter of log_bytes_max at most; later, up to that, where checkpoints "
+        "are so large that the log would consist of them",
     )
     push_bytes_max: int = Field(16 << 20, ge=1 << 20, description="bytes on their way to one backup")
     memory_bytes_max: int = Field(64 << 20, ge=1 << 20, description="bytes of the log kept in memory for backups that keep up")
+
+    @property
+    def log_quarter_bytes(self) -> int:
+        """What lies between two checkpoints, what waits to be safe, and what waits to be applied is no more than this each.
+
+        So a log that has lost its beginning still holds a checkpoint from which on nothing is missing.
+        """
+        return self.log_bytes_max // 4
 
 
 class Config(_Table):

@@ -9,7 +9,8 @@
     POST /remove   {"node": "e2", "dry_run": false}
     POST /switchover  {"node": "e2", "timeout_s": 30, "force": false, "dry_run": false}; without a node: to any in-sync backup
     POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}
-    POST /renew    {"timeout_s": 30, "force": false, "dry_run": false}: everything live is published again, so that a node may join
+    POST /renew    {"timeout_s": 30, "force": false, "dead_letters_arrived": false, "dry_run": false}: everything live is published again, so that a
+                   node may join
     POST /pause    {"paused": true}: nobody takes an epoch by itself; false: again as before
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
     POST /reinit   {"dry_run": false}: the node begins anew
@@ -55,7 +56,7 @@ class Source(Protocol):
 
     async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]: ...
 
-    async def renew(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]: ...
+    async def renew(self, timeout_s: float, force: bool, dead_letters_arrived: bool, dry_run: bool) -> tuple[bool, str]: ...
 
     async def pause(self, paused: bool) -> tuple[bool, str]: ...
 
@@ -95,6 +96,7 @@ _DEMOTE = {
     "dry_run": _DRY_RUN,
 }
 _SWITCHOVER = {"node": _Key("the name of a node, or null", lambda value: value is None or _is_name(value)), **_DEMOTE}
+_RENEW = {"dead_letters_arrived": _Key("true or false", _is_bool, False), **_DEMOTE}
 _PAUSE = {"paused": _Key("true or false", _is_bool, required=True)}
 _REINIT = {"dry_run": _DRY_RUN}
 
@@ -186,7 +188,7 @@ class HttpServer:
         return await _command(self._source.demote(**await _body(request, _DEMOTE)))
 
     async def _renew(self, request: web.Request) -> web.Response:
-        return await _command(self._source.renew(**await _body(request, _DEMOTE)))
+        return await _command(self._source.renew(**await _body(request, _RENEW)))
 
     async def _pause(self, request: web.Request) -> web.Response:
         return await _command(self._source.pause((await _body(request, _PAUSE))["paused"]))

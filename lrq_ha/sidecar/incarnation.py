@@ -103,7 +103,7 @@ class Incarnation:
         self._turning_away = TurningAway(door, core)
         self._sending = Sending(config, core, life, self._log)
         self._receiving = Receiving(config, core, self._turning_away)
-        self._sites = Sites(config, self._replica)
+        self._sites = Sites(config, self._replica, self._log.streams)
         self._statuses_seen = 0
         self._start_views(config, doubt)
         self.orders = Orders(config.node.name, self._broker, core, life, self._log, self._turning_away)
@@ -115,6 +115,7 @@ class Incarnation:
             receiving=self._receiving,
             turning_away=self._turning_away,
             sites=self._sites,
+            applier=self._applier,
         )
         self._effects: dict[type, Callable[[Any], None]] = {
             WriteBatch: self._write_batch,
@@ -150,11 +151,11 @@ class Incarnation:
         self._sweeper = Sweeper(self._replica, self._broker)
         self._configured = Configured(self._replica, self._broker)
         views.on_applied = self._applier.wake
-        self._replica.on_wake = self._wake
-        self._replica.write_record = self._log.record
-        self._replica.parked = self._applier.parked
+        self._replica.progress.on_wake = self._wake
+        self._replica.barrier.write_record = self._log.record
         self._applier.on_full = self._sweeper.kick
         self._applier.on_follow = self._configured.unbind
+        self._applier.on_spared = self._sweeper.suspect
 
     @property
     def ready(self) -> bool:
@@ -170,7 +171,7 @@ class Incarnation:
     def doubt(self) -> Doubt | None:
         """What the broker has ended it over, unless that is settled. See Applier."""
         doubt = self._applier.doubt
-        return doubt if doubt is not None and self._replica.tracker.applied < doubt.upto else None
+        return doubt if doubt is not None and self._replica.progress.tracker.applied < doubt.upto else None
 
     @property
     def paused(self) -> bool:
@@ -184,9 +185,10 @@ class Incarnation:
         try:
             await self._log.rebuild()
             self._sweeper.suspect(self._queues_published_again(), self._node.log.end)
+            self._sweeper.suspect((target.key for target in self._replica.index.filter.queues() if target.spares), 0)
             self._core.ready = True
             self._door.host = self._receiving
-            self._core.feed(Opened(self._replica.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
+            self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
             for body in (self._ticks(), self._log.run(), self._log.watch.run(), self._applier.run(), self._sweeper.run(), self._configured.run()):
                 self._life.spawn(body)
             self._sending.start()
@@ -200,7 +202,7 @@ class Incarnation:
             await self._life.stop(self._sending.tasks())
             self._configured.abort()
             if self.orders.anew:
-                await wipe(self._log.streams, self._broker, self._node.log, self._replica.definitions)
+                await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
             await self._log.streams.close()
 
     async def _ticks(self) -> None:
@@ -213,8 +215,8 @@ class Incarnation:
         """Where older copies may be left of what is published again: wherever it may go."""
         if not self._replica.to_apply:
             return set()
-        known = {target.key for target in self._replica.filter.queues()} | {key for key, gone in self._replica.declared.items() if not gone}
-        return set(filter(self._replica.replicates, known))
+        known = {target.key for target in self._replica.index.filter.queues()}.union(self._replica.declared.existing())
+        return set(filter(self._replica.declared.replicates, known))
 
     def _wake(self) -> None:
         self._applier.log_advanced()
@@ -230,15 +232,15 @@ class Incarnation:
         self._sending.grown()
 
     def _safe(self, effect: SafeAdvanced) -> None:
-        self._replica.safe_advanced(effect.safe)
+        self._replica.progress.safe_advanced(effect.safe)
         if self._node.leading:
             self._tell_sites()
 
     def _tell_sites(self) -> None:
         """Status entries that are safe now go to the sessions with other sites."""
-        for sequence, status in self._replica.statuses.since(self._statuses_seen):
+        for sequence, status in self._replica.index.statuses.since(self._statuses_seen):
             self._sites.status_entry(Position(self._node.log.epoch_at(sequence), sequence), status)
-        self._statuses_seen = self._replica.safe
+        self._statuses_seen = self._replica.progress.safe
 
     def _role(self, effect: RoleChanged) -> None:
         log.info("%s: %s", effect.role.value, effect.reason)
@@ -257,7 +259,7 @@ class Incarnation:
     async def _recover_epoch(self, epoch: int, clean: bool) -> None:
         """R12, steps 6 and 7: bring what is live behind R to the broker, end the sweepers; then the door may open."""
         marks = [self._taking_since, time.monotonic()]
-        self._replica.took_over(clean=clean)
+        self._replica.given_out.took_over(self._node.log.end, clean=clean)
         self._replica.begin_epoch(epoch)
         for step in (self._applier.drained, self._sweeper.stop, self._configured.take_over):
             await step()

@@ -1,7 +1,7 @@
 """What operators ask of an incarnation, but for renewals.py: taking an epoch or giving it away, pausing, the set, beginning anew.
 
-Rules: an order that is refused has changed nothing, and says why. The core answers one request at a time. With `dry_run`, only what would be done
-is said.
+Rules: an order that is refused has changed nothing, and says why. The core answers one request at a time. This node steps down for one order at a
+time, and goes on doing so when nobody waits for the answer any more. With `dry_run`, only what would be done is said.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Orders:
         self._answer = answer
         try:
             self._core.feed(request)
-            await self._life.wait(answer, ANSWER_TIMEOUT_S)
+            if not answer.done():  # most are answered at once, and nothing else happens before the caller goes on
+                await self._life.wait(answer, ANSWER_TIMEOUT_S)
             if answer.done():
                 return answer.result()
             if self._life.over:
@@ -110,7 +111,7 @@ class Orders:
             return False, answer.text
         behind = await self._left_behind()
         if dry_run:
-            return True, f"{answer.text}; consumers hold {self._turning_away.held()} messages{behind}"
+            return self._would(answer.text, behind)
         name = self._node.name(answer.node)
         ok, text = await self._step_down(answer.node, f"node {self._name} hands over to {name}", timeout_s, force)
         return ok, f"{self._name} has handed over to {name}{text}{behind}" if ok else text
@@ -125,19 +126,36 @@ class Orders:
             return False, f"{self._name} is not primary"
         behind = await self._left_behind()
         if dry_run:
-            return True, f"would step down; consumers hold {self._turning_away.held()} messages{behind}"
-        await self._ask_core(PauseRequest(True))
+            return self._would("would step down", behind)
         ok, text = await self._step_down(0, f"node {self._name} steps down", timeout_s, force)
-        if not ok:
-            await self._ask_core(PauseRequest(False))
         return ok, f"{self._name} has stepped down{text}; the group is paused{behind}" if ok else text
 
+    def _would(self, text: str, behind: str) -> tuple[bool, str]:
+        """The answer to a dry run."""
+        busy = self._turning_away.busy
+        return not busy, f"not now: {busy}" if busy else f"{text}; consumers hold {self._turning_away.held()} messages{behind}"
+
     async def _step_down(self, node: int, reason: str, timeout_s: float, force: bool) -> tuple[bool, str]:
+        task = self._life.spawn(self._turn_away(node, reason, timeout_s, force))
+        await self._life.wait(task)
+        if not task.done() or task.cancelled() or task.exception():
+            return False, self._over()
+        return task.result()
+
+    async def _turn_away(self, node: int, reason: str, timeout_s: float, force: bool) -> tuple[bool, str]:
+        """Steps down, unless that or a renewal is under way. Nothing happens between looking and `begin`, so of two orders one is refused."""
+        if busy := self._turning_away.busy:
+            return False, f"not now: {busy}"
+        pause = not node and not self._node.paused  # nobody is to take over by himself
+        if pause:
+            await self._ask_core(PauseRequest(True))
         ok, text, left = await self._turning_away.begin(node, reason, timeout_s, force=force)
         if self._life.over:
             return False, self._over()
         if ok:
             self._core.feed(StepDown(node, not left))
+        elif pause:
+            await self._ask_core(PauseRequest(False))
         return ok, text
 
     def tail(self) -> AsyncIterator[dict[str, Any]]:

@@ -4,6 +4,9 @@ Rules:
 - A batch is written once, as the bytes that are pushed, too; a pushed batch is written as its leader made it.
 - The applied record is written a little later, and only when something has changed. It names a CHECKPOINT only once its place is known (R7).
 - Memory, CHECKPOINTs and retention follow each batch that is written, and each cut.
+- A CHECKPOINT comes as soon as the log has grown enough, by bytes as the broker counts them: one that is small would have dropped the last one
+  within the pause between two looks. But it takes no more than a part of the log, however much there is to tell: with very many queues it comes
+  less often. What is too large for any is said, before it is.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from lrq_ha.replication.checkpoints import Checkpoints
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.events import CutTail, EntryKind, OwnConfirmed, WriteBatch, WriteFence
 from lrq_ha.replication.node import Node
+from lrq_ha.replication.retention import RECORD_BYTES
 from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
 
 from .config import Config
@@ -34,7 +38,9 @@ log = logging.getLogger("lrq_ha.node")
 RECORD_INTERVAL_S = 0.2
 RECORD_INTERVAL_MAX_S = 2.0
 RECORD_PAUSE_TIMES = 20
-CHECKPOINTS_PER_LOG_MIN = 4  # a log without its beginning must have one
+CHECKPOINT_SHARE_MAX = 0.5  # of what may lie between two
+CHECKPOINT_GROWTH = 4  # the log grows by so many times its size, if it is that large, before the next one
+CHECKPOINT_DANGER_SHARE = 0.5  # of the largest one: operators are warned
 
 
 class OwnLog:
@@ -65,13 +71,23 @@ class OwnLog:
         self._node = core.node
         self._replica = core.replica
         self._recorded = (-1, -1)
+        self._answered_at = time.monotonic()  # as long as something waits for the broker's confirm
         self._pause_s = RECORD_INTERVAL_S
+        self._grown = 0  # bytes of the log since the last CHECKPOINT, or since one was tried
+        self._tried_at = 0  # the end of the log then
+        self._said = ""
+        self._replica.checkpoint_bytes_max = min(self._replica.checkpoint_bytes_max, int(CHECKPOINT_SHARE_MAX * r.log_quarter_bytes))
         self._replica.log_marks = self.watch.retention.export
 
     async def rebuild(self) -> None:
         """Opens the streams and fills the core with what they hold. Raises LrqError."""
         await self.streams.open()
         await rebuild(self._replica, self.streams, self.memory, self.checkpoints, self.watch.retention)
+        self._grown = self.watch.retention.behind(self.checkpoints.last)
+
+    def silent_s(self) -> float:
+        """How long the broker has confirmed nothing of what is written to the log; 0 if nothing waits for that."""
+        return time.monotonic() - self._answered_at if self.streams.waiting else 0.0
 
     # ---- effects -----------------------------------------------------------------------------------------------------
 
@@ -89,11 +105,18 @@ class OwnLog:
             runs = self._own_runs(effect)
             body = wire.batch_body(header, time.time_ns() // 1000, runs)
             self._replica.batches_in_flight += 1
+        self._begin_waiting()
         self.streams.write_batch(header, body, self._node.safe)
         self.memory.append(StoredBatch(header, body))
         self.watch.appended(header.last, len(body))
+        was_due = self._checkpoint_due()
         if wire.checkpoint_of(runs) is not None:
             self.checkpoints.noted(self._node.log.start_point(header))
+            self._grown, self._tried_at = 0, header.last
+        else:
+            self._grown += len(body) + RECORD_BYTES
+        if not was_due and self._checkpoint_due():
+            asyncio.get_running_loop().call_soon(self._consider_checkpoint)
 
     def _own_runs(self, effect: WriteBatch) -> list[pb.Run | wire.Publishes]:
         """What a batch of this leader consists of."""
@@ -106,15 +129,21 @@ class OwnLog:
             return runs
         members = sorted(header.sets[0][1])
         log.info("%s", "; ".join(filter(None, (f"in the set: {', '.join(map(self._node.name, members))}", taken_out(self._node)))))
-        self._replica.done_when_safe(header.first, header.last)
+        self._replica.progress.done_when_safe(header.first, header.last)
         marker = effect.kind is EntryKind.MARKER
         return [pb.Run(marker=pb.Marker(nodes=members)) if marker else pb.Run(members=pb.Members(nodes=members))]
 
     def write_fence(self, effect: WriteFence) -> None:
         """Writes a FENCE."""
+        self._begin_waiting()
         self.streams.write_fence(effect.epoch, effect.out_end)
 
+    def _begin_waiting(self) -> None:
+        if not self.streams.waiting:
+            self._answered_at = time.monotonic()
+
     def _written(self, count: int) -> None:
+        self._answered_at = time.monotonic()
         self._replica.batches_in_flight = max(0, self._replica.batches_in_flight - count)
         self._core.feed(OwnConfirmed(count))
         self._replica.own_confirmed()
@@ -135,29 +164,49 @@ class OwnLog:
             await asyncio.sleep(self._pause_s)
             self._consider_checkpoint()
             await self._locate_checkpoint()
-            if (self._replica.tracker.applied, self._replica.safe) != self._recorded:
+            if (self._replica.progress.tracker.applied, self._replica.progress.safe) != self._recorded:
                 await self.record()
             if self.streams.lost_host and not self._node.lost_host:
                 await self.streams.mark_boot()
 
     async def record(self) -> None:
         """Writes the applied record; returns when it is confirmed."""
-        applied, safe = self._replica.tracker.applied, self._replica.safe
+        applied, safe = self._replica.progress.tracker.applied, self._replica.progress.safe
         began = time.monotonic()
         body = applied_record(self._replica, self.checkpoints).SerializeToString()
         # With very many queues it takes its time, in which nothing else is done.
         self._pause_s = min(max(RECORD_INTERVAL_S, RECORD_PAUSE_TIMES * (time.monotonic() - began)), RECORD_INTERVAL_MAX_S)
         await self.streams.write_applied(body)
         self._recorded = (applied, safe)
-        self._replica.recorded = max(self._replica.recorded, applied)
+        self._replica.barrier.recorded = max(self._replica.barrier.recorded, applied)
+
+    def _checkpoint_due(self) -> bool:
+        settings = self._settings
+        least, most = CHECKPOINT_GROWTH * self._replica.checkpoint_bytes, settings.log_quarter_bytes
+        entries = self._node.log.end - max(self.checkpoints.last, self._tried_at)
+        many = entries >= settings.checkpoint_entries and self._grown >= min(least, most)
+        return entries > 1 and (many or self._grown >= min(max(settings.checkpoint_bytes, least), most))
 
     def _consider_checkpoint(self) -> None:
-        settings = self._settings
-        entries = self._node.log.end - self.checkpoints.last
-        size = min(settings.checkpoint_bytes, settings.log_bytes_max // CHECKPOINTS_PER_LOG_MIN)
-        due = entries >= settings.checkpoint_entries or self._replica.bytes_since_checkpoint >= size
-        if due and self._node.serving and entries > 1 and not self._replica.checkpoint():
-            log.warning("the state of the log has become too large for a checkpoint: a restart will read more of it")
+        if self._node.serving and self._checkpoint_due():
+            self._replica.flush()
+            self._grown, self._tried_at = 0, self._node.log.end
+            self._replica.checkpoint()
+            trouble = self.trouble()
+            if trouble and self._said[:40] != trouble[:40]:
+                log.warning("%s", trouble)
+            self._said = trouble
+
+    def trouble(self) -> str:
+        """That a CHECKPOINT is too large, or soon will be; empty if it is not."""
+        size, limit = self._replica.checkpoint_bytes, self._replica.checkpoint_bytes_max
+        if size <= CHECKPOINT_DANGER_SHARE * limit:
+            return ""
+        what = f"what the log declares and remembers takes {size} bytes, and a checkpoint at most {limit}"
+        how = "have fewer queues, bindings or producers, or more log_bytes_max"
+        if size <= limit:
+            return f"checkpoints become too large: {what}: {how}"
+        return f"the log gets no checkpoints any more: {what}; a restart reads all since the last one, and fails once the broker drops that: {how}"
 
     async def _locate_checkpoint(self) -> None:
         point = self.checkpoints.to_locate(self._node.durable)

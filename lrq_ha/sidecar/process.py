@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 
 from broker_plugin.apply_lane import Doubt
+from broker_plugin.client_errors import AuthenticationFailed
 from broker_plugin.door import Door
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
@@ -28,6 +29,7 @@ log = logging.getLogger("lrq_ha.process")
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
 OTHER_FILES = 256
+_LET_IN_BEFORE = ". It had been let in before: RabbitMQ 4 loses sight of its users when its disk is full; then make room, and start it again"
 
 
 class Process:
@@ -42,6 +44,7 @@ class Process:
         self.door = Door(config)
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
+        self._let_in = False  # the broker has taken user and password
         self._ids = {name: node for node, name in config.names.items()}
         self._http = HttpServer(config.http.listen, self)
 
@@ -80,11 +83,13 @@ class Process:
             try:
                 self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out, paused=paused, defers_to=defers_to, doubt=doubt)
                 self.problem = await incarnation.run()
+                self._let_in = True
                 log.warning("this incarnation is over: %s", self.problem)
             except LrqError as error:
-                if str(error) != self.problem:
-                    log.error("%s", error)
-                self.problem = str(error)
+                problem = f"{error}{_LET_IN_BEFORE if self._let_in and isinstance(error, AuthenticationFailed) else ''}"
+                if problem != self.problem:
+                    log.error("%s", problem)
+                self.problem = problem
             except Exception as error:
                 log.exception("this incarnation failed")
                 self.problem = f"an internal error, see the log: {error!r}"
@@ -133,9 +138,9 @@ class Process:
         """Steps down, for nobody."""
         return await self._running().orders.demote(timeout_s, force=force, dry_run=dry_run)
 
-    async def renew(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
+    async def renew(self, timeout_s: float, force: bool, dead_letters_arrived: bool, dry_run: bool) -> tuple[bool, str]:
         """Publishes everything live again, so that a node may join."""
-        return await self._running().renewals.renew(timeout_s, force=force, dry_run=dry_run)
+        return await self._running().renewals.renew(timeout_s, force=force, dead_letters_arrived=dead_letters_arrived, dry_run=dry_run)
 
     async def pause(self, paused: bool) -> tuple[bool, str]:
         """Nobody is to take an epoch by itself, or may again."""

@@ -5,7 +5,8 @@ Rules:
 - What stands where the record says must be that very CHECKPOINT: a broker that lost its last writes may have put something else there. If it is
   not, the log is read from its first record.
 - A log whose beginning the broker has dropped is read from the first CHECKPOINT that is left. What lies behind R must be there.
-- What only the record knows as refused, because the host lost the end of the log, is published again, and all behind it.
+- What only the record knows as refused, because the host lost the end of the log, is published again, and all behind it. Where the record knows of
+  more than the log holds, all that is left of the log is read for what it refuses: that may stand before the CHECKPOINT.
 - A node that has applied nothing may begin at any CHECKPOINT behind which everything live stands (R17).
 """
 
@@ -24,7 +25,8 @@ from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generation
 from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.filter import DeliveryFilter
-from lrq_ha.replication.log import Acceptance, BatchHeader, LogState
+from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState
+from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.retention import Retention
 from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
 
@@ -37,13 +39,13 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     Raises:
         LrqError: The log no longer holds all that this node has to apply, or the broker cannot be read.
     """
-    last, tallies = await _applied_record(streams)
+    last, tallies = await read_applied(streams)
     for tally in tallies:
-        replica.tallies.noted(0, tally)
-    replica.generations = Generations(last.generations)
-    replica.generations.opened(last.applied, streams.generation)
-    replica.filter = DeliveryFilter.restored(replica.generations, last.queues, last.refused)
-    replica.tracker = AppliedTracker(last.applied)
+        replica.index.tallies.noted(0, tally)
+    replica.index.generations = Generations(last.generations)
+    replica.index.generations.opened(last.applied, streams.generation)
+    replica.index.filter = DeliveryFilter.restored(replica.index.generations, last.queues, last.refused, last.known)
+    replica.progress.tracker = AppliedTracker(last.applied)
     replica.begins_at = last.base
     reading = _LogReading(replica, memory, checkpoints, retention, last.start)
     try:
@@ -61,18 +63,23 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     if not replica.node.log.end:
         replica.begins_at = 0
     upto = applied
-    replica.filter.lose(replica.node.log.end)
-    refused = replica.filter.lose_refusals(reading.first)
+    replica.index.filter.lose(replica.node.log.end)
+    refused = 0
+    if last.known > replica.node.log.end:
+        refusals = _Refusals(replica.node.log)
+        await streams.read(streams.log_queue, refusals.take)
+        refused = replica.index.filter.lose_refusals(refusals.first, refusals.kept)
     if 0 < refused <= applied:
         applied = refused - 1
         again = _ReadingAgain(replica, applied, upto)
         await streams.read(streams.log_queue, again.take)
         again.ended()
-    replica.generations.cut(applied)
-    replica.tracker = AppliedTracker(applied)
-    replica.safe_advanced(applied)
-    replica.recorded = applied
-    replica.dedup.completed(applied)
+    replica.index.generations.cut(applied)
+    replica.progress.tracker = AppliedTracker(applied)
+    replica.progress.safe_advanced(applied)
+    replica.index.let_go(applied)
+    replica.barrier.recorded = applied
+    replica.index.dedup.completed(applied)
     await streams.write_applied(applied_record(replica, checkpoints).SerializeToString())
     log.info(
         "rebuilt: log to %d (%d batches read from entry %d on), applied to %d, generation %d",
@@ -84,7 +91,8 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     )
 
 
-async def _applied_record(streams: Streams) -> tuple[AppliedRecord, Sequence[pb.Tally]]:
+async def read_applied(streams: Streams) -> tuple[AppliedRecord, Sequence[pb.Tally]]:
+    """The last applied record, and the tallies in it. Raises LrqError if the broker cannot be read."""
     record = AppliedRecord(0, None, (), (), b"")
     tallies: Sequence[pb.Tally] = ()
 
@@ -145,7 +153,7 @@ class _LogReading:
                 raise _NotThere
             self._restore(batch, entry, expected.in_set, expected.out_since, expected.base)
         elif batch.first > 1:
-            applied = self._replica.tracker.applied
+            applied = self._replica.progress.tracker.applied
             begins = batch.begins_renewal and applied == 0
             if entry is None or (batch.first > applied + 1 and not begins) or batch.leader < self._skipped_top:
                 self._skipped_upto, self._skipped_top = batch.last, max(self._skipped_top, batch.leader)
@@ -162,7 +170,7 @@ class _LogReading:
     def _restore(self, batch: BatchHeader, entry: pb.Checkpoint, in_set: bool, out_since: tuple[int, int], base: int) -> None:
         state = replace(state_before(entry), top=batch.leader, end=batch.first - 1, in_set=in_set)
         self._node.log.restore(state, out_since, base)
-        self._replica.restore(batch.first, entry)
+        self._replica.index.restore(batch.first, entry)
         self._retention.restore([(mark.sequence, mark.bytes) for mark in entry.marks])
 
     def _accept(self, batch: BatchHeader, body: bytes, runs: Sequence[pb.Run], offset: int) -> None:
@@ -186,11 +194,37 @@ class _LogReading:
             raise _NotThere
         if self._skipped_upto and not self.first:
             raise LrqError(
-                f"the log no longer reaches back to entry {self._replica.tracker.applied + 1}, which this node has not applied: "
+                f"the log no longer reaches back to entry {self._replica.progress.tracker.applied + 1}, which this node has not applied: "
                 f"it holds no checkpoint up to there and ends at {self._skipped_upto}",
                 todo="let the node begin anew: delete every queue and exchange that is replicated and vhost lrq's streams from its broker; see "
                 "operations.md",
             )
+
+
+def _holds(log: LogIndex, batch: BatchHeader) -> bool:
+    """Whether a batch of the own stream is part of the log, and was not replaced or cut."""
+    return batch.last <= log.end and log.epoch_at(batch.last) == batch.epoch
+
+
+class _Refusals:
+    """One more reading of the own log, for what it refuses (`kept`). `first`: its first entry that is left; 0: none."""
+
+    def __init__(self, log: LogIndex) -> None:
+        self.first = 0
+        self.kept = RangeSet()
+        self._log = log
+
+    def take(self, headers: Mapping[str, Any], body: bytes) -> None:
+        """One record of the stream, in order."""
+        if wire.OPEN in headers or wire.FENCE in headers:
+            return
+        batch, _ = wire.parse_batch(dict(headers))
+        if not _holds(self._log, batch):
+            return
+        self.first = min(self.first or batch.first, batch.first)
+        for run in pb.Batch.FromString(body).runs:
+            for first, last in RangeSet.from_flat(run.refused.sequences):
+                self.kept.add(first, last)
 
 
 class _ReadingAgain:
@@ -208,7 +242,7 @@ class _ReadingAgain:
         if wire.OPEN in headers or wire.FENCE in headers:
             return
         batch, _ = wire.parse_batch(dict(headers))
-        if batch.last <= self._applied or batch.first > self._upto or batch.last > self._log.end or self._log.epoch_at(batch.last) != batch.epoch:
+        if batch.last <= self._applied or batch.first > self._upto or not _holds(self._log, batch):
             return
         for entry in self._replica.entries_of(batch.first, pb.Batch.FromString(body).runs):
             if self._applied < entry.last <= self._upto:
@@ -227,10 +261,11 @@ def state_before(entry: pb.Checkpoint) -> LogState:
 
 def applied_record(replica: Replica, checkpoints: Checkpoints) -> pb.Applied:
     """The applied record as of now (R7)."""
-    queues, refused = replica.filter.export()
-    tallies = replica.tallies.export(replica.tracker.applied)
-    record = pb.Applied(applied=replica.tracker.applied, refused=refused, base=replica.begins_at, tallies=tallies)
-    start = checkpoints.start(replica.tracker.applied)
+    queues, refused = replica.index.filter.export()
+    tallies = replica.index.tallies.export(replica.progress.tracker.applied)
+    record = pb.Applied(applied=replica.progress.tracker.applied, refused=refused, base=replica.begins_at, tallies=tallies)
+    record.known = replica.index.filter.known
+    start = checkpoints.start(replica.progress.tracker.applied)
     if start is not None:
         out_epoch, out_end = start.out_since
         record.start.CopyFrom(
@@ -245,7 +280,7 @@ def applied_record(replica: Replica, checkpoints: Checkpoints) -> pb.Applied:
                 base=start.base,
             )
         )
-    record.generations.extend(pb.Generation(applied=a, generation=g) for a, g in replica.generations.table)
+    record.generations.extend(pb.Generation(applied=a, generation=g) for a, g in replica.index.generations.table)
     before, parts = replica.record_parts, {}
     for q in queues:
         known = before.get((q.vhost, q.queue))
@@ -258,7 +293,9 @@ def applied_record(replica: Replica, checkpoints: Checkpoints) -> pb.Applied:
 def _to_pb(q: QueueRecord) -> pb.Applied:
     """A record of nothing but one queue: put together, several are one record."""
     part = pb.Applied()
-    queue = part.queues.add(vhost=q.vhost, queue=q.queue, done=q.done, moved=q.moved, due=q.due, purged=q.purged)
+    queue = part.queues.add(
+        vhost=q.vhost, queue=q.queue, done=q.done, moved=q.moved, due=q.due, purged=q.purged, departed=q.departed, spared=q.spared
+    )
     queue.visits.extend(pb.PendingVisit(origin=v.origin, visit=v.visit, dequeued=v.dequeued, positions=v.positions) for v in q.visits)
     return part
 
@@ -273,9 +310,12 @@ def _from_pb(record: pb.Applied) -> AppliedRecord:
             q.due,
             q.purged,
             tuple(VisitRecord(v.origin, v.visit, v.dequeued, v.positions) for v in q.visits),
+            q.departed,
+            q.spared,
         )
         for q in record.queues
     )
     s = record.start
     start = StartPoint(s.sequence, s.epoch, s.leader, s.offset, s.in_set, (s.out_epoch, s.out_end), s.base) if record.HasField("start") else None
-    return AppliedRecord(record.applied, start, tuple((g.applied, g.generation) for g in record.generations), queues, record.refused, record.base)
+    generations = tuple((g.applied, g.generation) for g in record.generations)
+    return AppliedRecord(record.applied, start, generations, queues, record.refused, record.base, record.known)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 
-from broker_plugin import frames, wire
+from broker_plugin import building, wire
 from broker_plugin.farewell import NOT_ALLOWED
 from broker_plugin.peers import PeerEnd
 from lrq_ha.proto import lrq_pb2 as pb
@@ -21,12 +21,13 @@ from lrq_ha.replication.events import Ack, PeerMessage, Push, RefusePush
 
 from .config import Config
 from .core import Core
-from .own_log import CHECKPOINTS_PER_LOG_MIN
 from .rebuild import state_before
 from .turning_away import TurningAway
 
 log = logging.getLogger("lrq_ha.node")
 
+#: While full queues refuse messages, so many times the limit may wait: what makes room in them comes with the log.
+FULL_LIMITS = 4
 REFUSAL_SHOWN_S = 5.0  # a node that was refused tries again every second
 
 
@@ -77,7 +78,7 @@ class Receiving:
         if refusal:
             self._refused = (time.monotonic(), refusal)
             if end.transport is not None:
-                end.transport.write(frames.connection_close(NOT_ALLOWED, refusal))
+                end.transport.write(building.connection_close(NOT_ALLOWED, refusal))
             raise LrqError(refusal)
         old = self._ends.get(end.node)
         if old is not end:
@@ -138,14 +139,16 @@ class Receiving:
     def _consider_pausing(self) -> None:
         """A backup that does not get its queues written takes no more, and so slows the publishers.
 
-        Not where it waits for what only more of the log can tell: what is safe, or what makes room in a full queue. And it goes on soon, as a backup
-        that makes no progress for backup_timeout_s is left behind.
+        Not where it waits for what only more of the log can tell: what is safe; and later where that may make room in a full queue. And it goes on
+        soon, as a backup that makes no progress for backup_timeout_s is left behind.
         """
         settings = self._config.replication
-        limit = min(settings.apply_lag_bytes_max, settings.log_bytes_max // CHECKPOINTS_PER_LOG_MIN)
+        limit = min(settings.apply_lag_bytes_max, settings.log_quarter_bytes)
         replica = self.replica
-        too_much = replica.to_apply_bytes > (limit - limit // 16 if self._paused else limit)
-        paused = too_much and replica.to_apply[0].last <= replica.safe and not replica.parked()
+        if replica.progress.parked:
+            limit *= FULL_LIMITS
+        too_much = replica.to_apply_bytes + replica.progress.parked_bytes > (limit - limit // 16 if self._paused else limit)
+        paused = too_much and (not replica.to_apply or replica.to_apply[0].last <= replica.progress.safe)
         if paused or self._paused:  # one that has connected meanwhile, too
             self._paused = paused
             for end in self._ends.values():

@@ -12,7 +12,8 @@ import logging
 import time
 
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.renewing import GivenUp, Renewal
+from broker_plugin.moving import GivenUp
+from broker_plugin.renewing import Renewal
 from broker_plugin.waiting import Moving
 
 from .config import Config
@@ -47,56 +48,60 @@ class Renewals:
         self._watch = watch
         self._turning_away = turning_away
 
-    async def renew(self, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:
-        """R17: publishes everything live again behind a CHECKPOINT, one queue after the other. Arguments as of `Orders.switchover`."""
+    async def renew(self, timeout_s: float, *, force: bool, dead_letters_arrived: bool, dry_run: bool) -> tuple[bool, str]:
+        """R17: publishes everything live again behind a CHECKPOINT, one queue after the other. Arguments as of `Orders.switchover` and `Renewal`."""
         if not self._node.serving:
             return False, f"{self._name} is not primary"
         if dry_run:
-            queues, held = len(self._replica.definitions.queues()), self._turning_away.held()
+            queues, held = len(self._replica.declared.definitions.queues()), self._turning_away.held()
             return True, f"would publish again what is live in {queues} queues, one after the other; consumers hold {held} messages"
         if self._turning_away.busy:
             return False, f"not now: {self._turning_away.busy}"
         self._turning_away.renewing = f"node {self._name} renews its log"
-        task = self._life.spawn(self._renew(timeout_s, force=force))
+        task = self._life.spawn(self._renew(timeout_s, force=force, dead_letters_arrived=dead_letters_arrived))
         await self._life.wait(task)
         if not task.done() or task.cancelled() or task.exception():
             return False, f"{self._name} could not go on: {self._life.reason or 'see its log'}; whoever leads next goes on with it"
         return task.result()
 
-    async def _renew(self, timeout_s: float, *, force: bool) -> tuple[bool, str]:
+    async def _renew(self, timeout_s: float, *, force: bool, dead_letters_arrived: bool) -> tuple[bool, str]:
         try:
             async with asyncio.timeout(APPLIED_TIMEOUT_S):
-                await self._replica.wait_applied(self._replica.end)
+                await self._replica.progress.wait_applied(self._replica.end)
         except TimeoutError:
             self._turning_away.renewing = ""
             return False, "a queue refuses messages (a length limit?), so not everything is in its queue: make room and try again"
         if not self._replica.checkpoint(renewal=True):
             self._turning_away.renewing = ""
             return False, "the state of the log has become too large for a checkpoint, so no node can begin at one"
-        return await self._finish(self._node.log.end, timeout_s, force=force)
+        return await self._finish(self._node.log.end, timeout_s, force=force, dead_letters_arrived=dead_letters_arrived)
 
     def go_on(self) -> None:
         """Goes on with a renewal that another primary has begun; nothing if there is none. Called before the door opens."""
         if self._node.log.unfinished:
             self._turning_away.renewing = f"node {self._name} goes on with renewing the log"
-            for key in self._replica.passes.unfinished():
+            for key in self._replica.index.passes.unfinished():
                 self._replica.moving[key] = Moving(key)
-            self._life.spawn(self._finish(self._node.log.unfinished, FINISH_S, force=False))
+            self._life.spawn(self._finish(self._node.log.unfinished, FINISH_S, force=False, dead_letters_arrived=False))
 
-    async def _finish(self, checkpoint: int, timeout_s: float, *, force: bool) -> tuple[bool, str]:
+    async def _finish(self, checkpoint: int, timeout_s: float, *, force: bool, dead_letters_arrived: bool) -> tuple[bool, str]:
         """Moves what is live. Raises LrqError if it must be gone on with, by whoever leads next."""
         began, replica, broker = time.monotonic(), self._replica, self._config.broker_address(ROUTING_VHOST)
-        renewal = Renewal(replica, self._turning_away.door, broker, checkpoint, timeout_s=timeout_s, force=force)
+        renewal = Renewal(
+            replica, self._turning_away.door, broker, checkpoint, timeout_s=timeout_s, force=force, dead_letters_arrived=dead_letters_arrived
+        )
         problem = ""
-        await replica.wait_safe(checkpoint)
+        await replica.progress.wait_safe(checkpoint)
+        self._turning_away.progress = lambda: renewal.doing
         try:
             await renewal.run()
         except GivenUp as error:
             problem = str(error)
+        self._turning_away.progress = str
         await self._watch.look(now=True)
         if not problem and self._node.head > checkpoint:
             problem = f"what is live takes more than log_bytes_max = {self._config.replication.log_bytes_max}: nobody can join before that is raised"
-        await replica.wait_safe(replica.renewed(checkpoint, given_up=bool(problem)))
+        await replica.progress.wait_safe(replica.renewed(checkpoint, given_up=bool(problem)))
         for moving in replica.moving.values():  # that were left unfinished
             moving.over.set()
         replica.moving.clear()

@@ -20,6 +20,7 @@ from typing import Any
 from broker_plugin.client import Address, Channel, Connection, ConnectionClosed
 from broker_plugin.endpoints import ROUTING_VHOST, SINK_QUESTION
 from broker_plugin.replica import Replica
+from broker_plugin.streams import Streams
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError, MalformedInput
 from lrq_ha.replication.positions import Position
@@ -303,12 +304,14 @@ class Sites:
     Args:
         config: The node's configuration.
         replica: This node's log.
+        streams: Of the own broker.
         limits: Of each session.
     """
 
-    def __init__(self, config: Config, replica: Replica, *, limits: Limits | None = None) -> None:
+    def __init__(self, config: Config, replica: Replica, streams: Streams, *, limits: Limits | None = None) -> None:
         self.group = config.node.group
         self.replica = replica
+        self._streams = streams
         self.limits = limits or Limits()
         self._address = config.broker_address(ROUTING_VHOST)
         self._sites = [_Site(table.remote_id, [config.door_address(door, ROUTING_VHOST) for door in table.doors]) for table in config.sites]
@@ -329,8 +332,9 @@ class Sites:
             return
         self._failed = asyncio.get_running_loop().create_future()
         try:
-            self._broker = broker = await Connection.open(self._address, on_close=self._broker_lost)
-            await asyncio.gather(*(view.probe(broker, self.replica.generations.newest) for view in self._views.values()))
+            self._broker = await Connection.open(self._address, on_close=self._broker_lost)
+            for view in self._views.values():
+                await view.probe(self._streams)
             for client in self._clients:
                 self._add(client)
             for site in self._sites:
@@ -401,7 +405,7 @@ class Sites:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _applied(self) -> Position:
-        applied = self.replica.tracker.applied
+        applied = self.replica.progress.tracker.applied
         return Position(self.replica.node.log.epoch_at(applied), applied)
 
     def _know(self, client_name: str) -> None:

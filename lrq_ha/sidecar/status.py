@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import Any
 
+from broker_plugin.applier import Applier
 from lrq_ha.replication.roles import Role
 from lrq_ha.routing import names
 
@@ -20,20 +21,29 @@ from .sites import Sites
 from .turning_away import TurningAway
 
 GREW_MAX = 4_096
+SILENT_SHOWN_S = 3.0
 
 
 class Status:
     """See above.
 
     Args:
-        core, own_log, sending, receiving, turning_away, sites: Parts of the incarnation.
+        core, own_log, sending, receiving, turning_away, sites, applier: Parts of the incarnation.
 
     Attributes:
         since: Unix time since when the node has its role.
     """
 
     def __init__(
-        self, core: Core, *, own_log: OwnLog, sending: Sending, receiving: Receiving, turning_away: TurningAway, sites: Sites
+        self,
+        core: Core,
+        *,
+        own_log: OwnLog,
+        sending: Sending,
+        receiving: Receiving,
+        turning_away: TurningAway,
+        sites: Sites,
+        applier: Applier,
     ) -> None:
         self.since = time.time()
         self._node = core.node
@@ -43,6 +53,7 @@ class Status:
         self._receiving = receiving
         self._turning_away = turning_away
         self._sites = sites
+        self._applier = applier
         self._grew: deque[tuple[float, int]] = deque(maxlen=GREW_MAX)  # (monotonic seconds, end of the log), once per tick in which it grew
 
     def ticked(self) -> None:
@@ -69,17 +80,17 @@ class Status:
             "head": node.head,
             "end": node.log.end,
             "safe": node.safe,
-            "applied": replica.tracker.applied,
+            "applied": replica.progress.tracker.applied,
             "in_set": node.log.in_set or bool(node.leading),
             "members": [node.name(n) for n in sorted(node.log.members)],
             "primary": node.name(primary) if primary else None,
             "peers": {node.name(number): self._peer(number) for number in node.peers},
             "sessions": self._sites.status(),
             "since": self.since,
-            "generation": replica.generations.newest,
-            "unsafe_bytes": replica.unsafe_bytes,
-            "at_stake_entries": replica.at_stake_entries,
-            "at_stake_bytes": replica.at_stake_bytes,
+            "generation": replica.index.generations.newest,
+            "unsafe_bytes": replica.progress.unsafe_bytes,
+            "at_stake_entries": replica.progress.at_stake_entries,
+            "at_stake_bytes": replica.progress.at_stake_bytes,
             "to_apply_bytes": replica.to_apply_bytes,
             "memory_bytes": self._log.memory.bytes,
             "paused": node.paused,
@@ -102,30 +113,39 @@ class Status:
         }
 
     def _troubles(self) -> str:
-        """An alarm of the broker, what keeps a node that waits for others from reaching them, and whom a primary's log may leave behind."""
-        node, alarm = self._node, self._turning_away.alarm
-        blocked = f"its broker takes nothing more for the log: {alarm}" if alarm else ""
+        """What is wrong with the broker, what is full or under way, what keeps a node from others, whom a primary's log may leave behind."""
+        node, broker = self._node, (self._blocked(), self._applier.full())
         if node.leading:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
-            doing = self._turning_away.reason or self._turning_away.renewing
-            return "".join(f"; {trouble}" for trouble in (blocked, doing, taken_out(node), behind, self._at_stake()) if trouble)
+            doing, how_far = self._turning_away.busy, self._turning_away.progress()
+            known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake())
+            return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role is not Role.CATCH_UP or node.primary():
-            return f"; {blocked}" if blocked else ""
+            return "".join(f"; {trouble}" for trouble in broker if trouble)
         troubles = [f"{node.name(number)}: {link.problem}" for number, link in self._sending.links.items() if link.problem]
         if refusal := self._receiving.refused:
             troubles.append(f"refused: {refusal}")
         return f" ({'; '.join(troubles)})" if troubles else ""
 
+    def _blocked(self) -> str:
+        """Why nothing is written to the log, though there is something to write."""
+        if alarm := self._turning_away.alarm:
+            return f"its broker takes nothing more for the log: {alarm}"
+        silent_s = self._log.silent_s()
+        if silent_s < SILENT_SHOWN_S:
+            return ""
+        return f"its broker has confirmed nothing of the log for {silent_s:.0f} s: see its log, and whether its disk is full"
+
     def _at_stake(self) -> str:
         """What would be lost with this primary, though it was confirmed."""
-        entries, size = self._replica.at_stake_entries, self._replica.at_stake_bytes
+        entries, size = self._replica.progress.at_stake_entries, self._replica.progress.at_stake_bytes
         return f"{entries} publishes ({size} bytes) are confirmed (local completion) and not on all in-sync backups" if entries else ""
 
     def levels(self) -> list[dict[str, str]]:
         """The queues that the log knows, and how much of each the other nodes get."""
-        known = self._replica.definitions.queues()
-        return [{"vhost": vhost, "queue": queue, "level": self._replica.level((vhost, queue)).value} for vhost, queue in sorted(known)]
+        known = self._replica.declared.definitions.queues()
+        return [{"vhost": vhost, "queue": queue, "level": self._replica.declared.level((vhost, queue)).value} for vhost, queue in sorted(known)]
 
     def queues(self) -> list[str]:
         """The receive queues that exist here."""
-        return [queue for queue in self._replica.sink.queues() if names.parse_recv_queue(queue)]
+        return [queue for queue in self._replica.index.sink.queues() if names.parse_recv_queue(queue)]

@@ -1,13 +1,14 @@
 """A primary that turns its clients away in order before it steps down.
 
 Rules: consumers get time to settle what they hold; if they do not, nothing has changed, unless the operator wants it so. Then the door is closed
-for as long as there is a reason, and everything becomes safe.
+for as long as there is a reason, and everything becomes safe. Who is turned away for one order is not turned away for another meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from broker_plugin import draining
 from broker_plugin.door import Door
@@ -29,12 +30,14 @@ class TurningAway:
         door: The door.
         reason: Why clients are turned away, while this node is primary; empty if they are not.
         renewing: Why they are not to be now; empty if they may be.
+        progress: How far that has come; empty if there is nothing to say.
     """
 
     def __init__(self, door: Door, core: Core) -> None:
         self.door = door
         self.reason = ""
         self.renewing = ""
+        self.progress: Callable[[], str] = str
         self._core = core
         self._node = core.node
         self._replica = core.replica
@@ -42,7 +45,7 @@ class TurningAway:
     @property
     def busy(self) -> str:
         """What is being done; empty if nothing is."""
-        return self.reason or self.renewing or ("consumers finish what they hold, before this node steps down" if self.door.draining else "")
+        return self.reason or self.renewing or self.door.draining
 
     @property
     def alarm(self) -> str:
@@ -64,6 +67,8 @@ class TurningAway:
     async def begin(self, node: int, reason: str, timeout_s: float, *, force: bool) -> tuple[bool, str, int]:
         """Turns every client away in order and waits until everything is safe; if that was done, nobody is let in until `end`.
 
+        Only while nothing else is done (`busy`).
+
         Args:
             node: Id of the node that must have the whole log, too; 0: none.
             reason: What clients are told.
@@ -73,20 +78,20 @@ class TurningAway:
         Returns:
             Whether it was done; what is to be said of it; how many messages consumers still hold.
         """
-        if self.reason or self.renewing:
-            return False, f"not now: {self.reason or self.renewing}", 0
-        left = await draining.drain(self.door, timeout_s)
-        if not self._core.ready:  # the door is another incarnation's by now
-            draining.give_up(self.door)
-            return False, "this node is not primary any more", left
-        if left and not force:
-            draining.give_up(self.door)
-            return False, (
-                f"consumers still hold {left} messages after {timeout_s:g} s; nothing was changed. Wait longer with --timeout, or repeat with "
-                "--force: they are then delivered again"
-            ), left
-        self.hold(reason)
-        await draining.close(self.door, reason, STEP_DOWN_TIMEOUT_S)
+        try:
+            left = await draining.drain(self.door, f"{reason}; consumers have {timeout_s:g} s to finish what they hold", timeout_s)
+            if not self._core.ready:
+                return False, "this node is not primary any more", left
+            if left and not force:
+                draining.give_up(self.door)
+                return False, (
+                    f"consumers still hold {left} messages after {timeout_s:g} s; nothing was changed. Wait longer with --timeout, or repeat with "
+                    "--force: they are then delivered again"
+                ), left
+            self.hold(reason)
+            await draining.close(self.door, reason, STEP_DOWN_TIMEOUT_S)
+        finally:
+            self.door.draining = ""  # also where this incarnation is over: the door is the next one's then
         deadline = time.monotonic() + STEP_DOWN_TIMEOUT_S
         while not self._all_safe(node) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)

@@ -6,6 +6,7 @@ Rules:
   PREFETCH_MESSAGES is all that waits here.
 - `ReadEnd` is said only if the newest entry known to be in the view has come, and nothing came for a while after that. An entry
   that comes nevertheless after a `ReadEnd` beyond it is given too, said out loud, and a full sync is demanded: it may be too late.
+- What sidecars wrote to look for the newest entry (OPEN) has no position, and is passed over.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from broker_plugin import headers, wire
 from broker_plugin.client import Channel, ChannelClosed, Connection
+from broker_plugin.streams import LOCATE_BACK_RECORDS, LOCATE_GROWTH, OFFSET, Streams
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import parse_stamp
 from lrq_ha.replication.errors import LrqError, MalformedInput
@@ -33,9 +36,6 @@ QUIET_S = 0.05  # without a delivery before the end is believed
 IDLE_S = 0.1  # between looks whether the end has moved on
 HINT_EVERY_MESSAGES = 256
 HINTS_MAX = 4_096
-PROBE_QUIET_S = 0.3
-
-OFFSET = "x-stream-offset"
 
 
 class View:
@@ -65,32 +65,23 @@ class View:
         index = bisect_right(self._sequences, sequence)
         return self._offsets[index - 1] if index else 0
 
-    async def probe(self, connection: Connection, generation: int) -> None:
-        """Looks up the tail that older incarnations left.
+    async def probe(self, streams: Streams) -> None:
+        """Looks up the tail that older incarnations left: behind the OPEN of this one nothing older stands (R3).
 
-        A busy view is never quiet; but behind the first entry of this incarnation, whose `generation` is given, nothing older stands (R3).
+        From the end back, as starts that got nothing to write have left nothing but their OPEN there.
         """
-        channel = await connection.channel()
-        arrived = asyncio.Event()
-        own = False
 
-        def take(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
-            nonlocal own
-            self.tail = max(self.tail, _position(header).sequence)
-            own = own or _generation(header) == generation
-            channel.ack(tag)
-            arrived.set()
+        def take(found: Mapping[str, Any], _body: bytes) -> None:
+            self.tail = max(self.tail, _stamped(str(found.get("x-lrq-pos", "")).encode()).sequence)
 
-        await channel.qos(PREFETCH_MESSAGES)
-        await channel.consume(self.queue, take, arguments={OFFSET: "last"})
-        try:
-            while not own:
-                async with asyncio.timeout(PROBE_QUIET_S):
-                    await arrived.wait()
-                arrived.clear()
-        except TimeoutError:
-            pass
-        await channel.close()
+        start: int | str = "last"
+        back = LOCATE_BACK_RECORDS
+        while True:
+            opened = await streams.read(self.queue, take, start)
+            if self.tail or start == 0:
+                return
+            start = max(0, opened - back)
+            back *= LOCATE_GROWTH
 
 
 class ViewReader:
@@ -153,19 +144,24 @@ class ViewReader:
             await channel.qos(PREFETCH_MESSAGES)
             offset = self._view.offset_before(self._from)
             await channel.consume(self._view.queue, self._take, arguments={OFFSET: offset or "first"}, on_cancel=self._cancelled)
-            if await self._first_is_there(offset):
+            if await self._first_is_there(channel, offset):
                 await self._read(channel)
         finally:
             if channel.error is None:
                 await channel.close()
 
-    async def _first_is_there(self, offset: int) -> bool:
-        """Waits for the first delivery; whether nothing that is wanted was trimmed before it."""
+    async def _first_is_there(self, channel: Channel, offset: int) -> bool:
+        """Waits for the first entry; whether nothing that is wanted was trimmed before it."""
         while not self._arrived:
             await self._rest()
-        _, header, _ = self._arrived[0]
-        sequence = _position(header).sequence
-        if _offset(header) > offset and sequence > self._from:
+        trimmed = _offset(self._arrived[0][1]) > offset
+        while not self._arrived or not _position(self._arrived[0][1]).sequence:
+            if self._arrived:
+                channel.ack(self._arrived.popleft()[0])
+            else:
+                await self._rest()
+        sequence = _position(self._arrived[0][1]).sequence
+        if trimmed and sequence > self._from:
             self._give(Trimmed(self._number, sequence))
             return False
         return True
@@ -237,20 +233,16 @@ class ViewReader:
 
 
 def _position(header: bytes) -> Position:
-    """Where the entry stands in the log; (0, 0), which is nowhere, for what the sidecar did not write."""
+    """Where the entry stands in the log; (0, 0), which is nowhere, for what is no entry."""
+    return _stamped(headers.position(header) or b"")
+
+
+def _stamped(value: bytes) -> Position:
     try:
-        epoch, sequence, _ = parse_stamp(headers.position(header) or b"")
+        epoch, sequence, _ = parse_stamp(value)
     except MalformedInput:
         return Position(0, 0)
     return Position(epoch, sequence)
-
-
-def _generation(header: bytes) -> int:
-    """Of the incarnation that wrote the entry; 0 for what no sidecar wrote."""
-    try:
-        return parse_stamp(headers.position(header) or b"")[2]
-    except MalformedInput:
-        return 0
 
 
 def _offset(header: bytes) -> int:

@@ -34,10 +34,10 @@ class ViewWriter:
 
     async def append(self, queue: str, body: bytes, sequence: int, epoch: int) -> None:
         """Appends an entry to a view stream. Returns when it is written to the socket."""
-        stamp = format_stamp(epoch, sequence, self._replica.generations.newest).decode()
+        stamp = format_stamp(epoch, sequence, self._replica.index.generations.newest).decode()
         self._sites.view_written(queue, sequence)
         await self._streams.write_view(queue, body, {"x-lrq-pos": stamp}, lambda: self._applied(sequence))
 
     def _applied(self, sequence: int) -> None:
-        self._replica.applied(sequence, sequence)
+        self._replica.progress.applied(sequence, sequence)
         self.on_applied()

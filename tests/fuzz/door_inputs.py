@@ -5,6 +5,8 @@ Rules:
   as long as the connection stands.
 - An input is made in one of three ways: octets of the corpus changed at random (most of them end at the frame scanner), its frames put in another
   order or changed inside (they end in what reads methods and headers), or methods of any kind with any arguments (they get to what keeps state).
+- Nearly every such input ends its connection, and a login is what costs most. So most of those before the last are tame: methods and contents of any
+  kind with any arguments, for which a broker closes their channel at worst. What is wild comes upon all that they have left behind.
 - What is declared for all nodes stops all clients for a moment: that is seldom drawn.
 """
 
@@ -20,9 +22,10 @@ from typing import Any
 from corpus import FOLDER, mutated, rng_of
 from pamqp import commands
 
-from broker_plugin import frames, headers
+from broker_plugin import building, frames, headers
 
-INPUTS_MAX = 8
+INPUTS_MAX = 24
+WILD = 0.05  # of the inputs before the last
 CHANNELS_EACH = 3  # of one input
 MARK = b"hunter2"  # stands in what must never be logged
 DECLARING = 0.04
@@ -80,7 +83,12 @@ class Attack:
     def input(self, i: int) -> bytes:
         """What it sends after its stage, as the i-th of `count`."""
         rng = rng_of(self.number << 8 | i + 1)
-        return _open_input(rng, 1 + CHANNELS_EACH * i, self.producer) if self.stage is Stage.OPEN else _early_input(rng, self.stage)
+        if self.stage is not Stage.OPEN:
+            return _early_input(rng, self.stage)
+        base = 1 + CHANNELS_EACH * i
+        if i + 1 < self.count and rng.random() >= WILD:
+            return _tame_input(rng, base, self.producer)
+        return _wild_input(rng, base, self.producer)
 
 
 def attack(number: int) -> Attack:
@@ -113,7 +121,7 @@ def _early_input(rng: random.Random, stage: Stage) -> bytes:
     return mutated(rng, [b"".join(kept)])
 
 
-def _open_input(rng: random.Random, base: int, producer: str) -> bytes:
+def _wild_input(rng: random.Random, base: int, producer: str) -> bytes:
     way = rng.random()
     seeds = DECLARES if rng.random() < DECLARING else PLAIN_SEEDS
     if way < 0.3:
@@ -123,9 +131,22 @@ def _open_input(rng: random.Random, base: int, producer: str) -> bytes:
     if way < 0.6:
         parts = [part for _ in range(rng.randint(1, 2)) for part in split(_moved(rng.choice(seeds), base))[0]]
         return _changed_frames(rng, parts, base)
-    opened = [frames.method_frame(base, commands.Channel.Open())] if rng.random() < 0.95 else []
+    opened = [building.method_frame(base, commands.Channel.Open())] if rng.random() < 0.95 else []
     declaring = rng.random() < DECLARING
     return b"".join(opened + [_anything(rng, base, producer, declaring) for _ in range(rng.randint(1, 12))])
+
+
+def _tame_input(rng: random.Random, base: int, producer: str) -> bytes:
+    channels = range(base, base + rng.choice((1, 1, 1, 1, 2)))
+    parts = [building.method_frame(channel, commands.Channel.Open()) for channel in channels]
+    kinds = DECLARATIONS if rng.random() < DECLARING else METHODS
+    for _ in range(rng.randint(1, 6)):  # the first error of a channel is the last that counts
+        channel = rng.choice(channels)
+        if rng.random() < 0.3:
+            parts.append(_publish(rng, channel, producer))
+        else:
+            parts.append(building.method_frame(channel, rng.choice(kinds)(rng)))
+    return b"".join(parts)
 
 
 # ---- frames of the corpus, changed -----------------------------------------------------------------------------------------
@@ -176,7 +197,7 @@ def _changed_frames(rng: random.Random, parts: list[bytes], base: int) -> bytes:
                 parts[at] = bytes((rng.choice([1, 2, 3, 8]),)) + parts[at][1:]
             case _:
                 payload = mutated(rng, [parts[at][7:-1]])
-                parts[at] = frames.frame(parts[at][0], int.from_bytes(parts[at][1:3], "big"), payload)
+                parts[at] = building.frame(parts[at][0], int.from_bytes(parts[at][1:3], "big"), payload)
     return b"".join(parts)
 
 
@@ -203,16 +224,20 @@ METHODS: list[Callable[[random.Random], Any]] = [
     lambda r: commands.Basic.Ack(r.choice(NUMBERS), _bit(r)),
     lambda r: commands.Basic.Nack(r.choice(NUMBERS), _bit(r), _bit(r)),
     lambda r: commands.Basic.Reject(r.choice(NUMBERS), _bit(r)),
-    lambda r: commands.Basic.Recover(_bit(r)),
+    lambda r: commands.Basic.Recover(True),
     lambda r: commands.Confirm.Select(_bit(r)),
     lambda r: commands.Tx.Select(),
     lambda r: commands.Tx.Commit(),
     lambda r: commands.Tx.Rollback(),
-    lambda r: commands.Channel.Close(200, "", 0, 0),
-    lambda r: commands.Channel.Open(),
     lambda r: commands.Queue.Declare(0, r.choice(QUEUES), True, False, False, False, _bit(r), {}),  # passive
     lambda r: commands.Queue.Declare(0, r.choice(("", "fuzz-own")), False, False, True, _bit(r), _bit(r), _arguments(r)),  # exclusive
     lambda r: commands.Queue.Bind(0, "", r.choice(EXCHANGES), "k", _bit(r), {}),
+]
+ENDING: list[Callable[[random.Random], Any]] = [  # some end the connection, at once or when more comes on their channel
+    *METHODS,
+    lambda r: commands.Basic.Recover(False),
+    lambda r: commands.Channel.Close(200, "", 0, 0),
+    lambda r: commands.Channel.Open(),
 ]
 SELDOM: list[Callable[[random.Random], Any]] = [
     lambda r: commands.Channel.CloseOk(),
@@ -246,33 +271,34 @@ def _anything(rng: random.Random, base: int, producer: str, declaring: bool) -> 
     channel = base if rng.random() < 0.9 else base + rng.randrange(CHANNELS_EACH)
     draw = rng.random()
     if draw < 0.3:
-        return _publish(rng, channel, producer)
+        return _publish(rng, channel, producer, wild=True)
     if draw < 0.33:
-        alone = frames.frame(frames.HEADER, channel, headers.header_payload(0))
-        recover = frames.raw_method_frame(channel, frames.BASIC_RECOVER_ASYNC, b"\1")
-        return rng.choice([recover, frames.HEARTBEAT_FRAME, frames.frame(frames.BODY, channel, MARK), alone])
-    kinds = SELDOM if draw < 0.35 else DECLARATIONS if declaring else METHODS
+        alone = building.frame(frames.HEADER, channel, headers.header_payload(0))
+        recover = building.raw_method_frame(channel, frames.BASIC_RECOVER_ASYNC, b"\1")
+        return rng.choice([recover, frames.HEARTBEAT_FRAME, building.frame(frames.BODY, channel, MARK), alone])
+    kinds = SELDOM if draw < 0.35 else DECLARATIONS if declaring else ENDING
     method = rng.choice(kinds)(rng)
-    found = frames.method_frame(0 if method.index >> 16 == 10 else channel, method)
+    found = building.method_frame(0 if method.index >> 16 == 10 else channel, method)
     if rng.random() < 0.05:
-        return frames.frame(frames.METHOD, channel, found[7:11] + mutated(rng, [found[11:-1]]))
+        return building.frame(frames.METHOD, channel, found[7:11] + mutated(rng, [found[11:-1]]))
     return found
 
 
-def _publish(rng: random.Random, channel: int, producer: str) -> bytes:
+def _publish(rng: random.Random, channel: int, producer: str, *, wild: bool = False) -> bytes:
     body = MARK * rng.choice((0, 1, 1, 10, 100, 1_000))
     fields = b""
     if producer and rng.random() < 0.7:
-        fields += headers.field(b"x-lrq-id", f"{producer}/{rng.choice((1, 2, 3, rng.randrange(1 << 20), (1 << 64) - 1))}".encode())
+        highest = (1 << 64) - 1 if wild else 4
+        fields += headers.field(b"x-lrq-id", f"{producer}/{rng.choice((1, 2, 3, rng.randrange(1 << 20), highest))}".encode())
     if rng.random() < 0.2:
         stamp = headers.field(b"x-lrq-pos", rng.choice((b"1.1/1", b"", b"99999999.1/1", b"1.1", b"1.99999999999999999999/1")))
         fields += rng.choice((stamp, headers.field(b"CC", MARK), b"\x07x-deathA\0\0\0\0", b"\x01nF\0\0\0\0"))
     properties = headers.properties(fields, persistent=_bit(rng), content_type="text/plain" if _bit(rng) else None)
-    size = len(body) + rng.choice((0,) * 12 + (1, -1, 1 << 62))
+    size = len(body) + (rng.choice((0,) * 12 + (1, -1, 1 << 62)) if wild else 0)
     header = headers.header_payload(max(size, 0), properties)
-    if rng.random() < 0.05:
+    if wild and rng.random() < 0.05:
         header = mutated(rng, [header])
     frame_max = rng.choice((9, 64, frames.FRAME_MIN_BYTES, frames.FRAME_MIN_BYTES))
-    parts = frames.content(channel, header, body, max(frame_max, 9 + len(body) // 64))
+    parts = building.content(channel, header, body, max(frame_max, 9 + len(body) // 64))
     key = rng.choice(("q", "q", "nowhere", "LRQ_Send_LogEntries", "LRQ_Status", "amq.rabbitmq.reply-to", "\udcff"))
-    return frames.publish_method(channel, rng.choice(EXCHANGES), key, _bit(rng)) + b"".join(parts)
+    return building.publish_method(channel, rng.choice(EXCHANGES), key, _bit(rng)) + b"".join(parts)

@@ -17,7 +17,7 @@ from corpus import FOLDER, corpus, mutated, rng_of, sessions
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from broker_plugin import frames, headers, logins, wire
+from broker_plugin import assembling, building, frames, headers, logins, wire
 from lrq_ha.replication.errors import LrqError
 
 INPUTS = int(os.environ.get("LRQ_FUZZ", "4000"))
@@ -37,7 +37,7 @@ some_frames = st.builds(
 
 
 def publish(channel: int, body: bytes, frame_max: int) -> bytes:
-    return frames.publish_method(channel, "", "q") + b"".join(frames.content(channel, headers.header_payload(len(body)), body, frame_max))
+    return building.publish_method(channel, "", "q") + b"".join(building.content(channel, headers.header_payload(len(body)), body, frame_max))
 
 
 contents = st.builds(
@@ -197,8 +197,8 @@ def payloads(data: bytes) -> list[bytes]:
 @given(st.lists(st.tuples(st.sampled_from(PARTS), st.integers(0, 2), octets), max_size=12))
 def test_putting_contents_together_keeps_count(pieces: list[tuple[int, int, bytes]]) -> None:
     """Whatever comes in whatever order: what is held is counted, within its limit, and nothing is counted when all is gone."""
-    budget = frames.Budget(500, "limit")
-    parts = frames.Assembly(400, budget)
+    budget = assembling.Budget(500, "limit")
+    parts = assembling.Assembly(400, budget)
     for kind, channel, payload in pieces:
         if kind == frames.HEADER and len(payload) % 2:
             payload = headers.header_payload(len(payload))

@@ -3,6 +3,7 @@
     with ContainerLab({"east": 2}, directory) as lab:
         lab.cut("e1", "e2")        both live, and clients reach both; neither reaches the other
         lab.heal("e1", "e2")
+        lab.swallow("e1", "e2")    what e1 sends to e2 is lost, and nothing else; `let_through` ends it. Needs root
         lab.stop("e1")             docker pause; `kill` is docker kill, `start` docker start
 
 Rules:
@@ -19,8 +20,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tarfile
 import time
@@ -74,6 +77,14 @@ def why_not(directory: Path) -> str:
         client.close()
 
 
+def why_not_swallow() -> str:
+    """Why `ContainerLab.swallow` cannot be used here; empty if it can be."""
+    if os.geteuid():
+        return "only root may drop a container's packets"
+    missing = [program for program in ("nsenter", "iptables") if shutil.which(program) is None]
+    return f"there is no {' and no '.join(missing)} here" if missing else ""
+
+
 class ContainerLab(Lab):
     """See the top of this file. Takes what `Lab` takes but TLS."""
 
@@ -84,6 +95,7 @@ class ContainerLab(Lab):
         self._own: dict[str, Network] = {}
         self._pods: dict[str, DockerContainer] = {}
         self._made: dict[str, DockerContainer] = {}
+        self._swallowed: set[tuple[str, str]] = set()
 
     # -- faults of the network
 
@@ -95,12 +107,31 @@ class ContainerLab(Lab):
         """The end of a `cut`."""
         self._links[frozenset((one, other))].connect(self._pods[one].get_container_id(), [one])
 
+    def swallow(self, sender: str, receiver: str) -> None:
+        """Packets from one node to another are lost on their way, those of the other direction arrive. Clients reach both."""
+        self._drop("--append", sender, receiver)
+        self._swallowed.add((sender, receiver))
+
+    def let_through(self, sender: str, receiver: str) -> None:
+        """The end of `swallow`."""
+        self._drop("--delete", sender, receiver)
+        self._swallowed.discard((sender, receiver))
+
+    def _drop(self, what: str, sender: str, receiver: str) -> None:
+        link = self._docker.networks.get(self._links[frozenset((sender, receiver))].name)
+        address = link.attrs["Containers"][self._pods[sender].get_container_id()]["IPv4Address"].partition("/")[0]
+        inside = str(self._docker.containers.get(self._pods[receiver].get_container_id()).attrs["State"]["Pid"])
+        rule = ["iptables", "--wait", what, "INPUT", "--source", address, "--jump", "DROP"]
+        subprocess.run(["nsenter", "--target", inside, "--net", *rule], check=True, capture_output=True)
+
     def recover(self) -> None:
         """Ends what a test that failed has left: pauses, cuts, and parts that do not run."""
         for name in self.nodes:
             for part in ("broker", "sidecar"):
                 if self._runs(f"{name}.{part}"):
                     _go_on(self._made[f"{name}.{part}"].get_wrapped_container())
+        for sender, receiver in tuple(self._swallowed):
+            self.let_through(sender, receiver)
         for pair, link in self._links.items():
             network = self._docker.networks.get(link.name)
             for name in pair:

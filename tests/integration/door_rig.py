@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pika
 import pytest
 from load import QUIET_S, all_applied, eventually, in_sync, primary_of
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from lrq_ha.lab import Lab
 
@@ -24,6 +24,7 @@ class Rig:
         self.lab, self.primary = lab, primary
         self.backup = "e2" if primary == "e1" else "e1"
         self._connections: list[BlockingConnection] = []
+        self._named: list[str] = []
         self._pids = self.pids()
 
     def pids(self) -> dict[str, int | None]:
@@ -38,8 +39,9 @@ class Rig:
         return self.lab.nodes[name].broker
 
     def name(self, what: str = "q") -> str:
-        """A name that nobody else uses."""
-        return f"door-{what}-{uuid.uuid4().hex[:10]}"
+        """A name that nobody else uses; a queue of that name goes with the test."""
+        self._named.append(f"door-{what}-{uuid.uuid4().hex[:10]}")
+        return self._named[-1]
 
     def connect(self, url: str = "", vhost: str = "/", **options: Any) -> BlockingConnection:
         parameters = pika.URLParameters(url or self.url)
@@ -73,9 +75,16 @@ class Rig:
 
     def exists(self, name: str, queue: str) -> bool:
         """Whether a node's broker has the queue."""
+        return self._finds(name, lambda channel: channel.queue_declare(queue, passive=True))
+
+    def has_exchange(self, name: str, exchange: str) -> bool:
+        """Whether a node's broker has the exchange."""
+        return self._finds(name, lambda channel: channel.exchange_declare(exchange, passive=True))
+
+    def _finds(self, name: str, ask: Callable[[BlockingChannel], object]) -> bool:
         with self.at(name) as channel:
             try:
-                channel.queue_declare(queue, passive=True)
+                ask(channel)
             except ChannelClosedByBroker as error:
                 if error.reply_code != 404:
                     raise
@@ -140,3 +149,11 @@ class Rig:
                 connection.close()
         assert self.pids() == self._pids, "a sidecar was restarted"
         self.converge()
+        self._delete_queues()
+
+    def _delete_queues(self) -> None:
+        """Each queue that is left costs the pair a look in turn, as long as it lives."""
+        with suppress(AMQPError), pika.BlockingConnection(pika.URLParameters(self.url)) as connection:
+            channel = connection.channel()
+            for name in self._named:
+                channel.queue_delete(name)

@@ -27,7 +27,8 @@ class Sidecar:
     """A sidecar process of the test; killed at the end, and all that it said is searched for passwords."""
 
     def __init__(self, lab: Lab, folder: Path, group: str, *, node: int = 1, name: str = "", beside: str = "e1",
-                 edit: Callable[[str], str] = lambda text: text, more: str = "", level: str = "info", **given: str) -> None:
+                 edit: Callable[[str], str] = lambda text: text, more: str = "", level: str = "info",
+                 handshake_timeout_s: float = PATIENT_DOOR["handshake_timeout_s"], **given: str) -> None:
         ports = free_ports()
         self.name = name or f"n{node}"
         admin = given.get("broker", lab.nodes[beside].admin)
@@ -43,7 +44,7 @@ group = "{group}"
 url = "{admin}"
 [door]
 listen = "{self.door}"
-handshake_timeout_s = {PATIENT_DOOR["handshake_timeout_s"]}
+handshake_timeout_s = {handshake_timeout_s}
 [http]
 listen = "{self.http}"
 {more}"""))

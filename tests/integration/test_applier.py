@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker_plugin import frames, headers
+from broker_plugin import applier, building, headers
 from broker_plugin.applier import Applier
 from broker_plugin.apply_lane import STRIKES_MAX, Doubt
 from broker_plugin.client import Address, Channel, Connection
@@ -30,6 +30,7 @@ from lrq_ha.replication.settings import NodeSettings
 pytestmark = pytest.mark.broker
 EPOCH, GENERATION, FOREIGN_CHANNEL = 258, 3, 77
 PATIENCE_S = 120.0
+SOON_S = 8.0
 Message = tuple[bytes | None, bytes]  # stamp, body
 
 
@@ -45,7 +46,7 @@ class Rig:
     def __init__(self, url: str, *, delay_s: float = 0.0, window: int = 1_000, generation: int = GENERATION, doubt: Doubt | None = None) -> None:
         self.node = Node(NodeSettings(2, {1: "e1", 2: "e2"}))
         self.replica = Replica(self.node, Levels({"^.*$": "all"}), lambda _count, _runs: None)
-        self.replica.generations.opened(0, generation)
+        self.replica.index.generations.opened(0, generation)
         self.views: list[tuple[str, bytes, int, int]] = []
         self.applier = Applier(
             self.replica,
@@ -59,12 +60,12 @@ class Rig:
         )
         self.sweeper = Sweeper(self.replica, Address.parse(url), interval_s=0.1)
         self.applier.on_full = self.sweeper.kick
-        self.replica.on_wake = self.applier.wake
+        self.replica.progress.on_wake = self.applier.wake
         self.end = 0
 
     async def append(self, queue: str, body: bytes, sequence: int, epoch: int) -> None:
         self.views.append((queue, body, sequence, epoch))
-        self.replica.applied(sequence, sequence)
+        self.replica.progress.applied(sequence, sequence)
 
     def add(self, *runs: pb.Run, safe: bool = True) -> int:
         """Appends a batch; returns the first sequence."""
@@ -73,12 +74,12 @@ class Rig:
         self.node.log.restore(LogState(EPOCH, self.end, ((EPOCH, 1),), (), True))
         self.replica.index_batch(first, runs, keep=True)
         if safe:
-            self.replica.safe_advanced(self.end)
+            self.replica.progress.safe_advanced(self.end)
         return first
 
     async def applied(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            await self.replica.wait_applied(self.end)
+            await self.replica.progress.wait_applied(self.end)
 
 
 @asynccontextmanager
@@ -103,7 +104,7 @@ def publishes(bodies: list[bytes], key: str, exchange: str = "", *, fields: byte
     blob = b""
     for body in bodies:
         header = headers.header_payload(len(body), commands.Basic.Properties(**properties).marshal() if properties else headers.properties(fields))
-        one = frames.publish_method(FOREIGN_CHANNEL, exchange, key, mandatory) + b"".join(frames.content(FOREIGN_CHANNEL, header, body))
+        one = building.publish_method(FOREIGN_CHANNEL, exchange, key, mandatory) + b"".join(building.content(FOREIGN_CHANNEL, header, body))
         run.enqueues.lengths.append(len(one))
         blob += one
     run.enqueues.frames = blob
@@ -111,7 +112,7 @@ def publishes(bodies: list[bytes], key: str, exchange: str = "", *, fields: byte
 
 
 def topology(method: Any) -> pb.Run:
-    return pb.Run(topology=pb.Topology(vhost="/", method=frames.encode_method(method)))
+    return pb.Run(topology=pb.Topology(vhost="/", method=building.encode_method(method)))
 
 
 def declare(queue: str, kind: str = "classic", **arguments: Any) -> pb.Run:
@@ -157,7 +158,7 @@ async def ready(channel: Channel, queue: str) -> int:
 
 async def swept(rig: Rig, queue: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while rig.replica.filter.queue(("/", queue)).due(rig.end):
+        while rig.replica.index.filter.queue(("/", queue)).due(rig.end):
             await asyncio.sleep(0.005)
 
 
@@ -188,7 +189,7 @@ def test_unsafe_entries_wait(lab: Lab) -> None:
             rig.add(publishes([b"x"], "unsafe"), safe=False)
             await asyncio.sleep(0.3)
             assert await ready(channel, "unsafe") == 0
-            rig.replica.safe_advanced(rig.end)
+            rig.replica.progress.safe_advanced(rig.end)
             await rig.applied()
             assert await ready(channel, "unsafe") == 1
 
@@ -210,7 +211,7 @@ def test_delay_and_skip(lab: Lab) -> None:
             assert time.monotonic() - began > 0.5
             assert await content(channel, "late") == [(stamp(first + 8), b"8"), (stamp(with_cc), b"cc")]
             assert await content(channel, "other") == [(stamp(with_cc), b"cc")]
-            assert rig.replica.filter.queue(("/", "late")).due(rig.end) == 1  # the copy of the CC message
+            assert rig.replica.index.filter.queue(("/", "late")).due(rig.end) == 1  # the copy of the CC message
             rig.applier._delay_s = 1e9
             rig.add(publishes([b"hurried"], "late"))
             rig.applier.hurry = True
@@ -262,7 +263,69 @@ def test_exchange_gone(lab: Lab) -> None:
             rig.add(publishes([b"z"], "k", "gone-ex"), publishes([b"last"], "gone-q"))
             await rig.applied()
             bodies = [body for _, body in await content(channel, "gone-q")]
-            assert list(dict.fromkeys(bodies)) == [*numbered(400), b"last"]
+            assert bodies == [*numbered(400), b"last"]
+
+    asyncio.run(go())
+
+
+def test_exchange_gone_behind_a_full_queue(lab: Lab) -> None:
+    """What the queue was about to refuse had no answer when the broker closed the channel: it was taken for written, and was lost."""
+
+    async def go() -> None:
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare("full-gone", **{"x-max-length": 5, "x-overflow": "reject-publish"}))
+            await rig.applied()
+            rig.add(publishes(numbered(500), "full-gone"), publishes([b"x"], "k", "gone-ex"))
+            found: list[int] = []
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) < 500:
+                    found += [int(body) for _, body in await content(channel, "full-gone")]
+            assert found == list(range(500))
+            await rig.applied()
+
+    asyncio.run(go())
+
+
+def test_exchange_that_goes_by_itself(lab: Lab) -> None:
+    """Nobody could know: what has no answer is written again, under a new generation."""
+    generation = GENERATION + 1
+
+    async def ends(old: Rig, number: int) -> list[pb.Run]:
+        """What came last, if the applier ended over it; empty if a quick broker had answered the rest of it before."""
+        fleeting, full = f"fleeting-{number}", f"full-fleeting-{number}"
+        running = asyncio.create_task(old.applier.run())
+        limited = declare(full, **{"x-max-length": 5, "x-overflow": "reject-publish"})
+        old.add(topology(commands.Exchange.Declare(exchange=fleeting, durable=True)), limited, publishes([b"x"], "k", fleeting))
+        await old.applied()
+        connection = await Connection.open(lab.nodes["a1"].admin)
+        await (await connection.channel()).exchange_delete(fleeting)
+        await connection.close()
+        after = [publishes(numbered(500), full), publishes([b"x"], "k", fleeting)]
+        old.add(*after)
+        await asyncio.wait({running}, timeout=SOON_S)
+        if not running.done():
+            running.cancel()
+            return []
+        with pytest.raises(LrqError, match=f"no exchange '{fleeting}'"):
+            await running
+        return after
+
+    async def go() -> None:
+        for number in range(10):
+            old = Rig(lab.nodes["a1"].admin)
+            if after := await ends(old, number):
+                break
+        else:
+            pytest.fail("the broker was quicker each time")
+        async with rig_at(lab, generation=generation, doubt=old.applier.doubt) as (rig, channel):
+            rig.add(*after)
+            found: list[int] = []
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) < 500:
+                    content_ = await content(channel, f"full-fleeting-{number}")
+                    found += [int(body) for mark, body in content_ if mark and mark.endswith(b"/%d" % generation)]
+            assert found == list(range(500))
+            await rig.applied()
 
     asyncio.run(go())
 
@@ -292,13 +355,45 @@ def test_full_queue(lab: Lab, kind: str) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_full_queue_holds_up_no_other(lab: Lab, kind: str) -> None:
+    """However much waits for room in it: it filled the window, and nothing else was written, nor could this node take over."""
+
+    async def go() -> None:
+        full, beside, window = f"overfull-{kind}", f"beside-overfull-{kind}", 100
+        async with rig_at(lab, window=window) as (rig, channel):
+            rig.add(declare(full, kind, **{"x-max-length": 50, "x-overflow": "reject-publish"}), declare(beside))
+            rig.add(publishes(numbered(50), full))
+            await rig.applied()
+            rig.add(*(publishes(numbered(window, 50 + window * part), full) for part in range(5)))
+            free = rig.add(publishes([b"free"], beside))
+            async with asyncio.timeout(PATIENCE_S):
+                while not rig.replica.progress.tracker.is_applied(free):
+                    await asyncio.sleep(0.05)
+                rig.applier.hurry = True
+                await rig.applier.drained()
+            parked = len(rig.replica.progress.parked)
+            assert parked > 3 * window  # a quorum queue counts its length late
+            assert rig.applier.full() == f"queue '{full}' in vhost '/' is full here, and {parked} messages wait for room"
+            assert rig.replica.progress.parked_bytes > 0
+            assert await content(channel, beside) == [(stamp(free), b"free")]
+            found = []
+            while len(found) < 50 + 5 * window:
+                found += [int(body) for _, body in await content(channel, full)]
+            await rig.applied()
+            assert found == list(range(50 + 5 * window)), "in order"
+            assert (rig.applier.full(), len(rig.replica.progress.parked), rig.replica.progress.parked_bytes) == ("", 0, 0)
+
+    asyncio.run(go())
+
+
 def test_full_queue_deleted(lab: Lab) -> None:
     async def go() -> None:
         async with rig_at(lab) as (rig, _channel):
             rig.add(declare("doomed", **{"x-max-length": 5, "x-overflow": "reject-publish"}))
             rig.add(publishes(numbered(20), "doomed"))
             await asyncio.sleep(0.5)
-            assert not rig.replica.tracker.is_applied(rig.end)
+            assert not rig.replica.progress.tracker.is_applied(rig.end)
             rig.add(topology(commands.Queue.Delete(queue="doomed")))
             await rig.applied()
 
@@ -440,7 +535,7 @@ def test_a_sweeper_that_is_stopped_leaves_the_rest(lab: Lab) -> None:
             await sweeping
             left = [int(body) for _, body in await content(channel, "half")]
             assert [n for n in left if n % 2] == list(range(1, 2_000, 2))
-            assert len(left) == 1_000 + rig.replica.filter.queue(("/", "half")).due(rig.end)
+            assert len(left) == 1_000 + rig.replica.index.filter.queue(("/", "half")).due(rig.end)
 
     asyncio.run(go())
 
@@ -498,7 +593,7 @@ def test_a_message_that_only_this_broker_refuses_is_not_passed_over(lab: Lab) ->
         rig.add(publishes([b"mine"], "poisoned", user_id="orders"))
         with pytest.raises(LrqError, match="impersonator"):
             await asyncio.wait_for(running, 10)
-        assert rig.replica.tracker.applied == 0
+        assert rig.replica.progress.tracker.applied == 0
 
     asyncio.run(go())
 
@@ -535,3 +630,33 @@ def test_lost_connection_ends_the_run(lab: Lab) -> None:
             await asyncio.wait_for(running, 10)
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("sweeps", [True, False])
+def test_a_deletion_waits_for_what_was_rejected(lab: Lab, sweeps: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It and a purge; but not for ever, where nobody rejects it."""
+    monkeypatch.setattr(applier, "REJECTED_STILL_S", applier.REJECTED_STILL_S if sweeps else 0.5)
+
+    async def go() -> None:
+        dead, deleted, purged = (f"{name}-{sweeps}" for name in ("dead", "deleted", "purged"))
+        async with rig_at(lab) as (rig, channel):
+            to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+            rig.add(declare(dead), declare(deleted, **to_dead), declare(purged, **to_dead))
+            first = rig.add(publishes(numbered(100), deleted), publishes(numbered(100), purged))
+            await rig.applied()
+            sweeping = asyncio.create_task(rig.sweeper.run()) if sweeps else None
+            rejects = [pb.Dequeue(vhost="/", queue=q, sequences=[at, at + 49]) for q, at in ((deleted, first), (purged, first + 100))]
+            rig.add(
+                *(pb.Run(reject=reject) for reject in rejects),
+                pb.Run(purge=pb.Purge(vhost="/", queue=purged, before=rig.end + 3)),
+                topology(commands.Queue.Delete(queue=deleted)),
+            )
+            await rig.applied()
+            await rig.sweeper.stop()
+            if sweeping is not None:
+                await sweeping
+            assert await ready(channel, purged) == 0
+            assert sorted(int(body) for _, body in await content(channel, dead)) == (sorted([*range(50)] * 2) if sweeps else [])
+
+    asyncio.run(go())
+    assert caplog.text.count("50 messages that were rejected on the primary go with their queue here") == (0 if sweeps else 2)

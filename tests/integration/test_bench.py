@@ -16,7 +16,7 @@ from load import declare, eventually, in_sync
 from lrq_ha.lab import Lab
 from lrq_ha.replication.positions import RangeSet
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 ROOT = Path(__file__).parents[2]
 MESSAGES, WARM_UP = 300, 40

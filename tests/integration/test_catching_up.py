@@ -17,10 +17,12 @@ from load import command, consume, declare, depth, eventually, in_sync, primary_
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 LOG_BYTES_MAX = 32 << 20
 BACKUP_TIMEOUT_S = 1.0
+RUNS_MIN_S, STANDS_S = 0.05, 0.7
+SEVERAL = 4
 SETTINGS = f"""\
 log_bytes_max = {LOG_BYTES_MAX}
 memory_bytes_max = {1 << 20}
@@ -123,3 +125,40 @@ def test_the_log_is_kept_for_who_is_away_up_to_its_size(lab: Lab) -> None:
     assert consume(lab.nodes[backup].door, queue, count) == list(range(count))
     lab.start(primary)
     in_sync(lab, applied=True)
+
+
+def changes(lab: Lab, primary: str) -> int:
+    """So often the set has been changed, as the primary's log says."""
+    return len(re.findall("in the set: ", lab.nodes[primary].log.read_text()))
+
+
+def test_catching_up_takes_longer_than_the_time_a_backup_has(lab: Lab) -> None:
+    """Its broker runs a moment now and then. Confirms come while it stands still, and it comes into the set once, when it has everything."""
+    primary, backup = in_sync(lab, applied=True)
+    queue, size, count = "long", 60_000, LOG_BYTES_MAX // 2 // 60_000
+    declare(lab.nodes[primary].door, queue)
+    leave(lab, primary, backup)
+    publish(lab, queue, range(count), size=size)
+    before = changes(lab, primary)
+    stood, runs_s = 0, RUNS_MIN_S
+    lab.stop(f"{backup}.broker")
+    try:
+        lab.start(f"{backup}.sidecar")
+        with Publisher([lab.nodes[primary].door], producer=f"long-{time.time_ns()}") as publisher:
+            while backup not in told(lab, primary)["members"]:
+                lab.cont(f"{backup}.broker")
+                time.sleep(runs_s)
+                lab.stop(f"{backup}.broker")
+                time.sleep(STANDS_S)  # what it said before it stood still has come
+                if backup not in told(lab, primary)["members"]:
+                    publisher.publish("", queue, b"%d" % count).result(60)  # while it stands still
+                    count, stood, runs_s = count + 1, stood + 1, 1.1 * runs_s  # a busy machine gives it little of that
+    finally:
+        lab.cont(f"{backup}.broker")
+    assert stood * STANDS_S > SEVERAL * BACKUP_TIMEOUT_S, "it was too fast to be a test"
+    assert in_sync(lab, applied=True) == (primary, backup)
+    assert changes(lab, primary) == before + 1, "it was taken in and thrown out again"
+    for name in lab.nodes:
+        eventually(f"all of it at {name}", lambda name=name: depth(lab.nodes[name].broker, queue) == count)
+    same_logs(lab)
+    assert consume(lab.nodes[primary].door, queue, count) == list(range(count))

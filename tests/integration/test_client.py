@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from pamqp import commands, decode
 
-from broker_plugin import client, frames, headers
+from broker_plugin import building, client, headers
 from broker_plugin.client import (
     AccessRefused,
     Address,
@@ -518,11 +518,11 @@ def test_a_door_that_speaks_nonsense_after_the_login_is_given_up() -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
-        writer.write(frames.method_frame(0, commands.Connection.Start(server_properties={"product": "test"})))
+        writer.write(building.method_frame(0, commands.Connection.Start(server_properties={"product": "test"})))
         await reader.readuntil(b"en_US\xce")
-        writer.write(frames.method_frame(0, commands.Connection.Tune(0, 0, 0)))
+        writer.write(building.method_frame(0, commands.Connection.Tune(0, 0, 0)))
         await asyncio.sleep(0.05)
-        writer.write(frames.method_frame(0, commands.Connection.OpenOk()))
+        writer.write(building.method_frame(0, commands.Connection.OpenOk()))
         await asyncio.sleep(0.05)
         writer.write(b"\x07nonsense")
         writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import time
@@ -15,7 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, UnroutableError
 from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
 
-from broker_plugin import frames, headers
+from broker_plugin import building, frames, headers
 
 pytestmark = pytest.mark.broker
 KINDS = ("classic", "quorum")
@@ -84,10 +85,10 @@ def test_publishes_without_confirms_then_an_orderly_close(rig: Rig, orderly: str
         client.open_channel()
         data = b"".join(publish(1, queue, b"%d" % i) for i in range(count))
         if orderly == "connection":
-            client.send(data + frames.method_frame(0, commands.Connection.Close(200, "bye", 0, 0)))
+            client.send(data + building.method_frame(0, commands.Connection.Close(200, "bye", 0, 0)))
             client.expect(frames.CONNECTION_CLOSE_OK)
         else:
-            client.send(data + frames.method_frame(1, commands.Channel.Close(200, "bye", 0, 0)))
+            client.send(data + building.method_frame(1, commands.Channel.Close(200, "bye", 0, 0)))
             client.expect(frames.CHANNEL_CLOSE_OK)
             client.open_channel(1, confirms=True)
             client.send(publish(1, queue, b"after"))
@@ -122,10 +123,10 @@ def test_a_client_with_small_frames_gets_small_frames(rig: Rig) -> None:
             part = client.expect(frames.HEADER, frames.BODY)
             assert len(part) <= SMALL_FRAME_MAX_BYTES - frames.FRAME_OVERHEAD_BYTES
             size += len(part) if client.got[-1][0] == frames.BODY else 0
-        client.send(frames.ack(1, 1))
+        client.send(building.ack(1, 1))
         body = b"z" * 20_000
         header = headers.header_payload(len(body), headers.properties())
-        client.send(frames.publish_method(1, "", queue) + b"".join(frames.content(1, header, body, SMALL_FRAME_MAX_BYTES)))
+        client.send(building.publish_method(1, "", queue) + b"".join(building.content(1, header, body, SMALL_FRAME_MAX_BYTES)))
         assert client.confirmed(1) == set()
     rig.both_hold(queue, [body])
 
@@ -237,7 +238,7 @@ def test_after_a_404_in_a_pipeline_the_number_is_as_new(rig: Rig) -> None:
             while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
                 pass
             client.send(publish(1, queue, b"later") * 3)
-            client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+            client.send(building.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1, confirms=True)
         client.send(publish(1, queue, b"end"))
         assert client.confirmed(1) == set()
@@ -254,7 +255,7 @@ def test_after_a_404_in_a_transaction_the_door_goes_on(rig: Rig) -> None:
         while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
             pass
         client.send(publish(1, queue, b"later") * 3)
-        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.send(building.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1, confirms=True)
         client.send(publish(1, queue, b"end"))
         assert client.confirmed(1) == set()
@@ -299,6 +300,45 @@ def test_acks_single_multiple_and_everything(rig: Rig, kind: str) -> None:
     take(channel, queue, 20)
     channel.basic_ack(0, multiple=True)
     rig.both_hold(queue, [])
+
+
+@pytest.mark.parametrize("order", ["as given", "mixed", "backwards"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_acks_one_by_one_in_runs_take_only_what_they_name(rig: Rig, kind: str, order: str) -> None:
+    """To the broker the door makes one ack of several of them where it may: of two queues on one channel, and with gaps."""
+    drawn = random.Random(f"{kind} {order}")
+    channel = rig.channel(confirms=True)
+    queues = [rig.declare(channel, kind=kind) for _ in range(2)]
+    bodies = [fill(channel, queue, 200) for queue in queues]
+    held: dict[int, tuple[int, bytes]] = {}
+    with RawClient(rig.url) as client:
+        client.open_channel()
+        for at, queue in enumerate(queues):
+            client.send(building.method_frame(1, commands.Basic.Consume(queue=queue, consumer_tag=str(at), nowait=True)))
+        while len(held) < 400:
+            arguments = client.expect(frames.BASIC_DELIVER)
+            consumer, tag, _ = frames.deliver_arguments(arguments)
+            held[tag] = int(consumer), client.expect(frames.BODY)
+        open_tags, kept = sorted(held), set()
+        while len(open_tags) > 100:
+            size = drawn.randrange(1, 40)
+            run, open_tags = open_tags[:size], open_tags[size:]
+            if order != "as given":
+                kept |= {tag for tag in run if drawn.random() < 0.2}
+                late = {tag for tag in kept if drawn.random() < 0.1}
+                kept -= late
+                run = [tag for tag in run if tag not in kept] + sorted(late - set(run))
+                (drawn.shuffle if order == "mixed" else list.reverse)(run)
+            client.send(b"".join(building.ack(1, tag) for tag in run))
+        left = {held[tag] for tag in (*open_tags, *kept)}
+        client.call(1, commands.Channel.Close(0, "", 0, 0), frames.CHANNEL_CLOSE_OK)
+    for at, queue in enumerate(queues):
+        expected = [body for body in bodies[at] if (at, body) in left]
+        found = []  # through the door: RabbitMQ itself forgets acks of quorum queues that it has not passed on when a channel ends
+        while (body := channel.basic_get(queue)[2]) is not None:
+            found.append(body)
+        assert sorted(found) == sorted(expected)
+        eventually("the backup has the same", lambda queue=queue, expected=expected: sorted(rig.bodies(rig.backup, queue)) == sorted(expected))
 
 
 def test_an_unknown_delivery_tag_is_the_brokers_406(rig: Rig) -> None:
@@ -411,10 +451,10 @@ def test_a_channel_refused_by_the_door_resolves_what_came_before(rig: Rig) -> No
     with RawClient(rig.url) as client:
         for _ in range(3):
             client.open_channel(1)
-            client.send(publish(1, queue, b"x") * 200 + frames.method_frame(1, refused))
+            client.send(publish(1, queue, b"x") * 200 + building.method_frame(1, refused))
             while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
                 pass
-            client.send(publish(1, queue, b"late") + frames.method_frame(1, commands.Channel.CloseOk()))
+            client.send(publish(1, queue, b"late") + building.method_frame(1, commands.Channel.CloseOk()))
     rig.both_hold(queue, [b"x"] * 600)
 
 

@@ -7,7 +7,7 @@ from door_rig import Rig
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from broker_plugin import frames, headers
+from broker_plugin import building, frames, headers
 
 GETS = (frames.BASIC_GET_OK, frames.BASIC_GET_EMPTY)
 # Run by the broker: when the queue is there, its channel is given the ack of a delivery that there never was, and closes with 406 after its answer.
@@ -39,10 +39,10 @@ def test_no_declare_ok_on_a_channel_that_the_broker_has_closed_meanwhile(rig: Ri
         client.got.clear()
         rig.lab.stop(f"{rig.backup}.sidecar")
         try:
-            client.send(frames.method_frame(1, commands.Queue.Declare(queue=queue, durable=True)))
+            client.send(building.method_frame(1, commands.Queue.Declare(queue=queue, durable=True)))
             while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
                 pass
-            client.send(frames.method_frame(1, commands.Channel.CloseOk()) + frames.method_frame(1, commands.Channel.Open()))
+            client.send(building.method_frame(1, commands.Channel.CloseOk()) + building.method_frame(1, commands.Channel.Open()))
         finally:
             rig.lab.cont(f"{rig.backup}.sidecar")
         client.expect(frames.CHANNEL_OPEN_OK)
@@ -60,10 +60,10 @@ def test_a_confirm_does_not_overtake_the_select_ok(rig: Rig) -> None:
         client.open_channel(1)
         client.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
         client.open_channel(2, confirms=True)
-        client.send(frames.rechannel(once, 2))
+        client.send(building.rechannel(once, 2))
         client.confirmed(1)
         client.got.clear()
-        client.send(frames.method_frame(1, commands.Confirm.Select()) + once * 2)
+        client.send(building.method_frame(1, commands.Confirm.Select()) + once * 2)
         client.confirmed(2)
         assert client.got[0][0] == frames.CONFIRM_SELECT_OK
         assert [kind for kind, *_ in client.got].count(frames.BASIC_ACK) <= 2
@@ -88,7 +88,7 @@ def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig) -> None:
         client.open_channel(1)
         client.got.clear()
         asked = (commands.Basic.Get(queue=queue), commands.Basic.Get(queue=other), commands.Queue.Declare(queue=other, passive=True))
-        client.send(b"".join(frames.method_frame(1, one) for one in asked))
+        client.send(b"".join(building.method_frame(1, one) for one in asked))
         client.expect(frames.QUEUE_DECLARE_OK)
         answers = [(kind, payload) for kind, _, payload in client.got if kind in GETS]
         assert [kind for kind, _ in answers] == [frames.BASIC_GET_EMPTY, frames.BASIC_GET_OK]

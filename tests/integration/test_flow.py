@@ -17,7 +17,7 @@ from pamqp import commands
 from pika.exceptions import AMQPError
 from raw_client import RawClient, beating, publish
 
-from broker_plugin import frames
+from broker_plugin import building, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
@@ -136,7 +136,7 @@ def test_a_client_that_publishes_is_told_that_it_is_blocked(lab: Lab, names: tup
         client.expect(frames.CONNECTION_START)
         client.send(client.start_ok({"capabilities": {"connection.blocked": True, "basic.nack": True}}))
         client.expect(frames.CONNECTION_TUNE)
-        client.send(frames.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + frames.method_frame(0, commands.Connection.Open("/")))
+        client.send(building.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + building.method_frame(0, commands.Connection.Open("/")))
         client.expect(frames.CONNECTION_OPEN_OK)
         client.open_channel(confirms=True)
         with alarm(lab, primary, "memory"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,13 +10,13 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 from door_rig import Rig
-from load import eventually, told
+from load import User, add_users, eventually, told
 from pamqp import commands
 from pika.exceptions import ChannelClosedByBroker, ProbableAccessDeniedError
 from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 
-from broker_plugin import frames, headers
+from broker_plugin import building, frames, headers
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import Publisher
@@ -30,18 +29,12 @@ USERS = {"reader": ("^$", "^$", ".*"), "writer": (".*", ".*", ".*"), "stranger":
 
 
 @pytest.fixture(scope="module")
-def users(pair: Lab) -> Iterator[dict[str, str]]:
+def users(pair: Lab) -> dict[str, str]:
     """Users beside `app`, with their rights in vhost lrq, and the login of each: who may read, who may do anything, who may not come in."""
+    found = [User(user, f"pass-{user}", [("/", ".*", ".*", ".*"), *([("lrq", *rights)] if rights else [])]) for user, rights in USERS.items()]
     for name in ("e1", "e2"):
-        for user, rights in USERS.items():
-            pair.ctl(name, "add_user", user, "pass-" + user)
-            pair.ctl(name, "set_permissions", "-p", "/", user, ".*", ".*", ".*")
-            if rights is not None:
-                pair.ctl(name, "set_permissions", "-p", "lrq", user, *rights)
-    yield {user: f"{user}:pass-{user}" for user in USERS}
-    for name in ("e1", "e2"):
-        for user in USERS:
-            pair.ctl(name, "delete_user", user)
+        add_users(pair, name, *found)
+    return {user.name: f"{user.name}:{user.password}" for user in found}
 
 
 def url_as(rig: Rig, login: str) -> str:
@@ -142,12 +135,12 @@ def test_a_user_named_twice_is_who_the_broker_takes_it_for(rig: Rig, users: dict
         headers.field(key, value.encode())
         for key, value in ((b"LOGIN", user), (b"PASSWORD", password), (b"LOGIN", sidecar.username or ""), (b"PASSWORD", sidecar.password or ""))
     )
-    start_ok = frames.raw_method_frame(
+    start_ok = building.raw_method_frame(
         0,
         frames.CONNECTION_START_OK,
         (39).to_bytes(4, "big"),
         b"\x08lrq_nodeI\0\0\0\x02" + headers.field(b"lrq_group", b"east"),
-        frames.short_string("AMQPLAIN"),
+        building.short_string("AMQPLAIN"),
         len(response).to_bytes(4, "big"),
         response,
         b"\x05en_US",
@@ -157,7 +150,9 @@ def test_a_user_named_twice_is_who_the_broker_takes_it_for(rig: Rig, users: dict
         client.expect(frames.CONNECTION_START)
         client.send(start_ok)
         client.expect(frames.CONNECTION_TUNE)
-        client.send(frames.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + frames.method_frame(0, commands.Connection.Open("lrq")))
+        client.send(
+            building.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + building.method_frame(0, commands.Connection.Open("lrq"))
+        )
         with pytest.raises(AssertionError, match="own user"):
             client.expect(frames.CONNECTION_OPEN_OK)
 
@@ -208,11 +203,11 @@ def test_a_client_that_does_not_answer_the_brokers_close_holds_up_nobody(rig: Ri
     """The broker keeps such a connection for half a minute, and answers nothing on it: neither publishes nor declarations."""
     with RawClient(rig.url) as client:
         client.open_channel(confirms=True)
-        client.send(frames.method_frame(9, commands.Basic.Qos()) + publish(1, "q", b"x"))
+        client.send(building.method_frame(9, commands.Basic.Qos()) + publish(1, "q", b"x"))
         with pytest.raises(AssertionError):
             client.expect(frames.CONNECTION_CLOSE_OK)
         with suppress(OSError):
-            client.send(publish(1, "q", b"x") + frames.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True)))
+            client.send(publish(1, "q", b"x") + building.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True)))
         goes_on(rig)
         assert client.closed()
 
@@ -223,7 +218,7 @@ def test_what_a_client_publishes_behind_its_own_close_holds_up_nobody(rig: Rig, 
     close = commands.Connection.Close(200, "bye", 0, 0) if channel == 0 else commands.Channel.CloseOk()
     with RawClient(rig.url) as client:
         client.open_channel(confirms=True)
-        client.send(publish(1, "q", b"x") + frames.method_frame(channel, close) + publish(1, "q", b"x"))
+        client.send(publish(1, "q", b"x") + building.method_frame(channel, close) + publish(1, "q", b"x"))
         ended = {frames.CONNECTION_CLOSE, frames.CONNECTION_CLOSE_OK}
         while (found := client.read()) is not None and found[0] not in ended:
             pass
@@ -240,24 +235,43 @@ def test_a_refusal_may_name_what_is_not_utf8(rig: Rig) -> None:
 def test_a_declaration_on_a_channel_that_the_broker_closes_meanwhile_holds_up_nobody(rig: Rig) -> None:
     with RawClient(rig.url) as client:
         client.open_channel()
-        consume = frames.method_frame(1, commands.Basic.Consume(queue=rig.name()))
-        declare = frames.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True))
+        consume = building.method_frame(1, commands.Basic.Consume(queue=rig.name()))
+        declare = building.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True))
         client.send(publish(1, "nowhere", b"x" * 10_000) * 100 + consume + declare)
         assert b"NOT_FOUND" in closed_channel(client)
         goes_on(rig)
-        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.send(building.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel()
 
 
 def test_a_transaction_on_a_channel_that_the_broker_closes_meanwhile(rig: Rig) -> None:
     with RawClient(rig.url) as client:
         client.open_channel()
-        consume = frames.method_frame(1, commands.Basic.Consume(queue=rig.name()))
-        client.send(publish(1, "nowhere", b"x") + consume + frames.method_frame(1, commands.Tx.Select()))
+        consume = building.method_frame(1, commands.Basic.Consume(queue=rig.name()))
+        client.send(publish(1, "nowhere", b"x") + consume + building.method_frame(1, commands.Tx.Select()))
         assert b"NOT_FOUND" in closed_channel(client)
-        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.send(building.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel()
         client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+
+
+@pytest.mark.parametrize("cut", ["cancel", "recover"])
+def test_a_method_that_is_cut_short_ends_its_connection_in_so_many_words(rig: Rig, cut: str) -> None:
+    """Those that the door reads octet by octet; recover in a transaction that has settled something on a channel that had published."""
+    queue = rig.declare(rig.channel())
+    with RawClient(rig.url) as client:
+        client.open_channel()
+        client.send(publish(1, queue, b"x"))
+        if cut == "cancel":
+            client.call(1, commands.Basic.Consume(queue=queue, consumer_tag="c"), frames.BASIC_CONSUME_OK)
+            client.send(building.raw_method_frame(1, frames.BASIC_CANCEL, b"\1c"))
+        else:
+            tag, _ = frames.get_ok_arguments(client.call(1, commands.Basic.Get(queue=queue), frames.BASIC_GET_OK))
+            client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+            client.send(building.ack(1, tag) + building.raw_method_frame(1, frames.BASIC_RECOVER))
+        with pytest.raises(AssertionError, match=r"cannot (be )?decode"):
+            client.expect(frames.CONNECTION_CLOSE_OK)
+    goes_on(rig)
 
 
 # -- logs
@@ -268,43 +282,38 @@ SECRETS = {"password": "hunter2-password", "body": "hunter2-body", "header": "hu
 
 def test_nothing_secret_is_logged(brokers: Lab, tmp_path: Any) -> None:
     """A session with marked secrets, right and wrong ones, at the finest level of the log; and the two pages that tell a status."""
-    brokers.ctl("e1", "add_user", "marked", SECRETS["password"])
-    brokers.ctl("e1", "set_permissions", "marked", ".*", ".*", ".*")
-    brokers.ctl("e1", "set_permissions", "-p", "lrq", "marked", ".*", ".*", ".*")
-    try:
-        with Sidecar(brokers, tmp_path, f"secrets-{time.time_ns() % 10**6}", level="debug") as sidecar:
-            sidecar.becomes("active")
-            url = f"amqp://marked:{SECRETS['password']}@{sidecar.door}"
-            with pika.BlockingConnection(pika.URLParameters(url)) as connection:
-                channel = connection.channel()
-                channel.confirm_delivery()
-                channel.queue_declare("secrets", durable=True)
-                message = pika.BasicProperties(headers={"h": SECRETS["header"], "x-lrq-id": SECRETS["id"], "x-death": [SECRETS["header"]]})
-                channel.basic_publish("", "secrets", SECRETS["body"].encode(), message)
-                channel.basic_get("secrets", auto_ack=True)
-                channel.queue_delete("secrets")
-            publisher = Publisher([url], f"p-{time.time_ns()}", "marked")
-            with pytest.raises(NackedError):
-                publisher.publish("", "nowhere", SECRETS["body"].encode()).result(60)
-            publisher.close()
-            hidden = SECRETS["wrong"].encode()
-            broken = publish(1, "secrets", hidden, fields=headers.field(b"h", hidden)).replace(b"\x01hS", b"\x01hF")
-            bad_id = publish(1, "secrets", hidden, fields=headers.field(b"x-lrq-id", b"p/" + hidden))
-            for data in (broken, bad_id, frames.raw_method_frame(1, frames.QUEUE_DECLARE, b"\0\0\x20" + hidden), b"\xff" + hidden):
-                with RawClient(url, properties={"lrq_producer": "p", "secret": SECRETS["wrong"]}) as client:
-                    client.open_channel(confirms=True)
-                    client.send(data)
-                    client.closed(1)
-            for login in (b"GET /" + hidden, frames.PROTOCOL_HEADER + b"\xff" + hidden):
-                with RawClient(url, login=False) as client, suppress(LrqError):  # AMQP's own header comes, which is no frame
-                    client.send(login)
-                    client.closed(2)
-            with RawClient(f"amqp://marked:{SECRETS['wrong']}@{sidecar.door}", login=False) as client, pytest.raises(AssertionError):
-                client.login("/", 0, frames.FRAME_MAX_BYTES, {"lrq_secret": SECRETS["wrong"]})
-            eventually("the log of the last but one", lambda: "speaks HTTP" in sidecar.said())
-            said = sidecar.said() + str(sidecar.status())
-        for what, secret in SECRETS.items():
-            assert secret not in said, f"the {what} was logged"
-            assert secret.encode().hex() not in said, f"the {what} was logged in another form"
-    finally:
-        brokers.ctl("e1", "delete_user", "marked")
+    add_users(brokers, "e1", User("marked", SECRETS["password"], [(vhost, ".*", ".*", ".*") for vhost in ("/", "lrq")]))
+    with Sidecar(brokers, tmp_path, f"secrets-{time.time_ns() % 10**6}", level="debug") as sidecar:
+        sidecar.becomes("active")
+        url = f"amqp://marked:{SECRETS['password']}@{sidecar.door}"
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("secrets", durable=True)
+            message = pika.BasicProperties(headers={"h": SECRETS["header"], "x-lrq-id": SECRETS["id"], "x-death": [SECRETS["header"]]})
+            channel.basic_publish("", "secrets", SECRETS["body"].encode(), message)
+            channel.basic_get("secrets", auto_ack=True)
+            channel.queue_delete("secrets")
+        publisher = Publisher([url], f"p-{time.time_ns()}", "marked")
+        with pytest.raises(NackedError):
+            publisher.publish("", "nowhere", SECRETS["body"].encode()).result(60)
+        publisher.close()
+        hidden = SECRETS["wrong"].encode()
+        broken = publish(1, "secrets", hidden, fields=headers.field(b"h", hidden)).replace(b"\x01hS", b"\x01hF")
+        bad_id = publish(1, "secrets", hidden, fields=headers.field(b"x-lrq-id", b"p/" + hidden))
+        for data in (broken, bad_id, building.raw_method_frame(1, frames.QUEUE_DECLARE, b"\0\0\x20" + hidden), b"\xff" + hidden):
+            with RawClient(url, properties={"lrq_producer": "p", "secret": SECRETS["wrong"]}) as client:
+                client.open_channel(confirms=True)
+                client.send(data)
+                client.closed(1)
+        for login in (b"GET /" + hidden, frames.PROTOCOL_HEADER + b"\xff" + hidden):
+            with RawClient(url, login=False) as client, suppress(LrqError):  # AMQP's own header comes, which is no frame
+                client.send(login)
+                client.closed(2)
+        with RawClient(f"amqp://marked:{SECRETS['wrong']}@{sidecar.door}", login=False) as client, pytest.raises(AssertionError):
+            client.login("/", 0, frames.FRAME_MAX_BYTES, {"lrq_secret": SECRETS["wrong"]})
+        eventually("the log of the last but one", lambda: "speaks HTTP" in sidecar.said())
+        said = sidecar.said() + str(sidecar.status())
+    for what, secret in SECRETS.items():
+        assert secret not in said, f"the {what} was logged"
+        assert secret.encode().hex() not in said, f"the {what} was logged in another form"

@@ -22,7 +22,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 
-from broker_plugin import frames, headers
+from broker_plugin import building, frames, headers
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import NackedError, Publisher
 
@@ -220,8 +220,9 @@ def test_outcomes_of_publishes(watched: Watched) -> None:
         channel.basic_publish("", own, b"not replicated")
         with pytest.raises(ChannelClosedByBroker):
             channel.basic_publish(f"no-exchange-{full}", full, b"x")
-    eventually("the last word", lambda: [e["outcome"] for e in watched.told(f"no-exchange-{full}") if e["point"] == "routed"] == ["UNANSWERED"])
-    assert [e["outcome"] for e in watched.told(full) if e["point"] == "routed"][-2:] == ["NACKED", "UNANSWERED"]
+    eventually("the last word", lambda: [e["outcome"] for e in watched.told(f"no-exchange-{full}") if e["point"] == "routed"] == ["REFUSED"])
+    assert [e["outcome"] for e in watched.told(full) if e["point"] == "routed"][-2:] == ["NACKED", "REFUSED"]
+    assert "NOT_FOUND" in watched.told(f"no-exchange-{full}")[-1]["reason"]
     assert [e["outcome"] for e in watched.expect(nowhere, PUBLISHED) if e["point"] == "routed"] == ["UNROUTABLE"]
     assert [e["outcome"] for e in watched.told(own) if e["point"] == "routed"] == ["PASSED"]
     assert [e["replicated"] for e in watched.told(own) if e["point"] == "topology"] in ([], [False])
@@ -320,7 +321,7 @@ def test_a_refusal_comes_after_what_was_published_before(watched: Watched) -> No
         client.open_channel(confirms=True)
         client.send(b"".join(publish(1, queue, body) for body in [*bodies, b"forbidden", b"after"]))
         assert b"ACCESS_REFUSED - interceptor 'gate-a': no forbidden here" in client.expect(frames.CHANNEL_CLOSE)
-        client.send(frames.method_frame(1, commands.Channel.CloseOk()))
+        client.send(building.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1, confirms=True)
         client.send(publish(1, queue, b"next"))
         client.confirmed(1)
@@ -361,7 +362,7 @@ def test_a_refusal_within_a_transaction(watched: Watched) -> None:
         client.send(b"".join(publish(1, queue, body) for body in (b"in it", b"forbidden", b"after")))
         client.send(publish(1, queue, b"later"))
         assert b"gate-a" in client.expect(frames.CHANNEL_CLOSE)
-        client.send(publish(1, queue, b"later still") + frames.method_frame(1, commands.Channel.CloseOk()))
+        client.send(publish(1, queue, b"later still") + building.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1)
     with watched.channel() as channel:
         assert channel.basic_get(queue)[0] is None

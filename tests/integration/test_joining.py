@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,25 +13,19 @@ from typing import Any
 import pika
 import pytest
 from history import dead, span
-from load import QUIET_S, command, consume, declare, depth, eventually, in_sync, primary_of, renew, replace_primary, set_up, take_over, told
+from load import command, consume, declare, depth, eventually, in_sync, primary_of, renew, replace_primary, set_up, take_over, told
 from pika.exceptions import ChannelClosedByBroker
+from renewals import DEEP, SMALL_LOG, discard, equal, fall_off, has, part_of_it, peek, publish
 from traffic import Load, Traffic
 
-from broker_plugin import wire
-from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab, probe
-from lrq_ha.publisher import Publisher
 
 pytestmark = pytest.mark.broker
 
-LOG_BYTES_MAX = 1 << 20
 LEVELS = """replicate = { '^cache-' = "configuration", '^scratch-' = "none", '' = "all" }\n"""
-SETTINGS = f"log_bytes_max = {LOG_BYTES_MAX}\nmemory_bytes_max = {1 << 20}\nbackup_timeout_s = 10.0\napply_delay_s = 0.1\n"
-SETTINGS += f"checkpoint_entries = 200\n{LEVELS}"
+SETTINGS = f"{SMALL_LOG}backup_timeout_s = 10.0\n{LEVELS}"
 NODES = {"e1", "e2"}
 STILL = 600
-FLUSH_S = 120
-DEEP = 1_900  # a quorum queue gives no more than 2,000 to one consumer
 
 
 @pytest.fixture(scope="module")
@@ -41,69 +34,6 @@ def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     set_up(lab, SETTINGS)
     with lab:
         yield lab
-
-
-def publish(lab: Lab, queue: str, numbers: range, *, size: int = 0, exchange: str = "") -> None:
-    properties = pika.BasicProperties(delivery_mode=2)
-    with Publisher([lab.nodes[primary_of(lab)].door], producer=f"joining-{time.time_ns()}", client_name="test") as publisher:
-        for number in numbers:
-            publisher.publish(exchange, queue, b"%d" % number + b" " * size, properties)
-        publisher.flush(FLUSH_S)
-
-
-def discard(lab: Lab, backup: str) -> None:
-    """The backup begins anew, with nothing."""
-    code, said = command("reinit", backup, "--discard", lab=lab)
-    assert code == 0, said
-    eventually("it to be empty", lambda: lab.status(backup)["end"] == 0)
-
-
-def peek(url: str, queue: str, count: int) -> list[bytes]:
-    """What a broker's queue begins with, in order; it stays there."""
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    channel = connection.channel()
-    channel.basic_qos(prefetch_count=count)
-    found = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=QUIET_S):
-        if method is not None:
-            found.append(body)
-        if method is None or len(found) == count:
-            break
-    connection.close()
-    return found
-
-
-def fall_off(lab: Lab, primary: str, backup: str) -> None:
-    """The backup is away while the beginning of the primary's log is dropped."""
-    end = told(lab, backup)["end"]
-    lab.kill(f"{backup}.sidecar")
-    messages = 2 * LOG_BYTES_MAX // 60_000
-    publish(lab, "churn", range(messages), size=60_000)
-    assert consume(lab.nodes[primary].door, "churn", messages) == list(range(messages))
-    eventually("the head to have moved on", lambda: lab.status(primary)["head"] > end + 1)
-    eventually("the primary to say it", lambda: f"{backup} has fallen off the log" in lab.status(primary)["reason"])
-    lab.start(f"{backup}.sidecar")
-    eventually("the backup to say it", lambda: f"lrq-ha reinit {backup} --discard" in lab.status(backup)["reason"])
-
-
-def part_of_it(lab: Lab, primary: str) -> None:
-    """A renewal is in the middle, and stays there: the broker stands still.
-
-    It runs for a moment at a time before, as all of it may take less than a second.
-    """
-    broker = f"{primary}.broker"
-    end = told(lab, primary)["end"]
-
-    def begun() -> bool:
-        status = told(lab, primary)
-        return "renews its log" in status["reason"] and status["end"] > end + DEEP // 4
-
-    deadline = time.monotonic() + 120
-    while not begun():
-        assert time.monotonic() < deadline, "the renewal does not begin, or was over too soon"
-        lab.cont(broker)
-        time.sleep(0.01)
-        lab.stop(broker)
 
 
 def ended(lab: Lab, name: str) -> int:
@@ -116,40 +46,6 @@ def levels(lab: Lab, name: str) -> dict[str, str]:
     """What a node's sidecar says of the queues in vhost /."""
     rows: Any = probe.get_json(f"{lab.nodes[name].http}/levels")
     return {row["queue"]: row["level"] for row in rows if row["vhost"] == "/"}
-
-
-def has(url: str, queue: str) -> bool:
-    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
-        try:
-            connection.channel().queue_declare(queue, passive=True)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != 404:
-                raise
-            return False
-        return True
-
-
-def equal(lab: Lab, queues: dict[str, int]) -> None:
-    """Both brokers hold so many messages, and what both logs hold is the same."""
-    for queue, count in queues.items():
-        for name in NODES:
-            url = lab.nodes[name].broker
-            eventually(f"{count} messages in {queue} at {name}", lambda url=url, queue=queue, count=count: depth(url, queue) == count)
-    logs = [batches(lab, name) for name in sorted(NODES)]
-    shared = logs[0].keys() & logs[1].keys()
-    assert len(shared) > 5
-    assert [logs[0][key] for key in shared] == [logs[1][key] for key in shared]
-
-
-def batches(lab: Lab, name: str) -> dict[tuple[int, int, int], int]:
-    """(epoch, first, last) of each batch in a node's stream, and a checksum of what it says."""
-    found = {}
-    joiner: wire.Joiner[dict[str, Any]] = wire.Joiner()
-    for headers, body in checks.read_stream(lab.nodes[name].admin, "LRQ_HA_east"):
-        whole = joiner.take(headers, headers, body)
-        if whole is not None and wire.LAST in headers:
-            found[headers[wire.EPOCH], headers[wire.FIRST], headers[wire.LAST]] = zlib.crc32(whole[1])
-    return found
 
 
 def refused(lab: Lab, queue: str, reason: str, **arguments: object) -> None:
@@ -272,7 +168,7 @@ def test_kills_in_the_middle_of_it(lab: Lab) -> None:
     eventually("the stream to flow", lambda: load.confirmed > 50)
     renewing = threading.Thread(target=command, args=("renew",), kwargs={"lab": lab})
     renewing.start()
-    part_of_it(lab, primary)
+    part_of_it(lab, primary, "deep")
     began = time.time()
     lab.kill(f"{primary}.sidecar")
     lab.cont(f"{primary}.broker")

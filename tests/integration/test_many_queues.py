@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
 
 COUNT = int(os.environ.get("LRQ_QUEUES", "100"))
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-IDLE_S = 5.0 if COUNT > 1_000 else 0.0
+IDLE_S = 10.0 if COUNT > 1_000 else 0.0
 
 
 def resident_mb(pid: int | None) -> float:
@@ -40,6 +40,18 @@ def tell(lab: Lab, what: str, began: float, each: int = COUNT) -> None:
     memory = ", ".join(f"{name} {resident_mb(lab.nodes[name].sidecar_pid):.0f} MB" for name in ("e1", "e2") if lab.nodes[name].sidecar_pid)
     cpu = ", ".join(f"{name} {cpu_s(lab.nodes[name].sidecar_pid):.1f} s" for name in ("e1", "e2") if lab.nodes[name].sidecar_pid)
     print(f"{COUNT} queues, load {os.getloadavg()[0]:.1f}: {what}: {took:.2f} s, {1000 * took / each:.2f} ms each; {memory}; CPU {cpu}", flush=True)
+
+
+def tell_idle(lab: Lab, *names: str) -> None:
+    """What the sidecars use while no client does anything, if that is measured."""
+    if not IDLE_S:
+        return
+    began, before = time.monotonic(), [cpu_s(lab.nodes[name].sidecar_pid) for name in names]
+    time.sleep(IDLE_S)
+    took = time.monotonic() - began
+    used = [(cpu_s(lab.nodes[name].sidecar_pid) - first) / took for name, first in zip(names, before)]
+    told = ", ".join(f"{name} {share:.1%}" for name, share in zip(names, used))
+    print(f"idle for {took:.0f} s, load {os.getloadavg()[0]:.1f}: sidecars use of a core: {told}", flush=True)
 
 
 def declare(url: str, names: list[str]) -> None:
@@ -80,11 +92,8 @@ def test_many_queues(pair: Lab) -> None:
     began = time.monotonic()
     in_sync(pair, applied=True)
     tell(pair, "all of it applied", began)
+    tell_idle(pair, primary, backup)
     if IDLE_S:
-        began, before = time.monotonic(), [cpu_s(pair.nodes[name].sidecar_pid) for name in (primary, backup)]
-        time.sleep(IDLE_S)
-        used = [(cpu_s(pair.nodes[name].sidecar_pid) - first) / IDLE_S for name, first in zip((primary, backup), before)]
-        print(f"idle: primary's sidecar {used[0]:.0%}, backup's {used[1]:.0%} of a core", flush=True)
         began = time.monotonic()
         with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].door)) as connection:
             channel = connection.channel()
@@ -100,6 +109,8 @@ def test_many_queues(pair: Lab) -> None:
     began = time.monotonic()
     take_over(pair, backup, primary)
     tell(pair, "promoted", began)
+    recovered = [line for line in pair.nodes[backup].log.read_text().splitlines() if "recovered: epoch taken" in line]
+    print(recovered[-1].partition("recovered: ")[2], flush=True)
     began = time.monotonic()
     with pika.BlockingConnection(pika.URLParameters(pair.nodes[backup].door)) as connection:
         channel = connection.channel()
@@ -113,6 +124,7 @@ def test_many_queues(pair: Lab) -> None:
     tell(pair, "the former primary started", began)
     in_sync(pair, applied=True)
     tell(pair, "and in sync", began)
+    tell_idle(pair, backup, primary)
     with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
         channel = connection.channel()
         for queue in queues:

@@ -12,7 +12,7 @@ from load import all_applied, declare, eventually, in_sync, told
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 FILL = 96  # messages of 1 MiB: more than the log keeps in memory
 ROUNDS, COUNT = 6, 10_000

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 import pika
 import pytest
-from load import eventually, in_sync
+from load import User, add_users, eventually, in_sync
 from pamqp import commands
 from patience import PATIENT_DOOR
 from raw_client import RawClient
 from sidecar_process import Sidecar
 
-from broker_plugin import frames
+from broker_plugin import building, frames
 from lrq_ha.lab import Lab
 from lrq_ha.lab.ports import free_ports
 
@@ -61,8 +61,7 @@ def proxied(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def add_guest(lab: Lab) -> None:
     for name in lab.nodes:
-        lab.ctl(name, "add_user", "guest", "guest")
-        lab.ctl(name, "set_permissions", "guest", ".*", ".*", ".*")
+        add_users(lab, name, User("guest", "guest", [("/", ".*", ".*", ".*")]))
 
 
 def as_user(lab: Lab, user: str) -> str:
@@ -76,7 +75,7 @@ def answer(url: str) -> bytes:
         try:
             client.login("/", 0, frames.FRAME_MAX_BYTES, {})
         except AssertionError:
-            client.send(frames.method_frame(0, commands.Connection.CloseOk()))
+            client.send(building.method_frame(0, commands.Connection.CloseOk()))
             assert client.closed()
         return client.got[-1][2]
 
@@ -103,7 +102,7 @@ def test_a_client_that_does_not_know_the_answer_is_just_closed(lab: Lab, open_si
     with RawClient(f"amqp://guest:guest@{outside}:{open_sidecar.door.rpartition(':')[2]}", login=False) as client:
         client.send(frames.PROTOCOL_HEADER)
         client.expect(frames.CONNECTION_START)
-        client.send(frames.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))
+        client.send(building.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))
         assert client.closed()
         assert frames.CONNECTION_CLOSE not in [kind for kind, *_ in client.got]
         assert frames.CONNECTION_TUNE not in [kind for kind, *_ in client.got]

@@ -37,7 +37,7 @@ from lrq_ha.publisher import (
 )
 from lrq_ha.replication.errors import IllegalEvent
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 Make = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from lrq_ha.publisher import FullSyncCancelled, FullSyncRequest, NackedError
 from lrq_ha.publisher.messages import full_sync_status
 from lrq_ha.replication.errors import IllegalEvent
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 Make = Callable[..., Any]
 

@@ -10,20 +10,22 @@ import pika
 import pytest
 from load import consume, declare, depth, eventually, in_sync, primary_of, replace_primary, same_logs, set_up
 
+from broker_plugin import wire
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import Publisher
+from lrq_ha.replication.retention import RECORD_BYTES
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 EVERY = 200
 MESSAGES = 1_000
 
 
-def up(new_lab: Callable[..., Lab], broker_version: str, settings: str) -> Lab:
-    """A pair and a sink whose sidecars have these lines in [replication], which is the last table of their configuration."""
-    lab = new_lab({"east": 2, "west": 1}, broker=broker_version)
+def up(new_lab: Callable[..., Lab], broker_version: str, settings: str, *, sinks: int = 0) -> Lab:
+    """A pair and sinks whose sidecars have these lines in [replication], which is the last table of their configuration."""
+    lab = new_lab({"east": 2} | ({"west": sinks} if sinks else {}), broker=broker_version)
     set_up(lab, settings)
     lab.up()
     in_sync(lab, applied=True)
@@ -69,8 +71,19 @@ def records(lab: Lab, name: str) -> list[bytes]:
     return [body for headers, body in checks.read_stream(lab.nodes[name].admin, "LRQ_APPLIED_east") if "x-lrq-open" not in headers]
 
 
+def batches(lab: Lab, name: str) -> list[pb.Batch]:
+    """What stands in a node's log, whole."""
+    joiner: wire.Joiner[bool] = wire.Joiner()
+    whole = (joiner.take(headers, wire.FIRST in headers, body) for headers, body in checks.read_stream(lab.nodes[name].admin, "LRQ_HA_east"))
+    return [pb.Batch.FromString(found[1]) for found in whole if found is not None and found[0]]
+
+
+def kind_of(batch: pb.Batch) -> str | None:
+    return batch.runs[0].WhichOneof("kind") if batch.runs else None
+
+
 def test_a_restart_reads_from_the_last_checkpoint(new_lab: Callable[..., Lab], broker_version: str) -> None:
-    lab = up(new_lab, broker_version, f"checkpoint_entries = {EVERY}")
+    lab = up(new_lab, broker_version, f"checkpoint_entries = {EVERY}", sinks=1)
     queue = "restarts"
     declare(lab.nodes["e1"].door, queue, queue_type="quorum")
     publish(lab, queue, range(1, MESSAGES // 2))
@@ -149,3 +162,122 @@ def test_what_was_routed_before_bindings_changed_stays_where_it_was(new_lab: Cal
         connection.close()
     assert drain(lab, "old", 9) == [1, 2, 3]
     assert depth(lab.nodes["e1"].broker, "new") == 0
+
+
+def test_short_lived_queues_leave_nothing_behind(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """Made, used and deleted one after the other, with a queue that stays beside them: nothing of them is in the record, and restarts go well."""
+    lab = up(new_lab, broker_version, f"checkpoint_entries = {EVERY}")
+    queues, staying, rounds = [f"reply-{number}" for number in range(60)], "staying", 2
+    persistent = pika.BasicProperties(delivery_mode=2)
+
+    def use() -> None:
+        """Two messages to each, of which one is left when it is deleted; and to the one that stays."""
+        with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary_of(lab)].door)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for number, queue in enumerate(queues):
+                channel.queue_declare(queue, durable=True)
+                for body in (b"%d" % number, b"left"):
+                    channel.basic_publish("", queue, body, persistent)
+                channel.basic_publish("", staying, b"%d" % number, persistent)
+                method, _, body = channel.basic_get(queue)
+                assert int(body) == number
+                channel.basic_ack(method.delivery_tag)
+                if number % 2:
+                    taken, _, _ = channel.basic_get(staying)
+                    channel.basic_ack(taken.delivery_tag)
+                channel.queue_delete(queue)
+
+    def remembers(name: str) -> set[str]:
+        return {known.queue for known in pb.Applied.FromString(records(lab, name)[-1]).queues}
+
+    declare(lab.nodes["e1"].door, staying)
+    for _ in range(rounds):
+        use()
+        nodes = in_sync(lab, applied=True)
+        for name in nodes:
+            eventually(f"{name} to remember one queue", lambda name=name: remembers(name) == {staying})
+        for name in reversed(nodes):  # the backup first
+            end, first = restart(lab, name)
+            assert end - 3 * EVERY < first, f"{name} read {end - first} entries"
+    # Queues of these names are new ones, on each node.
+    door = lab.nodes[primary_of(lab)].door
+    with pika.BlockingConnection(pika.URLParameters(door)) as connection:
+        channel = connection.channel()
+        for queue in queues[:20]:
+            assert channel.queue_declare(queue, durable=True).method.message_count == 0
+    for number, queue in enumerate(queues[:20]):
+        publish(lab, queue, range(number + 1, number + 2))
+    killed, taken_over = in_sync(lab, applied=True)
+    replace_primary(lab, killed, taken_over)
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[taken_over].door)) as connection:
+        channel = connection.channel()
+        for number, queue in enumerate(queues[:20]):
+            method, _, body = channel.basic_get(queue, auto_ack=True)
+            assert method is not None
+            assert int(body) == number + 1
+            assert channel.basic_get(queue)[0] is None
+    left = drain(lab, staying, rounds * len(queues))
+    assert len(left) == rounds * len(queues) // 2
+    lab.start(killed)
+    in_sync(lab, applied=True)
+    same_logs(lab)
+
+
+def test_a_checkpoint_in_several_parts(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """More than a broker may take in one message: bindings with long arguments stand for very many queues."""
+    lab = up(new_lab, broker_version, f"checkpoint_entries = {EVERY}")
+    count, size = 40, 60_000
+    queue = "bound"
+    declare(lab.nodes["e1"].door, queue)
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes["e1"].door)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("by-header", "headers", durable=True)
+        for number in range(count):
+            channel.queue_bind(queue, "by-header", arguments={"x-match": "all", "number": number, "text": f"{number:0{size}}"})
+    primary, backup = in_sync(lab, applied=True)
+
+    def checkpoints(name: str) -> list[int]:
+        """Sizes of those in a node's log."""
+        return [len(batch.runs[0].checkpoint.definitions) for batch in batches(lab, name) if kind_of(batch) == "checkpoint"]
+
+    publish(lab, queue, range(1, 2 * EVERY))
+    eventually("a checkpoint with all of that", lambda: max(checkpoints(primary), default=0) > count * size)
+    in_sync(lab, applied=True)
+    for name in (backup, primary):
+        assert restart(lab, name)[1] > 1
+    replace_primary(lab, *in_sync(lab, applied=True))
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].door)) as connection:
+        channel = connection.channel()
+        channel.queue_purge(queue)
+        channel.confirm_delivery()
+        headers = {"number": 7, "text": f"{7:0{size}}"}
+        channel.basic_publish("by-header", "", b"7", pika.BasicProperties(headers=headers, delivery_mode=2), mandatory=True)
+        assert channel.basic_get(queue)[2] == b"7"
+
+
+def test_a_small_log_always_has_a_checkpoint(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """Entries that are small count as what they take in the stream: else the broker would drop the last checkpoint before the next one comes."""
+    log_bytes_max = 1 << 20
+    lab = up(new_lab, broker_version, f"log_bytes_max = {log_bytes_max}\nbackup_timeout_s = 30.0")
+    queue = "small"
+    declare(lab.nodes["e1"].door, queue)
+    primary, backup = in_sync(lab, applied=True)
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number in range(2_000):
+            channel.basic_publish("", queue, b"%d" % number)
+            method, _, _ = channel.basic_get(queue)
+            channel.basic_ack(method.delivery_tag)
+    in_sync(lab, applied=True)
+    grown, between = 0, []
+    for batch in batches(lab, primary):
+        grown += batch.ByteSize() + RECORD_BYTES
+        if kind_of(batch) == "checkpoint":
+            between.append(grown)
+            grown = 0
+    assert len(between) > 1, "the log has lost its beginning"
+    assert max(between) < log_bytes_max // 4 + (64 << 10), between
+    for name in (backup, primary):
+        assert restart(lab, name)[1] > 1

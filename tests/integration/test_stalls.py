@@ -186,6 +186,28 @@ def test_a_backup_that_stands_still_is_left_out_and_comes_back(pair_with_one_log
     equal(pair, queue)
 
 
+def test_a_broker_that_confirms_nothing_is_told(pair_with_one_log: Lab) -> None:
+    """Long before its heartbeats say that it does not answer, or where it goes on answering them: so does one whose disk is full."""
+    pair = pair_with_one_log
+    primary, _ = in_sync(pair)
+    queue = f"told-{time.time_ns()}"
+    declare(pair.nodes[primary].door, queue)
+    witness = Witness(pair.nodes[primary].door, queue, queue)
+    witness.send(range(1, 2))
+    witness.all_confirmed()  # its broker was asked whether it may publish there
+    pair.stop(f"{primary}.broker")
+    try:
+        witness.send(range(2, 11))
+        shown = r"its broker has confirmed nothing of the log for \d+ s: see its log, and whether its disk is full"
+        eventually("it to be told", lambda: bool(re.search(shown, pair.status(primary)["reason"])))
+    finally:
+        pair.cont(f"{primary}.broker")
+    witness.all_confirmed()
+    assert "confirmed nothing" not in told(pair, primary)["reason"]
+    assert bodies(pair.nodes[primary].door, queue) == list(range(1, 11))
+    equal(pair, queue)
+
+
 def test_a_primary_that_goes_on_where_it_cannot_see_who_was_promoted_diverges(
     new_lab: Callable[..., Lab], broker_version: str, tmp_path: Path
 ) -> None:

@@ -1,20 +1,26 @@
-"""Reading streams whose broker goes away in the middle: who reads is told, and does not wait for ever."""
+"""Reading streams: whose broker goes away in the middle (who reads is told, and does not wait for ever), records that come late, or are in parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
+from late import late
 
+from broker_plugin import wire
 from broker_plugin.client_errors import Address
-from broker_plugin.streams import READ_PREFETCH, Streams
+from broker_plugin.streams import PROBE_MAX, READ_PREFETCH, Streams
 from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.sidecar.rebuild import read_applied
+from lrq_ha.sidecar.view_reader import View
 
 pytestmark = pytest.mark.broker
 
+LATE_S = 1.0
 RECORDS = 2 * READ_PREFETCH  # so the end of the stream is not on its way yet when the first one comes
 
 
@@ -80,3 +86,82 @@ def test_a_stream_that_is_deleted_while_it_is_read(brokers: Lab) -> None:
 
     with pytest.raises(LrqError, match="LRQ_HA_deleted"):
         asyncio.run(_with_a_log(brokers, "deleted", read))
+
+
+@asynccontextmanager
+async def _opened(group: str, address: Address) -> AsyncIterator[Streams]:
+    """An incarnation."""
+    streams = Streams(group, address, 1 << 26, lambda _count: None, lambda _reason: None)
+    await streams.open()
+    try:
+        yield streams
+    finally:
+        await streams.close()
+
+
+def test_a_start_beside_a_slow_broker_finds_the_generations_before_it(brokers: Lab) -> None:
+    """More of them than are looked for without a hint: it took the first number, and that was given before."""
+
+    async def go() -> None:
+        address = Address.parse(brokers.nodes["e1"].admin, "lrq")
+        for generation in range(1, PROBE_MAX + 2):
+            async with _opened("hinted", address) as streams:
+                assert streams.generation == generation
+                await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
+        async with late(address, LATE_S) as slow, _opened("hinted", slow) as streams:
+            assert streams.generation == PROBE_MAX + 2
+
+    asyncio.run(go())
+
+
+def test_the_newest_entry_of_a_view_that_a_slow_broker_gives_late(brokers: Lab) -> None:
+    """It was not waited for: what came after was read as if nothing older were there. Starts that wrote nothing do not hide it."""
+
+    async def tail(address: Address, queue: str) -> int:
+        async with _opened("viewed", address) as streams:
+            await streams.write_view(queue, b"", {}, lambda: None)  # it is bound; and this is no entry
+            view = View(queue)
+            await view.probe(streams)
+            return view.tail
+
+    async def go() -> None:
+        address = Address.parse(brokers.nodes["e1"].admin, "lrq")
+        written = asyncio.Event()
+        async with _opened("viewed", address) as streams:
+            await streams.write_view("viewed", b"", {"x-lrq-pos": "258.7/1"}, written.set)
+            await written.wait()
+        async with late(address, LATE_S) as slow:
+            assert await tail(slow, "viewed") == 7
+        for _ in range(3):
+            assert await tail(address, "viewed") == 7
+            assert await tail(address, "viewed-empty") == 0
+
+    asyncio.run(go())
+def test_an_applied_record_that_is_larger_than_a_message(brokers: Lab) -> None:
+    """With very many queues. The next start finds it, and the generation that wrote it."""
+
+    async def write() -> int:
+        streams = Streams("large", Address.parse(brokers.nodes["e1"].admin, "lrq"), 1 << 26, lambda _count: None, lambda _reason: None)
+        await streams.open()
+        try:
+            generations = [pb.Generation(applied=n, generation=n) for n in range(1, streams.generation + 1)]
+            for size in (10, 5 * wire.PART_BYTES_MAX // 2):
+                await streams.write_applied(pb.Applied(applied=size, refused=bytes(size), generations=generations).SerializeToString())
+        finally:
+            await streams.close()
+        return streams.generation
+
+    async def read() -> tuple[int, int, int]:
+        streams = Streams("large", Address.parse(brokers.nodes["e1"].admin, "lrq"), 1 << 26, lambda _count: None, lambda _reason: None)
+        await streams.open()
+        try:
+            record, _ = await read_applied(streams)
+        finally:
+            await streams.close()
+        return streams.generation, record.applied, len(record.refused)
+
+    for _ in range(PROBE_MAX + 2):  # so that its number is not found by chance
+        generation = asyncio.run(write())
+    assert generation > PROBE_MAX
+    size = 5 * wire.PART_BYTES_MAX // 2
+    assert asyncio.run(read()) == (generation + 1, size, size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pika
 import pytest
@@ -155,6 +156,48 @@ def test_a_consumer_that_does_not_finish(pair: Lab) -> None:
     channel = pika.BlockingConnection(pika.URLParameters(pair.nodes[backup].door)).channel()
     got = [channel.basic_get(queue, auto_ack=True) for _ in range(4)]
     assert [(m.redelivered, b) for m, _, b in got if m] == [(True, b"1"), (True, b"2"), (True, b"3")]
+    in_sync(pair)
+
+
+def test_of_two_orders_at_once_one_is_refused(pair: Lab) -> None:
+    """The second ended what the first had begun: messages were given out again, and a demotion that failed lifted the pause of another."""
+    primary, backup = in_sync(pair)
+    queue = f"ordered-twice-{time.time_ns()}"
+    for name in (queue, f"{queue}-looked-at"):
+        declare(pair.nodes[primary].door, name)
+    channel = pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].door)).channel()
+    channel.confirm_delivery()
+    for body in (b"1", b"2", b"3"):
+        channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
+    channel.basic_publish("", f"{queue}-looked-at", b"1", pika.BasicProperties(delivery_mode=2))
+    held, _, _ = channel.basic_get(queue)
+
+    def nothing_is_given_out() -> bool:
+        method, _, _ = channel.basic_get(f"{queue}-looked-at")
+        if method is not None:
+            channel.basic_nack(method.delivery_tag)
+        return method is None
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(command, "switchover", backup, "--timeout", "600", lab=pair)
+        try:
+            eventually("the first to be under way", nothing_is_given_out)
+            here = ("--group", "east", "--timeout", "0")
+            for order in (("switchover", backup, "--timeout", "0"), ("switchover", *here, "--dry-run"), ("demote", *here), ("renew", *here)):
+                code, said = command(*order, lab=pair)
+                assert (code, f"not now: node {primary} hands over to {backup}; consumers have 600 s" in said) == (1, True), (order, said)
+                assert nothing_is_given_out(), order
+            assert f"hands over to {backup}" in pair.status(primary)["reason"], "and `list` says so"
+            assert not pair.status(primary)["paused"]
+            assert not pair.status(backup)["paused"]
+        finally:
+            channel.basic_ack(held.delivery_tag)
+        code, said = first.result()
+        assert (code, said.partition("; this")[0]) == (0, f"{primary} has handed over to {backup}")
+    pair.wait_role(backup, "active")
+    channel = pika.BlockingConnection(pika.URLParameters(pair.nodes[backup].door)).channel()
+    got = [channel.basic_get(queue, auto_ack=True) for _ in range(3)]
+    assert [(m.redelivered, b) for m, _, b in got if m] == [(False, b"2"), (False, b"3")]
     in_sync(pair)
 
 

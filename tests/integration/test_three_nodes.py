@@ -21,7 +21,7 @@ from traffic import Load
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Confirm, Publisher
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 PATIENT_S = 600.0
 BACKUP_TIMEOUT_S = 2.0
@@ -278,10 +278,11 @@ def test_local_completion_waits_for_no_backup(strict: Lab) -> None:
     leaves = Witness(door, local, f"{local}-leaves")
     # Whose connection is lost has its next confirm from the broker again: this one sits out whatever the machine does.
     with Publisher([door], f"{local}-stays", confirm_timeout_s=PATIENT_S, heartbeat_s=0) as publisher:
-        # The first of a connection has its confirm from the broker: so it is known that the user may do that.
+        # Of the first of a connection the broker is asked whether the user may do that.
         publisher.publish("", local, b"1", mandatory=False).result(CONFIRM_S)
         leaves.send(range(2, 3))
         leaves.all_confirmed()
+        eventually("nothing of these to be at stake", lambda: lab.status(primary)["at_stake_entries"] == 0)
         lab.stop(f"{other}.sidecar")
         try:
             waits = publisher.publish("", ordinary, b"")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import ssl
 import struct
 import time
+import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,12 +24,15 @@ from patience import PATIENT_DOOR
 from pika.exceptions import AMQPConnectionError, ConnectionClosedByBroker
 from publisher_api import BlockingPublisher, no_primary
 from raw_client import RawClient
+from sidecar_process import Sidecar
 
-from broker_plugin import frames
+from broker_plugin import building, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import NoPrimary, Publisher
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+
+HANDSHAKE_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -199,26 +205,45 @@ def test_a_certificate_is_replaced_while_it_runs(lab: Lab) -> None:
     assert certificate.exists()
 
 
-def test_half_open_handshakes_end_in_time_and_cost_nobody(lab: Lab) -> None:
-    name = primary(lab)
-    sockets = [socket.create_connection(("127.0.0.1", port(lab, name)), 60) for _ in range(200)]
+@contextmanager
+def half_open(door: str) -> Iterator[list[socket.socket]]:
+    """Connections that begin a TLS handshake, or not even that."""
+    host, _, number = door.rpartition(":")
+    sockets = [socket.create_connection((host, int(number)), 60) for _ in range(200)]
     try:
         hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(40)  # of 512 announced bytes
         for i, one in enumerate(sockets):
             if i % 2:
                 one.sendall(hello[: 5 + i % 40])
-        works(lab, parameters(lab, name))
-        for one in sockets:
-            one.settimeout(120)
-            try:
-                while one.recv(100):
-                    pass
-            except ConnectionResetError:
-                pass
+        yield sockets
     finally:
         for one in sockets:
             one.close()
+
+
+def test_half_open_handshakes_cost_nobody(lab: Lab) -> None:
+    name = primary(lab)
+    with half_open(f"127.0.0.1:{port(lab, name)}"):
+        eventually("them to be counted", lambda: lab.status(name)["sockets"] >= 200)
+        works(lab, parameters(lab, name))
     eventually("the sockets to be gone", lambda: lab.status(name)["sockets"] <= 10)
+
+
+def test_half_open_handshakes_end_in_time(lab: Lab, tmp_path: Path) -> None:
+    """At a door beside the broker of e1, with its certificate, that gives them HANDSHAKE_S."""
+    tls = tomllib.loads(lab.nodes["e1"].config.read_text())["tls"]
+    files = "".join(f"{key} = {json.dumps(value)}\n" for key, value in tls.items())
+    tables = f'[door.tls]\nverify = "optional"\n{files}[tls]\n{files}'
+    with Sidecar(lab, tmp_path, f"hurried-{time.time_ns() % 10**9}", more=tables, handshake_timeout_s=HANDSHAKE_S) as hurried:
+        hurried.becomes("active")
+        with half_open(hurried.door) as sockets:
+            for one in sockets:
+                one.settimeout(120)
+                with suppress(ConnectionResetError):
+                    while one.recv(100):
+                        pass
+        eventually("the sockets to be gone", lambda: hurried.status()["sockets"] == 0)
+        eventually("all to be told of", lambda: hurried.said().count(f"longer than {HANDSHAKE_S} seconds") == len(sockets))
 
 
 # -- logins by certificate
@@ -265,7 +290,7 @@ def test_external_is_neither_offered_to_nor_taken_from_anybody_else(lab: Lab, ma
         client.send(frames.PROTOCOL_HEADER)
         start: Any = frames.decode_method(client.expect(frames.CONNECTION_START))
         assert start.mechanisms.split() == ["PLAIN", "AMQPLAIN"]
-        client.send(frames.method_frame(0, commands.Connection.StartOk({}, "EXTERNAL", "", "en_US")))
+        client.send(building.method_frame(0, commands.Connection.StartOk({}, "EXTERNAL", "", "en_US")))
         assert client.closed()
         kind, _, payload = client.got[-1]
         assert kind == frames.CONNECTION_CLOSE

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pika
 import pytest
 from door_rig import Rig
-from load import declare, depth, eventually, in_sync, primary_of, take_over
+from load import declare, depth, eventually, in_sync, primary_of, take_over, told
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from pika.exceptions import AMQPError, ChannelClosedByBroker
-from raw_client import RawClient
+from raw_client import RawClient, publish
 
-from broker_plugin import frames
+from broker_plugin import building, frames
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls")]
@@ -107,17 +108,11 @@ def bodies(url: str, queue: str) -> list[bytes]:
     return found
 
 
-def end_connections(lab: Lab, node: str) -> None:
-    """The mover's connection, at the broker behind the door."""
-    for row in lab.ctl(node, "-q", "list_connections", "pid", "client_properties").splitlines():
-        if "mover" in row:
-            lab.ctl(node, "close_connection", row.split("\t")[0], "test")
-
-
 ONCE = [(fault, kind, False) for fault in ("connection", "primary.sidecar", "primary") for kind in ("classic", "quorum")]
 LATE = [("connection", "quorum", True), ("primary", "classic", True)]
 
 
+@pytest.mark.one_version("4.3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("fault", "kind", "late"), ONCE + LATE)
 def test_moved_exactly_once(pair: Lab, fault: str, kind: str, late: bool) -> None:
@@ -139,7 +134,7 @@ def test_moved_exactly_once(pair: Lab, fault: str, kind: str, late: bool) -> Non
         for round_ in range(3 if fault == "connection" else 1):
             eventually("transactions", lambda round_=round_: mover.commits > 15 * (round_ + 1))
             if fault == "connection":
-                end_connections(pair, primary)
+                pair.ctl(primary, "close_all_user_connections", "app", "test")  # at the broker behind the door; only the mover has one
             else:
                 in_sync(pair)
                 target_name = primary + (".sidecar" if fault.endswith("sidecar") else "")
@@ -163,6 +158,37 @@ def test_moved_exactly_once(pair: Lab, fault: str, kind: str, late: bool) -> Non
         door = pair.nodes[name].door if name == now else ""
         broker = pair.nodes[name].broker
         eventually(f"nothing left at {name}", lambda door=door, url=broker: not (door and bodies(door, source)) and depth(url, source) == 0)
+
+
+VANISH = 40
+
+
+def test_a_client_that_vanishes_behind_its_commit(rig: Rig) -> None:
+    """Its commit is carried out, or not, but as a whole: each message is in one of the two queues, once, on both nodes."""
+    channel = rig.channel(confirms=True)
+    source, target = rig.declare(channel), rig.declare(channel)
+    sockets = told(rig.lab, rig.primary)["sockets"]
+    all_of_them = [b"%d" % number for number in range(3 * VANISH)]
+    for body in all_of_them:
+        channel.basic_publish("", source, body, pika.BasicProperties(delivery_mode=2))
+    for _ in range(VANISH):
+        with RawClient(rig.url) as client:
+            client.open_channel()
+            client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+            moved = b""
+            for _ in range(3):
+                got: Any = frames.decode_method(client.call(1, commands.Basic.Get(queue=source), frames.BASIC_GET_OK))
+                client.expect(frames.HEADER)
+                body = client.expect(frames.BODY)
+                moved += publish(1, target, body) + building.method_frame(1, commands.Basic.Ack(got.delivery_tag))
+            client.send(moved + building.method_frame(1, commands.Tx.Commit()))
+        # gone: it reads no answer
+        eventually("the door to have seen it go", lambda: told(rig.lab, rig.primary)["sockets"] <= sockets)
+    left = rig.bodies(rig.primary, source)
+    rig.both_hold(source, left)
+    done = [body for body in all_of_them if body not in left]
+    assert done, "none was carried out"
+    rig.both_hold(target, done, ordered=False)
 
 
 @pytest.mark.parametrize("bad", [{"expiration": "soon"}, {"user_id": "somebody-else"}])
@@ -205,7 +231,7 @@ def test_refused_at_a_publish_that_comes_with_its_commit(rig: Rig) -> None:
         client.open_channel()
         client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
         client.call(1, commands.Basic.Get(queue=source), frames.BASIC_GET_OK)
-        moved = content(b"before"), content(b"bad", expiration="soon"), frames.ack(1, 1), content(b"after"), frame.marshal(commands.Tx.Commit(), 1)
+        moved = content(b"before"), content(b"bad", expiration="soon"), building.ack(1, 1), content(b"after"), frame.marshal(commands.Tx.Commit(), 1)
         client.send(b"".join(moved))
         while (found := client.read())[0] != frames.CHANNEL_CLOSE:
             assert found[0] != frames.TX_COMMIT_OK

@@ -99,6 +99,7 @@ def promise_late(**options: object) -> None:
     c.append(1)
     c.crash(1, sent_arrives=True)
     c.notice(2, 1)
+    c.node(2).peers[3].epoch = 0  # as on a connection that has not brought a heartbeat yet: n3 has not noticed
     c.promote(2, {1})
     while c.conns[2, 3].queue[0][0] != Prepare(epoch_number(2, 2)):
         c.deliver(2, 3)
@@ -121,6 +122,21 @@ def restart_alone(**options: object) -> None:
     down(c, 2)
     c.settle(0.5, only={1})
     assert c.node(1).role is Role.CATCH_UP
+
+
+def lost_host_restarts_alone(**options: object) -> None:
+    c = group(2, restart_alone=True, **options)
+    m0 = c.append(1)
+    c.settle(0.2)
+    assert confirmed(c, m0)
+    down(c, 2)
+    c.crash(1, lost_records=1)
+    c.start(1)
+    c.settle(0.5, only={1})
+    assert c.node(1).role is Role.CATCH_UP
+    c.start(2)
+    c.settle(1.0)
+    assert c.primary() is c.hosts[2]
 
 
 def restart_with_its_set(**options: object) -> None:
@@ -381,6 +397,7 @@ TRACES: list[tuple[Callable[..., None], str, str]] = [
     (acked_at_accept, "push acknowledged at accept", "untrue: n2"),
     (promise_late, "promise raises top only when FENCE is confirmed", "A: the memory of n3"),
     (restart_alone, "leader restarts alone", "G1"),
+    (lost_host_restarts_alone, "a lost host restarts alone", "G1"),
     (restart_with_its_set, "leader restarts when its own set answers", "G5"),
     (tail_cut, "tail always cut", "silent loss: n1"),
     (tail_cut_without_sets_in_it, "tail judged by the sets inside it", "silent loss: n1"),

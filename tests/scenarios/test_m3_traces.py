@@ -78,13 +78,19 @@ def record_of_lost_entries(**options: object) -> None:
     assert [copy.number for copy in site.broker.queues["a"].ready][-1] == 5
 
 
-def refusal_that_is_lost(**options: object) -> None:
-    """A host loses the entry that says that a publish was refused, and keeps the record that knows of it; its publisher sends it again."""
+def refusal_that_is_lost(*, checkpoint: bool = False, **options: object) -> None:
+    """A host loses the entry that says that a publish was refused, and keeps the record that knows of it; its publisher sends it again.
+
+    Args:
+        checkpoint: One stands between the publish and the refusal, so that the publish is not read again.
+    """
     world = World(2, **options)  # type: ignore[arg-type]
     client = Client(world, "p", targets=(("", "l"),), numbered=True)
     site = alone(client, "l", 0, "", 1, True)
     for _ in range(2):
         client.publish(random.Random(1))
+        if checkpoint and len(site.broker.queues["l"].ready):
+            site.replica.checkpoint()
         pump(world, 1)
     assert [copy.number for copy in site.broker.queues["l"].ready] == [1]
     lose_end(world, records=1)
@@ -100,9 +106,15 @@ def refusal_that_is_lost(**options: object) -> None:
     assert [copy.number for copy in site.broker.queues["l"].ready] == [2]
 
 
+def refusal_before_the_checkpoint(**options: object) -> None:
+    """The same, where the record says that the log is read from behind the publish on."""
+    refusal_that_is_lost(checkpoint=True, **options)
+
+
 TRACES: list[tuple[Callable[..., None], str, str]] = [
     (record_of_lost_entries, "sequences that a lost host's record knows are taken for applied", "lost: m5"),
     (refusal_that_is_lost, "what only a lost host's record knows as refused is taken for refused", "lost: m2"),
+    (refusal_before_the_checkpoint, "the same, where it stands before the last CHECKPOINT", "lost: m2"),
 ]
 
 

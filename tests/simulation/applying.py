@@ -6,7 +6,7 @@ Rules: a step that is not possible returns False and changes nothing. What the b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker import Copy, Pipe
@@ -56,11 +56,11 @@ class Applier:
     def drained(self) -> bool:
         """Nothing safe waits. What a full queue refuses does not count: only the consumers of an open door can make room for it."""
         waiting = self._replica.to_apply
-        return not self.open and not (waiting and waiting[0].last <= self._replica.safe)
+        return not self.open and not (waiting and waiting[0].last <= self._replica.progress.safe)
 
     def has_brought(self, upto: int) -> bool:
         """Everything up to `upto` is in the queues, but for what a full one refuses: a declaration must not wait for consumers, which wait for it."""
-        left = self._replica.tracker.needs(1, upto)
+        left = self._replica.progress.tracker.needs(1, upto)
         for parked in self.parked.values():
             for message in parked:
                 left.remove(message.sequence)
@@ -79,7 +79,7 @@ class Applier:
             return False
         entry = waiting[0]
         kind = entry.run.WhichOneof("kind")
-        done = entry.last <= self._replica.tracker.applied
+        done = entry.last <= self._replica.progress.tracker.applied
         if not done and kind in ("purge", "topology") and not self._change(entry, kind):
             return False
         waiting.popleft()
@@ -89,49 +89,52 @@ class Applier:
         if kind == "enqueues":
             self._enqueue(entry)
         else:
-            self._replica.applied(entry.first, entry.last)
+            self._replica.progress.applied(entry.first, entry.last)
         return True
 
     def may_apply(self, entry: Entry) -> bool:
         """R5: nothing is applied that is not safe."""
-        return entry.last <= self._replica.safe
+        return entry.last <= self._replica.progress.safe
 
     def _change(self, entry: Entry, kind: str) -> bool:
         if kind == "purge":
             what: tuple[Any, ...] = ("purge", entry.run.purge.queue)
+            if entry.run.purge.spared:
+                what = ("spared", entry.run.purge.queue)
         else:
             what = decode_topology(entry.run.topology.method)
         if self.open or not self.has_brought(entry.first - 1) or not self._site.is_recorded(entry.first):
             return False
         if what[0] == "delete":
             for message in self.parked.pop(("", what[1]), ()):
-                self._site.broker.gone.add((message.epoch, message.sequence, self._replica.generations.newest, what[1]))
-                self._replica.applied(message.sequence, message.sequence)
-        self._site.broker.execute(what)
-        if what[0] == "delete":
-            self._replica.filter.forget_queue((VHOST, what[1]), entry.first)
+                self._site.broker.gone.add((message.epoch, message.sequence, self._replica.index.generations.newest, what[1]))
+                self._replica.progress.applied(message.sequence, message.sequence)
+        if what[0] == "spared":
+            self._site.sweeper.suspect([(VHOST, what[1])], entry.first)
+        else:
+            self._site.broker.execute(what)
         return True
 
     def _enqueue(self, entry: Entry) -> None:
-        self._replica.published(entry.last)
+        self._replica.barrier.published(entry.last)
         exchange, key, number = decode_publish(entry.run.enqueues.frames)
         epoch = self._replica.node.log.epoch_at(entry.first)
         message = Message(entry.first, epoch, exchange, key, number)
         if self.skips(message):
             for queue in message.queues:
-                self._replica.filter.queue(queue).skipped(message.sequence, message.sequence)
-            self._replica.applied(message.sequence, message.sequence)
+                self._replica.index.filter.queue(queue).skipped(message.sequence, message.sequence)
+            self._replica.progress.applied(message.sequence, message.sequence)
         elif (exchange, key) in self.parked:
             self.parked[exchange, key].append(message)
         else:
             self._send(message)
 
     def skips(self, message: Message) -> bool:
-        return self._replica.filter.may_skip(message.queues, message.sequence)
+        return self._replica.index.filter.may_skip(message.queues, message.sequence)
 
     def _send(self, message: Message) -> None:
         self.open.append(message)
-        stamp = (message.epoch, message.sequence, self._replica.generations.newest)
+        stamp = (message.epoch, message.sequence, self._replica.index.generations.newest)
         self._pipe.inbox.append(("publish", message.exchange, message.key, stamp, message.number))
 
     def reply(self) -> bool:
@@ -142,7 +145,7 @@ class Applier:
         if reply[0] == "confirm":
             message = self.open.popleft()
             if reply[2]:
-                self._replica.applied(message.sequence, message.sequence)
+                self._replica.progress.applied(message.sequence, message.sequence)
             else:
                 self.refused(message)
         elif reply[0] == "failed":
@@ -154,7 +157,7 @@ class Applier:
                 elif failed and not self.skips(message):
                     self._send(message)
                     continue
-                self._replica.applied(message.sequence, message.sequence)
+                self._replica.progress.applied(message.sequence, message.sequence)
         return True
 
     def refused(self, message: Message) -> None:
@@ -173,7 +176,7 @@ class Applier:
             del self.parked[route]
             for message in parked:
                 if self.skips(message):
-                    self._replica.applied(message.sequence, message.sequence)
+                    self._replica.progress.applied(message.sequence, message.sequence)
                 else:
                     self._send(message)
             return True
@@ -193,17 +196,20 @@ class Sweeper:
         self._site = site
         self._replica = site.replica
         self._kicked: set[tuple[str, str]] = set()
-        self.suspects: set[tuple[str, str]] = set()
-        self.suspects_from = 0
+        self.suspects: dict[tuple[str, str], int] = {}  # to be gone through as a whole, and the entry up to which all must be applied before
         self.stopping = False
         self._target: QueueFilter | None = None
         self._pipe: Pipe
 
     def kick(self, queue: tuple[str, str] | None) -> None:
         if queue is None:
-            self._kicked.update(f.key for f in self._replica.filter.queues() if f.due(EVERYTHING))
+            self._kicked.update(f.key for f in self._replica.index.filter.queues() if f.due(EVERYTHING))
         else:
-            self._kicked.add(self._replica.filter.queue(queue).key)
+            self._kicked.add(queue)
+
+    def suspect(self, queues: Iterable[tuple[str, str]], upto: int) -> None:
+        for queue in queues:
+            self.suspects[queue] = max(upto, self.suspects.get(queue, 0))
 
     @property
     def at_rest(self) -> bool:
@@ -211,25 +217,27 @@ class Sweeper:
 
     def has_work(self) -> bool:
         """Something could be found now."""
-        applied = self._replica.tracker.applied
-        return (bool(self.suspects) and applied >= self.suspects_from) or any(t.due(applied) for t in self._replica.filter.queues())
+        applied = self._replica.progress.tracker.applied
+        return any(applied >= upto for upto in self.suspects.values()) or any(t.due(applied) for t in self._replica.index.filter.queues())
 
     def step(self, pick: int) -> bool:
         """Begins a pass over some queue, or goes on with the one under way."""
         if self._target is not None:
             return self._go_on(self._target)
-        queues = self._replica.filter.queues()
+        known = self._replica.index.filter
+        queues = [*known.queues(), *(known.queue(key) for key in sorted(self.suspects) if known.find(key) is None)]
         if self.stopping or self._replica.active or not queues:
             return False
         return self._begin(queues[pick % len(queues)], NARROW)
 
     def _begin(self, target: QueueFilter, window: int) -> bool:
-        applied = self._replica.tracker.applied
+        applied = self._replica.progress.tracker.applied
         kicked = target.key in self._kicked
         self._kicked.discard(target.key)
         self._upto = EVERYTHING if kicked else applied
         # A queue may be full of older copies of what is published again, and take nothing more until they are gone.
-        self._whole = target.key in self.suspects and (kicked or applied >= self.suspects_from)
+        self._whole_from = self.suspects.get(target.key)
+        self._whole = self._whole_from is not None and (kicked or applied >= self._whole_from)
         if not target.due(self._upto) and not self._whole:
             return False
         self._target, self._window = target, window
@@ -253,8 +261,8 @@ class Sweeper:
             self._target = None
             if self._missed:
                 target.end_pass(self._expected)
-                if self._whole:
-                    self.suspects.discard(target.key)
+                if self._whole and self.suspects[target.key] == self._whole_from:
+                    del self.suspects[target.key]
             elif self._missed is None and self._window == NARROW and self._kept >= NARROW and not self.stopping:
                 self._begin(target, WIDE)
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker_plugin import frames
+from broker_plugin import building, frames
 from broker_plugin.headers import field
 
 VHOST = "/"
@@ -24,11 +24,12 @@ def encode_topology(what: tuple[Any, ...]) -> bytes:
 
     That of a queue is whole, as the arguments say how it is replicated.
     """
-    head = METHODS[what[0]].to_bytes(4, "big") + b"\0\0" + frames.short_string(what[1])
+    head = METHODS[what[0]].to_bytes(4, "big") + b"\0\0" + building.short_string(what[1])
     means = json.dumps(what).encode()
     if METHODS[what[0]] != frames.QUEUE_DECLARE:
         return head + b"\0\0" + means
-    table = field(b"means", means)
+    table = field(b"x-dead-letter-exchange", b"") if what[3:4] not in ((), ("",)) else b""
+    table += field(b"means", means)
     return head + b"\0" + len(table).to_bytes(4, "big") + table
 
 

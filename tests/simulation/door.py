@@ -67,17 +67,17 @@ class Relay:
         """`id`: the number of its replication ID; 0 if it has none."""
         replica, confirms = self.replica, self.channel.confirms
         early = not exchange and key in self.world.local_queues
-        if id and replica.dedup.seen(self.producer, id):
+        if id and replica.index.dedup.seen(self.producer, id):
             tag = confirms.ended_here()
-            sequence = replica.dedup.position_of(self.producer, id)
+            sequence = replica.index.dedup.position_of(self.producer, id)
             if self.repeat_is_done(sequence):
                 self._confirm_local(tag)
-            elif sequence and sequence in replica.early:
+            elif sequence and sequence in replica.progress.early:
                 self._until_durable.append((tag, sequence))
                 self.durable_advanced()
             else:
                 self._repeats.append((tag, sequence or 0, id))
-                replica.waiting_applied.add(self)
+                replica.progress.waiting_applied.add(self)
             return
         blob = encode_publish(exchange, key, number)
         enqueues = pb.Enqueues(vhost=VHOST, channel=1, frames=blob, lengths=[len(blob)])
@@ -88,11 +88,11 @@ class Relay:
         if early:
             self._until_durable.append((confirms.forwarded_early(1, first, self.producer if id else "", id), first))
             self.channel.early.append((first, run))
-            replica.early.add(first, first)
-            replica.waiting_durable.add(self)
+            replica.progress.early.add(first, first)
+            replica.progress.waiting_durable.add(self)
         else:
             confirms.forwarded(1, first, self.producer if id else "", id)
-        stamp = (replica.node.leading, first, replica.generations.newest)
+        stamp = (replica.node.leading, first, replica.index.generations.newest)
         self.world.sessions[stamp[:2]] = self.session
         self.forward(first, ("publish", exchange, key, stamp, number))
 
@@ -110,7 +110,7 @@ class Relay:
             one = pb.Run(enqueues=enqueues)
             first = replica.append(one, 1, len(blob))
             runs.append((first, one))
-            stamp = (replica.node.leading, first, replica.generations.newest)
+            stamp = (replica.node.leading, first, replica.index.generations.newest)
             self.world.sessions[stamp[:2]] = self.session
             commands.append((exchange, key, stamp, number))
         self.world.transactions.append((replica.node.leading, runs[0][0], runs[-1][0]))
@@ -120,7 +120,7 @@ class Relay:
 
     def repeat_is_done(self, sequence: int | None) -> bool:
         """R6: the confirm of a repeat waits for the first one's completion."""
-        return sequence is None or self.replica.tracker.is_applied(sequence)
+        return sequence is None or self.replica.progress.tracker.is_applied(sequence)
 
     def settle(self, tags: list[int], what: str) -> None:
         """The client acks, rejects or gives back these deliveries."""
@@ -152,7 +152,7 @@ class Relay:
 
     def topology(self, what: tuple[Any, ...], then: Callable[[], object]) -> None:
         """A declaration: passed on if the log holds it, else behind a barrier. `then`: the client is answered."""
-        if what[0] != "purge" and METHODS[what[0]] not in DELETES and (VHOST, encode_topology(what)) in self.replica.known_topology:
+        if what[0] != "purge" and METHODS[what[0]] not in DELETES and (VHOST, encode_topology(what)) in self.replica.declared.known_topology:
             self.forward(0, ("topology", what))
             self._declaring.append((0, then))
             return
@@ -176,14 +176,21 @@ class Relay:
         self.site.barrier = None
         queue = barrier.what[1]
         if barrier.what[0] == "purge":
-            sequence = self.replica.topology(VHOST, Replicate(queue, purge=True))
+            channels = [relay.channel for relay in self.site.relays]
+            held = [each.sequence for channel in channels for each in channel.held if each.queue == (VHOST, queue)]
+            sequence = self.replica.purge((VHOST, queue), self.purge_spares(held))
+            self.world.held_at_purge[self.replica.node.leading, sequence] = set(held)
         else:
             sequence = self.replica.topology(VHOST, Replicate(queue, entry=encode_topology(barrier.what)))
         self._declaring.append((sequence, barrier.then))
-        self.replica.waiting_safe.add(self)
+        self.replica.progress.waiting_safe.add(self)
+
+    def purge_spares(self, held: list[int]) -> list[int]:
+        """What clients hold is not in the queue."""
+        return held
 
     def _answer_declarations(self) -> None:
-        while self._declaring and self._declaring[0][0] <= self.replica.safe:
+        while self._declaring and self._declaring[0][0] <= self.replica.progress.safe:
             then = self._declaring.popleft()[1]
             if self.client is not None:
                 self.client.declared()
@@ -197,10 +204,10 @@ class Relay:
             self.pipe.inbox.append(command)
             return
         self._fifo.append((sequence, command))
-        self.replica.waiting_safe.add(self)
+        self.replica.progress.waiting_safe.add(self)
 
     def may_leave(self, sequence: int) -> bool:
-        return sequence <= self.replica.safe
+        return sequence <= self.replica.progress.safe
 
     def safe_advanced(self) -> None:
         if self.closed:
@@ -211,11 +218,11 @@ class Relay:
             if self._held:
                 self._held += held
                 break
-        while self._fifo and self._fifo[0][0] <= self.replica.safe:
+        while self._fifo and self._fifo[0][0] <= self.replica.progress.safe:
             self.pipe.inbox.append(self._fifo.popleft()[1])
         self._answer_declarations()
         if self._fifo or self._held or self._declaring:
-            self.replica.waiting_safe.add(self)
+            self.replica.progress.waiting_safe.add(self)
 
     def durable_advanced(self) -> None:
         """Local completion: the own stream has it."""
@@ -226,24 +233,24 @@ class Relay:
                 confirms.local.discard(tag)
             else:
                 confirms.early.popleft()
-                self.replica.confirmed_early(sequence, 1, 1)
+                self.replica.progress.confirmed_early(sequence, 1, 1)
             if self.client is not None:
                 self.client.answered(tag, True, early=True)
         if waiting:
-            self.replica.waiting_durable.add(self)
+            self.replica.progress.waiting_durable.add(self)
 
     def applied_advanced(self) -> None:
         if self.closed:
             return
         left: deque[tuple[int, int, int]] = deque()
         for tag, sequence, id in self._repeats:
-            if self.replica.tracker.is_applied(sequence):
-                self._confirm_local(tag, self.replica.dedup.seen(self.producer, id))
+            if self.replica.progress.tracker.is_applied(sequence):
+                self._confirm_local(tag, self.replica.index.dedup.seen(self.producer, id))
             else:
                 left.append((tag, sequence, id))
         self._repeats = left
         if left:
-            self.replica.waiting_applied.add(self)
+            self.replica.progress.waiting_applied.add(self)
 
     # ---- from the broker ---------------------------------------------------------------------------------------------
 
@@ -255,7 +262,7 @@ class Relay:
             case ("confirm", tag, ok, _):
                 for run in self.channel.confirms.answered(tag, False):
                     if ok:
-                        self.replica.applied(run.sequence, run.sequence + run.publishes - 1)
+                        self.replica.progress.applied(run.sequence, run.sequence + run.publishes - 1)
                     else:
                         self.replica.refuse([run])
                         if self.channel.early_run(run.sequence):
@@ -265,7 +272,7 @@ class Relay:
                 self.channel.forget_early()
             case ("committed", _):
                 for sequence, _ in self._commits.popleft():
-                    self.replica.applied(sequence, sequence)
+                    self.replica.progress.applied(sequence, sequence)
                 self._confirm(lambda client: client.committed())
             case ("deliver", tag, name, copy):
                 if self._held:  # what follows one that is withheld keeps its order
@@ -289,20 +296,20 @@ class Relay:
         if verdict is Verdict.GIVE:
             if self.client is None:
                 return
-            self.replica.seen(copy.sequence)
+            self.replica.progress.seen(copy.sequence)
             self.channel.deliveries[tag] = Delivery(queue, copy.sequence, copy.deaths)
             self.copies[tag] = copy
-            self.world.delivered(self.site, name, copy, self.pipe, tag, redelivered=copy.sequence <= self.replica.redelivered_upto)
+            self.world.delivered(self.site, name, copy, self.pipe, tag, redelivered=copy.sequence <= self.replica.given_out.redelivered_upto)
             self.client.delivered(tag)
         elif verdict is Verdict.HOLD:
             self._held.append((tag, name, copy))
-            self.replica.waiting_safe.add(self)
+            self.replica.progress.waiting_safe.add(self)
         else:
             self.forward(0, ("reject" if verdict is Verdict.REJECT else "ack", tag))
             self.replica.seen_gone(queue, copy.sequence, copy.generation, copy.deaths)
 
     def verdict(self, queue: tuple[str, str], copy: Copy) -> Verdict:
-        return self.replica.filter.verdict(queue, copy.sequence, copy.generation, copy.deaths)
+        return self.replica.index.filter.verdict(queue, copy.sequence, copy.generation, copy.deaths)
 
     def _confirm_local(self, tag: int, ok: bool = True) -> None:
         self.channel.confirms.local.discard(tag)
@@ -374,9 +381,9 @@ class Relay:
         self._abandon()
         if self.site.barrier is not None and self.site.barrier.relay is self:
             self.site.barrier = None
-        self.replica.waiting_safe.discard(self)
-        self.replica.waiting_applied.discard(self)
-        self.replica.waiting_durable.discard(self)
+        self.replica.progress.waiting_safe.discard(self)
+        self.replica.progress.waiting_applied.discard(self)
+        self.replica.progress.waiting_durable.discard(self)
         if not self.pipe.closed:
             self.pipe.inbox.append(("close",))
         self.site.relays.remove(self)

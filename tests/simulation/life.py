@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from chaos import Chaos, expected_backups
+from chaos import Chaos, expected_backups, restarts_alone
 from clients import Client
 from cluster import Host, Violation
 from pyroaring import BitMap64
@@ -67,8 +67,9 @@ class Life(Chaos):
         self.host_losses = r.random() < 0.25
         size = r.choice((2, 2, 3))
         make = options.pop("world_class", World)
-        expected = expected_backups(seed, size)
-        self.world: World = make(size, strict=self.strict, memory_bytes_max=r.choice((400, 1 << 20)), expected_backups=expected, **options)
+        self.restart_alone = restarts_alone(seed)
+        options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **options}
+        self.world: World = make(size, strict=self.strict, memory_bytes_max=r.choice((400, 1 << 20)), **options)
         self.cluster = self.world
         for site in self.world.sites.values():
             site.skew, site.offset = r.choice((1.0, 0.8, 1.25)), r.choice((0.0, 1_000.0))
@@ -396,7 +397,7 @@ class Life(Chaos):
         node, broker = site.replica.node, site.broker
         if not (node.safe == node.log.end == site.replica.end == end) or site.barrier or site.pending or not site.applier.drained:
             return False
-        if site.replica.tracker.applied < end and not site.applier.parked:
+        if site.replica.progress.tracker.applied < end and not site.applier.parked:
             return False
         if any(p.held or p.inbox or p.outbox or p.consumes for p in broker.pipes):
             return False
@@ -417,11 +418,11 @@ class Life(Chaos):
         for site in sites:
             if site.entries != first.entries:
                 raise Violation(f"the logs of n{first.id} and n{site.id} differ")
-            if sorted(site.replica.dedup.snapshot()) != sorted(first.replica.dedup.snapshot()):
+            if sorted(site.replica.index.dedup.snapshot()) != sorted(first.replica.index.dedup.snapshot()):
                 raise Violation(f"n{first.id} and n{site.id} remember different IDs")
             if not w.host_lost and operations(site) != operations(first):
                 raise Violation(f"n{first.id} and n{site.id} know different operations: {operations(first)} and {operations(site)}")
-            applied = site.replica.tracker.applied  # what lies behind a parked message is not swept
+            applied = site.replica.progress.tracker.applied  # what lies behind a parked message is not swept
             finished = [copy for key, (_, copy) in held[site.id].items() if key not in live[site.id] and key[1] <= applied]
             phantoms = [str(copy) for copy in finished if not w.outlived_purge(site, copy)]
             if phantoms:
@@ -431,7 +432,7 @@ class Life(Chaos):
             removed = {(e, s, line) for e, s, _, line in site.broker.gone | first.broker.gone}
             unequal = held[site.id].keys() ^ held[first.id].keys()
             waiting = {*site.applier.parked_lines(), *first.applier.parked_lines()}
-            unswept = {key for s in (site, first) for key in held[s.id] if key[1] > s.replica.tracker.applied}
+            unswept = {key for s in (site, first) for key in held[s.id] if key[1] > s.replica.progress.tracker.applied}
             unequal -= removed | waiting | unswept | (w.finished.keys() if w.host_lost else set())
             unequal = {key for key in unequal if not w.is_purged(site, key[:2], key[2]) and not w.goes_with_its_queue(site, key)}
             if unequal:
@@ -449,22 +450,25 @@ class Life(Chaos):
         text = Chaos.describe(host)
         if isinstance(host, Site) and host.up:
             replica = host.replica
-            waits = f"applied {replica.tracker.applied}, {len(replica.to_apply)} wait, {len(host.applier.open)} open, {len(host.relays)} relays"
-            due = {t.name: t.due(1 << 62) for t in host.replica.filter.queues() if t.due(1 << 62)}
+            applied = replica.progress.tracker.applied
+            waits = f"applied {applied}, {len(replica.to_apply)} wait, {len(host.applier.open)} open, {len(host.relays)} relays"
+            due = {t.name: t.due(1 << 62) for t in replica.index.filter.queues() if t.due(1 << 62)}
             pipes = [(len(p.inbox), len(p.outbox), len(p.held), list(p.consumes)) for p in host.broker.pipes]
             text += f" {waits} due {due} suspects {host.sweeper.suspects} pass {not host.sweeper.at_rest} pipes {pipes} barrier {host.barrier}"
-            text += f" generations {host.replica.generations.table} queues { {q.name: list(map(str, q.ready)) for q in host.broker.queues.values()} }"
+            queues = {q.name: list(map(str, q.ready)) for q in host.broker.queues.values()}
+            text += f" generations {replica.index.generations.table} queues {queues}"
         return text
 
 
 def operations(site: Site) -> Any:
     """What a node's filter knows, apart from what its own sweeper has still to find."""
-    queues, refused = site.replica.filter.export()
+    queues, refused = site.replica.index.filter.export()
     known = {}
     for q in queues:
         visits = sorted((v.origin, v.visit, v.dequeued, list(BitMap64.deserialize(v.positions))) for v in q.visits)
-        known[q.queue] = (list(BitMap64.deserialize(q.done)), list(BitMap64.deserialize(q.moved)), q.purged, visits)
-    return {q: k for q, k in known.items() if k != ([], [], 0, [])}, list(BitMap64.deserialize(refused))
+        done, moved, spared = (list(BitMap64.deserialize(bitmap)) for bitmap in (q.done, q.moved, q.spared))
+        known[q.queue] = (done, moved, q.purged, spared, visits)
+    return {q: k for q, k in known.items() if k != ([], [], 0, [], [])}, list(BitMap64.deserialize(refused))
 
 
 def run(seed: int, **options: Any) -> World:

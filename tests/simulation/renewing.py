@@ -1,5 +1,5 @@
-"""A renewal while clients go on (R17), from a seed: one log, one broker's queues, publishers, consumers that ack, reject and give back, and a sidecar
-that is killed in the middle.
+"""A renewal while clients go on (R17), from a seed: one log, one broker's queues, publishers, consumers that ack, reject and give back, and a primary
+that is killed in the middle: its sidecar goes on, or a backup is promoted, whose queues are what the log says.
 
 The real `Passes` and `Rounds` decide; what `Pause` and `Renewal` do with a broker is done here in the same steps, with clients between any two. What
 is appended is safe at once: what may be lost before that is for the other simulations. Checked: every consumer sees the messages of each publisher in
@@ -67,7 +67,7 @@ class Life:
         self.by_mover: list[Copy] = []
         self.over = False
         self.checkpoint = 0
-        self.places = self.numbers = self.crashes = 0
+        self.places = self.numbers = self.crashes = self.promotions = 0
         self.seen: dict[tuple[str, int], int] = {}  # by queue and publisher: the last number that came for the first time
         self.given: set[tuple[str, int]] = set()
         self.live: Counter[tuple[str, int]] = Counter()  # (family, number) that is not acked
@@ -262,8 +262,8 @@ class Life:
 
     # ---- faults ------------------------------------------------------------------------------------------------------
 
-    def crash(self) -> None:
-        """The sidecar is killed, and goes on: what is in the log is published, what was held goes back."""
+    def crash(self, *, promotes: bool) -> None:
+        """The primary is killed, and its sidecar goes on: what is in the log is published, what was held goes back. `promotes`: a backup does."""
         self.crashes += 1
         self.land(len(self.under_way))
         for queue in self.moving:
@@ -274,6 +274,13 @@ class Life:
             self.passes.stirred(copy.sequence)
             insort(self.queues[queue], copy)
         self.held.clear()
+        if promotes:
+            self.promotions += 1
+            queues = self.replay(1)
+            self.queues = {name: [] for name in FAMILY}
+            for name, copies in queues.items():
+                for copy in copies:
+                    self.put(name, copy)
         self.paused = {queue for _, queue in self.passes.unfinished()}
         self.moving = set(self.paused)
         if self.off == "a queue that is half done is open":
@@ -298,7 +305,7 @@ class Life:
                 except StopIteration:
                     pass
             if r.random() < 0.004:
-                self.crash()
+                self.crash(promotes=r.random() < 0.4)
         if not self.over:
             raise Wrong("the renewal does not come to its end")
         self.check()
@@ -320,7 +327,7 @@ class Life:
         there = self.contents(self.queues)
         if +self.live != there:
             raise Wrong(f"lost {+self.live - there}, too many {there - +self.live}")
-        newcomer = self.replay()
+        newcomer = self.replay(self.checkpoint + 1)
         found = self.contents(newcomer)
         if found != there:
             raise Wrong(f"the newcomer lacks {there - found}, and has {found - there} too many")
@@ -335,10 +342,10 @@ class Life:
     def contents(self, queues: dict[str, list[Copy]]) -> Counter[tuple[str, int]]:
         return Counter((FAMILY[name], copy.number) for name in queues for copy in self.queues_of(queues, name))
 
-    def replay(self) -> dict[str, list[Copy]]:
-        """The queues of a node whose log begins at the CHECKPOINT."""
+    def replay(self, first: int) -> dict[str, list[Copy]]:
+        """The queues of a node whose log begins with entry `first`: 1, or what follows the CHECKPOINT."""
         queues: dict[str, list[Copy]] = {name: [] for name in FAMILY}
-        for sequence, entry in enumerate(self.log[self.checkpoint + 1 :], self.checkpoint + 1):
+        for sequence, entry in enumerate(self.log[first:], first):
             match entry:
                 case ("publish", names, number, publisher):
                     for name in names:  # type: ignore[attr-defined]

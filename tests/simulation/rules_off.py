@@ -5,7 +5,7 @@ Rules are those of docs/architecture.md. `LOG` parts are looked for in lives of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from sidecar import Site, Streams
 
 from broker_plugin import replica as replica_module
 from broker_plugin.channels import Settled
+from broker_plugin.wire import checkpoint_of, parse_batch
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication import candidate as candidate_module
 from lrq_ha.replication import filter as filter_module
@@ -39,8 +40,18 @@ from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, 
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import owner_of
 from lrq_ha.replication.visits import Deaths
+from lrq_ha.sidecar import rebuild as rebuild_module
 
 Options = dict[str, object]
+
+
+class RefusalsFromTheCheckpoint(rebuild_module._Refusals):
+    """What stands before the last CHECKPOINT is not looked at (R16)."""
+
+    def take(self, headers: Mapping[str, Any], body: bytes) -> None:
+        super().take(headers, body)
+        if checkpoint_of(pb.Batch.FromString(body).runs) is not None:
+            self.first = parse_batch(dict(headers))[0].first
 
 
 class AcksAtAccept(Node):
@@ -200,6 +211,10 @@ def admit_at_once(self: InSyncSet, newcomer: int, deadline: float, now: float) -
     self._change(self._node.log.members | {newcomer})
 
 
+def goes_on_with_a_lost_host(self: Candidate, silent: frozenset[int]) -> bool:
+    return self._node.settings.restart_alone and self._node.led_last
+
+
 class ForgetsLostHost(Node):
     """A node whose broker or host went down says nothing of it (R16)."""
 
@@ -223,7 +238,7 @@ _fenced = Follower._fenced
 
 def send_and_count(self: Applier, message: applying.Message) -> None:
     _send(self, message)
-    self._replica.applied(message.sequence, message.sequence)
+    self._replica.progress.applied(message.sequence, message.sequence)
 
 
 _send = Applier._send
@@ -240,7 +255,7 @@ _publish = Relay.publish
 
 
 def refused_is_skipped(self: Applier, message: applying.Message) -> None:
-    self._replica.applied(message.sequence, message.sequence)
+    self._replica.progress.applied(message.sequence, message.sequence)
 
 
 def start_anywhere(self: Checkpoints, applied: int) -> StartPoint | None:
@@ -258,7 +273,7 @@ def record_without_generations(replica: Any, checkpoints: Checkpoints) -> pb.App
 
 def record_of_everything(replica: Any, checkpoints: Checkpoints) -> pb.Applied:
     record = _applied_record(replica, checkpoints)
-    record.applied = replica.safe
+    record.applied = replica.progress.safe
     return record
 
 
@@ -296,7 +311,7 @@ def skip_any_route(self: DeliveryFilter, queues: Sequence[tuple[str, str]], seq:
 
 def recovery_without_redelivered(self: world.World, host: Any, node: Node, effect: Any) -> None:
     _begin_recovery(self, host, node, effect)
-    host.replica.redelivered_upto = 0
+    host.replica.given_out.redelivered_upto = 0
 
 
 _begin_recovery = world.World._begin_recovery
@@ -349,6 +364,7 @@ LOG: dict[str, Part] = {
     "removal counts at append": Part("R15", _patched(leader_module, "safe_position", removal_at_append)),
     "addition counts when safe under the old set": Part("R15", _patched(leader_module, "safe_position", addition_when_safe)),
     "a newcomer is admitted before it has all that is safe": Part("R15", _patched(InSyncSet, "_admit", admit_at_once)),
+    "a lost host restarts alone": Part("R16", _patched(Candidate, "_goes_on_without", goes_on_with_a_lost_host)),
     "a lost host is not told": Part("R16", _options(node_class=ForgetsLostHost)),
     "a log begins at a renewal that is not over": Part("R17", _patched(LogIndex, "renewed", renewed_when_begun)),
 }
@@ -372,6 +388,10 @@ QUEUES: dict[str, Part] = {
     "a rejected copy is given out": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.REJECT))),
     "a rejected copy is acked away": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.REJECT, instead=Verdict.ACK))),
     "a path through a dequeued copy voids nothing": Part("R9", _patched(QueueFilter, "_dequeued_upto", lambda *_: False)),
+    "a purge takes what clients hold": Part("R9", _patched(Relay, "purge_spares", lambda self, held: [])),
+    "what is known of a deleted queue with dead letters goes with it": Part(
+        "R9", _patched(DeliveryFilter, "_depart", lambda self, target, at_seq: self._forget(target, at_seq))
+    ),
     "visits are not told apart": Part(
         "R10", _all(_patched(filter_module, "visit_of", lambda *_: 0), _patched(replica_module, "visit_of", lambda *_: 0))
     ),
@@ -390,6 +410,7 @@ QUEUES: dict[str, Part] = {
         "R16", _all(_patched(Generations, "cut", lambda *_: None), _patched(DeliveryFilter, "lose", lambda *_: None))
     ),
     "what only a lost host's record knows as refused is taken for refused": Part("R16", _patched(DeliveryFilter, "lose_refusals", lambda *_: 0)),
+    "the same, where it stands before the last CHECKPOINT": Part("R16", _patched(rebuild_module, "_Refusals", RefusalsFromTheCheckpoint)),
 }
 PARTS: dict[str, Part] = {**LOG, **QUEUES}
 

@@ -88,11 +88,9 @@ class Site(Host):
         self.applier = Applier(self)
         self.sweeper = Sweeper(self)
         if self.replica.to_apply:
-            known = {t.key for t in self.replica.filter.queues()}
-            self.sweeper.suspects = known | {key for key, gone in self.replica.declared.items() if not gone}
-            for key in sorted(self.sweeper.suspects):  # a life must not depend on the hash seed
-                self.replica.filter.queue(key)
-        self.sweeper.suspects_from = self.replica.node.log.end
+            known = {t.key for t in self.replica.index.filter.queues()}
+            self.sweeper.suspect(known.union(self.replica.declared.existing()), self.replica.node.log.end)
+        self.sweeper.suspect((t.key for t in self.replica.index.filter.queues() if t.spares), 0)
         self.relays = []
         self.barrier = None
         self.recorded_state = (-1, -1)
@@ -109,7 +107,7 @@ class Site(Host):
 
     def is_recorded(self, upto: int) -> bool:
         """Whether a restart would not publish again what was routed by the bindings of before."""
-        return self.replica.recorded >= min(upto, self.replica._published) or bool(self.applier.parked)
+        return self.replica.barrier.recorded >= min(upto, self.replica.barrier.published_upto) or bool(self.applier.parked)
 
     def write_record(self) -> bool:
         """The applied record is sent, or confirmed."""
@@ -117,11 +115,11 @@ class Site(Host):
             self.records.append(self.record_pending)
             self.record_pending = b""
             self.recorded = pb.Applied.FromString(self.records[-1]).applied
-            self.replica.recorded = max(self.replica.recorded, self.recorded)
+            self.replica.barrier.recorded = max(self.replica.barrier.recorded, self.recorded)
             if self.node is not None:
                 self.lost_host = self.lost_host and self.node.lost_host
             return True
-        state = (self.replica.tracker.applied, self.replica.safe)
+        state = (self.replica.progress.tracker.applied, self.replica.progress.safe)
         if state == self.recorded_state:
             return False
         self.recorded_state = state

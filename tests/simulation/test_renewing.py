@@ -25,6 +25,7 @@ OFF = (
 def test_lives() -> None:
     lives = renewing.run_all(range(SEEDS))
     assert sum(life.crashes for life in lives) > SEEDS // 20, "some of them are killed"
+    assert sum(life.promotions for life in lives) > SEEDS // 60, "some of those are not the ones that go on"
 
 
 @pytest.mark.parametrize("off", OFF)

@@ -69,6 +69,7 @@ class World(Cluster):
         self.finished: dict[tuple[int, int, str], list[At]] = {}
         self.refused: dict[At, list[At]] = {}
         self.purges: dict[str, list[tuple[int, int, int]]] = {}
+        self.held_at_purge: dict[At, set[int]] = {}  # what clients held of the queue then, whatever the entry says
         self.deletes: dict[str, list[At]] = {}
         self.transactions: list[tuple[int, int, int]] = []
         self.out: dict[int, dict[tuple[int, int, str], tuple[Pipe, int]]] = {}
@@ -127,18 +128,18 @@ class World(Cluster):
                 site.entries += cast(Body, record.body).entries
                 site.batches.append(record)
         site.node = node
-        site.recorded = replica.tracker.applied
+        site.recorded = replica.progress.tracker.applied
         site.record_pending = b""
         site.begin()
         self.out[i] = {}
-        self.say(f"n{i} starts: generation {replica.generations.newest}, log to {node.log.end}, applied {replica.tracker.applied}")
-        self._feed(site, Opened(replica.tracker.applied, site.lost_host and node.log.end > 0))
+        self.say(f"n{i} starts: generation {replica.index.generations.newest}, log to {node.log.end}, applied {replica.progress.tracker.applied}")
+        self._feed(site, Opened(replica.progress.tracker.applied, site.lost_host and node.log.end > 0))
         self.check_memory(site)
 
     def crash(self, i: int, landed: int = 0, *, lost_records: int = 0, broker: bool = False, sent_arrives: bool = False) -> None:
         site = self.sites[i]
         if site.replica is not None:
-            site.applied = min(site.replica.tracker.applied, len(site.entries))
+            site.applied = min(site.replica.progress.tracker.applied, len(site.entries))
         super().crash(i, landed, lost_records=lost_records, broker=broker, sent_arrives=sent_arrives)
         self.host_lost |= lost_records > 0
         self.in_doubt |= site.barrier is not None and site.barrier.asked
@@ -162,7 +163,7 @@ class World(Cluster):
             return
         if not isinstance(event, Append) and (not isinstance(event, OwnConfirmed | PeerAcked) or site.node.set_may_change):
             site.replica.flush()
-        site.applied = min(site.replica.tracker.applied, len(site.entries))
+        site.applied = min(site.replica.progress.tracker.applied, len(site.entries))
         super()._feed(host, event)
 
     def confirm(self, i: int, count: int = 1) -> None:
@@ -193,7 +194,7 @@ class World(Cluster):
         else:
             members = sorted(header.sets[0][1])
             runs = [pb.Run(marker=pb.Marker(nodes=members)) if effect.kind is EntryKind.MARKER else pb.Run(members=pb.Members(nodes=members))]
-            site.replica.done_when_safe(header.first, header.last)
+            site.replica.progress.done_when_safe(header.first, header.last)
             messages = [0]
         batch = pb.Batch(
             epoch=header.epoch, first=header.first, count=header.last - header.first + 1, previous_epoch=header.previous_epoch, runs=runs
@@ -231,7 +232,7 @@ class World(Cluster):
 
     def _safe_advanced(self, host: Host, node: Node, effect: SafeAdvanced) -> None:
         super()._safe(host, node, effect)
-        cast(Site, host).replica.safe_advanced(effect.safe)
+        cast(Site, host).replica.progress.safe_advanced(effect.safe)
         self._check_transactions(host, node, effect.safe)
         for i, at, what in self.too_early:
             if i == host.id and self.holds(cast(Site, host), at):
@@ -244,7 +245,7 @@ class World(Cluster):
     def _begin_recovery(self, host: Host, node: Node, effect: Recover) -> None:
         super()._recover(host, node, effect)
         replica = cast(Site, host).replica
-        replica.took_over(clean=False)
+        replica.given_out.took_over(replica.node.log.end, clean=False)
         replica.begin_epoch(effect.epoch)
 
     def _new_role(self, host: Host, node: Node, effect: RoleChanged) -> None:
@@ -296,7 +297,7 @@ class World(Cluster):
         there = [at for at in self.entries_of_number.get(number, ()) if self.holds(site, at) and not self.is_refused(site, at)]
         if not there:
             raise Violation(f"G1: n{site.id} confirms m{number}, which is not safe in its log")
-        if not any(site.replica.tracker.is_applied(sequence) for _, sequence in there):
+        if not any(site.replica.progress.tracker.is_applied(sequence) for _, sequence in there):
             raise Violation(f"G1: n{site.id} confirms m{number}, entries {there}, which is not in its queues")
 
     def confirmed_early(self, site: Site, number: int) -> None:
@@ -329,9 +330,8 @@ class World(Cluster):
                 self.too_early.append((site.id, at, f"{copy} from {queue}"))
         if self.is_refused(site, (copy.epoch, copy.sequence)):
             raise Violation(f"G3: n{site.id} delivers {copy} from {queue}, which was refused")
-        for epoch, sequence, before in self.purges.get(queue, ()):
-            if not copy.deaths and copy.sequence < before and self.holds(site, (epoch, sequence)):
-                raise Violation(f"G3: n{site.id} delivers {copy} from {queue}, which was purged by entry {sequence}")
+        if not copy.deaths and self.is_purged(site, (copy.epoch, copy.sequence), queue):
+            raise Violation(f"G3: n{site.id} delivers {copy} from {queue}, which was purged")
         if not self.holds(site, (copy.epoch, copy.sequence)):
             raise Violation(f"R5: n{site.id} delivers {copy} from {queue}, which is not safe in its log")
         if copy.epoch != node.leading and not redelivered:
@@ -360,7 +360,10 @@ class World(Cluster):
         return any(self.holds(site, by) for by in self.refused.get(at, ()))
 
     def is_purged(self, site: Site, at: At, line: str) -> bool:
-        return any(at[1] < before and self.holds(site, (epoch, sequence)) for epoch, sequence, before in self.purges.get(line, ()))
+        return any(
+            at[1] < before and self.holds(site, (epoch, sequence)) and at[1] not in self.held_at_purge[epoch, sequence]
+            for epoch, sequence, before in self.purges.get(line, ())
+        )
 
     def goes_with_its_queue(self, site: Site, key: tuple[int, int, str]) -> bool:
         """A later entry deletes the queue of this line, and a host has lost the end of its log.
@@ -390,7 +393,7 @@ class World(Cluster):
 
     @staticmethod
     def verdict(site: Site, queue: str, copy: Copy) -> Verdict:
-        return site.replica.filter.verdict((VHOST, queue), copy.sequence, copy.generation, copy.deaths)
+        return site.replica.index.filter.verdict((VHOST, queue), copy.sequence, copy.generation, copy.deaths)
 
     def counting(self, site: Site) -> dict[tuple[int, int, str], tuple[str, Copy]]:
         """The copies in a node's queues that its door would give out or move."""
@@ -405,7 +408,7 @@ class World(Cluster):
     def check_queues(self, site: Site) -> None:
         """Everything safe is applied here: each line that is not finished has one copy, and no message with an ID is there twice."""
         found = self.counting(site)
-        generations = site.replica.generations
+        generations = site.replica.index.generations
         waiting = set(site.applier.parked_lines())
         for key in self.live(site):
             if self.host_lost and key in self.finished:

@@ -15,7 +15,7 @@ from lrq_ha.replication.node import Node
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.core import Core
 from lrq_ha.sidecar.life import Life
-from lrq_ha.sidecar.receiving import Receiving
+from lrq_ha.sidecar.receiving import FULL_LIMITS, Receiving
 from lrq_ha.sidecar.turning_away import TurningAway
 
 HEARTBEAT_S = 2
@@ -70,7 +70,7 @@ class Backup:
         self.replica.to_apply.append(Entry(self.end, 1, pb.Run(), size, 0.0))
         self.replica.to_apply_bytes += size
         if safe:
-            self.replica.safe = self.end
+            self.replica.progress.safe = self.end
         self.receiving._consider_pausing()
 
     def applies(self) -> None:
@@ -141,11 +141,35 @@ def test_a_primary_that_connects_meanwhile_is_held_back_too() -> None:
     run(check)
 
 
+def test_what_full_queues_refuse_holds_it_back_later() -> None:
+    """What makes room in them comes with the log. But it was taken without any limit."""
+
+    def check(backup: Backup) -> None:
+        backup.replica.progress.parked.add(1)
+        backup.replica.progress.parked_bytes = LIMIT
+        backup.pushed(2 * LIMIT)
+        assert backup.primary.reads
+        backup.pushed(FULL_LIMITS * LIMIT)
+        assert not backup.primary.reads
+        backup.applies()
+        backup.applies()
+        assert backup.primary.reads
+        backup.replica.progress.parked_bytes = 2 * FULL_LIMITS * LIMIT
+        backup.pushed(1)
+        backup.applies()
+        assert not backup.primary.reads, "also where it waits for room only"
+        backup.replica.progress.parked_bytes = 0
+        backup.receiving.applied()
+        assert backup.primary.reads
+
+    run(check)
+
+
 def test_what_waits_for_more_of_the_log_does_not_hold_it_back() -> None:
     def check(backup: Backup) -> None:
         backup.pushed(2 * LIMIT, safe=False)
         assert backup.primary.reads, "what is safe, only the primary can say"
-        backup.replica.safe = backup.end
+        backup.replica.progress.safe = backup.end
         backup.pushed(1)
         assert not backup.primary.reads
 

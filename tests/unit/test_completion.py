@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_plugin import closing, endpoints, frames, publishing
+from broker_plugin import building, closing, endpoints, frames, publishing
 from broker_plugin.channels import Channel
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
@@ -37,15 +37,16 @@ class Connection:
         self.channels = {1: self.one}
         self.until_durable: Any = deque()
         self.held_confirms: Any = []
-        self._held_bytes = 0
+        self.held_bytes = 0
+        self.flow: Any = SimpleNamespace(consider_pausing=self.nothing)
         self.may_publish = True
         self.asks = self.safe = 0
         self.watch, self.on_settled = None, b""
         self.told: list[tuple[int, bool]] = []
         self.lost = 0
         node = SimpleNamespace(durable=0)
-        self.replica: Any = SimpleNamespace(node=node, holds_confirms=False, waiting_durable=set(), applied=self.nothing, refuse=self.nothing)
-        self.replica.confirmed_early = self.nothing
+        progress = SimpleNamespace(waiting_durable=set(), applied=self.nothing, confirmed_early=self.nothing)
+        self.replica: Any = SimpleNamespace(node=node, holds_confirms=False, progress=progress, refuse=self.nothing)
         self.door: Any = SimpleNamespace(refused_after_confirm=self.count_lost)
 
     def channel(self, number: int) -> Channel:
@@ -55,8 +56,6 @@ class Connection:
         self.lost += publishes
 
     def nothing(self, *_: object) -> None: ...
-
-    _consider_pausing = nothing
 
     def to_client(self, data: bytes) -> None:
         self.read(data)
@@ -77,7 +76,7 @@ class Connection:
         publishing._until_durable(self, channel, tag, count, sequence + count - 1, count)  # type: ignore[arg-type]
 
     def broker(self, tag: int, *, multiple: bool, ok: bool) -> None:
-        answer = frames.ack(1, tag, multiple) if ok else frames.nack(1, tag, multiple)
+        answer = building.ack(1, tag, multiple) if ok else building.nack(1, tag, multiple)
         kind = frames.BASIC_ACK if ok else frames.BASIC_NACK
         self.read(publishing.answered(self, 1, kind, answer, 7))  # type: ignore[arg-type]
 
@@ -152,7 +151,7 @@ def test_one_multiple_ack_for_a_run_that_nothing_older_waits_for() -> None:
     c.one.confirms.forwarded(1, 4)
     c.early(5, 2)
     c.durable(6)
-    assert sent == [frames.ack(1, 3, True), frames.ack(1, 5) + frames.ack(1, 6)]
+    assert sent == [building.ack(1, 3, True), building.ack(1, 5) + building.ack(1, 6)]
 
 
 def test_a_refusal_after_the_confirm_is_counted() -> None:
@@ -183,8 +182,7 @@ def header(flags: int, fields: bytes = b"") -> bytes:
     ("flags", "fields", "size", "may"),
     [
         (0x1000, b"\x02", 100, True),
-        (0x1100, b"\x02\x0260", 100, False),  # expiration: the broker may not like it
-        (0x1010, b"\x02\x03app", 100, False),  # user-id
+        (0x1110, b"\x02\x0260\x03app", 100, True),  # expiration and user-id: the broker has allowed them
         (0x2000, b"\x00\x00\x00\x09\x02CCA\x00\x00\x00\x00", 100, False),  # more queues than its routing key says
         (0x1000, b"\x02", publishing.EARLY_BYTES_MAX + 1, False),
     ],
@@ -206,21 +204,10 @@ def test_only_what_the_broker_will_take(flags: int, fields: bytes, size: int, ma
 def test_which_publishes_have_local_completion(exchange: str, key: str, mandatory: bool, decision: endpoints.Decision) -> None:
     relay: Any = SimpleNamespace(
         vhost="/",
-        replica=SimpleNamespace(replicates=lambda _key: True, replicates_exchange=lambda _name: True),
+        replica=SimpleNamespace(declared=SimpleNamespace(replicates=lambda _key: True, replicates_exchange=lambda _name: True)),
         door=SimpleNamespace(completes_locally=lambda name: name.startswith("metrics.")),
     )
     assert endpoints.decide(relay, frames.Route(exchange, key, mandatory, False)) is decision
-
-
-def test_the_first_of_a_connection_asks_whether_the_user_may() -> None:
-    c = Connection()
-    c.may_publish = False
-    run = pb.Run(enqueues=pb.Enqueues(vhost="/", channel=1, frames=b"x", lengths=[1]))
-    publishing._forwarded_early(c, c.one, 5, run)  # type: ignore[arg-type]
-    c.durable(5)
-    assert (c.told, c.asks) == ([], 5)
-    c.broker(1, multiple=False, ok=True)
-    assert (c.told, c.asks, c.may_publish) == ([(1, True)], 0, True)
 
 
 # ---- what becomes of it when nobody knows whether the broker has it --------------------------------------------------------
@@ -238,8 +225,8 @@ class Alone:
         self.node.handle(OwnConfirmed(1), 0.0)
         self.node.handle(OwnConfirmed(1), 0.0)
         self.node.handle(Recovered(self.node.leading), 0.0)
-        self.replica.generations.opened(0, 1)
-        self.replica.applied(1, 1)
+        self.replica.index.generations.opened(0, 1)
+        self.replica.progress.applied(1, 1)
 
     def emit(self, first: int, count: int, runs: list[pb.Run]) -> None:
         self.node.handle(Append(count, (first, runs)), 0.0)
@@ -256,7 +243,7 @@ def test_what_was_confirmed_and_is_in_doubt_is_logged_anew_but_for_what_was_seen
     async def scenario() -> None:
         alone = Alone()
         replica = alone.replica
-        relay: Any = SimpleNamespace(replica=replica, watch=None, asks=0, may_publish=True)
+        relay: Any = SimpleNamespace(replica=replica, watch=None)
         channel = Channel(1)
         first = replica.append(run := publishes(5), 5, 15)
         channel.confirms.selected = True
@@ -265,8 +252,8 @@ def test_what_was_confirmed_and_is_in_doubt_is_logged_anew_but_for_what_was_seen
         ordinary = replica.append(pb.Run(enqueues=pb.Enqueues(vhost="/", channel=1, frames=b"o", lengths=[1])))
         channel.confirms.forwarded(1, ordinary)
         channel.confirms.answered(1, False)
-        replica.applied(first, first)
-        replica.seen(first + 2)
+        replica.progress.applied(first, first)
+        replica.progress.seen(first + 2)
         closing.abandon(relay, channel, refused=True)
         replica.flush()
         kinds = [run.WhichOneof("kind") for run in alone.runs]
@@ -276,7 +263,6 @@ def test_what_was_confirmed_and_is_in_doubt_is_logged_anew_but_for_what_was_seen
         again = [(e.enqueues.id_first, list(e.enqueues.lengths), e.enqueues.frames) for e in alone.runs[4:]]
         assert again == [(12, [2], b"22"), (14, [4, 5], b"444455555")]
         assert [(e.first, e.count) for e in replica.to_apply] == [(ordinary + 3, 1), (ordinary + 4, 2)]
-        assert not relay.may_publish, "the broker may have refused just that"
         assert not channel.early
 
     asyncio.run(scenario())
@@ -285,14 +271,14 @@ def test_what_was_confirmed_and_is_in_doubt_is_logged_anew_but_for_what_was_seen
 def test_what_is_at_stake() -> None:
     async def scenario() -> None:
         replica = Alone().replica
-        replica.safe_advanced(10)
+        replica.progress.safe_advanced(10)
         for last, entries, size in ((10, 3, 30), (12, 2, 20), (15, 3, 30)):
-            replica.confirmed_early(last, entries, size)
-        assert (replica.at_stake_entries, replica.at_stake_bytes) == (5, 50)
-        replica.safe_advanced(14)
-        assert (replica.at_stake_entries, replica.at_stake_bytes) == (3, 30)
-        replica.safe_advanced(15)
-        assert (replica.at_stake_entries, replica.at_stake_bytes) == (0, 0)
+            replica.progress.confirmed_early(last, entries, size)
+        assert (replica.progress.at_stake_entries, replica.progress.at_stake_bytes) == (5, 50)
+        replica.progress.safe_advanced(14)
+        assert (replica.progress.at_stake_entries, replica.progress.at_stake_bytes) == (3, 30)
+        replica.progress.safe_advanced(15)
+        assert (replica.progress.at_stake_entries, replica.progress.at_stake_bytes) == (0, 0)
 
     asyncio.run(scenario())
 

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from node_config import MINIMAL
 
 from lrq_ha.lab.certificates import Authority
 from lrq_ha.sidecar.config import ConfigError, load, sample
@@ -19,18 +20,6 @@ from lrq_ha.sidecar.config import ConfigError, load, sample
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
 _BLOCK = re.compile(r"(?<=```toml\n).*?(?=```)", re.DOTALL)
 
-MINIMAL = """\
-[node]
-name = "e1"
-id = 1
-group = "east"
-[broker]
-url = "amqp://lrq:secret@127.0.0.1:5672"
-[door]
-listen = "127.0.0.1:5673"
-[http]
-listen = "127.0.0.1:8080"
-"""
 LEVELS = "[replication]\nreplicate = { '%s' = \"%s\" }\n[http]"
 PEER = '[[peers]]\nname = "{name}"\nid = {id}\ndoor = "amqp://lrq:secret@127.0.0.1:5683"\nhttp = "http://127.0.0.1:8081"\n'
 

@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from lrq_ha.replication import filter as filter_module
 from lrq_ha.replication.applied import Generations, QueueRecord
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.filter import DeliveryFilter, Kind, QueueKey, Verdict
 from lrq_ha.replication.ids import Dedup
+from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.visits import Deaths, origin_of, visit_of
 
 Q, D, R = ("/", "q"), ("/", "d"), ("/", "r")
@@ -151,6 +153,38 @@ def test_purge_takes_what_never_died(flt: Filter) -> None:
     assert flt.queue(D).due(9) == 3  # the broker's queue is purged itself
     flt.done(Kind.PURGE, R, 0, 3)
     assert flt.ask(R, 6) is ACK
+
+
+def test_a_purge_spares_what_clients_held(flt: Filter) -> None:
+    flt.note(1000, Kind.PURGE, R, (0, 2, 4, 6), 0, "", sweep=False)
+    assert [flt.verdict(R, seq, 1) for seq in (2, 3, 6)] == [HOLD, GIVE, HOLD]
+    flt.safe(1000)
+    target = flt.queue(R)
+    assert [flt.verdict(R, seq, 1) for seq in range(1, 8)] == [ACK, ACK, GIVE, ACK, ACK, ACK, GIVE]
+    assert [target.is_done(seq) for seq in (2, 3, 4, 7)] == [True, False, True, False]
+    again = DeliveryFilter.restored(flt.generations, *flt.export())
+    assert again.export() == flt.export()
+    assert again.queue(R).spares
+    for one in (flt, again):
+        one.note(1001, Kind.PURGE, R, (0, 2, 4, 6), 0, "", sweep=False)  # read again
+        one.note(1002, Kind.PURGE, R, (0, 7, 9, 9), 0, "", sweep=False)
+        one.note(1003, Kind.PURGE, R, (0, 1, 3, 4), 0, "", sweep=False)  # what an earlier one took is gone, whatever a later one spares
+        one.safe(1003)
+        assert [one.verdict(R, seq, 1) for seq in range(1, 11)] == [*[ACK] * 7, GIVE, ACK, GIVE]
+        one.lose(7)
+        assert [one.verdict(R, seq, 1) for seq in (3, 7, 8, 9)] == [ACK, ACK, GIVE, GIVE]
+        assert not one.queue(R).spares
+
+
+def test_what_was_rejected_goes_its_way_after_a_purge(flt: Filter) -> None:
+    """The client's reject came before it, but the sweeper of a backup may come after it."""
+    flt.done(Kind.REJECT, R, 3, sweep=True)
+    flt.done(Kind.DEQUEUE, R, 4, sweep=True)
+    flt.done(Kind.REJECT, R, 5, visit=1, origin="q", sweep=True)
+    flt.done(Kind.PURGE, R, 0, 6)
+    assert [flt.ask(R, seq) for seq in (2, 3, 4)] == [ACK, REJECT, ACK]
+    assert not flt.queue(R).is_done(3)
+    assert list(flt.queue(R).start_pass(9)) == [3, 5]
 
 
 def test_cut(flt: Filter) -> None:
@@ -403,16 +437,16 @@ def test_a_line_that_fell_out_of_the_log_and_stands_in_it_again(loop: Filter) ->
 
 
 def test_refusals_that_are_lost(flt: Filter) -> None:
-    """What the log refuses when it is read again stays refused, and what it was not read for."""
+    """What the log still refuses stays refused, and what stood before its first entry."""
     flt.done(Kind.REFUSED, None, 2, 5)
     flt.done(Kind.REFUSED, None, 9)
-    again = DeliveryFilter.restored(flt.generations, *flt.export())
+    again = DeliveryFilter.restored(flt.generations, *flt.export(), known=flt.known)
     again.note(10, Kind.REFUSED, None, (5, 6), 0, "", sweep=False)
     again.note(11, Kind.DEQUEUE, Q, (4, 4), 0, "", sweep=False)
-    assert again.lose_refusals(3) == 3
+    assert again.lose_refusals(3, [(5, 6)]) == 3
     again.safe(11)
     assert [seq for seq in range(1, 12) if again.verdict(Q, seq, 1) is Verdict.ACK] == [2, 4, 5, 6]
-    assert again.lose_refusals(7) == 0
+    assert again.lose_refusals(7, []) == 0
 
 
 def test_a_deleted_queue(flt: Filter) -> None:
@@ -423,6 +457,103 @@ def test_a_deleted_queue(flt: Filter) -> None:
     assert list(flt.queue(Q).start_pass(9000)) == [2000]
     assert flt.ask(D, 3, FROM_Q) is ACK
     assert flt.ask(Q, 2000) is ACK
+
+
+def known(flt: DeliveryFilter) -> list[str]:
+    return [record.queue for record in flt.export()[0]]
+
+
+def test_what_is_known_of_a_queue_goes_with_it(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1, 10, sweep=True)
+    flt.done(Kind.REJECT, Q, 11)
+    flt.done(Kind.PURGE, Q, 0, 5)
+    flt.done(Kind.DEQUEUE, R, 3)
+    flt.forget_queue(Q, 1500, dead_letters=False)
+    assert known(flt) == ["r"]
+    assert flt.find(Q) is None
+    assert [target.name for target in flt.queues()] == ["r"]
+    assert flt.ask(R, 3) is ACK
+
+
+def test_of_the_next_queue_of_that_name_nothing_goes(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 1, 10)
+    flt.done(Kind.DEQUEUE, Q, 2000, sweep=True)
+    flt.done(Kind.PURGE, Q, 0, 1600)
+    held = flt.op(Kind.DEQUEUE, Q, 2001)
+    target = flt.queue(Q)
+    flt.forget_queue(Q, 1500, dead_letters=False)
+    assert flt.queue(Q) is target
+    assert [flt.ask(Q, seq) for seq in (1600, 2000, 2001, 2002)] == [ACK, ACK, HOLD, GIVE]
+    flt.safe(held)
+    assert list(target.start_pass(9000)) == [2000]
+    again = DeliveryFilter.restored(flt.generations, *flt.export())
+    assert [again.verdict(Q, seq, 1) for seq in (1700, 2000, 2001)] == [GIVE, ACK, ACK]
+
+
+def test_a_queue_that_somebody_has_at_hand_stays_the_same(flt: Filter) -> None:
+    target = flt.queue(Q)
+    assert flt.queues() == ()
+    flt.done(Kind.DEQUEUE, Q, 1)
+    assert flt.queues() == (target,)
+    flt.forget_queue(Q, 1500, dead_letters=False)
+    flt.done(Kind.DEQUEUE, Q, 1600)
+    assert flt.queues() == (target,)
+    assert target.verdict(1600, 1) is ACK
+
+
+def test_a_queue_that_may_have_dead_lettered_is_kept_for_a_while(flt: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "DEPARTED_MAX", 2)
+    for number in range(1, 6):
+        key = ("/", f"q{number}")
+        flt.done(Kind.MOVED, key, number)
+        flt.done(Kind.DEQUEUE, D, number, visit=0, origin=key[1])
+        flt.forget_queue(key, 1500 + number, dead_letters=False)  # that its line is known elsewhere says that it did
+    assert known(flt) == ["d", "q4", "q5"]
+    assert [flt.ask(D, number, ((f"q{number}", 1),)) for number in range(1, 6)] == [GIVE, GIVE, GIVE, ACK, ACK]
+    assert list(flt.followers) == [("/", "q4"), ("/", "q5")]
+    again = DeliveryFilter.restored(flt.generations, *flt.export())
+    again.note(5000, Kind.DEQUEUE, Q, (7, 7), 0, "", sweep=False)
+    again.safe(5000)
+    again.forget_queue(Q, 5001)
+    assert known(again) == ["d", "q5", "q"]
+    again.forget_queue(D, 5002)
+    assert known(again) == ["d", "q"]
+    again.forget_queue(R, 5003)
+    assert known(again) == ["d", "q"]
+
+
+def test_dead_letters_that_are_looked_for_are_not_forgotten(flt: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "DEPARTED_MAX", 0)
+    flt.done(Kind.MOVED, Q, 3)
+    flt.done(Kind.DEQUEUE, D, 3, origin="q", sweep=True)
+    flt.forget_queue(Q, 1500)
+    assert known(flt) == ["q", "d"]
+    flt.queue(D).gone(3, 1, FROM_Q)
+    flt.undeclared(R, 1501)  # nothing is known of it
+    flt.done(Kind.DEQUEUE, R, 9)
+    flt.undeclared(R, 1502)
+    assert known(flt) == []
+
+
+def test_what_a_queue_that_is_not_declared_is_swept_of_is_not_forgotten(flt: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "DEPARTED_MAX", 1)
+    for key in (Q, R, D):
+        flt.done(Kind.DEQUEUE, key, 3, sweep=key == Q)
+        flt.undeclared(key, flt.at)
+    assert known(flt) == ["q", "d"], "r went instead"
+    flt.queue(Q).gone(3, 1)
+    flt.done(Kind.DEQUEUE, R, 4)
+    flt.undeclared(R, flt.at)
+    assert known(flt) == ["r"]
+
+
+def test_a_deletion_that_is_lost_lets_nothing_go(flt: Filter) -> None:
+    flt.done(Kind.DEQUEUE, Q, 3)
+    flt.forget_queue(Q, 1500)
+    assert flt.export()[0][0].departed == 1500
+    flt.lose(1499)
+    assert flt.export()[0][0].departed == 0
+    assert flt.ask(Q, 3) is ACK
 
 
 # ---- all rules against a list of operations --------------------------------------------------------------------------
@@ -436,6 +567,7 @@ class Op(NamedTuple):
     last: int
     visit: int
     origin: str
+    spared: int
 
 
 class Reference:
@@ -446,7 +578,8 @@ class Reference:
         self.safe = 0
 
     def known(self, queue: str, seq: int, *, safe: bool) -> list[Op]:
-        return [op for op in self.ops if op.queue == queue and op.first <= seq <= op.last and (op.at <= self.safe) == safe]
+        here = [op for op in self.ops if op.queue == queue and op.first <= seq <= op.last and op.spared != seq]
+        return [op for op in here if (op.at <= self.safe) == safe]
 
     def verdict(self, queue: str, seq: int, deaths: Deaths) -> Verdict:
         origin = origin_of(deaths)
@@ -461,12 +594,14 @@ class Reference:
             op.kind is Kind.DEQUEUE and same(op) and op.visit <= reached for name, reached in stays for op in self.known(name, seq, safe=True)
         )
         purged = not deaths and any(op.kind is Kind.PURGE for op in self.known(queue, seq, safe=True))
-        if voided or purged or self.known("", seq, safe=True):
+        if voided or self.known("", seq, safe=True):
             return ACK
         if any(self.known(name, seq, safe=False) for name, _ in [*stays, ("", 0)]):
             return HOLD
         moves = [op for op in self.known(queue, seq, safe=True) if op.kind in (Kind.REJECT, Kind.MOVED) and same(op)]
-        return REJECT if any(op.visit >= visit for op in moves) else GIVE
+        if any(op.visit >= visit for op in moves):
+            return REJECT
+        return ACK if purged else GIVE
 
 
 SEQ = st.integers(1, 6)
@@ -508,10 +643,12 @@ def test_against_a_list_of_operations(actions: list[tuple]) -> None:  # type: ig
             if kind in (Kind.REFUSED, Kind.PURGE):
                 origin, visit = "", 0
                 queue = "" if kind is Kind.REFUSED else queue
-                first = 0 if kind is Kind.PURGE else first
-            flt.note(at, kind, ("/", queue) if queue else None, (first, last), visit, origin, sweep=True)
+            spared = first if kind is Kind.PURGE else 0
+            first = 0 if kind is Kind.PURGE else first
+            ranges = RangeSet.of([spared] if spared else []).missing(first, last).flat()
+            flt.note(at, kind, ("/", queue) if queue else None, ranges, visit, origin, sweep=True)
             stored = "" if visit == 0 and origin == queue else origin
-            reference.ops.append(Op(at, kind, queue, first, last, visit, stored))
+            reference.ops.append(Op(at, kind, queue, first, last, visit, stored, spared))
         for seq in range(1, 9):
             for queue, deaths in COPIES:
                 assert flt.verdict(("/", queue), seq, 1, deaths) is reference.verdict(queue, seq, deaths), (queue, seq, deaths)

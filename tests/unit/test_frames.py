@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from pamqp import body, commands, decode, encode, header, heartbeat
 from pamqp import frame as pamqp_frame
 
-from broker_plugin import frames, headers
+from broker_plugin import assembling, building, frames, headers
 from broker_plugin.frames import FrameError
 
 KEY = b"x-lrq-pos"
 FRAME_MAX_BYTES = 4_096
+DIRECT = "amq.rabbitmq.reply-to"
 
 names = st.text(string.ascii_letters + "-._", max_size=30)  # pamqp refuses others that RabbitMQ allows
 scalars = st.one_of(
@@ -30,7 +31,7 @@ scalars = st.one_of(
     st.decimals(-1000, 1000, places=2),
 )
 # Values that contain the bytes of the keys that are searched for.
-tricky = st.sampled_from(["\tx-lrq-posS\x00\x00\x00\x011", "\x08x-lrq-idS\x00\x00\x00\x011", "x-lrq-pos", "\x07x-deathA"])
+tricky = st.sampled_from(["\tx-lrq-posS\x00\x00\x00\x011", "\x08x-lrq-idS\x00\x00\x00\x011", "x-lrq-pos", "\x07x-deathA", f"\x15{DIRECT}"])
 values = st.recursive(
     scalars | tricky,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.just("x-lrq-pos"), inner, max_size=3),
@@ -91,7 +92,7 @@ def contents(draw: st.DrawFn) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
         )
     )
     payload, data = header_bytes(draw(properties), len(text := draw(bodies))), text
-    raw = pamqp_frame.marshal(method, channel) + frames.frame(frames.HEADER, channel, payload)
+    raw = pamqp_frame.marshal(method, channel) + building.frame(frames.HEADER, channel, payload)
     most = FRAME_MAX_BYTES - 8
     for at in range(0, len(data), most):
         raw += pamqp_frame.marshal(body.ContentBody(data[at : at + most]), channel)
@@ -122,7 +123,7 @@ class Reader:
     def __init__(self, hold_bytes_max: int = frames.HOLD_BYTES_MAX) -> None:
         self.left = b""
         self.found: list[tuple[int, bytes, bytes, bytes]] = []
-        self.assembly = frames.Assembly()
+        self.assembly = assembling.Assembly()
         self.hold_bytes_max = hold_bytes_max
 
     def feed(self, chunk: bytes) -> None:
@@ -184,7 +185,7 @@ def test_equal_contents_are_found_as_different_ones_are(pool: Any, order: list[i
 @settings(max_examples=50, deadline=None)
 def test_contents_interleaved_on_two_channels(one: Any, two: Any) -> None:
     def pieces(raw: bytes, channel: int) -> list[bytes]:
-        raw = frames.rechannel(raw, channel)
+        raw = building.rechannel(raw, channel)
         found = []
         while raw:
             size = struct.unpack_from(">I", raw, 3)[0] + 8
@@ -385,20 +386,20 @@ def test_deaths_sum_the_counts_of_each_queue() -> None:
         (b"\x05\0\0\0\0\0\0\xce", "not a frame type"),
         (b"HTTP/1.1", "not a frame type"),
         (b"\x01\0\1\0\0\0\x01\1\xce", "holds no method"),
-        (frames.raw_method_frame(1, frames.HEARTBEAT), "no method 0x00000008"),
-        (frames.raw_method_frame(1, frames.BODY, b"x"), "no method 0x00000003"),
+        (building.raw_method_frame(1, frames.HEARTBEAT), "no method 0x00000008"),
+        (building.raw_method_frame(1, frames.BODY, b"x"), "no method 0x00000003"),
     ],
 )
 def test_malformed_frames_are_named(raw: bytes, says: str) -> None:
-    good = frames.ack(1, 5)
+    good = building.ack(1, 5)
     with pytest.raises(FrameError, match=says):
         frames.scan(good + raw)
 
 
 def test_a_frame_at_the_limit_passes_and_one_over_does_not() -> None:
-    head = frames.publish_method(1, "", "q")
+    head = building.publish_method(1, "", "q")
     for size, fits in ((4_088, True), (4_089, False)):
-        raw = head + b"".join(frames.content(1, headers.header_payload(size), b"x" * size, 1 << 17))
+        raw = head + b"".join(building.content(1, headers.header_payload(size), b"x" * size, 1 << 17))
         if fits:
             assert len(frames.scan(raw, 0, 4_096)[0]) == 1
         else:
@@ -407,7 +408,7 @@ def test_a_frame_at_the_limit_passes_and_one_over_does_not() -> None:
 
 
 def test_an_unfinished_content_is_held_up_to_the_limit_only() -> None:
-    raw = frames.publish_method(1, "", "q") + b"".join(frames.content(1, headers.header_payload(9_000), b"x" * 9_000, 4_096))
+    raw = building.publish_method(1, "", "q") + b"".join(building.content(1, headers.header_payload(9_000), b"x" * 9_000, 4_096))
     assert frames.scan(raw[:-1], 0, 4_096) == ([], 0)
     items, used = frames.scan(raw[:-1], 0, 4_096, 5_000)
     assert [item[0] for item in items] == [frames.BASIC_PUBLISH, frames.HEADER, frames.BODY, frames.BODY]
@@ -423,12 +424,12 @@ def test_an_unfinished_content_is_held_up_to_the_limit_only() -> None:
         [(frames.BASIC_PUBLISH, b"m"), (frames.BASIC_PUBLISH, b"m")],
         [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, b"short")],
         [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(3)), (frames.BODY, b"four")],
-        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(frames.BODY_BYTES_ANY_MAX + 1))],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(assembling.BODY_BYTES_ANY_MAX + 1))],
         [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 102)],
     ],
 )
 def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
-    assembly = frames.Assembly(body_bytes_max=100)
+    assembly = assembling.Assembly(body_bytes_max=100)
     for kind, payload in run[:-1]:
         assembly.take(kind, 1, payload)
     with pytest.raises(FrameError):
@@ -436,13 +437,13 @@ def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
 
 
 def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
-    budget = frames.Budget(120, "what all hold")
-    assembly = frames.Assembly(body_bytes_max=100, budget=budget)
+    budget = assembling.Budget(120, "what all hold")
+    assembly = assembling.Assembly(body_bytes_max=100, budget=budget)
     for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 100)):
         assert assembly.take(kind, 1, payload) is None
     assert budget.bytes == len(b"m" + headers.header_payload(101)), "only what stands before it"
     assert assembly.is_open(1)
-    with pytest.raises(frames.BodyTooLarge) as caught:
+    with pytest.raises(assembling.BodyTooLarge) as caught:
         assembly.take(frames.BODY, 1, b"x")
     assert (caught.value.size, caught.value.limit) == (101, 100)
     assert budget.bytes == 0
@@ -450,44 +451,44 @@ def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
     header = headers.header_payload(100)
     for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, header)):
         assert assembly.take(kind, 1, payload) is None
-    assert assembly.take(frames.BODY, 1, b"y" * 100) == frames.Content(b"m", header, b"y" * 100)
+    assert assembly.take(frames.BODY, 1, b"y" * 100) == assembling.Content(b"m", header, b"y" * 100)
     assert budget.bytes == 0
 
 
 def test_a_dropped_channel_starts_afresh() -> None:
-    assembly = frames.Assembly()
+    assembly = assembling.Assembly()
     assembly.take(frames.BASIC_PUBLISH, 1, b"m")
     assert assembly.is_open(1)
     assembly.drop(1)
     assert not assembly.is_open(1)
     assembly.take(frames.BASIC_PUBLISH, 1, b"m")
-    assert assembly.take(frames.HEADER, 1, headers.header_payload(0)) == frames.Content(b"m", headers.header_payload(0), b"")
+    assert assembly.take(frames.HEADER, 1, headers.header_payload(0)) == assembling.Content(b"m", headers.header_payload(0), b"")
 
 
 @given(channels, st.integers(0, 2**63 - 1), st.booleans(), st.booleans(), names, names)
 def test_builders_build_what_pamqp_builds(channel: int, tag: int, multiple: bool, requeue: bool, one: str, two: str) -> None:
     basic = commands.Basic
-    assert frames.ack(channel, tag, multiple) == pamqp_frame.marshal(basic.Ack(tag, multiple), channel)
-    assert frames.nack(channel, tag, multiple, requeue) == pamqp_frame.marshal(basic.Nack(tag, multiple, requeue), channel)
-    assert frames.reject(channel, tag, requeue) == pamqp_frame.marshal(basic.Reject(tag, requeue), channel)
+    assert building.ack(channel, tag, multiple) == pamqp_frame.marshal(basic.Ack(tag, multiple), channel)
+    assert building.nack(channel, tag, multiple, requeue) == pamqp_frame.marshal(basic.Nack(tag, multiple, requeue), channel)
+    assert building.reject(channel, tag, requeue) == pamqp_frame.marshal(basic.Reject(tag, requeue), channel)
     publish = basic.Publish(exchange=one, routing_key=two, mandatory=multiple)
-    raw = frames.publish_method(channel, one, two, multiple)
+    raw = building.publish_method(channel, one, two, multiple)
     assert raw == pamqp_frame.marshal(publish, channel)
     assert frames.publish_route(raw[7:-1]) == (one, two, multiple, False)
-    assert frames.tag_and_bits(frames.nack(channel, tag, multiple, requeue), 7) == (tag, multiple | requeue << 1)
+    assert frames.tag_and_bits(building.nack(channel, tag, multiple, requeue), 7) == (tag, multiple | requeue << 1)
     deliver = pamqp_frame.marshal(basic.Deliver(one, tag, multiple, two, one), channel)[7:-1]
     assert frames.deliver_arguments(deliver) == (one.encode(), tag, (multiple, two, one))
     got = pamqp_frame.marshal(basic.GetOk(tag, multiple, two, one, 3), channel)[7:-1]
     assert frames.get_ok_arguments(got) == (tag, (multiple, two, one))
-    assert frames.connection_close(320, one) == pamqp_frame.marshal(commands.Connection.Close(320, one, 0, 0), 0)
+    assert building.connection_close(320, one) == pamqp_frame.marshal(commands.Connection.Close(320, one, 0, 0), 0)
     cause = frames.QUEUE_DECLARE
     closed = commands.Channel.Close(404, one, cause >> 16, cause & 0xFFFF)
-    assert frames.channel_close(channel, 404, one, cause) == pamqp_frame.marshal(closed, channel)
-    assert frames.rechannel(raw + deliver_frame(1, deliver), channel)[1:3] == struct.pack(">H", channel)
+    assert building.channel_close(channel, 404, one, cause) == pamqp_frame.marshal(closed, channel)
+    assert building.rechannel(raw + deliver_frame(1, deliver), channel)[1:3] == struct.pack(">H", channel)
 
 
 def deliver_frame(channel: int, payload: bytes) -> bytes:
-    return frames.frame(frames.METHOD, channel, payload)
+    return building.frame(frames.METHOD, channel, payload)
 
 
 def test_properties_are_those_of_pamqp() -> None:
@@ -500,7 +501,7 @@ def test_properties_are_those_of_pamqp() -> None:
 def test_names_that_are_not_ascii_or_not_utf8_survive() -> None:
     for raw in ("é".encode(), b"\xff\xfe"):
         name = raw.decode("utf-8", "surrogateescape")
-        made = frames.publish_method(1, name, name)
+        made = building.publish_method(1, name, name)
         assert raw in made
         assert frames.publish_route(made[7:-1])[:2] == (name, name)
 
@@ -509,18 +510,18 @@ def test_names_that_are_not_ascii_or_not_utf8_survive() -> None:
 def test_a_decoded_method_is_encoded_as_it_was(made: Any) -> None:
     raw, (channel, payload, _, _) = made
     if payload:
-        assert frames.method_frame(channel, frames.decode_method(payload)) == raw
+        assert building.method_frame(channel, frames.decode_method(payload)) == raw
 
 
 def test_a_method_that_cannot_be_encoded_is_named() -> None:
     with pytest.raises(frames.MalformedInput, match=r"Basic\.Ack"):
-        frames.method_frame(1, commands.Basic.Ack("one"))  # type: ignore[arg-type]
+        building.method_frame(1, commands.Basic.Ack("one"))  # type: ignore[arg-type]
 
 
 def test_names_too_long_and_texts_cut() -> None:
     with pytest.raises(frames.MalformedInput, match="at most 255"):
-        frames.publish_method(1, "", "é" * 128)
-    text = frames.decode_method(frames.connection_close(320, "é" * 128)[7:-1])
+        building.publish_method(1, "", "é" * 128)
+    text = frames.decode_method(building.connection_close(320, "é" * 128)[7:-1])
     assert text.reply_text == "é" * 127  # type: ignore[attr-defined]
 
 
@@ -534,7 +535,7 @@ def test_constants_are_the_ids_that_pamqp_uses() -> None:
 
 def test_rechannel_finds_a_run_that_ends_early() -> None:
     with pytest.raises(FrameError):
-        frames.rechannel(frames.ack(1, 1)[:-1], 2)
+        building.rechannel(building.ack(1, 1)[:-1], 2)
 
 
 def test_random_tables_walk_like_pamqp() -> None:
@@ -545,3 +546,14 @@ def test_random_tables_walk_like_pamqp() -> None:
         headers.check_header(payload)
         stamped = headers.stamp(payload, headers.position_field(b"1.1/1"))
         assert decode.field_table(stamped[14:])[1] == {**table, "x-lrq-pos": "1.1/1"}
+
+
+@given(properties, st.sampled_from(["", DIRECT, f"{DIRECT}.token"]))
+def test_only_a_direct_reply_to_is_replaced(made: commands.Basic.Properties, reply_to: str) -> None:
+    made.reply_to = reply_to or made.reply_to
+    before, after = header_bytes(made, 7), headers.asked_by_nobody(header_bytes(made, 7))
+    if made.reply_to == DIRECT:
+        made.reply_to += ".gone"
+        assert after == header_bytes(made, 7)
+    else:
+        assert after == before

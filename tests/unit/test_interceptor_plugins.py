@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from node_config import MINIMAL
 
-from broker_plugin import frames, headers
+from broker_plugin import building, frames, headers
 from lrq_ha.interceptors import Accept, Client, Delivery, Enqueue, Interceptor, Message, Point, Routing, Topology
 from lrq_ha.interceptors.audit import Audit
 from lrq_ha.interceptors.plugins import Interceptors, Settings
@@ -27,18 +28,6 @@ from installed import install
 HEADER = headers.header_payload(5, headers.properties(headers.field(b"key", b"value"), content_type="text/plain"))
 MESSAGE = Message("x", "key", "", None, 5, HEADER)
 CLIENT = Client("app", "/", "127.0.0.1:1", "", 1)
-NODE = """\
-[node]
-name = "e1"
-id = 1
-group = "east"
-[broker]
-url = "amqp://lrq:secret@127.0.0.1:5672"
-[door]
-listen = "127.0.0.1:5673"
-[http]
-listen = "127.0.0.1:8080"
-"""
 TOLD_S = 60.0
 
 
@@ -61,7 +50,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def refusal(tmp_path: Path, more: str) -> str:
     file = tmp_path / "node.toml"
-    file.write_text(NODE + more)
+    file.write_text(MINIMAL + more)
     with pytest.raises(ConfigError) as caught:
         load(file)
     return str(caught.value)
@@ -97,7 +86,7 @@ def test_the_command_line_says_so(site: Path, tmp_path: Path, monkeypatch: pytes
     """In a process of its own, as an operator checks a configuration; a name that is installed passes."""
     path = ":".join(filter(None, (str(site), str(Path(__file__).parents[2]))))
     for name, code, said in (("nobody", 1, b"there are: audit, failing"), ("slow", 0, b"is valid")):
-        (tmp_path / "node.toml").write_text(NODE + f"[interceptors.{name}]\n")
+        (tmp_path / "node.toml").write_text(MINIMAL + f"[interceptors.{name}]\n")
         command = [sys.executable, "-m", "lrq_ha.cli.main", "sidecar", "--check", "--config", str(tmp_path / "node.toml")]
         monkeypatch.setenv("PYTHONPATH", path)
         done = subprocess.run(command, capture_output=True, check=False, timeout=120)
@@ -154,7 +143,7 @@ def test_properties_are_decoded_when_asked_for() -> None:
 
 
 def test_arguments_are_decoded_when_asked_for() -> None:
-    method = frames.method_frame(1, frames.commands.Queue.Declare(queue="q", durable=True, arguments={"x-max-length": 5}))[7:-1]
+    method = building.method_frame(1, frames.commands.Queue.Declare(queue="q", durable=True, arguments={"x-max-length": 5}))[7:-1]
     event = Topology(0.0, CLIENT, 1, "queue.declare", method, True)
     assert event.arguments["queue"] == "q"
     assert event.arguments["arguments"] == {"x-max-length": 5}

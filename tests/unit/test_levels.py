@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker_plugin import endpoints, frames, headers, topology
+from broker_plugin import building, endpoints, frames, headers, topology
 from broker_plugin.channels import Channel
 from broker_plugin.frames import QUEUE_BIND, QUEUE_DECLARE, QUEUE_DELETE, QUEUE_PURGE, QUEUE_UNBIND
 from broker_plugin.replica import Replica
@@ -63,7 +63,7 @@ def relay() -> Any:
 
 
 def classify(at: Any, kind: int, method: Any) -> topology.Action:
-    payload = bytes(frames.method_frame(1, method)[7:-1])
+    payload = bytes(building.method_frame(1, method)[7:-1])
     return topology.classify(at, Channel(1), kind, payload, frames.decode_method(payload))
 
 
@@ -75,13 +75,13 @@ def declare(at: Any, queue: str, level: Any = None, **options: Any) -> topology.
 def note(at: Any, action: topology.Action) -> None:
     """The broker has accepted it: its entries are in the log."""
     assert isinstance(action, topology.Replicate)
-    for sequence, (method, _level) in enumerate(action.entries, at.replica.last_publish + 1):
-        at.replica.index(pb.Run(topology=pb.Topology(vhost="/", method=method)), sequence, sweep=False)
-        at.replica.last_publish = sequence
+    for sequence, (method, _level) in enumerate(action.entries, at.replica.index.last_publish + 1):
+        at.replica.index.note(pb.Run(topology=pb.Topology(vhost="/", method=method)), sequence, sweep=False)
+        at.replica.index.last_publish = sequence
 
 
 def level_of(at: Any, queue: str) -> str:
-    return str(at.replica.level(("/", queue)).value)
+    return str(at.replica.declared.level(("/", queue)).value)
 
 
 @pytest.mark.parametrize(("queue", "by_name"), [("q", "all"), ("cache", "configuration"), ("tmp", "none")])
@@ -113,15 +113,15 @@ def test_by_name_it_is_settled_by_the_first_declaration(queue: str, level: Level
     assert action.level is level
     assert topology.level_of(action.entry) is level
     note(at, action)
-    at.replica._levels = Levels({"": "none"})
-    at.replica._known_levels.clear()
-    assert at.replica.level(("/", queue)) is level
+    at.replica.declared._levels = Levels({"": "none"})
+    at.replica.declared._known_levels.clear()
+    assert at.replica.declared.level(("/", queue)) is level
 
 
 def test_by_name_none_is_in_no_log() -> None:
     at = relay()
     assert declare(at, "tmp") == topology.PassOn("tmp")
-    assert not at.replica.knows(("/", "tmp"))
+    assert not at.replica.declared.knows(("/", "tmp"))
 
 
 @pytest.mark.parametrize("value", ["some", "", "ALL", 7, True])
@@ -252,12 +252,12 @@ def test_a_queue_that_is_none_does_not_become_one() -> None:
     ],
 )
 def test_where_publishes_go(exchange: str, key: str, decision: str) -> None:
-    assert endpoints.decide(relay(), frames.publish_route(frames.publish_method(1, exchange, key)[7:-1])).name == decision
+    assert endpoints.decide(relay(), frames.publish_route(building.publish_method(1, exchange, key)[7:-1])).name == decision
 
 
 @pytest.mark.parametrize(("key", "names_more"), [("tmp", True), ("amq.rabbitmq.reply-to.x", False)])
 def test_further_keys_may_be_those_of_replicated_queues(key: str, names_more: bool) -> None:
-    method = frames.publish_method(1, "", key)[7:-1]
+    method = building.publish_method(1, "", key)[7:-1]
     plain = headers.header_payload(1)
     more = headers.header_payload(1, headers.properties(headers.field(b"CC", b"q")))
     assert endpoints.names_more(endpoints.Decision.PASSED, method, more) is names_more
@@ -275,10 +275,10 @@ def test_bindings_of_queues_and_how_to_undo_them() -> None:
     bind = commands.Queue.Bind(queue="q", exchange="x", routing_key="k", arguments={"x-match": "any"})
     note(at, classify(at, QUEUE_BIND, bind))
     note(at, classify(at, QUEUE_BIND, commands.Queue.Bind(queue="other", exchange="x")))
-    assert at.replica.partial == {("/", "q")}
-    bindings_to = at.replica.definitions.bindings_to
+    assert at.replica.declared.partial == {("/", "q")}
+    bindings_to = at.replica.declared.definitions.bindings_to
     assert not list(bindings_to({("/", "q")}))  # nothing is safe yet
-    at.replica.definitions.safe(4)
+    at.replica.declared.definitions.safe(4)
     [(key, exchange, binds, unbinds)] = bindings_to({("/", "q"), ("/", "none")})
     assert (key, exchange) == (("/", "q"), "x")
     bound: Any = frames.decode_method(binds)
@@ -286,4 +286,4 @@ def test_bindings_of_queues_and_how_to_undo_them() -> None:
     undone: Any = frames.decode_method(QUEUE_UNBIND.to_bytes(4, "big") + unbinds)
     assert (undone.queue, undone.exchange, undone.routing_key, undone.arguments) == ("q", "x", "k", {"x-match": "any"})
     note(at, classify(at, QUEUE_DELETE, commands.Queue.Delete(queue="q")))
-    assert not at.replica.partial
+    assert not at.replica.declared.partial

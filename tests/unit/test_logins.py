@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from broker_plugin import frames, headers, logins
+from broker_plugin import building, frames, headers, logins
 from broker_plugin.logins import Credentials
 
 
 def payload(method: object) -> bytes:
-    return frames.method_frame(0, method)[7:-1]  # type: ignore[arg-type]
+    return building.method_frame(0, method)[7:-1]  # type: ignore[arg-type]
 
 
 def start_ok(properties: bytes, mechanism: str, response: bytes) -> bytes:
     table, answer = (len(part).to_bytes(4, "big") + part for part in (properties, response))
-    return frames.raw_method_frame(0, frames.CONNECTION_START_OK, table, frames.short_string(mechanism), answer, b"\x05en_US")[7:-1]
+    return building.raw_method_frame(0, frames.CONNECTION_START_OK, table, building.short_string(mechanism), answer, b"\x05en_US")[7:-1]
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,8 @@ def peer_events(peer: int) -> list[Event]:
         Following(E2_1, 5, False, state(top=E2_1)),
         Following(E2_1, 5, True, state(top=E2_1)),
         Following(E1_1, 5, False, NEW),
+        Following(0, 9, False, state()),
+        Following(0, 9, True, state()),
         Heartbeat(E2_1, 6, 6, 0),
         Superseded(E1_1),
         Superseded(epoch),
@@ -473,6 +475,17 @@ def test_restart_alone() -> None:
     assert other.node.role is Role.CATCH_UP, "only whoever owned the last epoch"
 
 
+def test_a_lost_host_does_not_restart_alone() -> None:
+    d = Driver(1, restart_alone=True, lost_host=True)
+    assert d.node.role is Role.CATCH_UP
+    assert d.node.reason == (
+        "the broker of e1 went down and may have lost what was confirmed, so it does not go on alone: "
+        "bring e2 back, or accept that with lrq-ha promote e1 --down e2 --force"
+    )
+    d.meet(2)
+    assert d.node.role is Role.RECOVERING, "nobody has more"
+
+
 # ---- leading ---------------------------------------------------------------------------------------------------------
 
 
@@ -606,6 +619,17 @@ def test_a_node_that_cannot_be_reached_is_not_called() -> None:
 
 def test_an_answer_for_another_epoch() -> None:
     assert leader().hear(2, Following(E1_1, 5, False, state())) == []
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_an_answer_to_who_leads_nothing(diverged: bool) -> None:
+    """No node sends it. It made safe what only this node has, made it send its log, or ended its incarnation."""
+    d = follower()
+    d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 6, b""))
+    d.confirm()
+    assert (d.node.log.end, d.node.safe) == (7, 6)
+    assert d.hear(1, Following(0, 7, diverged, state())) == []
+    assert (d.node.safe, d.node.peers[1].subscribed) == (6, False)
 
 
 def test_heartbeats() -> None:
@@ -830,6 +854,22 @@ def met(d: Driver, log: LogState | None = None, **hello: Any) -> Driver:
     return d
 
 
+def cut_off(epoch: int) -> Driver:
+    """Node 2 of three, which hears node 3, and not the primary 1. `epoch`: which one node 3 says that it follows."""
+    d = follower(size=3)
+    d.meet(3)
+    d.feed(PeerDisconnected(1))
+    d.hear(3, Heartbeat(epoch, 0, 0, 0))
+    return d
+
+
+def test_who_no_longer_follows_does_not_keep_others_from_an_epoch() -> None:
+    for d in (cut_off(0), cut_off(E2_1)):
+        d.feed(PeerDisconnected(3))
+        d.meet(3)
+        assert d.ask(1) is None, "it asks for promises"
+
+
 @pytest.mark.parametrize(
     ("make", "down", "text", "overridden"),
     [
@@ -838,6 +878,7 @@ def met(d: Driver, log: LogState | None = None, **hello: Any) -> Driver:
         (candidate, [], "e1 is taking epoch 2.1 already", False),
         (lambda: Driver(2), [9], "there is no node 9 in this group", False),
         (lambda: met(Driver(2)), [1], "e1 is said to be down, but it answers: stop it first, or use switchover", False),
+        (lambda: cut_off(E2_1), [1], "e1 is said to be down, but it answers e3: stop it first, or use switchover", False),
         (lambda: Driver(2), [], "e1 does not answer: if it is down, say so with --down e1", False),
         (lambda: met(Driver(2), leading=E2_1), [], "e1 is primary and answers: use switchover", False),
         (follower, [], "e1 is primary and answers: use switchover", False),

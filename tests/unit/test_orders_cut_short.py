@@ -64,7 +64,7 @@ def test_a_handover_while_consumers_finish(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Orders, "_ask_core", may_hand_over)
 
-    async def drain(_door: Door, _timeout_s: float) -> int:
+    async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
         await asyncio.sleep(0.1)
         return 0
 

@@ -74,3 +74,14 @@ def test_single_values_and_names() -> None:
         _ = RangeSet().first
     with pytest.raises(IndexError):
         _ = RangeSet().last
+
+
+@given(st.lists(st.integers(0, 60), max_size=30), st.integers(1, 8))
+def test_cover_is_the_smallest_of_so_many_ranges(values: list[int], most: int) -> None:
+    exact = RangeSet.of(values)
+    covering = exact.cover(most)
+    assert covering.ranges == min(most, exact.ranges)
+    assert members(exact) <= members(covering)
+    pairs = list(exact)
+    gaps = sorted(after - before - 1 for (_, before), (after, _) in pairwise(pairs))
+    assert len(covering) - len(exact) == sum(gaps[: max(0, exact.ranges - most)])

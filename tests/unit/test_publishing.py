@@ -1,21 +1,25 @@
 """What the door makes of a run of publishes: entries of the log, and what the broker gets, whatever the run consists of and wherever it is cut.
 
-A connection of the door runs between two sockets that keep what they are given; what is appended is safe at once.
+A connection of the door runs between two sockets that keep what they are given; what is appended is safe at once,
+or when the test says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker_plugin import frames, headers, wire
+from broker_plugin import assembling, building, frames, headers, wire
+from broker_plugin.permitting import Right
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
 from lrq_ha.proto import lrq_pb2 as pb
@@ -33,6 +37,7 @@ class Socket:
 
     def __init__(self) -> None:
         self.data = b""
+        self.reads = True
 
     def write(self, data: bytes) -> None:
         self.data += data
@@ -43,9 +48,11 @@ class Socket:
     def is_closing(self) -> bool:
         return False
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.reads = False
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.reads = True
 
 
 class Connection:
@@ -53,25 +60,28 @@ class Connection:
 
     def __init__(self, producer: str = "") -> None:
         self.runs: list[pb.Run] = []  # as they stand in the log
+        self.log_is_safe = True
         self.log: Any = SimpleNamespace(end=FIRST - 1, unfinished=False)
         node: Any = SimpleNamespace(role=Role.ACTIVE, serving=True, log=self.log, applied=0)
         self.replica = Replica(node, Levels({"^.*$": "all"}), self._emit)
         self.replica.stamp_affixes = (b"257.", b"/1")
-        self.replica.safe = FIRST - 1
-        config = DoorTable(listen="127.0.0.1:5672")
+        self.replica.progress.safe = FIRST - 1
+        config = DoorTable(listen="127.0.0.1:5672", client_buffer_bytes_max=1 << 14)
         door: Any = SimpleNamespace(
-            config=config, now=lambda: 0.0, unfinished=frames.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
-            draining=False, watch=lambda _: None, completes_locally=lambda _: False, client_full=lambda *_: None, relays=set(),
+            config=config, now=lambda: 0.0, unfinished=assembling.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
+            draining="", watch=lambda _: None, completes_locally=lambda _: False, client_full=lambda *_: None, relays=set(),
+            buffered_bytes_max=config.buffered_bytes_max,
         )  # fmt: skip
         self.client, self.broker = Socket(), Socket()
         client, broker = self._sockets
         self.relay = Relay(
             door, self.replica, client, broker, user="app", vhost="/", producer=producer, peer=None, may_write=True,
             frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
-            channels_max=2_047,
+            channels_max=2_046, broker_channels_max=2_047,
         )  # fmt: skip
-        self.relay.client_data(frames.method_frame(1, commands.Channel.Open()))
-        self.relay.client_data(frames.method_frame(1, commands.Confirm.Select()))
+        self.relay.rights.add(Right("", "", False))
+        self.relay.client_data(building.method_frame(1, commands.Channel.Open()))
+        self.relay.client_data(building.method_frame(1, commands.Confirm.Select()))
         self.broker.data = b""
 
     @property
@@ -81,16 +91,18 @@ class Connection:
     def _emit(self, first: int, count: int, runs: list[pb.Run | wire.Publishes]) -> None:
         assert first == self.log.end + 1
         self.log.end = first + count - 1
+        if not self.log_is_safe:
+            return
         body = pb.Batch.FromString(wire.batch_body(BatchHeader(257, first, self.log.end, 257, 257), 7, runs))
         assert (body.epoch, body.first, body.count, body.previous_epoch, body.timestamp_us) == (257, first, count, 257, 7)
         self.runs += body.runs
-        self.replica.safe_advanced(self.log.end)
+        self.replica.progress.safe_advanced(self.log.end)
 
 
 def message(queue: str, table: bytes, persistent: bool, body: bytes) -> tuple[bytes, bytes]:
     """(frames of a publish, its content header's payload)"""
     payload = headers.header_payload(len(body), headers.properties(table, persistent))
-    return frames.publish_method(1, "", queue) + b"".join(frames.content(1, payload, body, 4_096)), payload
+    return building.publish_method(1, "", queue) + b"".join(building.content(1, payload, body, 4_096)), payload
 
 
 tables = st.sampled_from(
@@ -143,5 +155,64 @@ def test_ids_of_the_producer_break_a_run_where_they_do_not_follow_each_other() -
         told = [(run.enqueues.id_first, len(run.enqueues.lengths)) for run in connection.runs]
         assert told == [(0, 3), (1, 2), (4, 1), (0, 3)]
         assert connection.replica.next_sequence == FIRST + 9
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_what_is_not_safe_costs_no_more_memory_than_its_limit(local: bool) -> None:
+    """Publishes without a body on alternating channels, each a run of its own: what is kept for one is many times its bytes."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        connection.log_is_safe = False
+        door, relay = connection.relay.door, connection.relay
+        door.buffered_bytes_max = 1 << 20
+        cast(Any, door).completes_locally = lambda _: local
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Confirm.Select()))
+        connection.broker.data = b""
+        header = headers.header_payload(0)
+        both = b"".join(building.publish_method(n, "", "orders") + b"".join(building.content(n, header, b"", 4_096)) for n in (1, 2))
+        taken = 0
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            while connection.client.reads:
+                relay.client_data(both * 20)
+                connection.replica.flush()
+                taken += 40
+            assert tracemalloc.get_traced_memory()[0] - before < door.buffered_bytes_max
+        finally:
+            tracemalloc.stop()
+        connection.replica.progress.safe_advanced(connection.log.end)
+        assert connection.client.reads
+        assert connection.replica.progress.unsafe_bytes == 0
+        assert len(frames.scan(connection.broker.data, 0, frames.FRAME_MAX_BYTES, 0)[0]) == taken
+
+    asyncio.run(scenario())
+
+
+def test_confirms_that_wait_for_backups_are_kept_up_to_a_limit() -> None:
+    """A primary that still waits for its expected backups confirms nothing; who publishes on is not read past door.client_buffer_bytes_max."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        connection.replica.node.role = Role.RECOVERING
+        relay, limit = connection.relay, connection.relay.door.config.client_buffer_bytes_max
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        raw, _ = message("orders", b"", True, b"x")
+        tag = 0
+        while connection.client.reads:
+            relay.client_data(raw)
+            connection.replica.flush()
+            tag += 1
+            relay.broker_data(building.ack(1, tag))
+            assert relay.held_bytes <= limit + 100
+        assert relay.held_bytes > limit
+        connection.client.data = b""
+        connection.replica.node.role = Role.ACTIVE
+        relay.give_confirms()
+        assert connection.client.reads
+        assert len(frames.scan(connection.client.data, 0, frames.FRAME_MAX_BYTES, 0)[0]) == tag
 
     asyncio.run(scenario())

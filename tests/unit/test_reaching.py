@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from broker_plugin import frames
+from broker_plugin import building
 from broker_plugin.definitions import Definitions
 from broker_plugin.reaching import Routing, downstream_last
 
 
 def definitions(*methods: base.Frame, vhost: str = "/") -> Definitions:
-    return Definitions((vhost, frames.method_frame(1, method)[7:-1]) for method in methods)
+    return Definitions((vhost, building.method_frame(1, method)[7:-1]) for method in methods)
 
 
 def queue(name: str, **arguments: Any) -> base.Frame:

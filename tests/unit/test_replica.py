@@ -6,8 +6,9 @@ import pytest
 from pamqp import commands
 from test_completion import Alone
 
-from broker_plugin import frames
-from broker_plugin.replica import LocalQueues, Replica
+from broker_plugin import building
+from broker_plugin.declared import LocalQueues
+from broker_plugin.replica import Replica
 from lrq_ha.proto import lrq_pb2 as pb
 
 
@@ -21,65 +22,77 @@ def led(count: int) -> Replica:
 
 def test_after_a_loss_anything_of_before_may_have_been_delivered() -> None:
     replica = led(10)
-    replica.took_over(clean=False)
-    assert replica.comes_again(10, flagged=False)
-    assert not replica.comes_again(11, flagged=False)
-    assert replica.comes_again(11, flagged=True)
+    replica.given_out.took_over(10, clean=False)
+    assert replica.given_out.comes_again(10, flagged=False)
+    assert not replica.given_out.comes_again(11, flagged=False)
+    assert replica.given_out.comes_again(11, flagged=True)
 
 
 def test_after_a_handover_nothing_of_before_has_been_delivered_until_it_is() -> None:
     replica = led(10)
-    replica.took_over(clean=True)
-    assert not replica.comes_again(10, flagged=True), "the sweeper had it, and nobody else"
-    assert replica.comes_again(10, flagged=True), "a client has given it back"
-    assert not replica.comes_again(9, flagged=False)
-    assert replica.comes_again(9, flagged=True)
-    assert replica.comes_again(11, flagged=True), "no sweeper has seen what is younger"
-    replica.took_over(clean=True)
-    assert not replica.comes_again(10, flagged=True)
+    replica.given_out.took_over(10, clean=True)
+    assert not replica.given_out.comes_again(10, flagged=True), "the sweeper had it, and nobody else"
+    assert replica.given_out.comes_again(10, flagged=True), "a client has given it back"
+    assert not replica.given_out.comes_again(9, flagged=False)
+    assert replica.given_out.comes_again(9, flagged=True)
+    assert replica.given_out.comes_again(11, flagged=True), "no sweeper has seen what is younger"
+    replica.given_out.took_over(10, clean=True)
+    assert not replica.given_out.comes_again(10, flagged=True)
 
 
 def test_what_falls_out_of_the_log_is_not_of_before() -> None:
     for clean in (False, True):
         replica = led(10)
-        replica.took_over(clean=clean)
+        replica.given_out.took_over(10, clean=clean)
         replica.cut(8)
-        assert replica.comes_again(8, flagged=True)
-        assert not replica.comes_again(8, flagged=False)
+        assert replica.given_out.comes_again(8, flagged=True)
+        assert not replica.given_out.comes_again(8, flagged=False)
 
 
 def _entry(method: object) -> pb.Run:
-    return pb.Run(topology=pb.Topology(vhost="/", method=bytes(frames.method_frame(1, method)[7:-1])))
+    return pb.Run(topology=pb.Topology(vhost="/", method=bytes(building.method_frame(1, method)[7:-1])))
 
 
 def test_declarations_that_fall_out_of_the_log_were_never_made() -> None:
     replica = led(10)
     kept, made = ("/", "kept"), ("/", "made")
-    replica.index(_entry(commands.Queue.Declare(queue="kept", arguments={"x-expires": 60_000})), 11, sweep=True)
-    replica.index(_entry(commands.Exchange.Declare(exchange="events", auto_delete=True)), 12, sweep=True)
-    replica.safe_advanced(12)
-    before = dict(replica.declared), dict(replica.declarations), dict(replica.auto_delete_exchanges)
-    replica.index(_entry(commands.Queue.Delete(queue="kept")), 13, sweep=True)
-    replica.index(_entry(commands.Queue.Declare(queue="kept")), 14, sweep=True)
-    replica.index(_entry(commands.Queue.Declare(queue="made")), 15, sweep=True)
-    replica.index(_entry(commands.Exchange.Declare(exchange="events")), 16, sweep=True)
-    replica.index(_entry(commands.Exchange.Declare(exchange="others", auto_delete=True)), 17, sweep=True)
-    assert {kept, made} == set(replica.declared)
-    assert list(replica.auto_delete_exchanges) == [("/", "others")]
+    replica.index.note(_entry(commands.Queue.Declare(queue="kept", arguments={"x-expires": 60_000})), 11, sweep=True)
+    replica.index.note(_entry(commands.Exchange.Declare(exchange="events", auto_delete=True)), 12, sweep=True)
+    replica.progress.safe_advanced(12)
+    before = dict(replica.declared.queues), dict(replica.declared.declarations), dict(replica.declared.auto_delete_exchanges)
+    replica.index.note(_entry(commands.Queue.Delete(queue="kept")), 13, sweep=True)
+    replica.index.note(_entry(commands.Queue.Declare(queue="kept")), 14, sweep=True)
+    replica.index.note(_entry(commands.Queue.Declare(queue="made")), 15, sweep=True)
+    replica.index.note(_entry(commands.Exchange.Declare(exchange="events")), 16, sweep=True)
+    replica.index.note(_entry(commands.Exchange.Declare(exchange="others", auto_delete=True)), 17, sweep=True)
+    assert {kept, made} == set(replica.declared.queues)
+    assert list(replica.declared.auto_delete_exchanges) == [("/", "others")]
     replica.cut(13)
-    assert (replica.declared, replica.declarations, replica.auto_delete_exchanges) == before
+    assert (replica.declared.queues, replica.declared.declarations, replica.declared.auto_delete_exchanges) == before
 
 
 def test_a_deletion_that_falls_out_of_the_log_leaves_the_queue_in_the_next_checkpoint() -> None:
     replica = led(10)
-    replica.index(_entry(commands.Queue.Declare(queue="kept")), 11, sweep=True)
-    replica.index(_entry(commands.Queue.Delete(queue="kept")), 12, sweep=True)
+    replica.index.note(_entry(commands.Queue.Declare(queue="kept")), 11, sweep=True)
+    replica.index.note(_entry(commands.Queue.Delete(queue="kept")), 12, sweep=True)
     replica.cut(12)
-    assert replica.declared == {("/", "kept"): 0}
+    assert replica.declared.queues == {("/", "kept"): 0}
+
+
+def test_how_long_a_queue_is_to_be_is_not_known_any_more_when_it_was_deleted() -> None:
+    replica, queue = led(10), ("/", "kept")
+    replica.index.note(_entry(commands.Queue.Declare(queue="kept")), 11, sweep=False)
+    replica.index.passes.begin(12)
+    replica.index.passes.noted(13, queue, done=False)
+    replica.index.passes.came(queue)
+    assert replica.index.passes.holds(queue) == 1
+    replica.index.note(_entry(commands.Queue.Delete(queue="kept")), 15, sweep=False)
+    replica.index.note(_entry(commands.Queue.Declare(queue="kept")), 16, sweep=False)
+    assert replica.index.passes.holds(queue) == -1, "as many dead letters in the new one would pass for what was in the old one"
 
 
 def test_of_its_own_queues_a_node_remembers_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_plugin.replica.LOCAL_QUEUES_MAX", 3)
+    monkeypatch.setattr("broker_plugin.declared.LOCAL_QUEUES_MAX", 3)
     queues = LocalQueues()
     for name in ("a", "b", "c", "a", "d"):
         queues.add(("/", name))

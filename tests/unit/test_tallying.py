@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pamqp import commands
 
+from broker_plugin import building
+from broker_plugin.declared import Declared
+from broker_plugin.index import Index
 from broker_plugin.tallying import EMPTY_KEPT, Tallies, Tally
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.positions import RangeSet
 
 Q, D, E = ("/", "q"), ("/", "d"), ("/", "e")
@@ -66,6 +71,23 @@ def test_a_dead_letter_counts_if_all_it_died_in_was_empty_before() -> None:
     for sequence in range(EMPTY_KEPT):
         tallies.noted(300 + sequence, entry(Q, 250, 0))
     assert not tallies.counts(of_d, 5, FROM_Q, by_name=False), "so long ago is not remembered"
+
+
+def test_a_queue_in_which_dead_letters_may_wait_is_not_known_to_be_empty() -> None:
+    tallies = Tallies()
+    of_d = Tally(200, D, 100, 0, RangeSet(), RangeSet())
+    tallies.noted(95, entry(Q, 50, 0), keeps_dead_letters=True)
+    assert not tallies.counts(of_d, 5, FROM_Q, by_name=False), "the primary's copy may wait in q, and arrive later"
+    assert tallies.pending(Q, 95), "of its own messages it says as much as any"
+
+
+def test_the_log_knows_in_which_queues_dead_letters_may_wait() -> None:
+    for strategy, known in (("at-least-once", False), ("at-most-once", True)):
+        index = Index(Declared(Levels({})))
+        declare = building.encode_method(commands.Queue.Declare(queue=Q[1], durable=True, arguments={"x-dead-letter-strategy": strategy}))
+        index.note(pb.Run(topology=pb.Topology(vhost=Q[0], method=declare)), 1, sweep=True)
+        index.note(pb.Run(tally=entry(Q, 50, 0)), 95, sweep=True)
+        assert index.tallies.counts(Tally(200, D, 100, 0, RangeSet(), RangeSet()), 5, FROM_Q, by_name=False) is known
 
 
 def test_pending_until_done_cut_or_deleted() -> None:

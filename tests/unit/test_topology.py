@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker_plugin import frames, topology
+from broker_plugin import building, topology
 
 
 def declaration(**options: Any) -> bytes:
-    return frames.encode_method(commands.Queue.Declare(queue="a-queue", **options))
+    return building.encode_method(commands.Queue.Declare(queue="a-queue", **options))
 
 
 def test_arguments() -> None:

@@ -1,0 +1,101 @@
+"""Declarations, deletions and purges of the log, as the applier carries them out on the broker of one vhost.
+
+Rules:
+- They go over a channel of their own: their failures concern no message.
+- What this broker refuses is logged and counts as done: it must not end one incarnation after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from . import frames
+from .client import Channel, Connection
+from .client_errors import ChannelClosed
+
+log = logging.getLogger("lrq_ha.applier")
+
+PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so is counted as done
+
+
+class Declarer:
+    """See above. `connection`: the lane's, to vhost `vhost`."""
+
+    def __init__(self, vhost: str, connection: Connection) -> None:
+        self._vhost = vhost
+        self._connection = connection
+        self._open: Channel | None = None
+        self._exchanges: set[str] = set()  # that are there; an exchange may go with any declaration: with its last binding, say
+
+    async def _channel(self) -> Channel:
+        if self._open is None or self._open.error is not None:
+            self._open = await self._connection.channel()
+        return self._open
+
+    async def execute(self, payload: bytes) -> None:
+        """Carries out a declaration of the log; one that this broker refuses is logged and passed over."""
+        method, named, arguments = unconditional(payload)
+        self._exchanges.clear()
+        try:
+            await (await self._channel())._call(method, arguments)
+        except ChannelClosed as error:
+            if error.code not in PASSED_OVER:
+                raise
+            log.warning("a declaration of the primary is refused here, in vhost '%s', for %s: %s", self._vhost, "/".join(named), error.text)
+
+    async def purge(self, queue: str) -> None:
+        """Empties a queue."""
+        try:
+            await (await self._channel()).queue_purge(queue)
+        except ChannelClosed as error:
+            if error.code not in PASSED_OVER:
+                raise
+            log.warning("queue '%s' in vhost '%s' cannot be purged here as on the primary: %s", queue, self._vhost, error.text)
+
+    async def has_exchange(self, exchange: str) -> bool:
+        """Whether the broker has it. One that has gone by itself since it was asked for is not noticed."""
+        if exchange not in self._exchanges:
+            try:
+                await (await self._channel()).exchange_declare(exchange, passive=True)
+            except ChannelClosed as error:
+                if error.code == 404:
+                    return False
+                raise
+            self._exchanges.add(exchange)
+        return True
+
+
+_NAMES = {
+    frames.EXCHANGE_DECLARE: 2,
+    frames.EXCHANGE_DELETE: 1,
+    frames.EXCHANGE_BIND: 3,
+    frames.EXCHANGE_UNBIND: 3,
+    frames.QUEUE_DECLARE: 1,
+    frames.QUEUE_BIND: 3,
+    frames.QUEUE_DELETE: 1,
+    frames.QUEUE_UNBIND: 3,
+}
+_DECLARES = (frames.EXCHANGE_DECLARE, frames.QUEUE_DECLARE)
+_DECLARE_BITS = 0b1110  # neither passive nor no-wait
+
+
+def unconditional(payload: bytes) -> tuple[int, list[str], bytes]:
+    """(method, names, arguments) of a declaration, exact to the octet but for its flags: answered, and without if_unused and if_empty.
+
+    Raises:
+        FrameError: It is none, or malformed.
+    """
+    method = frames.method_id(payload)
+    names = []
+    at = 6
+    try:
+        for _ in range(_NAMES[method]):
+            end = at + 1 + payload[at]
+            names.append(payload[at + 1 : end].decode("utf-8", "replace"))
+            at = end
+        if method == frames.QUEUE_UNBIND:
+            return method, names, payload[4:]
+        bits = payload[at] & _DECLARE_BITS if method in _DECLARES else 0
+    except (IndexError, KeyError) as error:
+        raise frames.FrameError(f"entry with method {method:#010x} is no declaration that can be carried out") from error
+    return method, names, b"%b%c%b" % (payload[4:at], bits, payload[at + 1 :])

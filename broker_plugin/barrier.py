@@ -1,0 +1,93 @@
+"""A declaration that goes into the log passes a barrier: everything appended before is in the queues and on record, and nothing comes in meanwhile.
+
+What is published again after a restart goes by the bindings of that moment, and older copies no longer count (R8). So before bindings change,
+everything published is on record. What waits before a full queue is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+PARKED_POLL_S = 0.2
+
+
+async def _no_record() -> None: ...
+
+
+class Barrier:
+    """See above.
+
+    Attributes:
+        published_upto: The last entry that this node has published to its broker.
+        recorded: R of the last applied record that is confirmed.
+        write_record: Writes one.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._progress = replica.progress
+        self.published_upto = 0
+        self.recorded = 0
+        self.write_record: Callable[[], Awaitable[None]] = _no_record
+        self._lock = asyncio.Lock()
+        self._free = asyncio.Event()
+        self._free.set()
+        self._settling = asyncio.Event()
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        """Everything appended before is in the queues; no publish is taken from any connection inside."""
+        async with self._lock:
+            self._free.clear()
+            try:
+                self._replica.flush()
+                await self._wait_settled(self._replica.end)
+                await self.settle_record(self._replica.end)
+                yield
+            finally:
+                self._free.set()
+                self._progress.on_wake()
+
+    @property
+    def is_up(self) -> bool:
+        return not self._free.is_set()
+
+    async def down(self) -> None:
+        """Returns when it is not up."""
+        await self._free.wait()
+
+    def published(self, upto: int) -> None:
+        """Entries up to this one were published to this node's broker."""
+        self.published_upto = max(self.published_upto, upto)
+
+    async def settle_record(self, upto: int) -> None:
+        """Returns when a restart would publish nothing of the entries up to `upto` again."""
+        if self.recorded < min(upto, self.published_upto):
+            await self.write_record()
+
+    async def _wait_settled(self, upto: int) -> None:
+        """Returns when everything up to `upto` is in the queues and confirmed, or waits before a full one."""
+        while self._progress.tracker.applied < upto and not self._only_parked(upto):
+            self._settling.clear()
+            self._progress.waiting_applied.add(self)
+            try:
+                async with asyncio.timeout(PARKED_POLL_S):
+                    await self._settling.wait()
+            except TimeoutError:
+                pass
+
+    def applied_advanced(self) -> None:
+        """More of the log is in the queues and confirmed, or something of it that is not the next."""
+        self._settling.set()
+
+    def _only_parked(self, upto: int) -> bool:
+        missing = self._progress.tracker.needs(1, upto)
+        for first, last in self._progress.parked:
+            missing.remove(first, last)
+        return not missing

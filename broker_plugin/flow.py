@@ -1,0 +1,193 @@
+"""When reading from either side of a client's connection stops, and when a side that is read from has been silent for too long.
+
+Rules:
+- Reading from a side stops while the other side, or the log, does not keep up, and goes on when nothing is against it any more.
+- A side that is not read from is not silent: what it said nobody has heard.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from .farewell import CONNECTION_FORCED
+from .frames import HEARTBEAT_FRAME
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+log = logging.getLogger("lrq_ha.door")
+
+RESUME_SHARE = 0.5  # reading goes on when what held it up has fallen below this share of its limit
+DEAF_SHARE = 2  # of the limit on what is on its way to a client; from 1 on, nothing is read from the broker for it
+ACKS_SHARE = 5  # of the limit on what is not safe yet: so much, a client may acknowledge that publishes nothing
+
+
+class Flow:
+    """See above. `heartbeat_s`: what was agreed on; 0 for none.
+
+    Attributes:
+        client_heard_at, broker_heard_at: When something came from there last, or could come again (the door's clock).
+    """
+
+    __slots__ = (
+        "_asking",
+        "_client_full",
+        "_client_paused",
+        "_full_since",
+        "_heartbeat_s",
+        "_held_up",
+        "_relay",
+        "_stopping",
+        "broker_heard_at",
+        "client_heard_at",
+    )
+
+    def __init__(self, relay: Relay, heartbeat_s: int) -> None:
+        self._relay = relay
+        self._heartbeat_s = heartbeat_s
+        self.client_heard_at = self.broker_heard_at = relay.door.now()
+        self._client_paused = False
+        self._client_full = False  # nothing is read from the broker meanwhile
+        self._full_since = 0.0
+        self._held_up = False  # nothing is read from either side until interceptors have caught up
+        self._stopping = False  # nothing more is read from the client until what is under way is confirmed
+        self._asking = False
+
+    def consider_pausing(self) -> None:
+        """Whether the client is read from on the grounds of what waits: for the log, for the broker, for backups, for the client itself."""
+        relay = self._relay
+        limit = relay.door.config.connection_buffer_bytes_max
+        too_much = relay.replica.progress.unsafe_bytes / relay.door.buffered_bytes_max
+        if (too_much > 1.0 and (relay.unanswered or relay.until_safe or too_much > ACKS_SHARE)) or relay.outbox.bytes > limit:
+            self.pause_client()
+            relay.replica.progress.waiting_safe.add(relay)
+        elif relay.held_bytes > relay.door.config.client_buffer_bytes_max or self._deaf:
+            self.pause_client()
+        elif self._client_paused and relay.outbox.bytes < limit * RESUME_SHARE:
+            self.resume_client()
+
+    @property
+    def _deaf(self) -> bool:
+        """The client does not read what the door itself answers: so nothing more is taken from it that could be answered."""
+        relay = self._relay
+        if not self._client_full or relay.client is None:
+            return False
+        return relay.client.get_write_buffer_size() > DEAF_SHARE * relay.door.config.client_buffer_bytes_max
+
+    def pause_client(self) -> None:
+        """Reads nothing more from the client."""
+        if self._relay.client is not None and not self._client_paused:
+            self._client_paused = True
+            self._relay.client.pause_reading()
+
+    def resume_client(self) -> None:
+        """Reads from the client again, if nothing else is against it."""
+        relay = self._relay
+        if relay.client is not None and self._client_paused and not relay.from_client.stalled and not self._stopping and not self._held_up:
+            self._client_paused = False
+            self.client_heard_at = relay.door.now()
+            relay.client.resume_reading()
+
+    def pause_broker(self) -> None:
+        """Reads nothing more from the broker."""
+        if not self._relay.broker.is_closing():
+            self._relay.broker.pause_reading()
+
+    def resume_broker(self) -> None:
+        """Reads from the broker again, if nothing else is against it."""
+        relay = self._relay
+        if (not self._client_full or self._asking) and not self._held_up and not relay.broker.is_closing():
+            self.broker_heard_at = relay.door.now()
+            relay.broker.resume_reading()
+
+    def stop(self) -> None:
+        """Reads nothing more from the client before `go_on`."""
+        self._stopping = True
+        self.pause_client()
+
+    def go_on(self) -> None:
+        """What was under way is confirmed: the client's answer to the end is read."""
+        self._stopping = False
+        self.resume_client()
+
+    def client_gone(self) -> None:
+        """Nobody reads what the broker sends, but its answers are still needed."""
+        relay = self._relay
+        relay.door.client_full(relay, 0)
+        if not relay.closed and not relay.broker.is_closing():
+            relay.broker.resume_reading()
+
+    def client_full(self, full: bool) -> None:
+        """The client does not read as fast as the broker sends: stop reading from the broker."""
+        relay = self._relay
+        self._client_full = full
+        self._full_since = relay.door.now()
+        if relay.closed or relay.client is None or relay.broker.is_closing():
+            return
+        relay.door.client_full(relay, relay.client.get_write_buffer_size() if full else 0)
+        if not full:
+            self.resume_broker()
+        elif not self._asking:
+            self.pause_broker()
+        self.consider_pausing()
+
+    def asks(self, asking: bool) -> None:
+        """A question of the door's own is open at the broker, or no longer. Its answer is read though the client reads nothing: it may be writing."""
+        self._asking = asking
+        if not self._client_full or self._relay.client is None:
+            return
+        if asking:
+            self.resume_broker()
+        else:
+            self.pause_broker()
+
+    def hold_up(self, held: bool) -> None:
+        """An interceptor that must be told everything is behind (or no longer): nothing more is read from either side."""
+        if held == self._held_up or self._relay.closed:
+            return
+        self._held_up = held
+        if held:
+            self.pause_client()
+            self.pause_broker()
+            return
+        self.resume_broker()
+        self.consider_pausing()
+
+    @property
+    def reads_late(self) -> bool:
+        """Whether the broker may have sent deliveries that have not been looked at."""
+        return self._client_full or self._held_up or bool(self._relay.from_broker.withheld) or self._relay.client is None
+
+    def tick(self, now: float) -> None:
+        """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up.
+
+        So is a client whose broker's confirms and answers are not read any more as it reads nothing itself, when a declaration waits for them:
+        another's, or its own, for which everybody waits.
+        """
+        relay = self._relay
+        if relay.closed:
+            return
+        waited_for = relay.replica.barrier.is_up and (relay.unanswered or relay.replies)
+        if self._client_full and waited_for and now - self._full_since >= relay.door.config.hold_up_timeout_s:
+            log.warning("a client of %s that does not read holds up a declaration, and is closed: door.hold_up_timeout_s", relay.user)
+            relay.door.counters["closed_slow"] += 1
+            relay.cut_off()
+            return
+        if not self._heartbeat_s:
+            return
+        if relay.client is not None and not self._client_paused and now - self.client_heard_at > 2 * self._heartbeat_s + 1:
+            log.info("a client of %s sent nothing for %d s", relay.user, 2 * self._heartbeat_s)
+            relay.client.abort()
+            return
+        listens = not (self._client_full or self._held_up or relay.from_broker.withheld)
+        if listens and now - self.broker_heard_at > 2 * self._heartbeat_s + 1:
+            log.warning("the broker sent nothing for %d s on a connection of %s", 2 * self._heartbeat_s, relay.user)
+            relay.close_client(CONNECTION_FORCED, "the broker beside this sidecar is silent")
+            relay.broker.abort()
+            relay.close()
+            return
+        if self._held_up:
+            relay.to_client(HEARTBEAT_FRAME)  # the broker's are not read meanwhile
+        if now - relay.outbox.sent_at >= self._heartbeat_s / 2:
+            relay.outbox.write(HEARTBEAT_FRAME)

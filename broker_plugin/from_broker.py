@@ -1,0 +1,150 @@
+"""What a client's broker sends: its bytes are cut into frames, and sorted into what the client gets, what it gets changed, and what is the door's.
+
+What becomes of a method stands in `protocol.FROM_BROKER`. Rules:
+- Frames that need nothing are passed on as the slice they came in.
+- A delivery whose fate is not safe yet is withheld with all that follows it on its channel, so that order is kept.
+- What the door cannot handle ends both sides.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lrq_ha.replication.errors import place
+
+from . import assembling, delivering, farewell, frames, publishing, settling
+from .farewell import CONNECTION_FORCED
+from .frames import BASIC_ACK, BASIC_DELIVER, BASIC_GET_OK, BASIC_NACK, BASIC_RETURN, BODY, HEADER, Item, scan
+from .replica import NotPrimary
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+log = logging.getLogger("lrq_ha.door")
+
+
+class FromBroker:
+    """See above.
+
+    Attributes:
+        parts: Contents that come in pieces.
+        withheld: Frames, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its channel is given
+            out before, so that a `multiple` ack of the client covers what it has got.
+    """
+
+    __slots__ = ("_left", "_relay", "_withheld_bytes", "parts", "withheld")
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self.parts = assembling.Assembly()
+        self.withheld: dict[int, list[bytes]] = {}
+        self._withheld_bytes = 0
+        self._left = b""
+
+    def data(self, data: bytes) -> None:
+        """Bytes came from the broker."""
+        self._relay.flow.broker_heard_at = self._relay.door.now()
+        try:
+            self._from_the_broker(data)
+        except Exception as error:
+            self._cannot_handle(error)
+
+    def _cannot_handle(self, error: Exception) -> None:
+        relay = self._relay
+        if isinstance(error, NotPrimary):
+            relay.close_client(CONNECTION_FORCED, str(error))
+            relay.close()
+            return
+        log.error("a broker's frames could not be handled: %s", place(error))
+        relay.close_client(541, "the door could not handle the broker's answer; its log says why")
+        relay.close()
+
+    def _from_the_broker(self, data: bytes) -> None:
+        if self._left:
+            data = self._left + data
+        items, used = scan(data, 0, max(frames.FRAME_MAX_BYTES, self._relay.header_bytes_max + frames.FRAME_OVERHEAD_BYTES))
+        self._left = data[used:] if used < len(data) else b""
+        self._sort(data, items)
+
+    def _sort(self, data: bytes, items: list[Item]) -> None:
+        """What the client gets of these frames of the broker."""
+        relay = self._relay
+        withheld = self.withheld
+        limit = relay.frame_max_bytes
+        on_broker, apart = relay.on_broker, relay.apart
+        out: list[bytes] = []
+        keep_from = -1  # start of the slice that is passed on as it came
+        keep_to = 0
+        for item in items:
+            kind, number, start, end, _, _, stop = item
+            begin, after = start - 7, stop or end + 1
+            replaced: bytes | None = b""
+            if apart and number in apart:
+                if keep_from >= 0:
+                    out.append(data[keep_from:keep_to])
+                    keep_from = -1
+                replaced = apart[number](relay, number, data, item)
+            elif withheld and number in withheld:
+                self._withhold(number, data[begin:after])
+            elif kind == BASIC_DELIVER and stop:
+                replaced = relay.deliver(relay, number, data, item)
+            elif kind in (BASIC_ACK, BASIC_NACK):
+                if keep_from >= 0:
+                    out.append(data[keep_from:keep_to])
+                    keep_from = -1
+                replaced = publishing.answered(relay, number, kind, data, start)
+            elif kind in on_broker:
+                replaced = on_broker[kind](relay, number, data, item)
+            elif kind in (HEADER, BODY, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN) and not stop:
+                replaced = delivering.part(relay, number, kind, data[start:end])
+            else:
+                replaced = None
+            if stop and after - begin > limit:
+                replaced = delivering.refit(data[begin:after] if replaced is None else replaced, limit)
+            if replaced is None:
+                if keep_from < 0:
+                    keep_from = begin
+                elif keep_to != begin:
+                    out.append(data[keep_from:keep_to])
+                    keep_from = begin
+                keep_to = after
+                continue
+            if keep_from >= 0:
+                out.append(data[keep_from:keep_to])
+                keep_from = -1
+            if replaced:
+                out.append(replaced)
+        if keep_from >= 0:
+            out.append(data[keep_from:keep_to])
+        settling.flush(relay)
+        if out:
+            relay.to_client(out[0] if len(out) == 1 else b"".join(out))
+        if relay.over:
+            self._end()
+
+    def _end(self) -> None:
+        """The broker has closed the connection and the client is told. Until it answers, nothing that it says may be waited for by anybody."""
+        relay = self._relay
+        if relay.client is not None:
+            farewell.hand_over(relay.client, relay.from_client.left)
+            relay.client_lost()
+        relay.close()
+
+    def _withhold(self, channel: int, data: bytes) -> None:
+        self.withheld[channel].append(data)
+        self._withheld_bytes += len(data)
+        if self._withheld_bytes > self._relay.door.config.connection_buffer_bytes_max:
+            self._relay.flow.pause_broker()
+
+    def release(self) -> None:
+        """Looks again at what was withheld; what is not decided yet is withheld again."""
+        withheld, self.withheld = self.withheld, {}
+        self._withheld_bytes = 0
+        self._relay.flow.resume_broker()
+        try:
+            for parts in withheld.values():
+                data = b"".join(parts)
+                self._sort(data, scan(data, 0, frames.FRAME_MAX_ANY_BYTES, 0)[0])
+        except Exception as error:
+            self._cannot_handle(error)

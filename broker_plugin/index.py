@@ -1,0 +1,196 @@
+"""What the entries of a node's log come to: every entry is taken note of once, in log order, wherever it comes from.
+
+Rules:
+- IDs go into the dedup, operations into the filter, receptions into the sink, declarations into `declared`. What is cut off is taken out again.
+- A CHECKPOINT says what all entries before it come to; who starts from it needs none of them.
+"""
+
+from __future__ import annotations
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import Generations
+from lrq_ha.replication.filter import DeliveryFilter, Kind, QueueKey
+from lrq_ha.replication.ids import Dedup
+from lrq_ha.replication.log import LogState
+from lrq_ha.replication.passes import Passes
+from lrq_ha.replication.positions import RangeSet
+from lrq_ha.routing.sink import Row, Sink
+from lrq_ha.routing.statuses import Statuses, Told
+
+from . import frames, topology, unseen, wire
+from .declared import Declared
+from .departures import Departures
+from .tallying import Tallies
+
+EXPIRATION = 0x0100  # the flag of that property in a content header
+
+
+class Index:
+    """See above.
+
+    Attributes:
+        declared: What is known of queues and exchanges.
+        dedup: The replication IDs in the log.
+        generations, filter: Which copies count, and what becomes of each.
+        sink, statuses: What other sites have sent, and said.
+        tallies: What the primary's queues held; of its own queues a node knows.
+        passes: What a renewal has to move (R17).
+        departures: What of queues is known for a while only.
+        last_publish: The last entry that is one.
+    """
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+        self.dedup = Dedup()
+        self.generations = Generations()
+        self.filter = DeliveryFilter(self.generations)
+        self.sink = Sink()
+        self.statuses = Statuses()
+        self.tallies = Tallies()
+        self.passes = Passes()
+        self.departures = Departures()
+        self.last_publish = 0
+
+    def note(self, run: pb.Run, first: int, *, sweep: bool) -> str:
+        """Takes note of a run of entries in log order; returns its kind. `sweep`: this node's own copies are to be removed by the sweeper."""
+        kind = run.WhichOneof("kind") or ""
+        match kind:
+            case "enqueues":
+                self.last_publish = first + len(run.enqueues.lengths) - 1
+                if run.enqueues.producer:
+                    self.dedup.add(run.enqueues.producer, run.enqueues.id_first, len(run.enqueues.lengths), first)
+                if self.passes.counting:
+                    self._count(run.enqueues)
+            case "checkpoint":
+                if run.checkpoint.renewal:
+                    self.passes.begin(first)
+            case "moving":
+                self.passes.noted(first, (run.moving.vhost, run.moving.queue), done=run.moving.done)
+            case "renewed":
+                self.passes.end(first)
+            case "dequeue" | "reject":
+                op = run.dequeue if kind == "dequeue" else run.reject
+                if self.passes.counting:
+                    self.passes.left((op.vhost, op.queue), op.sequences)
+                which = Kind.DEQUEUE if kind == "dequeue" else Kind.REJECT
+                key = self._operated_on(first, op.vhost, op.queue)
+                self.filter.note(first, which, key, op.sequences, op.visit, op.origin, sweep=sweep)
+            case "moved":
+                m = run.moved
+                key = self._operated_on(first, m.vhost, m.queue)
+                self.filter.note(first, Kind.MOVED, key, (m.sequence, m.sequence), m.visit, m.origin, sweep=sweep)
+            case "refused":
+                self.passes.count_no_more()
+                self.filter.note(first, Kind.REFUSED, None, run.refused.sequences, 0, "", sweep=False)
+                for part in run.refused.producers:
+                    for id_first, id_last in zip(part.ids[::2], part.ids[1::2]):
+                        for number in range(id_first, id_last + 1):
+                            self.dedup.forget(part.producer, number, first)
+            case "purge":
+                self.passes.count_no_more((run.purge.vhost, run.purge.queue))
+                purged = RangeSet.from_flat(run.purge.spared).missing(0, run.purge.before - 1).flat()
+                if run.purge.before > 1:
+                    key = self._operated_on(first, run.purge.vhost, run.purge.queue)
+                    self.filter.note(first, Kind.PURGE, key, purged, 0, "", sweep=False)
+            case "transmission":
+                self.dedup.add(run.transmission.producer, run.transmission.id, 1, first)
+            case "reception":
+                self.sink.noted(first, run.reception.queue, pb.ReceivedBatch.FromString(run.reception.body))
+            case "status":
+                if run.status.producer:
+                    self.dedup.add(run.status.producer, run.status.id, 1, first)
+                self.statuses.noted(first, pb.Status.FromString(run.status.body))
+            case "topology":
+                deleted = self.declared.noted(first, run.topology)
+                if deleted is not None:
+                    dead_letters = topology.may_dead_letter(self.declared.declarations.get(deleted, b""))
+                    self.departures.deleted(first, deleted, dead_letters=dead_letters)
+                    self.tallies.done(deleted)
+                    self.passes.count_no_more(deleted)
+            case "tally" if sweep:  # of its own queues a node knows
+                declaration = self.declared.declarations.get((run.tally.vhost, run.tally.queue), b"")
+                keeps = unseen.keeps_dead_letters(topology.queue_arguments(declaration))
+                self.tallies.noted(first, run.tally, keeps_dead_letters=keeps)
+        return kind
+
+    def _operated_on(self, sequence: int, vhost: str, queue: str) -> QueueKey:
+        """The key of a queue that entry `sequence` is an operation on."""
+        key = (vhost, queue)
+        if self.declared.queues.get(key, -1):  # also where a deletion comes before it
+            self.departures.undeclared(sequence, key)
+        return key
+
+    def let_go(self, applied: int) -> None:
+        """Everything up to entry `applied` is applied on this node: what is known of queues that were deleted up to there goes."""
+        for sequence, key, deleted, dead_letters in self.departures.take(applied):
+            if deleted:
+                self.filter.forget_queue(key, sequence, dead_letters=dead_letters)
+                self.declared.forget(key, sequence)
+            else:
+                self.filter.undeclared(key, sequence)
+
+    def _count(self, run: pb.Enqueues) -> None:
+        blob = run.frames
+        for _, _, start, end, header, _, _ in frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)[0]:
+            route = frames.publish_route(blob[start:end])
+            if not route.exchange:
+                key = (run.vhost, route.routing_key)
+                if int.from_bytes(blob[header + 12 : header + 14], "big") & EXPIRATION:
+                    self.passes.count_no_more(key)
+                self.passes.came(key)
+
+    def cut(self, first: int) -> None:
+        """Entries from `first` on fell out of the log."""
+        self.declared.cut(first)
+        self.dedup.cut(first)
+        self.filter.cut(first)
+        self.departures.cut(first)
+        self.sink.cut(first)
+        self.statuses.cut(first)
+        self.tallies.cut(first)
+        self.passes.cut(first)
+
+    def safe(self, upto: int) -> None:
+        """Nothing up to this entry will be cut off."""
+        self.declared.safe(upto)
+        self.dedup.safe(upto)
+        self.filter.safe(upto)
+        self.sink.safe(upto)
+        self.statuses.safe(upto)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, log: LogState, *, renewal: bool) -> pb.Checkpoint:
+        """What all entries so far come to. `renewal`: this one begins one (R17)."""
+        epochs, sets = wire.history_to_pb(log)
+        return pb.Checkpoint(
+            epochs=epochs,
+            sets=sets,
+            producers=[pb.ProducerRanges(producer=producer, ids=ids) for producer, ids in self.dedup.snapshot()],
+            received=[
+                pb.ReceiveState(
+                    queue=r.queue,
+                    last=pb.Position(epoch=r.epoch, sequence=r.sequence),
+                    snapshot_request=r.snapshot_request,
+                    snapshot_complete=r.snapshot_complete,
+                )
+                for r in self.sink.rows()
+            ],
+            auto_delete_exchanges=[pb.Topology(vhost=vhost, method=method) for (vhost, _), method in self.declared.auto_delete_exchanges.items()],
+            statuses=[pb.KeptStatus(sequence=told.sequence, body=told.status.SerializeToString()) for told in self.statuses.rows()],
+            definitions=self.declared.definitions.export(),
+            renewal=renewal,
+            renewals=[pb.Renewal(sequence=at, renewal=which) for at, which in log.renewals],
+            moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
+        )
+
+    def restore(self, sequence: int, entry: pb.Checkpoint) -> None:
+        """Starts from the CHECKPOINT at `sequence`, which is safe, instead of from the first entry. The core's log is restored by the caller."""
+        if entry.renewal:
+            self.passes.begin(sequence)
+        elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:
+            self.passes.restore(entry.renewals[-1].sequence, {(m.vhost, m.queue): m.before for m in entry.moving})
+        self.dedup = Dedup.restored((part.producer, part.ids) for part in entry.producers)
+        self.sink.load([Row(r.queue, r.last.epoch, r.last.sequence, r.snapshot_request, r.snapshot_complete) for r in entry.received], sequence - 1)
+        self.declared.restore(sequence, entry)
+        self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)

@@ -1,0 +1,257 @@
+"""What a client publishes is judged by its broker before it enters the log: a backup applies the log with the sidecar's own rights.
+
+Rules:
+- The client's broker judges, from the client's own login: it is shown the publish without its body, on a channel of the door's own on the same
+  connection, in a transaction that is taken back. So nothing comes of it, and a refusal is in the broker's own words.
+- Shown is what the broker has not allowed this connection before: a publish to an exchange once; where the exchange judges routing keys (topic),
+  once with each; once with each user-id; and what is not plainly right of expiration, CC and BCC. Nothing more is taken from the client until
+  the broker has answered, so order is kept.
+- A transaction of the client needs none of this: it is rehearsed at the broker (`transacting`).
+- What was allowed is forgotten when the broker refuses this connection something (403), when the client renews its secret, and when the exchange
+  is declared or deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pamqp import commands
+
+from . import building, closing, endpoints, frames, headers
+from .channels import Channel
+from .frames import BASIC_PUBLISH, CHANNEL_CLOSE, CHANNEL_CLOSE_OK, HEADER, METHOD, TX_ROLLBACK_OK, FrameError, Item, Route, publish_route
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+ACCESS_REFUSED = 403
+NOT_IMPLEMENTED = 540
+RIGHTS_MAX = 4_096  # that are remembered, of one connection
+SHOWN_MAX = 256  # publishes that are shown at once
+EXPIRATION_MAX_MS = 0xFFFF_FFFF  # every RabbitMQ takes that; of more it is asked
+PLAIN = b"\0\0"  # no properties
+_NO_TOPICS = frozenset({"", "amq.direct", "amq.fanout", "amq.headers", "amq.match"})
+
+
+class Right(NamedTuple):
+    """To make such publishes.
+
+    Args:
+        exchange: Its name.
+        key: The routing key, where the exchange judges it; else empty.
+        immediate: The publish's flag; no RabbitMQ takes it.
+        properties: Those that the broker judges, as in a content header, from the flags on.
+    """
+
+    exchange: str
+    key: str
+    immediate: bool
+    properties: bytes = PLAIN
+
+
+class Rights:
+    """What the broker has allowed one connection. Of properties, which may be large, a digest is kept."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: set[Right] = set()
+
+    def __contains__(self, right: Right) -> bool:
+        return _digested(right) in self._known
+
+    def add(self, right: Right) -> None:
+        """The broker allows this, and so the same without these properties."""
+        if len(self._known) >= RIGHTS_MAX:
+            self._known.clear()
+        self._known |= {_digested(right), right._replace(properties=PLAIN)}
+
+    def names(self, exchange: str) -> bool:
+        """Whether anything is known of an exchange."""
+        return any(right.exchange == exchange for right in self._known)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def _digested(right: Right) -> Right:
+    return right if right.properties == PLAIN else right._replace(properties=sha256(right.properties).digest())
+
+
+def of_route(relay: Relay, route: Route) -> Right:
+    """What every publish on this route needs."""
+    return Right(route.exchange, route.routing_key if _judges_keys(relay, route.exchange) else "", route.immediate)
+
+
+def missing(relay: Relay, method: bytes, header: bytes) -> Right | None:
+    """What the broker has to be asked for before a publish may enter the log; None: nothing, or it does not enter it.
+
+    Raises:
+        FrameError: The publish is malformed.
+    """
+    route = publish_route(method)
+    decision = endpoints.decide(relay, route)
+    if decision not in endpoints.IN_LOG and not endpoints.names_more(decision, method, header):
+        return None
+    right = of_route(relay, route)
+    if headers.is_judged(header):
+        headers.check_header(header, relay.door.config.header_depth_max)
+        right = right._replace(properties=_judged(header, _judges_keys(relay, route.exchange)))
+    return None if right in relay.rights else right
+
+
+def _judges_keys(relay: Relay, exchange: str) -> bool:
+    """Whether topic permissions hold for an exchange: rather once too often."""
+    if exchange in _NO_TOPICS:
+        return False
+    method = relay.replica.declared.definitions.exchange(relay.vhost, exchange)
+    if method is None:
+        return True
+    at = 7 + method[6]
+    return method[at + 1 : at + 1 + method[at]] == b"topic"
+
+
+def _judged(header: bytes, topic: bool) -> bytes:
+    """The properties of a content header (its payload) whose fate is not plain."""
+    copies, expiration, user_id = headers.judged(header)
+    if expiration is not None and expiration.isdigit() and int(expiration) <= EXPIRATION_MAX_MS:
+        expiration = None
+    if not topic and all(headers.is_array(field) for field in copies):
+        copies = []
+    return headers.properties(b"".join(copies), persistent=False, expiration=expiration, user_id=user_id)
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------------
+
+
+class Question:
+    """Publishes that are shown to the broker, each followed by a rollback, whose answers tell how far it got.
+
+    Args:
+        channel: The client's channel that waits for the first of them.
+        rights: What they need, in order.
+        first: Method and content header of the first.
+
+    Attributes:
+        over: Set when the broker has closed the channel on which it was asked.
+    """
+
+    def __init__(self, channel: Channel, rights: list[Right], first: tuple[bytes, bytes]) -> None:
+        self.over = asyncio.Event()
+        self._channel = channel
+        self._rights = rights
+        self._first = first
+        self._allowed = 0
+
+    def hear(self, relay: Relay, number: int, data: bytes, item: Item) -> bytes:
+        """The broker's answers; nothing of them is the client's business, but a refusal of what it waits for."""
+        kind = item[0]
+        if kind == TX_ROLLBACK_OK:
+            relay.rights.add(self._rights[self._allowed])
+            self._allowed += 1
+        elif kind == CHANNEL_CLOSE:
+            relay.outbox.write(building.method_frame(number, commands.Channel.CloseOk()))
+            if not self._allowed:  # else it is asked again when its turn comes
+                refused(relay, data[item[2] : item[3]])
+                self._refused(relay, data[item[2] - 7 : item[3] + 1])
+        elif kind == CHANNEL_CLOSE_OK:  # the broker answers the door's close in any case
+            del relay.apart[number]
+            relay.flow.asks(False)
+            self.over.set()
+        return b""
+
+    def _refused(self, relay: Relay, close: bytes) -> None:
+        channel = self._channel
+        if channel.closing:
+            return
+        relay.door.counters["refused_publishes"] += 1
+        if relay.watch is not None:
+            said: Any = frames.decode_method(close[7:-1])
+            relay.watch.not_allowed(channel.number, *self._first, said.reply_text)
+        closing.refuse_as(relay, channel, building.rechannel(close, channel.number))
+
+
+def ask(relay: Relay, data: bytes, items: list[Item], at: int) -> asyncio.Event:
+    """Shows the broker the publish items[at], and those behind it on its channel, as far as they need it. Returns what is set when that is over.
+
+    It overtakes what waits for the log: nothing that the broker judges by is on its way there.
+
+    Raises:
+        FrameError: The publish is malformed.
+    """
+    relay.must_ask = False
+    channel = relay.channel(items[at][1])
+    shown: dict[Right, bytes] = {}
+    for kind, same, start, end, header, header_end, stop in islice(items, at, None):
+        if kind != BASIC_PUBLISH or not stop or same != channel.number or len(shown) == SHOWN_MAX:
+            break
+        method = bytes(data[start:end])
+        try:
+            right = missing(relay, method, data[header:header_end])
+        except FrameError:  # it is told when its turn comes
+            if not shown:
+                raise
+            break
+        if right is not None:
+            shown.setdefault(right, method)
+    _, _, start, end, header, header_end, _ = items[at]
+    question = Question(channel, list(shown), (bytes(data[start:end]), data[header:header_end]))
+    number = relay.number_apart()
+    if not number:
+        text = f"all {relay.channels_max} channels of this connection are in use, and its first publish to an exchange takes another"
+        closing.refuse(relay, channel, NOT_IMPLEMENTED, text, BASIC_PUBLISH)
+        question.over.set()
+        return question.over
+    relay.apart[number] = question.hear
+    relay.flow.asks(True)
+    parts = [building.method_frame(number, commands.Channel.Open()), building.method_frame(number, commands.Tx.Select())]
+    rollback = building.method_frame(number, commands.Tx.Rollback())
+    for right, method in shown.items():
+        parts += (building.frame(METHOD, number, method), building.frame(HEADER, number, headers.header_payload(0, right.properties)), rollback)
+    parts.append(building.method_frame(number, commands.Channel.Close(200, "", 0, 0)))
+    relay.outbox.write(b"".join(parts))
+    return question.over
+
+
+# ---- forgetting ------------------------------------------------------------------------------------------------------------
+
+
+def forget(relay: Relay) -> None:
+    """Nothing that the broker has allowed before counts any more."""
+    relay.rights.clear()
+    relay.decisions.clear()
+    relay.stamps = headers.Stamps()
+
+
+def exchange_changed(relay: Relay, vhost: str, exchange: str) -> None:
+    """An exchange was declared or deleted."""
+    if relay.vhost != vhost:
+        return
+    relay.decisions.clear()  # one that a transaction has left, or that has outlived its right, names the exchange, too
+    if relay.rights.names(exchange):
+        forget(relay)
+
+
+def refused(relay: Relay, close: bytes) -> None:
+    """The broker has closed a channel of the client's, or one on which it was asked; `close`: the method's payload."""
+    if int.from_bytes(close[4:6], "big") == ACCESS_REFUSED:
+        forget(relay)
+
+
+def update_secret(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+    """connection.update-secret: nothing is asked, or taken, before the broker has the new one."""
+    relay.renewed = asyncio.Event()
+    relay.outbox.put(building.frame(METHOD, channel.number, payload))
+    relay.from_client.stall()
+    relay.spawn(relay.from_client.unstall_after(relay.renewed))
+
+
+def secret_updated(relay: Relay, _number: int, _data: bytes, _item: Item) -> bytes | None:
+    """connection.update-secret-ok."""
+    forget(relay)
+    if relay.renewed is not None:
+        relay.renewed.set()
+    return None

@@ -1,0 +1,194 @@
+"""What waits for somebody slower: for the log, for the broker, for a client that does not read. Past its limit the door stops reading on the other
+side; nothing of it is lost, and others go on.
+
+Rule: who is slow is held still until the test lets go. How much waits is then what the sidecar says, or its memory: sockets hold what they like.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from load import all_applied, depth, eventually, set_up, told
+from pamqp import commands
+from patience import PATIENT_DOOR
+from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
+from test_flow import alarm
+
+from broker_plugin import building, frames
+from lrq_ha.lab import Lab
+
+pytestmark = pytest.mark.broker
+
+BUFFERED_BYTES, TO_BROKER_BYTES, TO_CLIENT_BYTES = 4 << 20, 2 << 20, 1 << 20
+READ_BYTES = 1 << 20  # what one connection may be past a limit: it is looked at when something has been read
+DRAIN_S = 3.0
+STILL_S = 2.0
+WRITE_TIMEOUT_S = 300.0
+MANY_BYTES = 192 << 20
+MEMORY_BYTES = 64 << 20  # the limits, and what the allocator makes of them
+BODY = b"b" * 100_000
+
+
+@pytest.fixture(scope="module")
+def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A pair whose primary waits for its backup however long it takes."""
+    limits = PATIENT_DOOR | {
+        "buffered_bytes_max": BUFFERED_BYTES,
+        "connection_buffer_bytes_max": TO_BROKER_BYTES,
+        "client_buffer_bytes_max": TO_CLIENT_BYTES,
+        "drain_timeout_s": DRAIN_S,
+    }
+    lab = Lab({"east": 2}, tmp_path_factory.mktemp("backlogs"), broker_version, door=limits)
+    set_up(lab, "backup_timeout_s = 600.0")
+    with lab:
+        yield lab
+
+
+class Writer:
+    """Sends the same bytes again and again on a client's connection, as fast as they go."""
+
+    def __init__(self, client: RawClient, data: bytes, count: int) -> None:
+        self._socket = client.socket.dup()  # the client's own has a time-out for each read
+        self._socket.settimeout(WRITE_TIMEOUT_S)
+        self._thread = threading.Thread(target=self._run, args=(data, count), daemon=True)
+        self._thread.start()
+
+    def _run(self, data: bytes, count: int) -> None:
+        with self._socket:
+            for _ in range(count):
+                self._socket.sendall(data)
+
+    def join(self) -> None:
+        self._thread.join(WRITE_TIMEOUT_S)
+        assert not self._thread.is_alive()
+
+
+def still(look: Callable[[], int]) -> int:
+    """What this is when it changes no more. (A machine that stands still for a moment looks the same: it is then less than it may become.)"""
+    while True:
+        before = look()
+        time.sleep(STILL_S)
+        if look() == before:
+            return before
+
+
+@contextmanager
+def standing_still(lab: Lab, target: str) -> Iterator[None]:
+    lab.stop(target)
+    try:
+        yield
+    finally:
+        lab.cont(target)
+
+
+def queue_of(lab: Lab, name: str, **arguments: str) -> str:
+    """A new queue, declared through the door of this node."""
+    queue = f"backlog-{time.time_ns()}"
+    with RawClient(lab.nodes[name].door) as client:
+        client.open_channel()
+        given = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+        client.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments=given), frames.QUEUE_DECLARE_OK)
+    return queue
+
+
+@pytest.mark.parametrize(("clients", "limit_bytes"), [(1, TO_BROKER_BYTES), (8, BUFFERED_BYTES)])
+def test_publishers_faster_than_the_log_are_not_read(lab: Lab, names: tuple[str, str], clients: int, limit_bytes: int) -> None:
+    """One of them has a limit of its own, all together have another. Who only reads goes on meanwhile, and in the end everything is confirmed."""
+    primary, backup = names
+    queue = queue_of(lab, primary)
+    data, count = publish(1, queue, b"w" * 10_000), 800
+    reader = RawClient(lab.nodes[primary].door)
+    publishers = [RawClient(lab.nodes[primary].door) for _ in range(clients)]
+    try:
+        reader.open_channel(confirms=True)
+        reader.send(publish(1, queue, b"before"))
+        assert reader.confirmed(1) == set()
+        for client in publishers:
+            client.open_channel(confirms=True)
+        with standing_still(lab, f"{backup}.sidecar"):
+            writers = [Writer(client, data, count) for client in publishers]
+            eventually("the limit to be reached", lambda: lab.status(primary)["unsafe_bytes"] > limit_bytes)
+            assert still(lambda: int(told(lab, primary)["unsafe_bytes"])) < limit_bytes + clients * READ_BYTES // 2
+            reader.call(1, commands.Basic.Get(queue=queue), frames.BASIC_GET_OK)
+        for client, writer in zip(publishers, writers, strict=True):
+            assert client.confirmed(count, timeout_s=WRITE_TIMEOUT_S) == set()
+            writer.join()
+    finally:
+        for client in (reader, *publishers):
+            client.socket.close()
+
+
+def test_a_broker_that_takes_nothing_is_not_sent_more(lab: Lab, names: tuple[str, str]) -> None:
+    """What is not replicated waits for nothing but the broker itself."""
+    primary, _ = names
+    queue, count = queue_of(lab, primary, lrq_replicate="none"), MANY_BYTES // len(BODY)
+    with RawClient(lab.nodes[primary].door) as client:
+        client.open_channel(confirms=True)
+        before = told(lab, primary)["rss_bytes"]
+        with alarm(lab, primary, "memory"):
+            writer = Writer(client, publish(1, queue, BODY), count)
+            assert still(lambda: int(told(lab, primary)["rss_bytes"]) >> 20) < (before + MEMORY_BYTES) >> 20
+        assert client.confirmed(count, timeout_s=WRITE_TIMEOUT_S) == set()
+        writer.join()
+        client.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+
+
+def test_what_comes_before_the_broker_has_opened_the_vhost_waits_in_the_socket(lab: Lab, names: tuple[str, str]) -> None:
+    primary, _ = names
+    queue, count = queue_of(lab, primary, lrq_replicate="none"), MANY_BYTES // len(BODY)
+    with RawClient(lab.nodes[primary].door, login=False) as client:
+        client.send(frames.PROTOCOL_HEADER)
+        client.expect(frames.CONNECTION_START)
+        client.send(client.start_ok())
+        client.expect(frames.CONNECTION_TUNE)
+        before = told(lab, primary)["rss_bytes"]
+        with standing_still(lab, f"{primary}.broker"):
+            methods = [(0, commands.Connection.TuneOk(50, DOOR_FRAME_MAX_BYTES, 0)), (0, commands.Connection.Open("/"))]
+            methods += [(1, commands.Channel.Open()), (1, commands.Confirm.Select())]
+            client.send(b"".join(building.method_frame(channel, method) for channel, method in methods))
+            writer = Writer(client, publish(1, queue, BODY), count)
+            assert still(lambda: int(told(lab, primary)["rss_bytes"]) >> 20) < (before + MEMORY_BYTES) >> 20
+        assert client.confirmed(count, timeout_s=WRITE_TIMEOUT_S) == set()
+        writer.join()
+        client.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+
+
+def test_for_a_client_that_does_not_read_nothing_is_read(lab: Lab, names: tuple[str, str]) -> None:
+    """A consumer without acks, to which the broker would give everything. When it reads on, everything comes."""
+    primary, _ = names
+    url = lab.nodes[primary].door
+    queue, count = queue_of(lab, primary, lrq_replicate="none"), MANY_BYTES // len(BODY)
+    with RawClient(url) as publisher, RawClient(url) as client:
+        publisher.open_channel(confirms=True)
+        writer = Writer(publisher, publish(1, queue, BODY), count)
+        assert publisher.confirmed(count, timeout_s=WRITE_TIMEOUT_S) == set()
+        writer.join()
+        before = told(lab, primary)["rss_bytes"]
+        client.open_channel()
+        client.send(building.method_frame(1, commands.Basic.Consume(queue=queue, no_ack=True)))
+        still(lambda: depth(lab.nodes[primary].broker, queue))
+        assert told(lab, primary)["rss_bytes"] < before + MEMORY_BYTES
+        for _ in range(count):
+            client.expect(frames.BASIC_DELIVER)
+        publisher.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+
+
+def test_what_a_vanished_client_published_is_waited_for_only_so_long(lab: Lab, names: tuple[str, str]) -> None:
+    """What is not safe by then was not confirmed, and gets into no queue."""
+    primary, backup = names
+    queue = queue_of(lab, primary)
+    eventually("others to be gone", lambda: lab.status(primary)["connections"] == 0)
+    with standing_still(lab, f"{backup}.sidecar"):
+        with RawClient(lab.nodes[primary].door) as client:
+            client.open_channel(confirms=True)
+            client.send(publish(1, queue, b"x") * 10)
+            eventually("them to be in the log", lambda: lab.status(primary)["unsafe_bytes"] > 0)
+            vanished = time.monotonic()
+        eventually("the door to wait no more", lambda: lab.status(primary)["connections"] == 0)
+        assert time.monotonic() - vanished >= DRAIN_S - 0.1
+    all_applied(lab, primary, backup)
+    assert [depth(lab.nodes[name].broker, queue) for name in names] == [0, 0]

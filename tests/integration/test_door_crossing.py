@@ -1,0 +1,168 @@
+"""What crosses on its way: the broker says something that it would not say any more, had it heard what the client has said already.
+
+Rule: what the door has for the broker waits behind an entry that is not safe, as the backup stands still; what the broker has for the client comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from door_rig import Rig
+from pamqp import commands
+from raw_client import RawClient, publish
+from talk import Talk
+
+from broker_plugin import building, frames
+
+B, C = commands.Basic, commands.Channel
+READ_S = 0.5  # in which the door has read what was sent
+
+
+@contextmanager
+def nothing_gets_safe(rig: Rig) -> Iterator[None]:
+    rig.lab.stop(f"{rig.backup}.sidecar")
+    try:
+        yield
+    finally:
+        rig.lab.cont(f"{rig.backup}.sidecar")
+
+
+def at_the_broker(rig: Rig, queue: str) -> Talk:
+    """Not through the door: it holds the next message of a queue until it is closed, and then that goes to others at once."""
+    holder = Talk(rig.broker_url(rig.primary), "holder", "classic")
+    holder.open()
+    holder.do(B.Get(queue=queue))
+    return holder
+
+
+def may_publish(talk: Talk) -> None:
+    """The door has no question to the broker before a publish of this client waits to be safe."""
+    talk.open()
+    talk.publish("nowhere")
+    talk.do(C.Flow(True))
+
+
+@pytest.mark.parametrize("ask", [B.Recover, B.RecoverAsync])
+def test_a_delivery_that_crosses_a_recover_goes_back_too(rig: Rig, ask: Any) -> None:
+    """It was taken for held under a number that the broker does not know any more: an ack of several then covered it, and it never came again."""
+    channel = rig.channel(confirms=True)
+    queue, other = rig.declare(channel), rig.declare(channel)
+    for body in (b"0", b"1"):
+        channel.basic_publish("", queue, body)
+    with Talk(rig.url, "crossing", "classic") as talk:
+        may_publish(talk)
+        talk.do(B.Get(queue=queue))
+        with at_the_broker(rig, queue) as holder:
+            talk.do(B.Consume(queue=queue, consumer_tag="c"))
+            with nothing_gets_safe(rig):
+                talk.publish(other, b"waits")
+                talk.say(ask(True))
+                time.sleep(READ_S)
+                holder.close()
+                assert [(d.delivery_tag, d.body) for d in talk.deliveries(1)] == [(2, b"1")]
+        assert [(d.delivery_tag, d.body) for d in talk.deliveries(2)] == [(3, b"0"), (4, b"1")]
+        talk.say(B.Ack(3, True))
+        talk.do(C.Flow(True))
+        assert [name for name, *_ in talk.heard[1]].count("basic.recover-ok") == (ask is B.Recover)
+    rig.both_hold(queue, [b"1"])
+    assert rig.channel().basic_get(queue, auto_ack=True)[2] == b"1"
+    rig.both_hold(queue, [])
+
+
+@pytest.mark.parametrize("how", ["consume", "get"])
+def test_without_acks_what_crosses_a_recover_comes_once(rig: Rig, how: str) -> None:
+    """The door acknowledged it under a number that the broker did not know any more, which closed the channel."""
+    channel = rig.channel(confirms=True)
+    queue, other = rig.declare(channel), rig.declare(channel)
+    channel.basic_publish("", queue, b"0")
+    with Talk(rig.url, "crossing", "classic") as talk:
+        may_publish(talk)
+        if how == "consume":
+            with at_the_broker(rig, queue) as holder:
+                talk.do(B.Consume(queue=queue, consumer_tag="c", no_ack=True))
+                with nothing_gets_safe(rig):
+                    talk.publish(other, b"waits")
+                    talk.say(B.Recover(True))
+                    time.sleep(READ_S)
+                    holder.close()
+                    talk.quiet()
+        else:
+            with nothing_gets_safe(rig):
+                rig.lab.stop(f"{rig.primary}.broker")
+                talk.say(B.Get(queue=queue, no_ack=True))
+                talk.publish(other, b"waits")
+                talk.say(B.Recover(True))
+                time.sleep(READ_S)
+                rig.lab.cont(f"{rig.primary}.broker")
+                assert talk.hear(frames.BASIC_GET_OK, frames.BASIC_GET_EMPTY).index == frames.BASIC_GET_EMPTY
+        talk.hear(frames.BASIC_RECOVER_OK)
+        if how == "get":
+            talk.do(B.Consume(queue=queue, consumer_tag="c", no_ack=True))
+        assert [d.body for d in talk.deliveries(1)] == [b"0"]
+        assert talk.do(C.Flow(True)) is not None
+        rig.both_hold(queue, [])
+        talk.quiet()
+        assert [name for name, *_ in talk.heard[1]].count("basic.deliver") == 1
+    assert rig.unacked(rig.primary, queue) == 0
+
+
+@pytest.mark.parametrize("by", ["client", "door"])
+def test_a_close_of_the_broker_that_crosses_one_of_the_other_side(rig: Rig, by: str) -> None:
+    """What still waited for the channel was sent behind its end, which ended the whole connection."""
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    channel.basic_publish("", queue, b"held")
+    with RawClient(rig.url) as client:
+        client.open_channel(1)
+        client.open_channel(2)
+        tag, _ = frames.get_ok_arguments(client.call(1, B.Get(queue=queue), frames.BASIC_GET_OK))
+        client.send(publish(1, "nowhere", b""))  # so the door has no question to the broker later
+        client.call(1, C.Flow(True), frames.CHANNEL_FLOW_OK)
+        with nothing_gets_safe(rig):
+            rig.lab.stop(f"{rig.primary}.broker")
+            try:
+                wrong = building.ack(1, 99) + frames.HEARTBEAT_FRAME
+                if by == "client":
+                    client.send(wrong + publish(1, queue, b"waits") + building.method_frame(1, C.Close(200, "bye", 0, 0)))
+                else:
+                    refused = commands.Exchange.Declare(exchange=rig.name("random"), exchange_type="x-random")
+                    client.send(wrong + building.ack(1, tag) + building.method_frame(1, refused))
+                time.sleep(READ_S)
+            finally:
+                rig.lab.cont(f"{rig.primary}.broker")
+            client.got.clear()
+            with pytest.raises(AssertionError):
+                client.expect(frames.CHANNEL_CLOSE_OK)
+            assert (b"unknown delivery tag 99" in client.got[-1][2]) == (by == "client")
+            client.send(building.method_frame(1, C.CloseOk()))
+        rig.converge()
+        assert client.call(2, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)
+        client.open_channel(1)
+        client.call(1, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)
+    if by == "door":  # its ack is in the log
+        assert channel.basic_get(queue)[0] is None
+    rig.both_hold(queue, [b"held"] if by == "client" else [])
+
+
+def test_a_channel_that_ends_under_a_consumer_without_acks(rig: Rig) -> None:
+    """The door acknowledged what came until the broker had closed the channel; what came later than that ended the whole connection."""
+    count = 2_000
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    with RawClient(rig.url) as client:
+        client.open_channel(2, confirms=True)
+        client.send(b"".join(publish(2, queue, b"%d" % i) for i in range(count)))
+        client.confirmed(count)
+        for _ in range(5):
+            client.open_channel(1)
+            client.call(1, B.Qos(prefetch_count=20), frames.BASIC_QOS_OK)
+            client.call(1, B.Consume(queue=queue, no_ack=True), frames.BASIC_CONSUME_OK)
+            client.expect(frames.BODY)
+            client.send(building.method_frame(1, C.Close(200, "bye", 0, 0)))
+            client.expect(frames.CHANNEL_CLOSE_OK)
+        client.call(2, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)
+    channel.queue_purge(queue)

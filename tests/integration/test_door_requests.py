@@ -1,0 +1,86 @@
+"""Requests with direct reply-to (`amq.rabbitmq.reply-to`) and their answers: what a backup holds, and how often an answer comes."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from door_rig import Rig
+from pamqp import commands
+from talk import Talk
+
+pytestmark = pytest.mark.broker
+
+B, Tx = commands.Basic, commands.Tx
+ASK = "amq.rabbitmq.reply-to"
+
+
+def client(url: str) -> Talk:
+    return Talk(url, uuid.uuid4().hex[:10], "classic")
+
+
+def test_requests_are_on_the_backup(rig: Rig) -> None:
+    """An answer from there goes nowhere; who asks for that is told."""
+    requests = [b"request %d" % i for i in range(30)]
+    queue = rig.declare(rig.channel())
+    with client(rig.url) as t:
+        t.open(confirms=True)
+        t.do(B.Consume(queue=ASK, no_ack=True))
+        for body in requests:
+            t.publish(queue, body, reply_to=ASK, correlation_id="c", headers={"a": "b"}, message_id="m")
+        t.confirms()
+        rig.both_hold(queue, requests)
+    with client(rig.broker_url(rig.backup)) as worker:
+        worker.open(confirms=True)
+        worker.do(B.Consume(queue=queue))
+        asked = [m.properties for m in worker.deliveries(len(requests))]
+        assert {(p.reply_to, p.correlation_id, p.message_id, p.headers["a"]) for p in asked} == {(f"{ASK}.gone", "c", "m", "b")}
+        heard = worker.heard[1]
+        for mandatory, told in ((False, ["basic.ack"]), (True, ["basic.return", "basic.ack"])):
+            heard.clear()
+            worker.publish(asked[0].reply_to, b"answer", mandatory=mandatory)
+            worker.confirms()
+            worker.quiet()
+            assert [event[0] for event in heard] == told
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_answers_in_a_transaction(rig: Rig, late: bool) -> None:
+    """An answer comes once, at the commit, as everything of a transaction."""
+    heard = []
+    for url in (rig.broker_url(rig.primary), rig.url):
+        with client(url) as t, client(url) as worker:
+            t.open()
+            worker.open()
+            worker.late = late
+            queue = t.queue()
+            t.do(B.Consume(queue=ASK, no_ack=True))
+            t.publish(queue, b"request", reply_to=ASK)
+            worker.do(B.Consume(queue=queue))
+            address = worker.deliveries(1)[0].properties.reply_to
+            worker.select()
+            counts = []
+            for end in (Tx.Rollback(), Tx.Commit()):
+                worker.publish(address, b"answer")
+                worker.publish(queue, b"beside")
+                worker.do(end)
+                t.quiet()
+                counts.append([event[0] for event in t.heard[1]].count("basic.deliver"))
+            heard.append(counts)
+            t.do(commands.Queue.Delete(queue=queue))
+    at_once = rig.lab.version.startswith("3.")  # RabbitMQ 3 does not wait for the commit
+    assert heard == [[1, 2] if at_once else [0, 1], [0, 1]]
+
+
+def test_an_answer_in_a_transaction_that_the_broker_refuses(rig: Rig) -> None:
+    """At once, in the broker's words, whatever is wrong with it."""
+    heard = []
+    for url in (rig.broker_url(rig.primary), rig.url):
+        with client(url) as t:
+            for properties in ({"user_id": "somebody-else"}, {"expiration": "1.5"}):
+                t.open()
+                t.select()
+                t.publish(f"{ASK}.token", b"answer", **properties)
+                assert t.hear() is None
+            heard.append(t.transcript())
+    assert heard[0] == heard[1]

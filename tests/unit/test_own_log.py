@@ -1,0 +1,86 @@
+"""When a CHECKPOINT is due, and what operators are told of ones that are too large. No broker: nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from node_config import MINIMAL
+
+from broker_plugin.door import Door
+from lrq_ha.replication.levels import Levels
+from lrq_ha.replication.node import Node
+from lrq_ha.sidecar.config import load
+from lrq_ha.sidecar.core import Core
+from lrq_ha.sidecar.life import Life
+from lrq_ha.sidecar.own_log import OwnLog
+
+MIB = 1 << 20
+CONFIG = MINIMAL + """\
+[replication]
+log_bytes_max = {log_bytes_max}
+checkpoint_entries = 1000
+checkpoint_bytes = {checkpoint_bytes}
+"""
+
+
+async def alive() -> Life:
+    return Life()
+
+
+class Log(OwnLog):
+    """Of a node whose log is as long as it is said to be."""
+
+    def __init__(self, folder: Path, *, log_bytes_max: int = 1_024 * MIB, checkpoint_bytes: int = 64 * MIB) -> None:
+        file = folder / "node.toml"
+        file.write_text(CONFIG.format(log_bytes_max=log_bytes_max, checkpoint_bytes=checkpoint_bytes))
+        config = load(file)
+        life = asyncio.run(alive())
+        self.core = Core(Node(config.settings()), Levels({"^.*$": "all"}), life, lambda _effect: None)
+        self.door = Door(config)
+        super().__init__(config, self.core, life, 0, lambda _reason: None)
+
+    def due(self, entries: int, size: int, *, last: int = 0) -> bool:
+        """With so many entries and bytes since the last one, which took `last` bytes."""
+        self._node.log.end = self._tried_at + entries
+        self._grown = size
+        self.core.replica.checkpoint_bytes = last
+        return self._checkpoint_due()
+
+
+def test_a_checkpoint_is_due_by_entries_or_bytes(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    assert not log.due(999, 64 * MIB - 1)
+    assert log.due(1_000, 1)
+    assert log.due(2, 64 * MIB)
+    assert not log.due(1, 64 * MIB), "nothing has come since but itself"
+    log._tried_at = 5_000
+    assert not log.due(999, 1), "one that is too large is not tried again at once"
+
+
+def test_a_log_is_not_made_of_checkpoints(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    assert not log.due(1_000_000, 40 * MIB - 1, last=10 * MIB)
+    assert log.due(1_000, 40 * MIB, last=10 * MIB)
+    assert not log.due(2, 79 * MIB, last=20 * MIB)
+    assert log.due(2, 80 * MIB, last=20 * MIB)
+
+
+def test_in_each_quarter_of_a_log_there_is_one(tmp_path: Path) -> None:
+    log = Log(tmp_path, log_bytes_max=16 * MIB)
+    assert not log.due(2, 4 * MIB - 1)
+    assert log.due(2, 4 * MIB)
+    assert log.due(2, 4 * MIB, last=2 * MIB), "however large it is"
+    assert log.core.replica.checkpoint_bytes_max == 2 * MIB
+    assert log.door.buffered_bytes_max == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("last", "told"), [(0, ""), (MIB, ""), (MIB + 1, "checkpoints become too large"), (2 * MIB + 1, "gets no checkpoints any more")]
+)
+def test_operators_are_told_before_there_is_none(tmp_path: Path, last: int, told: str) -> None:
+    log = Log(tmp_path, log_bytes_max=16 * MIB)
+    log.core.replica.checkpoint_bytes = last
+    assert told in log.trouble()
+    assert bool(told) == bool(log.trouble())

@@ -1,0 +1,85 @@
+"""How a queue comes to stand still, and how it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from pamqp import commands
+
+from broker_plugin import building, closing, frames, pausing
+from broker_plugin.channels import Channel, Commit, Consumer
+from broker_plugin.door import Door
+from broker_plugin.pausing import Pause
+from broker_plugin.relay import Relay
+from broker_plugin.replica import Replica
+
+KEY, TAG = ("/", "single"), b"tag"
+LOOK_S, SLOW_S = 0.25, 10.0
+
+
+class Broker:
+    """Time goes by when somebody looks at it, and the broker answers a consumer SLOW_S after it was asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[float, str, Channel]] = []
+
+    def monotonic(self) -> float:
+        self.now += LOOK_S
+        for at, _, channel in self.asked:
+            if self.now >= at + SLOW_S:
+                channel.resuming.clear()
+        return self.now
+
+    def client(self, name: str) -> SimpleNamespace:
+        """One whose consumer stands still."""
+        channel = Channel(1)
+        consumer = Consumer(KEY, automatic=False, tracked=True, method=commands.Basic.Consume(queue=KEY[1]))
+        channel.consumers[TAG] = channel.paused[TAG] = consumer
+        outbox = SimpleNamespace(put=lambda _data: self.asked.append((self.now, name, channel)))
+        return SimpleNamespace(vhost=KEY[0], closed=False, client=object(), channels={1: channel}, outbox=outbox)
+
+
+def test_a_single_active_consumer_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a slow broker has it, no other comes, which might be served first: it was waited for a second only."""
+    broker = Broker()
+    relays = [broker.client("first"), broker.client("second")]
+    monkeypatch.setattr(pausing, "time", broker)
+    monkeypatch.setattr(pausing, "POLL_S", 0)
+
+    async def go() -> None:
+        door, replica = SimpleNamespace(relays=relays), SimpleNamespace(moving={})
+        await Pause(cast(Door, door), cast(Replica, replica), KEY, {"x-single-active-consumer": True}).end()
+
+    asyncio.run(go())
+    [(first_at, first, _), (second_at, second, _)] = broker.asked
+    assert (first, second) == ("first", "second")
+    assert second_at >= first_at + SLOW_S
+
+
+@pytest.mark.parametrize("second", [0, 7])
+def test_a_channel_is_told_nothing_while_the_broker_commits(second: int) -> None:
+    """The broker ended the whole connection: "unexpected command while processing 'tx.commit'". Commits on a second channel do not count."""
+    told: list[bytes] = []
+    channel = Channel(1, second=second)
+    relay = cast(Relay, SimpleNamespace(outbox=SimpleNamespace(put=told.append), on_settled=b"", closed=False))
+    cancel = building.raw_method_frame(1, frames.BASIC_CANCEL, b"\x03tag", b"\0")
+    channel.commits.append(Commit())
+    pausing.cancel(relay, channel, TAG)
+    assert told == ([cancel] if second else [])
+    channel.commits.clear()
+    closing.settled(relay, channel)
+    closing.settled(relay, channel)
+    assert told == [cancel]
+    assert channel.stopping[TAG] == 1
+
+
+def test_acks_of_the_doors_own_are_no_commit_that_takes_time() -> None:
+    told: list[bytes] = []
+    channel = Channel(1)
+    channel.commits.append(Commit(own=True))
+    pausing.cancel(cast(Relay, SimpleNamespace(outbox=SimpleNamespace(put=told.append))), channel, TAG)
+    assert len(told) == 1

@@ -1,0 +1,303 @@
+"""What the broker is asked before a publish enters the log: when, what, how often; and that nothing overtakes a question.
+
+A connection of the door runs between two sockets that keep what they are given; the test answers as the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from pamqp import commands
+from test_publishing import Connection
+
+from broker_plugin import building, frames, headers, permitting
+from broker_plugin.channels import Closing
+from broker_plugin.permitting import Right
+
+TOPIC = building.method_frame(1, commands.Exchange.Declare(exchange="topics", exchange_type="topic"))[7:-1]
+DIRECT = building.method_frame(1, commands.Exchange.Declare(exchange="plain", exchange_type="direct"))[7:-1]
+REFUSAL = building.channel_close(frames.CHANNELS_MAX, 403, "ACCESS_REFUSED - no", frames.BASIC_PUBLISH)
+
+
+class Asked(Connection):
+    """Beside a broker that answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relay.rights.clear()
+        for sequence, method in enumerate((TOPIC, DIRECT)):
+            self.replica.declared.definitions.noted(sequence, "/", method)
+
+    def publish(self, exchange: str, key: str, body: bytes = b"x", *, channel: int = 1, properties: bytes | None = None) -> None:
+        self.relay.client_data(publish(exchange, key, body, channel=channel, properties=properties))
+
+    def to_broker(self) -> list[tuple[int, int, bytes]]:
+        """(kind, channel, payload) of the frames that the broker has got since the last time."""
+        data, self.broker.data = self.broker.data, b""
+        items, used = frames.scan(data, 0, frames.FRAME_MAX_BYTES, 0)
+        assert used == len(data)
+        found = []
+        for kind, channel, start, end, header, header_end, _ in items:
+            found.append((kind, channel, data[start:end]))
+            if header:
+                found.append((frames.HEADER, channel, data[header:header_end]))
+        return found
+
+    def questions(self) -> list[tuple[str, str, bytes]]:
+        """(exchange, routing key, properties) of what is asked now."""
+        apart = [(kind, payload) for kind, channel, payload in self.to_broker() if channel == frames.CHANNELS_MAX]
+        asked = apart[apart[:1] == [(frames.CHANNEL_CLOSE_OK, frames.CHANNEL_CLOSE_OK.to_bytes(4, "big"))] :]  # to a refusal before
+        if not asked:
+            return []
+        kinds = [kind for kind, _ in asked]
+        between = kinds[2:-1]
+        assert kinds[:2] == [frames.CHANNEL_OPEN, frames.TX_SELECT]
+        assert kinds[-1] == frames.CHANNEL_CLOSE
+        assert between == [frames.BASIC_PUBLISH, frames.HEADER, frames.TX_ROLLBACK] * (len(between) // 3)
+        routes = [frames.publish_route(payload) for kind, payload in asked if kind == frames.BASIC_PUBLISH]
+        judged = [payload for kind, payload in asked if kind == frames.HEADER]
+        assert all(frames.body_size(payload) == 0 for payload in judged)
+        return [(route.exchange, route.routing_key, payload[12:]) for route, payload in zip(routes, judged)]
+
+    async def answer(self, allowed: int, *, refuse: bool | bytes = False) -> None:
+        """The broker allows so many of them, then all or none of the rest. `refuse`: in these words, or those of a 403."""
+        number = frames.CHANNELS_MAX
+        said = building.raw_method_frame(number, frames.CHANNEL_OPEN_OK, b"\0\0\0\0") + building.raw_method_frame(number, frames.TX_SELECT_OK)
+        said += building.raw_method_frame(number, frames.TX_ROLLBACK_OK) * allowed
+        refusal = REFUSAL if refuse is True else refuse or b""
+        self.relay.broker_data(said + refusal + building.raw_method_frame(number, frames.CHANNEL_CLOSE_OK))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    @property
+    def logged(self) -> list[bytes]:
+        """The bodies in the log."""
+        self.replica.flush()
+        found = []
+        for run in self.runs:
+            data = run.enqueues.frames
+            found += [frames.body_of(data, item[5], item[6]) for item in frames.scan(data, 0, frames.FRAME_MAX_BYTES, 0)[0]]
+        return found
+
+
+def publish(exchange: str, key: str, body: bytes, *, channel: int = 1, properties: bytes | None = None) -> bytes:
+    header = headers.header_payload(len(body), headers.properties() if properties is None else properties)
+    return building.publish_method(channel, exchange, key) + b"".join(building.content(channel, header, body, 4_096))
+
+
+Scenario = Callable[[Asked], Coroutine[Any, Any, None]]
+
+
+def on_a_connection(scenario: Scenario) -> Callable[[], None]:
+    """A test of its own, on a connection of its own."""
+
+    def test() -> None:
+        async def run() -> None:
+            await scenario(Asked())
+
+        asyncio.run(run())
+
+    test.__doc__ = scenario.__doc__
+    return test
+
+
+@on_a_connection
+async def test_an_exchange_is_asked_about_once_and_what_follows_waits_in_order(c: Asked) -> None:
+    c.publish("plain", "a", b"1")
+    assert c.questions() == [("plain", "a", b"\0\0")]
+    c.publish("plain", "b", b"2")
+    c.relay.client_data(building.method_frame(1, commands.Basic.Qos()))
+    assert (c.logged, c.to_broker()) == ([], [])
+    await c.answer(1)
+    assert c.logged == [b"1", b"2"]
+    kinds = [kind for kind, _, _ in c.to_broker()]
+    assert kinds[-1] == frames.BASIC_QOS
+    c.publish("plain", "c", b"3")
+    assert c.logged == [b"1", b"2", b"3"]
+    assert c.questions() == []
+    c.publish("", "queue", b"4")
+    assert c.questions() == [("", "queue", b"\0\0")]
+
+
+@on_a_connection
+async def test_where_an_exchange_judges_keys_each_key_is_asked_about_many_at_once(c: Asked) -> None:
+    c.relay.client_data(b"".join(publish("topics", key, key.encode()) for key in ("a", "b", "a", "c")))
+    assert [key for _, key, _ in c.questions()] == ["a", "b", "c"]
+    await c.answer(3)
+    assert c.logged == [b"a", b"b", b"a", b"c"]
+    c.publish("topics", "b", b"again")
+    c.publish("unknown", "b", b"may judge keys, too")
+    assert c.logged[4:] == [b"again"]
+    assert c.questions() == [("unknown", "b", b"\0\0")]
+
+
+@on_a_connection
+async def test_a_refusal_in_the_middle_ends_the_channel_when_its_turn_comes(c: Asked) -> None:
+    c.relay.client_data(b"".join(publish("topics", key, key.encode()) for key in "abc"))
+    assert len(c.questions()) == 3
+    await c.answer(1, refuse=True)
+    assert c.logged == [b"a"]
+    assert [key for _, key, _ in c.questions()] == ["b", "c"]
+    assert c.relay.channels[1].state is Closing.NO
+    await c.answer(0, refuse=True)
+    assert c.logged == [b"a"]
+    assert c.relay.channels[1].state is Closing.DOOR
+    assert c.relay.channels[1].refusal == building.rechannel(REFUSAL, 1)
+
+
+@on_a_connection
+async def test_only_what_the_broker_judges_is_shown_to_it(c: Asked) -> None:
+    c.relay.rights.add(Right("", "", False))
+    table = headers.field(b"secret", b"s") + b"\x02CCA\0\0\0\0"
+    for properties in (headers.properties(table, expiration=b"60000"), headers.properties(expiration=b"0")):
+        c.publish("", "q", properties=properties)
+    assert len(c.logged) == 2
+    assert c.questions() == []
+    wrong = b"\x03BCCS\0\0\0\1k"
+    cases = {
+        headers.properties(table, content_type="t", correlation_id="c", user_id=b"bob"): headers.properties(b"", False, user_id=b"bob"),
+        headers.properties(expiration=b"1.5"): headers.properties(b"", False, expiration=b"1.5"),
+        headers.properties(expiration=b"4294967296"): headers.properties(b"", False, expiration=b"4294967296"),
+        headers.properties(headers.field(b"a", b"b") + wrong): headers.properties(wrong, False),
+    }
+    for number, (properties, shown) in enumerate(cases.items(), 2):
+        c.publish("", "q", properties=properties)
+        assert c.questions() == [("", "q", shown)]
+        assert len(c.logged) == number
+        await c.answer(1)
+        c.publish("", "q", b"y", properties=properties)
+        assert len(c.logged) == number + 2
+        c.runs.pop()
+
+
+@on_a_connection
+async def test_further_keys_are_asked_about_where_the_exchange_judges_them(c: Asked) -> None:
+    c.relay.rights.add(Right("topics", "k", False))
+    copies = [b"\x02CCA\0\0\0\x06S\0\0\0\1%c" % key for key in b"ab"]
+    for number, each in enumerate(copies):
+        c.publish("topics", "k", properties=headers.properties(each))
+        assert c.questions() == [("topics", "k", headers.properties(each, False))]
+        await c.answer(1)
+        c.publish("topics", "k", properties=headers.properties(each))
+        assert len(c.logged) == 2 * number + 2
+    c.publish("topics", "other", properties=headers.properties(copies[0]))
+    assert [key for _, key, _ in c.questions()] == ["other"]
+
+
+def forget_403(c: Asked) -> None:
+    c.relay.client_data(building.method_frame(2, commands.Channel.Open()))
+    c.relay.broker_data(building.channel_close(2, 403, "ACCESS_REFUSED - withdrawn"))
+
+
+def forget_secret(c: Asked) -> None:
+    c.relay.client_data(building.method_frame(0, commands.Connection.UpdateSecret("new", "why")))
+    c.relay.broker_data(building.method_frame(0, commands.Connection.UpdateSecretOk()))
+
+
+def forget_exchange(c: Asked) -> None:
+    permitting.exchange_changed(c.relay, "/", "plain")
+
+
+def remember_404(c: Asked) -> None:
+    c.relay.client_data(building.method_frame(2, commands.Channel.Open()))
+    c.relay.broker_data(building.channel_close(2, 404, "NOT_FOUND"))
+
+
+def remember_others(c: Asked) -> None:
+    permitting.exchange_changed(c.relay, "other", "plain")
+    permitting.exchange_changed(c.relay, "/", "other")
+
+
+@pytest.mark.parametrize("event", [forget_403, forget_secret, forget_exchange, remember_404, remember_others])
+def test_what_is_forgotten(event: Callable[[Asked], None]) -> None:
+    async def run() -> None:
+        c = Asked()
+        bob = headers.properties(user_id=b"bob")
+        c.publish("plain", "a", properties=bob)
+        assert len(c.questions()) == 1
+        await c.answer(1)
+        c.publish("plain", "a", b"2", properties=bob)
+        event(c)
+        await asyncio.sleep(0)
+        c.to_broker()
+        c.publish("plain", "a", b"3", properties=bob)
+        assert (len(c.logged), len(c.questions())) == ((3, 0) if event in (remember_404, remember_others) else (2, 1))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("code", "forgotten"), [(403, True), (404, False)])
+def test_a_refusal_of_what_was_asked_ends_what_was_believed(code: int, forgotten: bool) -> None:
+    async def run() -> None:
+        c = Asked()
+        c.publish("plain", "a")
+        await c.answer(1)
+        c.to_broker()
+        c.relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        c.publish("topics", "a", channel=2)
+        await c.answer(0, refuse=building.channel_close(frames.CHANNELS_MAX, code, "no", frames.BASIC_PUBLISH))
+        c.to_broker()
+        c.publish("plain", "b", b"again")
+        assert (c.logged, bool(c.questions())) == (([b"x"], True) if forgotten else ([b"x", b"again"], False))
+
+    asyncio.run(run())
+
+
+@on_a_connection
+async def test_what_is_remembered_of_an_exchange_outlives_no_change_of_it(c: Asked) -> None:
+    """Though the right itself is forgotten: of too many, or as a transaction has needed none."""
+    c.publish("plain", "a")
+    await c.answer(1)
+    c.to_broker()
+    for number in range(permitting.RIGHTS_MAX):
+        c.relay.rights.add(Right("topics", str(number), False))
+    permitting.exchange_changed(c.relay, "/", "plain")
+    c.publish("plain", "a")
+    assert len(c.questions()) == 1
+
+
+@on_a_connection
+async def test_nothing_is_asked_while_the_secret_is_renewed(c: Asked) -> None:
+    c.relay.client_data(building.method_frame(0, commands.Connection.UpdateSecret("new", "why")))
+    c.publish("plain", "a")
+    assert [kind for kind, _, _ in c.to_broker()] == [frames.CONNECTION_UPDATE_SECRET]
+    c.relay.broker_data(building.method_frame(0, commands.Connection.UpdateSecretOk()))
+    await asyncio.sleep(0)
+    assert len(c.questions()) == 1
+
+
+@on_a_connection
+async def test_what_is_remembered_is_bounded(c: Asked) -> None:
+    for number in range(3 * permitting.RIGHTS_MAX):
+        c.relay.rights.add(Right("topics", str(number), False))
+        assert Right("topics", str(number), False) in c.relay.rights
+    assert Right("topics", "0", False) not in c.relay.rights
+    properties = [b"\x20\0" + bytes(100_000) + b"%d" % number for number in range(200)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for each in properties:
+        c.relay.rights.add(Right("topics", "k", False, bytes(bytearray(each))))
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert all(Right("topics", "k", False, each) in c.relay.rights for each in properties)
+    assert grown < 1 << 20
+
+
+@on_a_connection
+async def test_a_client_that_does_not_read_is_asked_for_all_the_same(c: Asked) -> None:
+    """It may be writing, and read when that is done."""
+    reading: list[bool] = []
+    c.broker.pause_reading = lambda: reading.append(False)  # type: ignore[method-assign]
+    c.broker.resume_reading = lambda: reading.append(True)  # type: ignore[method-assign]
+    c.client.get_write_buffer_size = lambda: 1  # type: ignore[attr-defined]
+    c.relay.client_full(True)
+    c.publish("plain", "a")
+    assert reading == [False, True]
+    c.relay.client_full(True)
+    assert reading == [False, True]
+    await c.answer(1)
+    assert reading == [False, True, False]
