@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from container_lab import ContainerLab, why_not
 from door_rig import Rig
 from load import in_sync
+from mending import mend
 from publisher_api import BlockingPublisher, LoopThread
 from traffic import Traffic
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """After a test that failed, and before the next or the same once more: its lab is mended. Containers have their own way (`containers`)."""
+    report = yield
+    item.stash[_failed] = report.failed or (report.when != "setup" and item.stash.get(_failed, False))
+    if report.when == "teardown" and item.stash[_failed]:
+        labs = {id(each): each for each in getattr(item, "funcargs", {}).values() if isinstance(each, Lab) and not isinstance(each, ContainerLab)}
+        for said in filter(None, map(mend, labs.values())):
+            item.warn(pytest.PytestWarning(said))
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -121,17 +121,19 @@ def in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str]:
         applied: Wait also until what is in the log then is safe and applied on both. The primary goes on adding entries of its own.
     """
     found: list[tuple[str, str]] = []
+    states: list[dict[str, Any]] = []
 
     def holds() -> bool:
+        states.clear()
         primary = lab.primary("east")
         if primary is None:
             return False
         backup = "e2" if primary == "e1" else "e1"
-        states = lab.status(primary), lab.status(backup)
+        states[:] = lab.status(primary), lab.status(backup)
         found[:] = [(primary, backup)]
         return set(states[0]["members"]) == {"e1", "e2"} and states[1]["role"] == "ready"
 
-    eventually("both nodes in the set", holds)
+    eventually("both nodes in the set", holds, seen=lambda: states or lab.processes())
     if applied:
         all_applied(lab, *found[0])
     return found[0]
