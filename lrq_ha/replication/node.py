@@ -210,7 +210,9 @@ class Node(NodeBase):
     def _on_lead(self, node: int, message: Lead, now: float) -> None:
         if message.epoch < self.log.top or owner_of(message.epoch) != node:
             self.send(node, Superseded(self.log.top))
-        elif not self._leader.superseded_by(message.epoch, node):
+        elif not self._leader.superseded_by(message.epoch, node) and self.peers[node].connected:
+            # Else it could not be answered; and if that node is gone, nobody would say so: this one would name it as its primary for ever, and
+            # the others would refuse to be promoted. It calls again when it is reached.
             self._candidate.give_way(node, message.epoch)
             self._follower.follow(node, message, now)
 

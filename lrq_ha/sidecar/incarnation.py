@@ -70,6 +70,7 @@ TICK_S = 0.05
 WINDOW_MESSAGES_MAX = 4_000
 WINDOW_BYTES_MAX = 32 << 20
 PARTING_S = 0.1
+SLOW_STEP_S = 5.0
 
 
 class Incarnation:
@@ -261,13 +262,27 @@ class Incarnation:
         marks = [self._taking_since, time.monotonic()]
         self._replica.given_out.took_over(self._node.log.end, clean=clean)
         self._replica.begin_epoch(epoch)
-        for step in (self._applier.drained, self._sweeper.stop, self._configured.take_over):
-            await step()
+        steps = (
+            ("queues are written", self._applier.drained),
+            ("the sweeper ends", self._sweeper.stop),
+            ("configuration is set up", self._configured.take_over),
+        )
+        for what, step in steps:
+            await self._watched(what, self._life.spawn(step()))
             marks.append(time.monotonic())
         took_ms = (*(1000 * (end - begin) for begin, end in pairwise(marks)), 1000 * (marks[-1] - marks[0]))
         text = "recovered: epoch taken in %.0f ms, queues written in %.0f, sweeper ended in %.0f, configuration set up in %.0f; %.0f ms in all"
         log.info(text, *took_ms)
         self._core.feed(Recovered(epoch))
+
+    async def _watched(self, what: str, step: asyncio.Task[None]) -> None:
+        """Returns when a step of the recovery is done. Nobody is served meanwhile, so an operator is told what it waits for."""
+        began = time.monotonic()
+        while not (await asyncio.wait({step}, timeout=SLOW_STEP_S))[0]:
+            progress, seconds = self._replica.progress, time.monotonic() - began
+            done = f"{progress.tracker.applied} of {progress.safe} entries applied"
+            log.warning("recovering: for %.0f s until %s: %s %s", seconds, what, done, self._applier.full())
+        await step
 
     def _open_door(self, effect: OpenDoor) -> None:
         self._replica.refuse_passed_over()

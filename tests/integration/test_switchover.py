@@ -12,7 +12,7 @@ import pytest
 from load import command, declare, depth, eventually, in_sync
 from pika.exceptions import AMQPError
 
-from lrq_ha.lab import Lab
+from lrq_ha.lab import Lab, LabError
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
 
@@ -258,6 +258,12 @@ def test_demoted_the_group_waits_for_an_operator(pair: Lab) -> None:
     pair.kill(f"{pair.primary('east')}.sidecar")
     pair.start(f"{primary}.sidecar" if pair.nodes[primary].sidecar_pid is None else f"{backup}.sidecar")
     eventually("nobody to lead", lambda: pair.primary("east") is None and "paused" in pair.status(primary)["reason"])
-    pair.promote(backup)
+    try:
+        pair.promote(backup)
+    except LabError as error:
+        # A primary adds entries of its own: the last of them may not have reached the other.
+        if f"promote {primary} instead" not in str(error):
+            raise
+        pair.promote(primary)
     in_sync(pair)
     assert command("resume", "--group", "east", lab=pair)[0] == 0

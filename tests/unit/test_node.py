@@ -1079,6 +1079,24 @@ def test_a_lower_leader_and_a_false_one() -> None:
     assert d.hear(1, Lead(E3_2, True, state())) == [Send(1, Superseded(E2_1))]
 
 
+    assert d.hear(1, Lead(E1_1, True, state())) == [Send(1, Superseded(E2_1))]
+    assert d.hear(1, Lead(E3_2, True, state())) == [Send(1, Superseded(E2_1))]
+
+
+def test_a_call_that_is_read_after_the_primary_is_gone_is_not_taken() -> None:
+    """It may wait in a buffer. Who took it would name that primary for ever, and nobody could be promoted over it."""
+    d = Driver(3, size=3)
+    d.meet(1)
+    d.meet(2)
+    d.feed(PeerDisconnected(1))
+    assert not d.hear(1, Lead(E2_1, True, leaders_log()))
+    assert d.node.primary() == 0
+    d.meet(1, state(top=E2_1), leading=E2_1)
+    d.hear(1, Lead(E2_1, True, leaders_log()))
+    d.confirm()
+    assert d.node.following, "it calls again"
+
+
 def test_the_connection_to_the_primary() -> None:
     d = follower()
     d.feed(PeerDisconnected(1))
