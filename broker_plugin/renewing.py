@@ -47,6 +47,11 @@ UNFINISHED_S = 86_400.0  # nobody may use a queue that is half done
 _GOES_BY_ITSELF = ("x-message-ttl", "x-max-length", "x-max-length-bytes")
 
 
+def delivery_limit(key: QueueKey) -> GivenUp:
+    what = "has a delivery limit, and this RabbitMQ counts what the sidecar gives back"
+    return GivenUp(f"queue '{key[1]}' in vhost '{key[0]}' {what}", todo="let it be emptied first, or use RabbitMQ 4", retriable=True)
+
+
 class Renewal:
     """Moves what is live.
 
@@ -85,6 +90,38 @@ class Renewal:
         if visit is None and self._pausing is not None:
             return f"queue '{self._pausing[1]}' in vhost '{self._pausing[0]}' gives nothing out until what it holds back unseen has come to light"
         return "" if visit is None else f"queue '{visit.key[1]}' in vhost '{visit.key[0]}' stands still, {visit.moved} messages of it have been moved"
+
+    async def refusals(self) -> list[str]:
+        """What it would be given up for, as far as that is known before: dry run. Raises LrqError as `run`."""
+        found = []
+        try:
+            for key, method in self._queues().items():
+                try:
+                    self._check(key, topology.queue_arguments(method), self._timeout_s)
+                    if "x-delivery-limit" in topology.queue_arguments(method):
+                        await self._check_limit(key)
+                except GivenUp as error:
+                    found.append(str(error))
+        except GivenUp as error:
+            found.append(str(error))
+        finally:
+            await self._vhosts.close()
+        return found
+
+    async def _check_limit(self, key: QueueKey) -> None:
+        """Raises GivenUp if there is something in a queue with a delivery limit, and looking at it would count."""
+        connection = await self._vhosts.connection(key[0])
+        if has_a_free_way_back(connection):
+            return
+        channel = await connection.channel()
+        try:
+            if (await channel.queue_declare(key[1], passive=True))[1]:
+                raise delivery_limit(key)
+        except ChannelClosed as error:
+            if not error.no_such_queue:
+                raise
+        finally:
+            await channel.close()
 
     async def run(self) -> None:
         """Returns when nothing live is left before the CHECKPOINT and everything moved is in its queue.
@@ -228,11 +265,7 @@ class _Visit:
             if not ready and not self._quorum:
                 return False
             if ready and self._limited:
-                raise GivenUp(
-                    f"queue '{self.key[1]}' in vhost '{self.key[0]}' has a delivery limit, and this RabbitMQ counts what the sidecar gives back",
-                    todo="let it be emptied first, or use RabbitMQ 4",
-                    retriable=True,
-                )
+                raise delivery_limit(self.key)
             if passes.begun(self.key) or not ready:
                 if ready and ready == passes.holds(self.key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
                     return False

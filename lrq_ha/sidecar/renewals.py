@@ -53,6 +53,8 @@ class Renewals:
         if not self._node.serving:
             return False, f"{self._name} is not primary"
         if dry_run:
+            if refusals := await self._renewal(0, timeout_s, force=force, dead_letters_arrived=dead_letters_arrived).refusals():
+                return False, "it would be given up: " + "; ".join(refusals)
             queues, held = len(self._replica.declared.definitions.queues()), self._turning_away.held()
             return True, f"would publish again what is live in {queues} queues, one after the other; consumers hold {held} messages"
         if self._turning_away.busy:
@@ -84,12 +86,14 @@ class Renewals:
                 self._replica.moving[key] = Moving(key)
             self._life.spawn(self._finish(self._node.log.unfinished, FINISH_S, force=False, dead_letters_arrived=False))
 
+    def _renewal(self, checkpoint: int, timeout_s: float, *, force: bool, dead_letters_arrived: bool) -> Renewal:
+        broker, door = self._config.broker_address(ROUTING_VHOST), self._turning_away.door
+        return Renewal(self._replica, door, broker, checkpoint, timeout_s=timeout_s, force=force, dead_letters_arrived=dead_letters_arrived)
+
     async def _finish(self, checkpoint: int, timeout_s: float, *, force: bool, dead_letters_arrived: bool) -> tuple[bool, str]:
         """Moves what is live. Raises LrqError if it must be gone on with, by whoever leads next."""
-        began, replica, broker = time.monotonic(), self._replica, self._config.broker_address(ROUTING_VHOST)
-        renewal = Renewal(
-            replica, self._turning_away.door, broker, checkpoint, timeout_s=timeout_s, force=force, dead_letters_arrived=dead_letters_arrived
-        )
+        began, replica = time.monotonic(), self._replica
+        renewal = self._renewal(checkpoint, timeout_s, force=force, dead_letters_arrived=dead_letters_arrived)
         problem = ""
         await replica.progress.wait_safe(checkpoint)
         self._turning_away.progress = lambda: renewal.doing

@@ -37,10 +37,13 @@ def give_back(door: str, queue: str, kind: str) -> None:
             channel.basic_nack(method.delivery_tag, requeue=True)
 
 
-def given_up(lab: Lab, reason: str, *arguments: str) -> None:
-    code, said = command("renew", *arguments, lab=lab)
-    assert code == 1, said
-    assert reason in said, said
+def given_up(lab: Lab, reason: str) -> None:
+    """A renewal is, and a dry run says so before."""
+    for arguments in (("--dry-run",), ()):
+        code, said = command("renew", *arguments, lab=lab)
+        assert code == 1, said
+        assert reason in said, said
+        assert ("it would be given up" in said) == bool(arguments), said
 
 
 def drop(lab: Lab, queue: str) -> None:
@@ -99,6 +102,7 @@ def test_dead_letters_that_wait(lab: Lab) -> None:
     drop(lab, "waits")
 
     given_up(lab, "queue 'arrives' in vhost '/' has x-dead-letter-strategy at-least-once")
+    assert command("renew", "--dry-run", "--dead-letters-arrived", lab=lab)[0] == 0
     renew(lab, "--dead-letters-arrived")
     assert in_sync(lab, applied=True) == (primary, backup)
     equal(lab, {"arrives": 0, "arrived": 3})
