@@ -14,7 +14,7 @@ from load import command, depth, eventually, in_sync
 
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 MESSAGES = 1_234
 

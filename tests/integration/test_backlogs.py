@@ -21,7 +21,7 @@ from test_flow import alarm
 from broker_plugin import building, frames
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 BUFFERED_BYTES, TO_BROKER_BYTES, TO_CLIENT_BYTES = 4 << 20, 2 << 20, 1 << 20
 READ_BYTES = 1 << 20  # what one connection may be past a limit: it is looked at when something has been read

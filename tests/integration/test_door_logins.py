@@ -16,7 +16,7 @@ from raw_client import RawClient, beating, publish
 from broker_plugin import building, frames, headers
 from lrq_ha.proto import lrq_pb2 as pb
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 
 def field(key: str, value: str) -> bytes:

@@ -14,7 +14,7 @@ from raw_client import RawClient, publish
 
 from broker_plugin import building, frames
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 
 def bindings(rig: Rig, node: str) -> set[tuple[str, ...]]:

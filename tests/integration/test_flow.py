@@ -21,7 +21,7 @@ from broker_plugin import building, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 COUNT = 300
 

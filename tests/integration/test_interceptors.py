@@ -29,7 +29,7 @@ from lrq_ha.publisher import NackedError, Publisher
 sys.path.append(str(Path(__file__).parents[1] / "plugins"))
 from installed import install
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 GATES = """
 [interceptors.gate-a]

@@ -18,7 +18,7 @@ from load import eventually, in_sync, take_over, write_down
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one_version("4.3")]
 
 COUNT = int(os.environ.get("LRQ_QUEUES", "100"))
 PERSISTENT = pika.BasicProperties(delivery_mode=2)

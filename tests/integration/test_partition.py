@@ -19,7 +19,7 @@ from load import command, declare, eventually, in_sync, missed, promote, replica
 from test_stalls import RATE, Witness, begun, bodies, equal
 from traffic import Load
 
-pytestmark = [pytest.mark.broker, pytest.mark.docker]
+pytestmark = [pytest.mark.broker, pytest.mark.docker, pytest.mark.one_version("4.3")]
 
 COUNT = 100
 SHORT_S = 2.0

@@ -16,7 +16,7 @@ from publisher_api import PATIENCE_S, inside, no_primary
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import FencedError, FullSyncRequest, NackedError
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 Make = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from lrq_ha.lab import probe
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 

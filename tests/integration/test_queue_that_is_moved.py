@@ -238,6 +238,7 @@ def test_order_of_what_is_on_its_way_to_consumers(lab: Lab, broker_version: str,
     equal(lab, {queue: 0})
 
 
+@pytest.mark.one_version("4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_purge_and_a_deletion(lab: Lab, kind: str) -> None:
     primary, backup = in_sync(lab, applied=True)
@@ -264,6 +265,7 @@ def test_a_purge_and_a_deletion(lab: Lab, kind: str) -> None:
     assert consume(door, queue, 3) == list(range(3))
 
 
+@pytest.mark.one_version("4.3")
 def test_who_waits_comes_behind_who_was_there(lab: Lab) -> None:
     """New consumers, and a deletion of a queue that is not used, come when its consumers are there again."""
     primary, _ = in_sync(lab, applied=True)
@@ -293,6 +295,7 @@ def test_who_waits_comes_behind_who_was_there(lab: Lab) -> None:
     equal(lab, {"shut-out": 0, "in-turn": 0})
 
 
+@pytest.mark.one_version("4.3")
 def test_a_queue_whose_consumers_are_to_finish_is_in_use(lab: Lab) -> None:
     primary, _ = in_sync(lab, applied=True)
     node, queue = lab.nodes[primary], "finishing"
@@ -343,6 +346,7 @@ def _transact(client: RawClient, queue: str, over: threading.Event) -> int:
     return done
 
 
+@pytest.mark.one_version("4.3")
 def test_transactions_of_its_consumers_go_on(lab: Lab) -> None:
     """The broker was told to cancel a consumer while it committed, and ended the connection (504)."""
     primary, _ = in_sync(lab, applied=True)
@@ -369,6 +373,7 @@ def test_transactions_of_its_consumers_go_on(lab: Lab) -> None:
     assert sorted(consume(door, queue, FEW)) == list(range(FEW))
 
 
+@pytest.mark.one_version("4.3")
 def test_consumers_go_on_where_it_is_given_up(lab: Lab) -> None:
     """An exclusive one, too, and in order."""
     primary, _ = in_sync(lab, applied=True)

@@ -14,7 +14,7 @@ from pika.exceptions import AMQPError
 
 from lrq_ha.lab import Lab, LabError
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one_version("4.3")]
 
 
 class Clients:
