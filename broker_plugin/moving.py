@@ -26,7 +26,7 @@ from .channels import QueueKey
 from .client import Channel, Connection
 from .headers import cut, deaths
 from .replica import BATCH_BYTES_MAX, Replica
-from .sweeper import ack_all, all_arrived, give_back, in_steps
+from .sweeper import all_arrived, give_back, in_steps
 
 WINDOW_MESSAGES = 500
 KEPT_MAX = 1_500
@@ -266,7 +266,11 @@ class Pass:
             if one.rejected:
                 await in_steps(self._channel, tags, self._channel.reject)
             elif tags:
-                await ack_all(self._channel, tags, alone=one.alone)
+                if one.alone:
+                    self._channel.ack(tags[-1], multiple=True)
+                else:
+                    await in_steps(self._channel, tags, self._channel.ack)
+                await self._channel.flow()
             self._held -= len(tags)
             if tags == one.tags:
                 self._done.popleft()

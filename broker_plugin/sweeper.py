@@ -327,13 +327,14 @@ class _Pass:
         self._acks: list[int] = []
         self._rejects: list[int] = []
         self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
+        self._kept_first = 0  # delivery tag of the first that is kept; 0: none
 
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
         self._event.set()
         stamp = self._replica.stamp_of(header)
         if stamp is None:
-            self.kept += 1
+            self._keep(tag)
             return
         sequence, generation = stamp
         path = deaths(header)
@@ -343,12 +344,16 @@ class _Pass:
         elif verdict is Verdict.REJECT:
             self._rejects.append(tag)
         else:
-            self.kept += 1
+            self._keep(tag)
             tally = self.tally
             if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
                 self._stay.append((tag, sequence))
             return
         self._removed.append(_Removed(tag, sequence, generation, path))
+
+    def _keep(self, tag: int) -> None:
+        self.kept += 1
+        self._kept_first = self._kept_first or tag
 
     def cancelled(self, _tag: str) -> None:
         self.is_cancelled = True
@@ -371,11 +376,20 @@ class _Pass:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
             rejects, self._rejects = self._rejects, []
-            left = set(await in_steps(self.channel, rejects, self.channel.reject, self._stopping))
-            left |= set(await ack_all(self.channel, acks, alone=not self.kept and len(acks) == len(removed), stopping=self._stopping))
+            left = await in_steps(self.channel, rejects, self.channel.reject, self._stopping)
+            # All before the first that stays are removed, and need one command only: see `in_steps`.
+            first = min((self._kept_first or EVERYTHING, *left))
+            apart = [tag for tag in acks if tag > first]
+            if len(apart) < len(acks):
+                self.channel.ack(acks[-len(apart) - 1], multiple=True)
+            left += await in_steps(self.channel, apart, self.channel.ack, self._stopping)
+            await self.channel.flow()
             self.kept += len(left)
+            if left:
+                self._kept_first = min((self._kept_first or EVERYTHING, *left))
+            here = set(left)
             for one in removed:
-                if one.tag not in left:
+                if one.tag not in here:
                     self.target.gone(one.sequence, one.generation, one.deaths)
 
     async def reject_excess(self) -> int:
@@ -396,23 +410,6 @@ class _Pass:
                 self.target.key[0],
             )
         return len(gone)
-
-
-async def ack_all(channel: Channel, tags: list[int], *, alone: bool, stopping: Callable[[], bool] = lambda: False) -> list[int]:
-    """Acks these, in ascending order; returns, when the broker has taken that, those that it has not acked.
-
-    Args:
-        channel: Where they were delivered.
-        tags: Theirs.
-        alone: Nothing else of the channel is unacknowledged.
-        stopping: Whether to leave the rest, as it takes too long.
-    """
-    if tags and alone:
-        channel.ack(tags[-1], multiple=True)
-        tags = []
-    left = await in_steps(channel, tags, channel.ack, stopping)
-    await channel.flow()
-    return left
 
 
 async def in_steps(channel: Channel, tags: list[int], settle: Callable[[int], None], stopping: Callable[[], bool] = lambda: False) -> list[int]:
