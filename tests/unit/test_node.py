@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -976,6 +977,61 @@ def test_promotion_finds_a_longer_log_late(force: bool) -> None:
     d.confirm()
     d.hear(3, Promise(E2_2, state(LONGER, top=E2_2)))
     assert d.answer().ok is force
+
+
+def beside(*tail: BatchHeader, in_set: bool = False, **options: Any) -> Driver:
+    """Node 2 of three, in sync with primary 1 until that went down. Node 3, which was not, has had more of it: `tail`."""
+    d = follower(size=3, **options)
+    d.meet(3, replace(state((*LOG, MARKER, *tail)), in_set=in_set))
+    d.feed(PeerDisconnected(1), after=2.0)
+    return d
+
+
+MORE = BatchHeader(E2_1, 7, 9, E2_1, E2_1)
+
+
+def test_a_longer_log_of_a_node_that_was_not_in_sync_does_not_stand_in_the_way() -> None:
+    """Each was to be promoted instead of the other, though nothing was safe that the one in sync lacks."""
+    d = beside(MORE)
+    assert d.ask(1) is None
+    d.confirm()
+    d.hear(3, Promise(E3_2, replace(state((*LOG, MARKER, MORE, BatchHeader(E2_1, 10, 10, E2_1, E2_1)), top=E3_2), in_set=False)))
+    assert d.answer() == Answer(True, "e2 has taken epoch 3.2")
+
+
+def forgetful() -> Driver:
+    """Its broker went down since."""
+    d = beside(MORE)
+    d.node.lost_host = True
+    return d
+
+
+def told_that_it_is_out() -> Driver:
+    d = beside(MORE)
+    d.node.log.fence(E2_1, 6)
+    return d
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        forgetful,
+        told_that_it_is_out,
+        lambda: beside(MORE, in_set=True),
+        lambda: beside(BatchHeader(E2_1, 7, 9, E2_1, E2_1, ((8, ONE),))),  # the primary went on without node 2
+    ],
+)
+def test_a_longer_log_that_may_hold_what_was_confirmed_is_promoted_first(make: Any) -> None:
+    d = make()
+    assert d.ask(1) == Answer(False, "e3 answers and has a longer log: promote e3 instead")
+    assert d.ask(1, force=True) is None
+
+
+def test_the_longest_log_is_promoted_where_all_answer() -> None:
+    """Also if it was not in sync: nobody refuses it then."""
+    d = beside(MORE)
+    d.meet(1, leaders_log())
+    assert d.ask() == Answer(False, "e3 answers and has a longer log: promote e3 instead")
 
 
 @pytest.mark.parametrize("make", [lambda: Driver(2, strict=True), lambda: Driver(1), follower])
