@@ -150,6 +150,18 @@ class Candidate:
         self._defers_to = 0
         self.handed = None
 
+    def gives_way_to(self, log: LogState, down: frozenset[int]) -> bool:
+        """Whether a node that answers is to be promoted instead of this one, as its log is longer.
+
+        Not where it would be refused, too, as others are down and it was not in sync, and this node was: then what this one lacks was never safe
+        if this one, or who led the history that it has, is in every set over it (R14).
+        """
+        node, mine = self._node, self._node.state()
+        if log.rank <= mine.rank:
+            return False
+        vouches = bool(down) and mine.in_set and not mine.lost_host and not log.in_set
+        return not vouches or refuses_cut(log, mine, node.me)
+
     # ---- taking ------------------------------------------------------------------------------------------------------
 
     def start(self, down: frozenset[int], *, operator: bool, force: bool, now: float) -> None:
@@ -196,7 +208,7 @@ class Candidate:
             if refuses and not campaign.operator:
                 self._abort(f"{node.name(peer)} would refuse to drop its tail: an operator must choose")
                 return
-            if log.rank > mine.rank and not refuses and not campaign.force:
+            if not refuses and not campaign.force and self.gives_way_to(log, campaign.down):
                 self._abort(f"{node.name(peer)} answered and has a longer log: promote {node.name(peer)} instead")
                 return
         handover = self._handover()

@@ -53,6 +53,7 @@ class InSyncSet:
         if peer.acknowledged >= node.safe:
             self._admitting = None
             peer.left = ""
+            peer.begin(peer.acknowledged, now)
             self._change(node.log.members | {newcomer})
         elif now >= deadline:
             # What stalls must not hold back everybody's confirms over and over: it may try again when it has had time to catch up.

@@ -22,6 +22,8 @@ from .log import Members, safe_position
 from .positions import epoch_name
 from .roles import Role
 
+SLOW_MARKER_S = 5.0
+
 
 class Stage(Enum):
     """How far this node has come in its epoch, in this order."""
@@ -42,6 +44,7 @@ class Leader:
         self._node = node
         self._stage = Stage.NONE
         self._marker = 0
+        self._slow_at = 0.0  # from then on it is said whom the MARKER waits for
         self._backups_by = 0.0
 
     @property
@@ -69,8 +72,9 @@ class Leader:
 
     def call_all(self, now: float) -> None:
         """Calls all that answer."""
+        self._slow_at = now + SLOW_MARKER_S
         for number, peer in self._node.peers.items():
-            peer.progress(0, now)
+            peer.begin(0, now)
             self.call(number)
         self.advance_safe(now)
 
@@ -84,8 +88,22 @@ class Leader:
         node.advance_safe(safe)
         if self._stage is Stage.MARKING and safe >= self._marker:
             self._stage = Stage.RECOVERING
+            node.set_role(Role.RECOVERING, self._taking())
             node.emit(Recover(node.leading, self.clean))
         self._consider_confirming(now)
+
+    def _taking(self) -> str:
+        return f"taking epoch {epoch_name(self._node.leading)}"
+
+    def _tell_who_holds_the_marker(self) -> None:
+        """Nobody is served meanwhile, so an operator is told whom it waits for."""
+        node = self._node
+        last_set, members = node.log.sets[-1]
+        acknowledged = {number: peer.acknowledged for number, peer in node.peers.items()}
+        lacking = [node.name(member) for member in sorted(members - {node.me}) if acknowledged.get(member, 0) < last_set]
+        if node.durable < last_set:
+            lacking.insert(0, "the own stream")
+        node.set_role(Role.RECOVERING, f"{self._taking()}; for more than {SLOW_MARKER_S:g} s its MARKER has waited for {', '.join(lacking)}")
 
     def recovered(self, event: Recovered, now: float) -> None:
         if event.epoch == self._node.leading and self._stage is Stage.RECOVERING:
@@ -184,6 +202,8 @@ class Leader:
         """Time has passed while leading."""
         self.set.remove_silent(now)
         self.advance_safe(now)
+        if self._stage is Stage.MARKING and now >= self._slow_at:
+            self._tell_who_holds_the_marker()
         for peer in self._node.peers:
             self._consider_admitting(peer, now)
         self._call_who_may_join()

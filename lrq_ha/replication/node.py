@@ -53,6 +53,8 @@ from .requests import Requests
 from .roles import Role
 from .settings import NodeSettings
 
+PROMOTED_OVER_S = 2.0  # nobody who stood still for less was taken for down by the others, and promoted over
+
 
 class Node(NodeBase):
     """The pure core of one node. Feed it the own stream first (`read_batch`, `read_fence`), then events.
@@ -181,7 +183,7 @@ class Node(NodeBase):
         self._candidate.consider(now)
 
     def _peer_disconnected(self, event: PeerDisconnected, now: float) -> None:
-        self.peers[event.peer].disconnect(now)
+        self.peers[event.peer].disconnect()
         self._leader.set.unsubscribe(event.peer)
         self._candidate.disconnected(event.peer)
         self._follower.disconnected(event.peer)
@@ -242,13 +244,14 @@ class Node(NodeBase):
         """Time in which this node itself stood still (a stopped process, a frozen machine) is nobody else's silence.
 
         It may have been promoted over meanwhile, and has not read yet what the others said. Counted as theirs, that time would take them
-        out of the set at the first tick, and all that waits for them would be confirmed by a leader whose epoch is over.
+        out of the set at the first tick, and all that waits for them would be confirmed by a leader whose epoch is over. So after a time that
+        was enough for that, they have all of backup_timeout_s again.
         """
         stood_still = now - self._ticked_at - self.settings.heartbeat_s
         self._ticked_at = now
         if stood_still > 0:
             for peer in self.peers.values():
-                peer.progress_at = min(now, peer.progress_at + stood_still)
+                peer.progress_at = now if stood_still >= PROMOTED_OVER_S else min(now, peer.progress_at + stood_still)
 
 
 __all__ = ["Node"]

@@ -20,6 +20,7 @@ class RemoteBackup:
     fallen: bool = False  # the log no longer has what it needs next
     left: str = ""  # why this primary took it out of the set; empty again when it is back
     acknowledged: int = 0
+    reached: int = 0  # the most of that since `progress_at` began to be counted
     applied: int = 0
     epoch: int = 0  # it leads or follows this one, as its last heartbeat on this connection said
     heard_at: float = 0.0
@@ -34,14 +35,13 @@ class RemoteBackup:
     def connect(self, now: float) -> None:
         """This node can send to it."""
         self.connected = True
-        self.heard_at = self.progress_at = now
+        self.heard_at = now
 
-    def disconnect(self, now: float) -> None:
+    def disconnect(self) -> None:
         """This node can no longer send to it."""
         self.connected = self.called = False
         self.hello = None
         self.epoch = 0
-        self.progress_at = now
 
     def learn_log(self, log: LogState) -> None:
         """Its log has changed since its Hello: whoever compares logs must not compare with what it was."""
@@ -53,7 +53,14 @@ class RemoteBackup:
         if self.hello and top > self.hello.log.top:
             self.learn_log(replace(self.hello.log, top=top))
 
-    def progress(self, upto: int, now: float) -> None:
-        """It has everything up to `upto`, as of `now`."""
-        self.acknowledged = upto
+    def begin(self, upto: int, now: float) -> None:
+        """From `now` on it is to make progress; it has everything up to `upto`."""
+        self.acknowledged = self.reached = upto
         self.progress_at = now
+
+    def progress(self, upto: int, now: float) -> None:
+        """It has everything up to `upto`, as of `now`. Only what it did not have before counts: one whose link comes and goes says the same again."""
+        self.acknowledged = upto
+        if upto > self.reached:
+            self.reached = upto
+            self.progress_at = now

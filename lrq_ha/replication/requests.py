@@ -79,7 +79,7 @@ class Requests:
                 continue
             if peer.hello.leading or node.primary() == number:
                 return Refusal(f"{node.name(number)} is primary and answers: use switchover")
-            if peer.hello.log.rank > node.log.state().rank and peer.hello.role is not Role.DIVERGED:
+            if peer.hello.role is not Role.DIVERGED and self._candidate.gives_way_to(peer.hello.log, event.down):
                 return Refusal(f"{node.name(number)} answers and has a longer log: promote {node.name(number)} instead", may_force=True)
         return None
 

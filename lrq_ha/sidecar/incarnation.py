@@ -210,6 +210,7 @@ class Incarnation:
         while True:
             await asyncio.sleep(TICK_S)
             self._core.feed(Tick())
+            self._receiving.applied()
             self.status.ticked()
 
     def _queues_published_again(self) -> set[tuple[str, str]]:

@@ -7,6 +7,7 @@ time, and goes on doing so when nobody waits for the answer any more. With `dry_
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -21,6 +22,8 @@ from .life import Life
 from .own_log import OwnLog
 from .reinit import tail
 from .turning_away import POLL_S, TurningAway
+
+log = logging.getLogger("lrq_ha.node")
 
 ANSWER_TIMEOUT_S = 30.0
 
@@ -83,6 +86,8 @@ class Orders:
         """Hands an operator's request to the core and waits for its answer; a promotion also until the door is open."""
         answer = await self._ask_core(request)
         ok, text = answer.ok, answer.text
+        if isinstance(request, PromoteRequest) and not (ok or request.dry_run):
+            log.warning("not promoted, as an operator wants: %s", text)
         if ok and isinstance(request, PromoteRequest) and request.dry_run and (behind := may_be_left_behind(self._core.replica)):
             text += f"; messages in these queues are not replicated, and stay where they are: {behind}"
         elif ok and isinstance(request, PromoteRequest) and not request.dry_run:

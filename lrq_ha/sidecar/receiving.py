@@ -3,7 +3,8 @@
 Rules:
 - A node speaks under its own id only, and only if this node's configuration has it. Its newest connection that speaks replaces the older.
 - A push counts only on that connection; it is acked when the core says so.
-- A backup that does not get its queues written takes no more, and so slows the publishers.
+- A backup that does not get its queues written takes no more, and so slows the publishers. Only the primary that it follows is not listened to:
+  what other nodes ask, and a primary that is not followed yet, is heard.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from broker_plugin.peers import PeerEnd
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import Ack, PeerMessage, Push, RefusePush
+from lrq_ha.replication.positions import owner_of
 
 from .config import Config
 from .core import Core
@@ -132,7 +134,7 @@ class Receiving:
     # ---- back-pressure -----------------------------------------------------------------------------------------------
 
     def applied(self) -> None:
-        """Less is waiting for its queue."""
+        """Less may be waiting for its queue, or this node follow another. To be called over and over: who is not listened to brings no event."""
         if self._paused:
             self._consider_pausing()
 
@@ -142,14 +144,14 @@ class Receiving:
         Not where it waits for what only more of the log can tell: what is safe; and later where that may make room in a full queue. And it goes on
         soon, as a backup that makes no progress for backup_timeout_s is left behind.
         """
-        settings = self._config.replication
+        settings, node, replica = self._config.replication, self._node, self.replica
+        primary = owner_of(node.leader_epoch) if node.following else 0
         limit = min(settings.apply_lag_bytes_max, settings.log_quarter_bytes)
-        replica = self.replica
         if replica.progress.parked:
             limit *= FULL_LIMITS
         too_much = replica.to_apply_bytes + replica.progress.parked_bytes > (limit - limit // 16 if self._paused else limit)
-        paused = too_much and (not replica.to_apply or replica.to_apply[0].last <= replica.progress.safe)
+        paused = too_much and primary > 0 and (not replica.to_apply or replica.to_apply[0].last <= replica.progress.safe)
         if paused or self._paused:  # one that has connected meanwhile, too
             self._paused = paused
-            for end in self._ends.values():
-                end.pause(paused)
+            for peer, end in self._ends.items():
+                end.pause(paused and peer == primary)

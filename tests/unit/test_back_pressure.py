@@ -1,22 +1,25 @@
-"""When a backup stops taking the log, and that it says so to nobody by hanging up."""
+"""When a backup stops taking the log and goes on, whom it still hears, and that it says so to nobody by hanging up."""
 
 from __future__ import annotations
 
 import asyncio
 import tomllib
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from typing import cast
 
+import pytest
+
+from broker_plugin import wire
 from broker_plugin.door import Door
 from broker_plugin.peers import PeerEnd
 from broker_plugin.replica import Entry
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.levels import Levels
-from lrq_ha.replication.node import Node
+from lrq_ha.replication.events import Lead, Opened, OwnConfirmed, PeerConnected, PeerMessage, Prepare, WriteFence
+from lrq_ha.replication.log import LogState
+from lrq_ha.replication.positions import epoch_number
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.core import Core
-from lrq_ha.sidecar.life import Life
-from lrq_ha.sidecar.receiving import FULL_LIMITS, Receiving
-from lrq_ha.sidecar.turning_away import TurningAway
+from lrq_ha.sidecar.incarnation import Incarnation
+from lrq_ha.sidecar.receiving import FULL_LIMITS
 
 HEARTBEAT_S = 2
 LIMIT = 1 << 20
@@ -44,30 +47,44 @@ class Socket:
 
 
 class Backup:
-    """A node that is pushed the log; `end` is its primary's connection."""
+    """Node 1 of three, which follows primary 2 and is pushed the log; `end` is where that ends."""
 
     def __init__(self) -> None:
         values = tomllib.loads(configuration.sample())
         values["replication"]["apply_lag_bytes_max"] = LIMIT
+        values["peers"].append({"name": "e3", "id": 3, "door": "amqp://lrq:SECRET@192.0.2.3:5673", "http": "http://192.0.2.3:8080"})
         config = configuration.Config.model_validate(values)
         self.door = Door(config)
-        core = Core(Node(config.settings()), Levels(config.replication.replicate), Life(), lambda _effect: None)
-        self.receiving = Receiving(config, core, TurningAway(self.door, core))
-        self.replica = core.replica
+        self.incarnation = incarnation = Incarnation(config, self.door)
+        incarnation._effects[WriteFence] = lambda _effect: None
+        self.core = incarnation._core
+        self.receiving = incarnation._receiving
+        self.replica = self.core.replica
+        self.applier = incarnation._applier
         self.primary = self.connect()
         self.end = 0
+        self.core.ready = True
+        self.core.feed(Opened(0, False))
+        self.core.feed(PeerConnected(2))
+        self.follow()
 
-    def connect(self) -> Socket:
-        """The primary connects, anew."""
+    def connect(self, peer: int = 2) -> Socket:
+        """A node, the primary if none is named, connects, anew."""
         socket = Socket()
-        self.peer_end = PeerEnd(self.door, self.receiving, cast(asyncio.Transport, socket), 2, heartbeat_s=HEARTBEAT_S)
-        self.receiving._ends[2] = self.peer_end
+        self.peer_end = PeerEnd(self.door, self.receiving, cast(asyncio.Transport, socket), peer, heartbeat_s=HEARTBEAT_S)
+        self.receiving._ends[peer] = self.peer_end
         return socket
 
-    def pushed(self, size: int, *, safe: bool = True) -> None:
-        """What a push leads to."""
+    def follow(self) -> None:
+        """The primary calls, and the own stream takes the promise."""
+        self.core.feed(PeerMessage(2, Lead(epoch_number(1, 2), True, LogState())))
+        self.core.feed(OwnConfirmed(1))
+        assert self.core.node.following
+
+    def pushed(self, size: int, *, safe: bool = True, run: pb.Run | None = None) -> None:
+        """What a push leads to. Without `run`, nothing is to be done for it at the broker."""
         self.end += 1
-        self.replica.to_apply.append(Entry(self.end, 1, pb.Run(), size, 0.0))
+        self.replica.to_apply.append(Entry(self.end, 1, run or pb.Run(), size, 0.0))
         self.replica.to_apply_bytes += size
         if safe:
             self.replica.progress.safe = self.end
@@ -78,11 +95,54 @@ class Backup:
         self.receiving.applied()
 
 
-def run(check: Any) -> None:
+class Slow:
+    """A view stream to which nothing can be written until `goes_on`."""
+
+    def __init__(self) -> None:
+        self.met = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def append(self, queue: str, body: bytes, sequence: int, epoch: int) -> None:
+        self.met.set()
+        await self.goes_on.wait()
+
+
+def run(check: Callable[[Backup], None]) -> None:
     async def go() -> None:
         check(Backup())
 
     asyncio.run(go())
+
+
+def live(check: Callable[[Backup, Slow], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls `check` while the backup's applier and ticks run."""
+
+    async def go() -> None:
+        backup, slow = Backup(), Slow()
+        monkeypatch.setattr(backup.applier, "_views", slow)
+        monkeypatch.setattr(backup.core.node.log, "epoch_at", lambda _sequence: epoch_number(1, 2))
+        life = backup.incarnation._life
+        try:
+            async with asyncio.timeout(60):
+                await check(backup, slow)
+            assert not life.over, life.reason
+        finally:
+            await life.stop()
+
+    asyncio.run(go())
+
+
+def start(backup: Backup) -> None:
+    backup.incarnation._life.spawn(backup.incarnation._ticks())
+    backup.incarnation._life.spawn(backup.applier.run())
+
+
+async def until_it_reads(socket: Socket) -> None:
+    while not socket.reads:
+        await asyncio.sleep(0.01)
+
+
+VIEW = pb.Run(transmission=pb.Transmission(queue="LRQ_Send_LogEntries"))
 
 
 def test_more_than_it_may_hold_is_not_taken() -> None:
@@ -172,5 +232,78 @@ def test_what_waits_for_more_of_the_log_does_not_hold_it_back() -> None:
         backup.replica.progress.safe = backup.end
         backup.pushed(1)
         assert not backup.primary.reads
+
+    run(check)
+
+
+# ---- by itself, as its applier and its ticks go on -----------------------------------------------------------------------
+
+
+def test_it_goes_on_while_its_applier_is_still_at_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looked before all that is safe was applied: with a large backlog, its primary left it behind meanwhile."""
+
+    async def check(backup: Backup, slow: Slow) -> None:
+        for _ in range(3):
+            backup.pushed(LIMIT // 32)
+        backup.pushed(LIMIT // 2, run=VIEW)
+        backup.pushed(LIMIT // 2)
+        assert not backup.primary.reads
+        start(backup)
+        await slow.met.wait()
+        assert backup.replica.to_apply, "it has not applied all of it"
+        await until_it_reads(backup.primary)
+        assert not slow.goes_on.is_set()
+
+    live(check, monkeypatch)
+
+
+def test_what_came_meanwhile_and_is_not_safe_does_not_stop_it_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much had come as was applied. What was left waited for what its primary says is safe, and that was not read."""
+
+    async def check(backup: Backup, slow: Slow) -> None:
+        backup.pushed(LIMIT // 2, run=VIEW)
+        start(backup)
+        await slow.met.wait()
+        backup.pushed(2 * LIMIT)
+        assert not backup.primary.reads
+        backup.pushed(2 * LIMIT, safe=False)
+        assert not backup.primary.reads
+        slow.goes_on.set()
+        await until_it_reads(backup.primary)
+        assert backup.replica.to_apply_bytes == 2 * LIMIT
+
+    live(check, monkeypatch)
+
+
+# ---- whom it still hears -------------------------------------------------------------------------------------------------
+
+
+def test_who_is_not_its_primary_is_heard() -> None:
+    """With three nodes, no other could be promoted: what it asked was not read."""
+
+    def check(backup: Backup) -> None:
+        other = backup.connect(3)
+        backup.pushed(2 * LIMIT)
+        assert (backup.primary.reads, other.reads) == (False, True)
+        backup.core.feed(PeerConnected(3))
+        backup.receiving.control(backup.peer_end, wire.encode_control(3, "east", Prepare(epoch_number(2, 3))))
+        backup.receiving.applied()
+        assert backup.primary.reads, "it follows nobody: nothing can be pushed, and what a former primary asks is heard"
+
+    run(check)
+
+
+def test_a_primary_that_is_not_followed_yet_is_heard() -> None:
+    """It has to call first."""
+
+    def check(backup: Backup) -> None:
+        backup.pushed(2 * LIMIT)
+        backup.core.node._follower.connected_anew(2)
+        successor = backup.connect()
+        backup.receiving.applied()
+        assert successor.reads
+        backup.follow()
+        backup.pushed(1)
+        assert not successor.reads
 
     run(check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -668,6 +669,102 @@ def test_a_member_that_has_everything_is_not_dropped_while_it_is_heard() -> None
     assert d.node.log.members == BOTH
 
 
+def link_comes_and_goes(d: Driver, has: int, *, away_s: float = 1.0) -> None:
+    """Node 2 is lost, and calls again; it has everything up to `has`."""
+    d.live(1.0)
+    d.feed(PeerDisconnected(2))
+    d.live(away_s)
+    d.meet(2, state(top=E2_1))
+    d.hear(2, Following(E2_1, has, False, state(top=E2_1)))
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_member_whose_link_comes_and_goes_is_not_waited_for_for_ever(active: bool) -> None:
+    """It was never away for long, and nothing was confirmed: each time it was given all of its time again."""
+    d = leader(active=active)
+    if active:
+        d.feed(Append(1))
+        d.confirm()
+    had = d.node.peers[2].acknowledged
+    for _ in range(2):
+        link_comes_and_goes(d, had)
+        assert d.node.log.members == BOTH
+    link_comes_and_goes(d, had)
+    assert d.node.log.members == ONE
+    assert d.node.peers[2].left == "it made no progress for 5 s"
+    assert kinds(d.confirm()).count(SafeAdvanced if active else Recover) == 1
+
+
+def test_a_member_whose_link_comes_and_goes_while_it_makes_progress_stays() -> None:
+    d = leader()
+    d.feed(Append(9))
+    d.confirm()
+    for has in range(6, 14):
+        link_comes_and_goes(d, has)
+    assert d.node.log.members == BOTH
+
+
+def test_a_member_whose_link_comes_and_goes_while_it_lacks_nothing_stays() -> None:
+    d = leader()
+    for _ in range(8):
+        link_comes_and_goes(d, 6)
+    assert d.node.log.members == BOTH
+
+
+def test_who_comes_into_the_set_has_all_of_its_time() -> None:
+    """However long ago it said first that it has all there is."""
+    d = leader()
+    d.feed(PeerDisconnected(2))
+    d.live(6.0)
+    d.confirm()
+    assert d.node.log.members == ONE
+    d.node.peers[2].admit_after = d.now + 30.0
+    link_comes_and_goes(d, 7)
+    assert d.node.log.members == ONE
+    link_comes_and_goes(d, 7, away_s=60.0)
+    assert d.node.log.members == BOTH
+    d.confirm()
+    d.live(4.0)
+    assert d.node.log.members == BOTH
+    d.live(2.0)
+    assert d.node.log.members == ONE
+
+
+def own_stream_is_slow() -> Driver:
+    """It has the promise, and not the MARKER."""
+    d = candidate(strict=True)
+    d.hear(2, Promise(E2_1, state(top=E2_1)))
+    d.feed(OwnConfirmed(1))
+    return d
+
+
+def lacks_node_7() -> Driver:
+    """Which is not configured any more."""
+    d = Driver(1, size=1, log=(BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, frozenset({1, 7})),)), LOG[1]), strict=True)
+    d.confirm()
+    return d
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(lambda: leader(active=False, strict=True), "e2"), (own_stream_is_slow, "the own stream, e2"), (lacks_node_7, "node 7")],
+)
+def test_it_is_said_whom_a_marker_waits_for(make: Any, names: str) -> None:
+    d = make()
+    assert RoleChanged not in kinds(d.live(4.0))
+    waits = RoleChanged(Role.RECOVERING, f"taking epoch 2.1; for more than 5 s its MARKER has waited for {names}")
+    assert only(d.live(60.0), RoleChanged) == waits, "once"
+
+
+def test_a_marker_that_was_waited_for_is_safe() -> None:
+    d = leader(active=False, strict=True)
+    d.live(6.0)
+    effects = d.feed(PeerAcked(2, 6))
+    assert only(effects, RoleChanged) == RoleChanged(Role.RECOVERING, "taking epoch 2.1")
+    assert only(effects, Recover)
+    assert RoleChanged not in kinds(d.live(60.0))
+
+
 def test_time_in_which_the_leader_itself_stood_still_is_no_silence_of_others() -> None:
     """It may be promoted over meanwhile: with the others out of the set it would confirm alone, before it reads what they have said."""
     d = leader()
@@ -976,6 +1073,61 @@ def test_promotion_finds_a_longer_log_late(force: bool) -> None:
     d.confirm()
     d.hear(3, Promise(E2_2, state(LONGER, top=E2_2)))
     assert d.answer().ok is force
+
+
+def beside(*tail: BatchHeader, in_set: bool = False, **options: Any) -> Driver:
+    """Node 2 of three, in sync with primary 1 until that went down. Node 3, which was not, has had more of it: `tail`."""
+    d = follower(size=3, **options)
+    d.meet(3, replace(state((*LOG, MARKER, *tail)), in_set=in_set))
+    d.feed(PeerDisconnected(1), after=2.0)
+    return d
+
+
+MORE = BatchHeader(E2_1, 7, 9, E2_1, E2_1)
+
+
+def test_a_longer_log_of_a_node_that_was_not_in_sync_does_not_stand_in_the_way() -> None:
+    """Each was to be promoted instead of the other, though nothing was safe that the one in sync lacks."""
+    d = beside(MORE)
+    assert d.ask(1) is None
+    d.confirm()
+    d.hear(3, Promise(E3_2, replace(state((*LOG, MARKER, MORE, BatchHeader(E2_1, 10, 10, E2_1, E2_1)), top=E3_2), in_set=False)))
+    assert d.answer() == Answer(True, "e2 has taken epoch 3.2")
+
+
+def forgetful() -> Driver:
+    """Its broker went down since."""
+    d = beside(MORE)
+    d.node.lost_host = True
+    return d
+
+
+def told_that_it_is_out() -> Driver:
+    d = beside(MORE)
+    d.node.log.fence(E2_1, 6)
+    return d
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        forgetful,
+        told_that_it_is_out,
+        lambda: beside(MORE, in_set=True),
+        lambda: beside(BatchHeader(E2_1, 7, 9, E2_1, E2_1, ((8, ONE),))),  # the primary went on without node 2
+    ],
+)
+def test_a_longer_log_that_may_hold_what_was_confirmed_is_promoted_first(make: Any) -> None:
+    d = make()
+    assert d.ask(1) == Answer(False, "e3 answers and has a longer log: promote e3 instead")
+    assert d.ask(1, force=True) is None
+
+
+def test_the_longest_log_is_promoted_where_all_answer() -> None:
+    """Also if it was not in sync: nobody refuses it then."""
+    d = beside(MORE)
+    d.meet(1, leaders_log())
+    assert d.ask() == Answer(False, "e3 answers and has a longer log: promote e3 instead")
 
 
 @pytest.mark.parametrize("make", [lambda: Driver(2, strict=True), lambda: Driver(1), follower])
