@@ -5,22 +5,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from late import late
 
 from broker_plugin import wire
+from broker_plugin.client import Connection
 from broker_plugin.client_errors import Address
+from broker_plugin.door import Door
+from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.streams import PROBE_MAX, READ_PREFETCH, Streams
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.sidecar.config import load
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.rebuild import read_applied
 from lrq_ha.sidecar.view_reader import View
 
 pytestmark = pytest.mark.broker
 
 LATE_S = 1.0
+CONFIG = """\
+[node]
+name = "e1"
+id = 1
+group = "unbound"
+[broker]
+url = "{admin}"
+[door]
+listen = "127.0.0.1:1"
+[http]
+listen = "127.0.0.1:1"
+"""
 RECORDS = 2 * READ_PREFETCH  # so the end of the stream is not on its way yet when the first one comes
 
 
@@ -64,6 +82,30 @@ def test_a_start_whose_broker_goes_away(brokers: Lab) -> None:
             await streams.read(streams.log_queue, take)
 
     asyncio.run(_with_a_log(brokers, "read", read))
+
+
+def test_a_start_whose_record_comes_back(brokers: Lab, tmp_path: Path) -> None:
+    """What it waits for is never given to it: the start is over all the same."""
+    file = tmp_path / "node.toml"
+    file.write_text(CONFIG.format(admin=brokers.nodes["e1"].admin))
+    config = load(file)
+
+    async def go() -> str:
+        incarnation = Incarnation(config, Door(config))
+        streams = incarnation._log.streams
+        opened = streams.open
+
+        async def opened_and_unbound() -> None:
+            await opened()
+            connection = await Connection.open(config.broker_address(ROUTING_VHOST))
+            await (await connection.channel()).queue_unbind(streams.log_queue, streams.exchange, streams.log_queue)
+            await connection.close()
+
+        streams.open = opened_and_unbound  # type: ignore[method-assign]
+        async with asyncio.timeout(60):
+            return await incarnation.run()
+
+    assert "came back" in asyncio.run(go())
 
 
 def test_what_is_read_for_a_backup_that_is_behind(brokers: Lab) -> None:
