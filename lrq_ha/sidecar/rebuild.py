@@ -211,11 +211,6 @@ class _LogReading:
             )
 
 
-def _holds(log: LogIndex, batch: BatchHeader) -> bool:
-    """Whether a batch of the own stream is part of the log, and was not replaced or cut."""
-    return batch.last <= log.end and log.epoch_at(batch.last) == batch.epoch
-
-
 class _Refusals:
     """One more reading of the own log, for what it refuses (`kept`). `first`: its first entry that is left; 0: none."""
 
@@ -229,7 +224,7 @@ class _Refusals:
         if wire.OPEN in headers or wire.FENCE in headers:
             return
         batch, _ = wire.parse_batch(dict(headers))
-        if not _holds(self._log, batch):
+        if not self._log.holds(batch):
             return
         self.first = min(self.first or batch.first, batch.first)
         for run in pb.Batch.FromString(body).runs:
@@ -252,7 +247,7 @@ class _ReadingAgain:
         if wire.OPEN in headers or wire.FENCE in headers:
             return
         batch, _ = wire.parse_batch(dict(headers))
-        if batch.last <= self._applied or batch.first > self._upto or not _holds(self._log, batch):
+        if batch.last <= self._applied or batch.first > self._upto or not self._log.holds(batch):
             return
         for entry in self._replica.entries_of(batch.first, pb.Batch.FromString(body).runs):
             if self._applied < entry.last <= self._upto:
