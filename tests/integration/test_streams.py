@@ -1,4 +1,4 @@
-"""Reading streams: whose broker goes away in the middle (who reads is told, and does not wait for ever), records that come late, are in parts, or were cut."""
+"""Reading streams: whose broker goes away in the middle (who reads is told, and does not wait for ever), records that come late or in parts, or were cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker_plugin.client import Connection
 from broker_plugin.client_errors import Address
 from broker_plugin.door import Door
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.streams import PROBE_MAX, READ_PREFETCH, Streams
+from broker_plugin.streams import APPLIED_RECORD_BYTES_MAX, PROBE_MAX, READ_PREFETCH, Streams
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
@@ -254,3 +254,23 @@ def test_an_applied_record_that_is_larger_than_a_message(brokers: Lab) -> None:
     assert generation > PROBE_MAX
     size = 5 * wire.PART_BYTES_MAX // 2
     assert asyncio.run(read()) == (generation + 1, size, size)
+
+
+def test_a_sidecar_that_ends_while_it_writes_an_applied_record_of_the_largest_size(brokers: Lab) -> None:
+    """The one before it is still whole."""
+    body = pb.Applied(applied=1, refused=bytes(APPLIED_RECORD_BYTES_MAX - 100), generations=[pb.Generation(generation=1)]).SerializeToString()
+
+    async def go() -> int:
+        address = Address.parse(brokers.nodes["e1"].admin, "lrq")
+        async with _opened("largest", address) as streams:
+            await streams.write_applied(body)
+            for headers, part in wire.parts_of({}, body)[:-1]:
+                streams._need(streams._records).publish(streams.exchange, streams.applied_queue, part, headers, mandatory=True)
+            await streams._need(streams._records).confirmed()
+        async with _opened("largest", address) as streams:
+            try:
+                return (await read_applied(streams))[0].applied
+            finally:
+                await streams.delete([streams.log_queue, streams.applied_queue])
+
+    assert asyncio.run(go()) == 1
