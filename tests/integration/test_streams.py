@@ -1,4 +1,4 @@
-"""Reading streams: whose broker goes away in the middle (who reads is told, and does not wait for ever), records that come late or in parts, or were cut."""
+"""Reading streams: whose broker goes away in the middle (who reads is told, and does not wait for ever), records late, in parts or cut."""
 
 from __future__ import annotations
 
