@@ -54,6 +54,12 @@ class Barrier:
                 self._free.set()
                 self._progress.on_wake()
 
+    @asynccontextmanager
+    async def nobody_declares(self) -> AsyncIterator[None]:
+        """No declaration is under way inside; everything else goes on."""
+        async with self._lock:
+            yield
+
     @property
     def is_up(self) -> bool:
         return not self._free.is_set()

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from .relay import Relay
 
 
+class NotOpen(FrameError):
+    """A frame on a channel that the client has not opened; in RabbitMQ's words. It may not reach the broker: the door has channels of its own."""
+
+    code = 504
+
+    def __init__(self, cause: int) -> None:
+        super().__init__("CHANNEL_ERROR - expected 'channel.open'")
+        self.cause = cause
+
+
 class TooManyChannels(FrameError):
     """A client opens more channels than were agreed on; in RabbitMQ's words."""
 
@@ -41,6 +51,8 @@ def channel_open(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> 
     """channel.open. The broker has agreed to one channel more than the client (see `permitting`)."""
     if not channel.opened and not relay.has_room_for_channel:
         raise TooManyChannels(relay.channels_max)
+    if channel.number in relay.apart:
+        raise FrameError(f"channel {channel.number} is one that the door uses itself: use a lower number")
     channel.opened = True
     relay.outbox.put(building.frame(METHOD, channel.number, payload))
 
@@ -50,11 +62,11 @@ def channel_close(relay: Relay, channel: Channel, _kind: int, payload: bytes) ->
     frame = building.frame(METHOD, channel.number, payload)
     if channel.state is Closing.NO:
         _end(relay, channel, Closing.CLIENT, frame)
-    elif channel.state is Closing.BROKER:
-        relay.outbox.put(frame)  # both sides closed at once
     elif channel.state is Closing.DOOR:
         channel.refusal += building.method_frame(channel.number, commands.Channel.CloseOk())  # as of a broker, behind its reason
-    elif channel.state is Closing.TOLD:
+    else:
+        # Both sides closed at once. Of a broker that has closed it, too, the door needs no answer: one that is owed could come when the client
+        # has opened the number anew.
         relay.to_client(building.method_frame(channel.number, commands.Channel.CloseOk()))
 
 
@@ -256,8 +268,8 @@ def broker_close_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> byt
     """channel.close-ok of the broker."""
     channel = relay.channels.get(number)
     relay.from_broker.parts.drop(number)
-    if channel is None or channel.state is Closing.BROKER:
-        return None
+    if channel is None or channel.state not in (Closing.CLIENT, Closing.DOOR):
+        return None  # both sides closed at once; the client may have opened the number anew
     abandon(relay, channel)
     if channel.state is Closing.DOOR:
         _tell(relay, channel)
@@ -269,6 +281,7 @@ def broker_close_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> byt
 def second_refused(relay: Relay, channel: Channel, refusal: bytes) -> None:
     """channel.close of the broker, for a second channel; `refusal` is the same for the first."""
     permitting.refused(relay, refusal[7:-1])
+    no_reply(relay, channel.number)
     unsent = relay.outbox.drop(channel.second)
     relay.outbox.write(building.method_frame(channel.second, commands.Channel.CloseOk()))
     abandon(relay, channel, refused=True)

@@ -4,7 +4,8 @@ What becomes of a method stands in `protocol.FROM_CLIENT`. Rules:
 - Everything is taken in the order it came. While something of it is under way that nothing may overtake (a declaration, another connection's
   barrier, a queue that is being moved, a question to the broker), what follows waits in the backlog.
 - The beginning of a frame or content that waits for its end counts as a message of which a part has arrived.
-- Whatever is wrong with the bytes ends the connection, in RabbitMQ's words.
+- Whatever is wrong with the bytes ends the connection, in RabbitMQ's words. So does what comes on a channel that the client has not opened: the
+  broker hears of no channel that the door does not know, or it would take publishes from it that are in no log.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from lrq_ha.replication.errors import LrqError, place
 
-from . import assembling, building, permitting, publishing, settling
+from . import assembling, building, closing, permitting, publishing, settling
 from .farewell import CONNECTION_FORCED
 from .frames import (
     BASIC_ACK,
@@ -25,6 +26,7 @@ from .frames import (
     BODY,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
+    CHANNEL_OPEN,
     HEADER,
     HEARTBEAT,
     HEARTBEAT_FRAME,
@@ -118,6 +120,10 @@ class FromClient:
             kind, number = item[0], item[1]
             if kind not in (HEADER, BODY, HEARTBEAT) and self.parts.is_open(number):
                 raise self.parts.unexpected(number)
+            if number and kind not in (HEADER, BODY, HEARTBEAT, CHANNEL_OPEN):
+                known = relay.channels.get(number)
+                if known is None or not known.opened:
+                    raise closing.NotOpen(kind)
             if kind == BASIC_PUBLISH and item[6]:
                 upto, moving = first_that_waits(relay, data, items, at) if relay.replica.moving else (count, None)
                 if upto > at:

@@ -117,7 +117,9 @@ class Pause:
     # ---- stopping ----------------------------------------------------------------------------------------------------
 
     async def _stands_still(self) -> bool:
-        self._stop_consumers()
+        # Not beside a deletion that is under way: its consumers would be gone from the queue, and hear 404 instead of its end.
+        async with self._replica.barrier.nobody_declares():
+            self._stop_consumers()
         if self._door.log_blocked or not self._is_idle():
             self._idle_since = 0.0
             return False

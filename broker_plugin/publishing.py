@@ -49,9 +49,6 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
     replica = relay.replica
     number = items[at][1]
     channel = relay.channel(number)
-    if not channel.opened:  # the broker ends the connection
-        relay.outbox.put(data[items[at][2] - 7 : items[at][6]])
-        return at + 1
     if channel.tx is not None:
         return _rehearse(relay, channel, channel.tx, data, items, at)
     producer_key = relay.producer_key

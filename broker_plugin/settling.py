@@ -105,10 +105,12 @@ def _settle_apart(relay: Relay) -> None:
     numbers, relay.unseen = relay.unseen, set()
     for number in numbers:
         channel = relay.channel(number)
-        if channel.tx is None or channel.closing or not channel.unseen:
+        if channel.closing or not channel.unseen:
             continue
-        if channel.rehearsed is not None or channel.commits_here:
+        if channel.rehearsed is not None or channel.committing is not None or channel.commits_here:
             relay.unseen.add(number)
+            continue
+        if channel.tx is None:
             continue
         unseen, channel.unseen = channel.unseen, []
         if channel.tx.frames:

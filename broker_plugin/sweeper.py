@@ -235,6 +235,10 @@ class Sweeper:
                 await sweep.settle()
                 if end is _End.SEEN:
                     await sweep.reject_excess()
+                if sweep.tag and not self._stopping:
+                    # What has left made room, and the queue has given out more. It goes back with the rest, and the next pass must not begin before:
+                    # it would take what it does not meet for gone.
+                    await all_arrived(channel, queue, lambda: sweep.met, lambda: sweep.held >= window or sweep.is_cancelled)
         except ChannelClosed as error:
             if error.no_such_queue:
                 end = _End.GONE
@@ -242,7 +246,7 @@ class Sweeper:
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
                 end = _End.STUCK
         finally:
-            await give_back(connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.kept, queue)
+            await give_back(connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
         if end is _End.SEEN or end is _End.GONE:
             missed = target.end_pass(expected)
             if missed:

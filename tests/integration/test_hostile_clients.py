@@ -15,6 +15,7 @@ from pamqp import commands
 from pika.exceptions import ChannelClosedByBroker, ProbableAccessDeniedError
 from raw_client import RawClient, publish
 from sidecar_process import Sidecar
+from talk import Talk
 
 from broker_plugin import building, frames, headers
 from lrq_ha.lab import Lab
@@ -317,3 +318,71 @@ def test_nothing_secret_is_logged(brokers: Lab, tmp_path: Any) -> None:
     for what, secret in SECRETS.items():
         assert secret not in said, f"the {what} was logged"
         assert secret.encode().hex() not in said, f"the {what} was logged in another form"
+
+
+def test_the_doors_own_channels_are_not_a_clients(rig: Rig) -> None:
+    """A declaration on the channel of a transaction had its answer taken for another's, and the door waited for it for ever, with all its clients."""
+    queue = rig.declare(rig.channel())
+    with Talk(rig.url, "apart", "classic") as talk:
+        talk.open()
+        talk.publish(queue, b"0")
+        talk.do(commands.Tx.Select())
+        talk.say(commands.Queue.Declare(queue=rig.name("apart"), durable=True), frames.CHANNELS_MAX)
+        closed: Any = talk.hear(frames.CONNECTION_CLOSE, channel=0)
+        assert (closed.reply_code, closed.reply_text) == (504, "CHANNEL_ERROR - expected 'channel.open'")
+    with Talk(rig.url, "apart", "classic") as talk:
+        talk.open()
+        talk.publish(queue, b"1")
+        talk.do(commands.Tx.Select())
+        talk.say(commands.Channel.Open(), frames.CHANNELS_MAX)
+        assert "is one that the door uses itself" in talk.hear(frames.CONNECTION_CLOSE, channel=0).reply_text
+    rig.declare(rig.channel())
+    rig.both_hold(queue, [b"0", b"1"])
+
+
+def test_a_channel_is_not_forgotten_by_an_answer_to_the_one_before(rig: Rig) -> None:
+    """Both sides had closed it, and the client opened it anew: what it published then was in no log, with whatever position it said."""
+    queue = rig.declare(rig.channel())
+    methods = commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk(), commands.Channel.Open()
+    fields = headers.field(b"x-lrq-pos", b"258.1000000000/1")
+    with RawClient(rig.url) as client:
+        client.send(building.method_frame(1, commands.Channel.Open()))
+        client.expect(frames.CHANNEL_OPEN_OK)
+        client.send(building.method_frame(1, commands.Basic.Ack(99)))
+        client.expect(frames.CHANNEL_CLOSE)
+        client.send(b"".join(building.method_frame(1, method) for method in methods))
+        client.expect(frames.CHANNEL_OPEN_OK)
+        assert [kind for kind, *_ in client.got].count(frames.CHANNEL_CLOSE_OK) == 1
+        for _ in range(3):
+            client.send(publish(1, queue, b"logged", fields=fields) + building.method_frame(1, commands.Channel.Flow(True)))
+            client.expect(frames.CHANNEL_FLOW_OK)
+    rig.both_hold(queue, 3 * [b"logged"])
+
+
+FORGED_DEATHS = {
+    "less than nothing": [{"queue": "it", "count": -1}],
+    "none": [{"queue": "it", "count": 0}],
+    "too many": [{"queue": "it", "count": 1 << 40}],
+    "true": [{"queue": "it", "count": True}],
+}
+
+
+@pytest.mark.parametrize("how", ["manual", "automatic"])
+@pytest.mark.parametrize("deaths", FORGED_DEATHS.values(), ids=FORGED_DEATHS)
+def test_forged_deaths_are_no_poison(rig: Rig, deaths: list[dict[str, Any]], how: str) -> None:
+    """Whoever got such a message was thrown out, the next one too, and a backup's sidecar with them."""
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    with Talk(rig.url, "deaths", "classic") as talk:
+        talk.open(confirms=True)
+        named = [{**death, "queue": queue} for death in deaths]
+        talk.publish(queue, b"poison", headers={"x-death": named, "x-first-death-queue": queue})
+        talk.publish(queue, b"next")
+        talk.confirms()
+        talk.do(commands.Basic.Consume(queue=queue, consumer_tag="c", no_ack=how == "automatic"))
+        assert [d.body for d in talk.deliveries(2)] == [b"poison", b"next"]
+        if how == "manual":
+            talk.say(commands.Basic.Ack(1))
+            talk.say(commands.Basic.Ack(2))
+        assert talk.do(commands.Channel.Flow(True)) is not None
+    rig.both_hold(queue, [])

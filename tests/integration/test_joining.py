@@ -154,7 +154,6 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     assert depth(lab.nodes[primary].broker, "scratch-fan") == 62, "of this one the log knows nothing: its exchange goes on to fill it"
 
 
-@pytest.mark.one_version("4.3")
 def test_kills_in_the_middle_of_it(lab: Lab) -> None:
     primary, backup = in_sync(lab, applied=True)
     door = lab.nodes[primary].door
@@ -204,7 +203,6 @@ def test_kills_in_the_middle_of_it(lab: Lab) -> None:
     equal(lab, {"deep": 0})
 
 
-@pytest.mark.one_version("4.3")
 def test_clients_go_on_meanwhile(lab: Lab, tmp_path: Path) -> None:
     """Several publishers, by name and by an exchange, and consumers that ack, reject, give back and hold on to messages."""
     primary, backup = in_sync(lab, applied=True)
@@ -241,7 +239,6 @@ def test_clients_go_on_meanwhile(lab: Lab, tmp_path: Path) -> None:
     in_sync(lab, applied=True)
 
 
-@pytest.mark.one_version("4.3")
 def test_consumers_are_as_before(lab: Lab) -> None:
     """A renewal cancels consumers at the broker: their clients do not see it."""
     primary, _ = in_sync(lab, applied=True)

@@ -54,7 +54,11 @@ class Pair:
         def there() -> int:
             return depth(self.lab.nodes[node].broker, queue)
 
-        eventually(f"{count} messages in '{queue}' of {node}", lambda: there() == count, seen=there)
+        def states() -> str:
+            """All queues of that node that tests of this module use, as RabbitMQ counts them."""
+            return self.lab.ctl(node, "-q", "list_queues", "name", "messages_ready", "messages_unacknowledged", "consumers")
+
+        eventually(f"{count} messages in '{queue}' of {node}", lambda: there() == count, seen=states)
 
     def end(self) -> None:
         for connection in self._connections:

@@ -253,7 +253,7 @@ def test_a_purge_and_a_deletion(lab: Lab, kind: str) -> None:
     publish(lab, queue, range(MANY))
     with Taker(door, queue) as taker, Taker(door) as deletes, Taker(door) as declares:
         in_the_middle(lab, queue, [taker], lambda: deletes.ask(commands.Queue.Delete(queue=queue)))
-        eventually("its consumer to hear of it", lambda: taker.take() is None and bool(taker.heard(frames.BASIC_CANCEL)))
+        eventually("its consumer to hear of it", lambda: taker.take() is None and bool(taker.heard(frames.BASIC_CANCEL)), seen=lambda: taker.got[-5:])
         assert taker.taken == list(range(len(taker.taken)))
         assert not taker.heard(frames.CHANNEL_CLOSE)
         assert MANY - len(taker.taken) <= deletes.answer(frames.QUEUE_DELETE_OK).message_count <= MANY

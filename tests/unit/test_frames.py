@@ -378,6 +378,21 @@ def test_deaths_sum_the_counts_of_each_queue() -> None:
     assert headers.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": "no array"}))) == ()
 
 
+@pytest.mark.parametrize("entry", [b"\x01\xffI\0\0\0\1", b"\x01aT" + 8 * b"\xff", b"\x05countI\0\0"], ids=["no text", "no time", "cut short"])
+def test_deaths_that_cannot_be_read_count_for_nothing(entry: bytes) -> None:
+    """A broker passes on what anybody has written there."""
+    array = b"F" + len(entry).to_bytes(4, "big") + entry
+    table = b"\x07x-deathA" + len(array).to_bytes(4, "big") + array
+    assert headers.deaths(headers.header_payload(1, headers.properties(table))) == ()
+
+
+@pytest.mark.parametrize(("count", "visits"), [(-1, None), (0, None), (True, None), (3, 3), (1 << 40, headers.VISITS_MAX)])
+def test_deaths_that_no_broker_counts(count: int, visits: int | None) -> None:
+    died = [{"queue": "q", "count": count}]
+    found = headers.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": died, "x-first-death-queue": "q"})))
+    assert found == ((("q", visits),) if visits else ())
+
+
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
