@@ -77,7 +77,7 @@ class Pass:
     Attributes:
         found: Whether a live message from before the CHECKPOINT was met.
         moved: How many were moved.
-        published: Their entries.
+        published: Their entries, but for what was found to be in the queue.
     """
 
     def __init__(
@@ -127,12 +127,22 @@ class Pass:
 
     async def applied(self) -> None:
         """Returns when what was moved is in the queue. Raises GivenUp."""
-        tracker, until = self._replica.progress.tracker, time.monotonic() + STUCK_S
-        while any(tracker.needs(first, last) for first, last in self.published):
+        until = time.monotonic() + STUCK_S
+        while self._waits():
             if time.monotonic() > until:
                 what = f"queue '{self._key[1]}' refuses messages (a length limit?)"
                 raise GivenUp(what, todo="make room in it, or raise its limit", retriable=True)
             await asyncio.sleep(POLL_S)
+
+    def _waits(self) -> bool:
+        """Whether something that was moved is not in the queue yet. What is counts no more: it may be millions, and this is asked all the time."""
+        tracker = self._replica.progress.tracker
+        for first, last in self.published:
+            if tracker.needs(first, last):
+                self.published.remove(0, first - 1)
+                return True
+        self.published = RangeSet()
+        return False
 
     async def _meet(self, upto: int) -> bool:
         long = self._limit == PREFETCH_MAX  # else all of it comes at once
@@ -217,6 +227,7 @@ class Pass:
             self._done.append(_Done(0, rejected, rejected=True, alone=False))
         self._done.append(_Done(last, done, rejected=False, alone=not self._kept and len(done) == len(window)))
         self._kept += kept
+        self._waits()
         await self._settle(WINDOWS_UNDER_WAY)
         if replica.to_apply_bytes > TO_APPLY_BYTES_MAX:
             await self._settle(0, ends=True)  # the queue may be full until then
@@ -247,9 +258,10 @@ class Pass:
             header = cut(header, key)
         sequence = self._replica.next_sequence
         self.published.add(sequence, sequence)
+        last = self._replica.move(self._key, (header, copy.body), copy.sequence, copy.deaths)
         if copy.sequence is None or self._replica.given_out.may_have_been_given(copy.sequence, copy.redelivered):
-            self._replica.given_out.moved_again.add(sequence, sequence)
-        return self._replica.move(self._key, (header, copy.body), copy.sequence, copy.deaths)
+            self._replica.given_out.moved_again.add(sequence, last)  # with its DEQUEUE: so all of a window are one range
+        return last
 
     async def _settle(self, most: int, *, ends: bool = False) -> None:
         """Acks what has been moved, until no more than so many windows wait for that, or it would bring more than is left.

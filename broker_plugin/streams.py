@@ -44,8 +44,11 @@ OFFSET = "x-stream-offset"
 YOUNG_STREAM_S = 2.0
 SEGMENT_BYTES_MAX = 64 << 20
 SEGMENTS_MIN = 8  # of the log: the broker drops whole ones
-APPLIED_BYTES_MAX = 64 << 20
-APPLIED_SEGMENT_BYTES = 16 << 20
+APPLIED_RECORD_BYTES_MAX = 64 << 20
+APPLIED_RECORDS_KEPT = 4  # of the largest: one is whole while the next is written, and the broker drops whole segments
+APPLIED_BYTES_MAX = APPLIED_RECORDS_KEPT * APPLIED_RECORD_BYTES_MAX
+STATUS_BYTES_MAX = 64 << 20
+SMALL_SEGMENT_BYTES = 16 << 20
 
 T = TypeVar("T")
 Record = tuple[Mapping[str, Any], bytes]
@@ -145,10 +148,10 @@ class Streams:
         young: set[str] = set()
         for queue, size, segment in (
             (self.log_queue, self._log_bytes_max, self._segment_bytes),
-            (self.applied_queue, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
+            (self.applied_queue, APPLIED_BYTES_MAX, SMALL_SEGMENT_BYTES),
             (names.SEND_LOG_ENTRIES, self._log_bytes_max, self._segment_bytes),
             (names.SEND_SNAP_SYNC, self._log_bytes_max, self._segment_bytes),
-            (names.STATUS, APPLIED_BYTES_MAX, APPLIED_SEGMENT_BYTES),
+            (names.STATUS, STATUS_BYTES_MAX, SMALL_SEGMENT_BYTES),
         ):
             if await self._declare(queue, size, segment):
                 young.add(queue)

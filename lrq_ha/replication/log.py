@@ -214,6 +214,10 @@ class LogIndex:
         i = bisect_right(self._epochs, sequence, key=lambda e: e[1])
         return self._epochs[i - 1][0] if i else 0
 
+    def holds(self, batch: BatchHeader) -> bool:
+        """Whether a batch that was read from a stream of this log is part of it: one that was replaced or cut still stands there."""
+        return batch.last <= self.end and self.epoch_at(batch.last) == batch.epoch
+
     @property
     def last_epoch(self) -> int:
         return self._epochs[-1][0] if self._epochs else 0
@@ -242,7 +246,7 @@ class LogIndex:
             return Acceptance.STALE
         if batch.first - 1 > self.end or self.epoch_at(batch.first - 1) != batch.previous_epoch:
             return Acceptance.GAP
-        if batch.last <= self.end and self.epoch_at(batch.last) == batch.epoch:
+        if self.holds(batch):
             return Acceptance.REPEAT
         return Acceptance.APPEND
 

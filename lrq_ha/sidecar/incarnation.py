@@ -184,7 +184,11 @@ class Incarnation:
     async def run(self) -> str:
         """Runs until the incarnation ends; returns the reason. Raises LrqError if it cannot start."""
         try:
-            await self._log.rebuild()
+            rebuilding = self._life.spawn(self._log.rebuild())
+            await self._life.wait(rebuilding)
+            if not rebuilding.done():  # it would wait for what does not come any more
+                return self._life.reason
+            await rebuilding
             self._sweeper.suspect(self._queues_published_again(), self._node.log.end)
             self._sweeper.suspect((target.key for target in self._replica.index.filter.queues() if target.spares), 0)
             self._core.ready = True

@@ -6,7 +6,7 @@ Rules:
 - Memory, CHECKPOINTs and retention follow each batch that is written, and each cut.
 - A CHECKPOINT comes as soon as the log has grown enough, by bytes as the broker counts them: one that is small would have dropped the last one
   within the pause between two looks. But it takes no more than a part of the log, however much there is to tell: with very many queues it comes
-  less often. What is too large for any is said, before it is.
+  less often. What is too large for any is said, before it is; so it is of the applied record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from broker_plugin import wire
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.streams import Streams
+from broker_plugin.streams import APPLIED_RECORD_BYTES_MAX, Streams
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.checkpoints import Checkpoints
 from lrq_ha.replication.errors import IllegalEvent
@@ -40,7 +40,7 @@ RECORD_INTERVAL_MAX_S = 2.0
 RECORD_PAUSE_TIMES = 20
 CHECKPOINT_SHARE_MAX = 0.5  # of what may lie between two
 CHECKPOINT_GROWTH = 4  # the log grows by so many times its size, if it is that large, before the next one
-CHECKPOINT_DANGER_SHARE = 0.5  # of the largest one: operators are warned
+DANGER_SHARE = 0.5  # of the largest CHECKPOINT, or applied record: operators are warned
 
 
 class OwnLog:
@@ -75,7 +75,8 @@ class OwnLog:
         self._pause_s = RECORD_INTERVAL_S
         self._grown = 0  # bytes of the log since the last CHECKPOINT, or since one was tried
         self._tried_at = 0  # the end of the log then
-        self._said = ""
+        self._record_bytes = 0
+        self._said = self._record_said = ""
         self._replica.checkpoint_bytes_max = min(self._replica.checkpoint_bytes_max, int(CHECKPOINT_SHARE_MAX * r.log_quarter_bytes))
         self._replica.log_marks = self.watch.retention.export
 
@@ -176,6 +177,8 @@ class OwnLog:
         body = applied_record(self._replica, self.checkpoints).SerializeToString()
         # With very many queues it takes its time, in which nothing else is done.
         self._pause_s = min(max(RECORD_INTERVAL_S, RECORD_PAUSE_TIMES * (time.monotonic() - began)), RECORD_INTERVAL_MAX_S)
+        self._record_bytes = len(body)
+        self._record_said = self._say(self.record_trouble(), self._record_said)
         await self.streams.write_applied(body)
         self._recorded = (applied, safe)
         self._replica.barrier.recorded = max(self._replica.barrier.recorded, applied)
@@ -192,21 +195,38 @@ class OwnLog:
             self._replica.flush()
             self._grown, self._tried_at = 0, self._node.log.end
             self._replica.checkpoint()
-            trouble = self.trouble()
-            if trouble and self._said[:40] != trouble[:40]:
-                log.warning("%s", trouble)
-            self._said = trouble
+            self._said = self._say(self.trouble(), self._said)
 
     def trouble(self) -> str:
         """That a CHECKPOINT is too large, or soon will be; empty if it is not."""
         size, limit = self._replica.checkpoint_bytes, self._replica.checkpoint_bytes_max
-        if size <= CHECKPOINT_DANGER_SHARE * limit:
+        if size <= DANGER_SHARE * limit:
             return ""
         what = f"what the log declares and remembers takes {size} bytes, and a checkpoint at most {limit}"
         how = "have fewer queues, bindings or producers, or more log_bytes_max"
         if size <= limit:
             return f"checkpoints become too large: {what}: {how}"
         return f"the log gets no checkpoints any more: {what}; a restart reads all since the last one, and fails once the broker drops that: {how}"
+
+    def record_trouble(self) -> str:
+        """That the applied record is too large, or soon will be; empty if it is not."""
+        size, limit = self._record_bytes, APPLIED_RECORD_BYTES_MAX
+        if size <= DANGER_SHARE * limit:
+            return ""
+        parts = self._replica.record_parts
+        vhost, queue = max(parts, key=lambda key: len(parts[key][1]), default=("", ""))
+        what = f"what this node knows of messages that have left their queues takes {size} bytes, and should take {limit} at most"
+        how = f"delete queues when they are empty, and declare them anew (most is of '{queue}' in vhost '{vhost}'), or let the node begin anew"
+        if size <= limit:
+            return f"applied records become too large: {what}: {how}"
+        return f"applied records are too large: {what}; a restart may find none that is whole, and fail: {how}"
+
+    @staticmethod
+    def _say(trouble: str, before: str) -> str:
+        """Warns of a trouble that was not said before; returns it."""
+        if trouble and before[:40] != trouble[:40]:
+            log.warning("%s", trouble)
+        return trouble
 
     async def _locate_checkpoint(self) -> None:
         point = self.checkpoints.to_locate(self._node.durable)

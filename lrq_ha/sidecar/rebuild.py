@@ -2,8 +2,8 @@
 
 Rules:
 - The new generation is on record before anything is published.
-- What stands where the record says must be that very CHECKPOINT: a broker that lost its last writes may have put something else there. If it is
-  not, the log is read from its first record.
+- What stands where the record says must be that very CHECKPOINT: a broker that lost its last writes may have put something else there, or nothing.
+  If it is not, the log is read from its first record.
 - A log whose beginning the broker has dropped is read from the first CHECKPOINT that is left. What lies behind R must be there.
 - What only the record knows as refused, because the host lost the end of the log, is published again, and all behind it. Where the record knows of
   more than the log holds, all that is left of the log is read for what it refuses: that may stand before the CHECKPOINT.
@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     replica.begins_at = last.base
     reading = _LogReading(replica, memory, checkpoints, retention, last.start)
     try:
-        await streams.read(streams.log_queue, reading.take, last.start.offset if last.start else "first")
+        await _read_from(streams, reading.take, last.start)
         reading.ended()
     except _NotThere:
         log.warning(
@@ -106,6 +106,16 @@ async def read_applied(streams: Streams) -> tuple[AppliedRecord, Sequence[pb.Tal
     if not record.generations:  # starts that got no further than their OPEN stand behind it
         await streams.read(streams.applied_queue, take)
     return record, tallies
+
+
+async def _read_from(streams: Streams, take: Callable[[Mapping[str, Any], bytes], None], start: StartPoint | None) -> None:
+    """Reads the own log from there on, or from its first record. Raises _NotThere if it ends before that."""
+    if start is not None:
+        # Who reads from beyond the end is given nothing until the stream has grown so far, not even its OPEN.
+        opened = await streams.read(streams.log_queue, lambda _headers, _body: None, "last")
+        if opened <= start.offset:
+            raise _NotThere
+    await streams.read(streams.log_queue, take, start.offset if start else "first")
 
 
 class _NotThere(Exception):
@@ -201,11 +211,6 @@ class _LogReading:
             )
 
 
-def _holds(log: LogIndex, batch: BatchHeader) -> bool:
-    """Whether a batch of the own stream is part of the log, and was not replaced or cut."""
-    return batch.last <= log.end and log.epoch_at(batch.last) == batch.epoch
-
-
 class _Refusals:
     """One more reading of the own log, for what it refuses (`kept`). `first`: its first entry that is left; 0: none."""
 
@@ -219,7 +224,7 @@ class _Refusals:
         if wire.OPEN in headers or wire.FENCE in headers:
             return
         batch, _ = wire.parse_batch(dict(headers))
-        if not _holds(self._log, batch):
+        if not self._log.holds(batch):
             return
         self.first = min(self.first or batch.first, batch.first)
         for run in pb.Batch.FromString(body).runs:
@@ -242,7 +247,7 @@ class _ReadingAgain:
         if wire.OPEN in headers or wire.FENCE in headers:
             return
         batch, _ = wire.parse_batch(dict(headers))
-        if batch.last <= self._applied or batch.first > self._upto or not _holds(self._log, batch):
+        if batch.last <= self._applied or batch.first > self._upto or not self._log.holds(batch):
             return
         for entry in self._replica.entries_of(batch.first, pb.Batch.FromString(body).runs):
             if self._applied < entry.last <= self._upto:

@@ -141,7 +141,7 @@ class Sending:
         try:
             async with aclosing(self._log.streams.batches(nearest.offset if nearest else "first", prefetch=READER_PREFETCH)) as records:
                 async for _, header, body in records:
-                    if header is not None and header.first > subscription.sent and node.log.epoch_at(header.first) == header.epoch:
+                    if header is not None and header.first > subscription.sent and node.log.holds(header):
                         if header.first > subscription.sent + 1:
                             raise LrqError(f"{node.name(peer)} needs entry {subscription.sent + 1}, which the log no longer has: it must join again")
                         while not subscription.has_room():

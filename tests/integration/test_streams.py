@@ -1,27 +1,63 @@
-"""Reading streams: whose broker goes away in the middle (who reads is told, and does not wait for ever), records that come late, or are in parts."""
+"""Reading streams: whose broker goes away in the middle (who reads is told, and does not wait for ever), records late, in parts or cut."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from late import late
 
 from broker_plugin import wire
+from broker_plugin.client import Connection
 from broker_plugin.client_errors import Address
-from broker_plugin.streams import PROBE_MAX, READ_PREFETCH, Streams
+from broker_plugin.door import Door
+from broker_plugin.endpoints import ROUTING_VHOST
+from broker_plugin.streams import APPLIED_RECORD_BYTES_MAX, PROBE_MAX, READ_PREFETCH, Streams
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.events import Subscribe
+from lrq_ha.replication.log import BatchHeader
+from lrq_ha.replication.positions import epoch_number
+from lrq_ha.sidecar.config import Config, load
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.rebuild import read_applied
 from lrq_ha.sidecar.view_reader import View
 
 pytestmark = pytest.mark.broker
 
 LATE_S = 1.0
+CONFIG = """\
+[node]
+name = "e1"
+id = 1
+group = "{group}"
+[broker]
+url = "{admin}"
+[door]
+listen = "127.0.0.1:1"
+[http]
+listen = "127.0.0.1:1"
+[[peers]]
+name = "e2"
+id = 2
+door = "amqp://lrq:secret@127.0.0.1:1"
+http = "http://127.0.0.1:1"
+[replication]
+memory_bytes_max = {memory}
+"""
+MEMORY_BYTES = 1 << 20
 RECORDS = 2 * READ_PREFETCH  # so the end of the stream is not on its way yet when the first one comes
+
+
+def _config(lab: Lab, folder: Path, group: str) -> Config:
+    """Of a sidecar beside e1, which the test has in its own process."""
+    file = folder / "node.toml"
+    file.write_text(CONFIG.format(admin=lab.nodes["e1"].admin, group=group, memory=MEMORY_BYTES))
+    return load(file)
 
 
 async def _with_a_log(lab: Lab, group: str, read: Callable[[Streams], Awaitable[None]]) -> None:
@@ -66,6 +102,28 @@ def test_a_start_whose_broker_goes_away(brokers: Lab) -> None:
     asyncio.run(_with_a_log(brokers, "read", read))
 
 
+def test_a_start_whose_record_comes_back(brokers: Lab, tmp_path: Path) -> None:
+    """What it waits for is never given to it: the start is over all the same."""
+    config = _config(brokers, tmp_path, "unbound")
+
+    async def go() -> str:
+        incarnation = Incarnation(config, Door(config))
+        streams = incarnation._log.streams
+        opened = streams.open
+
+        async def opened_and_unbound() -> None:
+            await opened()
+            connection = await Connection.open(config.broker_address(ROUTING_VHOST))
+            await (await connection.channel()).queue_unbind(streams.log_queue, streams.exchange, streams.log_queue)
+            await connection.close()
+
+        streams.open = opened_and_unbound  # type: ignore[method-assign]
+        async with asyncio.timeout(60):
+            return await incarnation.run()
+
+    assert "came back" in asyncio.run(go())
+
+
 def test_what_is_read_for_a_backup_that_is_behind(brokers: Lab) -> None:
     async def read(streams: Streams) -> None:
         async with aclosing(streams.batches()) as records:
@@ -75,6 +133,37 @@ def test_what_is_read_for_a_backup_that_is_behind(brokers: Lab) -> None:
 
     with pytest.raises(LrqError, match="maintenance"):
         asyncio.run(_with_a_log(brokers, "behind", read))
+
+
+def test_a_backup_is_sent_a_log_whose_stream_has_a_longer_tail_that_was_cut(brokers: Lab, tmp_path: Path) -> None:
+    """It failed there, and began again for ever."""
+    config = _config(brokers, tmp_path, "cut")
+    first, second = epoch_number(1, 1), epoch_number(2, 2)
+    kept = [BatchHeader(first, n, n, first if n > 1 else 0, first) for n in (1, 2)]
+    cut = [BatchHeader(first, n, n, first, first) for n in range(3, 10)]
+    newer = [BatchHeader(second, 3, 3, first, second), BatchHeader(second, 4, 4, second, second)]
+    fills_memory = pb.Batch(runs=[pb.Run(enqueues=pb.Enqueues(frames=bytes(MEMORY_BYTES), lengths=[MEMORY_BYTES]))]).SerializeToString()
+
+    async def go() -> list[BatchHeader]:
+        async with _opened("cut", Address.parse(brokers.nodes["e1"].admin, "lrq")) as streams:
+            for header in (*kept, *cut, *newer):
+                streams.write_batch(header, fills_memory if header is newer[-1] else b"", 0)
+            while streams.waiting:
+                await asyncio.sleep(0.01)
+        incarnation = Incarnation(config, Door(config))
+        pushed: list[BatchHeader] = []
+        incarnation._sending.links[2].push = lambda batch, _leader, _safe: pushed.append(batch.header)  # type: ignore[method-assign]
+        try:
+            await incarnation._log.rebuild()
+            incarnation._sending.subscribe(Subscribe(2, 0))
+            async with asyncio.timeout(60):
+                await asyncio.gather(*incarnation._sending.tasks())
+        finally:
+            await incarnation._life.stop()
+            await incarnation._log.streams.close()
+        return pushed
+
+    assert asyncio.run(go()) == [*kept, *newer]
 
 
 def test_a_stream_that_is_deleted_while_it_is_read(brokers: Lab) -> None:
@@ -165,3 +254,23 @@ def test_an_applied_record_that_is_larger_than_a_message(brokers: Lab) -> None:
     assert generation > PROBE_MAX
     size = 5 * wire.PART_BYTES_MAX // 2
     assert asyncio.run(read()) == (generation + 1, size, size)
+
+
+def test_a_sidecar_that_ends_while_it_writes_an_applied_record_of_the_largest_size(brokers: Lab) -> None:
+    """The one before it is still whole."""
+    body = pb.Applied(applied=1, refused=bytes(APPLIED_RECORD_BYTES_MAX - 100), generations=[pb.Generation(generation=1)]).SerializeToString()
+
+    async def go() -> int:
+        address = Address.parse(brokers.nodes["e1"].admin, "lrq")
+        async with _opened("largest", address) as streams:
+            await streams.write_applied(body)
+            for headers, part in wire.parts_of({}, body)[:-1]:
+                streams._need(streams._records).publish(streams.exchange, streams.applied_queue, part, headers, mandatory=True)
+            await streams._need(streams._records).confirmed()
+        async with _opened("largest", address) as streams:
+            try:
+                return (await read_applied(streams))[0].applied
+            finally:
+                await streams.delete([streams.log_queue, streams.applied_queue])
+
+    assert asyncio.run(go()) == 1

@@ -50,17 +50,21 @@ class Streams:
         self._site = site
         self.generation = site.opens
 
-    async def read(self, queue: str, take: Any, start: int | str = "first") -> None:
+    async def read(self, queue: str, take: Any, start: int | str = "first") -> int:
         if queue == self.applied_queue:
             for body in self._site.records[-1:] if start == "last" else self._site.records:
                 take({}, body)
-            return
-        first = start if isinstance(start, int) else 0
+            return len(self._site.records)
+        end = len(self._site.stream)  # where its OPEN would stand
+        first = start if isinstance(start, int) else max(0, end - 1) if start == "last" else 0
+        if first > end:
+            raise RuntimeError("it waits: a broker gives nothing from beyond the end")
         for offset, record in enumerate(self._site.stream[first:], first):
             if isinstance(record, Fence):
                 take({wire.FENCE: record.epoch, wire.FENCE_OUT: record.out_end, OFFSET: offset}, b"")
             else:
                 take({**wire.batch_headers(record.header, 0), OFFSET: offset}, record.body)
+        return end
 
     async def write_applied(self, body: bytes) -> None:
         self._site.records.append(body)

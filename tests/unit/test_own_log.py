@@ -1,4 +1,4 @@
-"""When a CHECKPOINT is due, and what operators are told of ones that are too large. No broker: nothing is written."""
+"""When a CHECKPOINT is due, and what operators are told of ones that are too large, and of applied records. No broker: nothing is written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 from node_config import MINIMAL
+from pyroaring import BitMap64
 
 from broker_plugin.door import Door
+from lrq_ha.replication.applied import QueueRecord
+from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
+from lrq_ha.sidecar import own_log
 from lrq_ha.sidecar.config import load
 from lrq_ha.sidecar.core import Core
 from lrq_ha.sidecar.life import Life
@@ -84,3 +88,27 @@ def test_operators_are_told_before_there_is_none(tmp_path: Path, last: int, told
     log.core.replica.checkpoint_bytes = last
     assert told in log.trouble()
     assert bool(told) == bool(log.trouble())
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, ""), (0.6, "applied records become too large"), (1.1, "applied records are too large")])
+def test_operators_are_told_of_an_applied_record_that_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, share: float, told: str
+) -> None:
+    log = Log(tmp_path)
+    replica, nothing = log.core.replica, BitMap64().serialize()
+    known = {"few": BitMap64([1]), "many": BitMap64(range(0, 10_000, 2))}
+    records = [QueueRecord("/", name, done.serialize(), nothing, nothing, 0, ()) for name, done in known.items()]
+    replica.index.filter = DeliveryFilter.restored(replica.index.generations, records, b"")
+    written: list[bytes] = []
+
+    async def write(body: bytes) -> None:
+        written.append(body)
+
+    monkeypatch.setattr(log.streams, "write_applied", write)
+    asyncio.run(log.record())
+    monkeypatch.setattr(own_log, "APPLIED_RECORD_BYTES_MAX", int(len(written[0]) / share))
+    asyncio.run(log.record())
+    asyncio.run(log.record())
+    assert told in log.record_trouble()
+    assert bool(told) == bool(log.record_trouble()) == ("most is of 'many' in vhost '/'" in log.record_trouble())
+    assert [record.message for record in caplog.records] == [log.record_trouble()] * bool(told), "it is said once"
