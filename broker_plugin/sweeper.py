@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from pyroaring import BitMap64
+
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.filter import QueueFilter, Verdict
 from lrq_ha.replication.visits import Deaths
@@ -248,6 +250,7 @@ class Sweeper:
         finally:
             await give_back(connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
         if end is _End.SEEN or end is _End.GONE:
+            expected -= BitMap64(sweep.undecided)  # they were met
             missed = target.end_pass(expected)
             if missed:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
@@ -332,6 +335,7 @@ class _Pass:
         self._rejects: list[int] = []
         self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
         self._kept_first = 0  # delivery tag of the first that is kept; 0: none
+        self.undecided: set[int] = set()  # sequences of copies that are kept, as an operation on them is not safe yet
 
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
@@ -349,6 +353,8 @@ class _Pass:
             self._rejects.append(tag)
         else:
             self._keep(tag)
+            if verdict is Verdict.HOLD:
+                self.undecided.add(sequence)
             tally = self.tally
             if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
                 self._stay.append((tag, sequence))

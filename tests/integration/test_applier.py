@@ -632,6 +632,38 @@ def test_lost_connection_ends_the_run(lab: Lab) -> None:
     asyncio.run(go())
 
 
+def test_what_was_rejected_and_met_while_a_purge_was_not_safe(lab: Lab) -> None:
+    """It was given back, undecided, and then taken for gone: so the purge took it, and it was missing among the dead letters."""
+
+    async def go() -> None:
+        dead, queue, count = "dead-undecided", "undecided", 100
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(dead), declare(queue, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            last = rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, first + count - 1])))
+            rig.add(pb.Run(purge=pb.Purge(vhost="/", queue=queue, before=rig.end + 1)), safe=False)
+            target, passes = rig.replica.index.filter.queue(("/", queue)), []
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            end_pass = type(target).end_pass
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(target), "end_pass", lambda it, expected: passes.append(it) or end_pass(it, expected))
+                async with asyncio.timeout(PATIENCE_S):
+                    while target not in passes:
+                        await asyncio.sleep(0.05)
+            assert target.moves_due(last) == count
+            rig.replica.progress.safe_advanced(rig.end)
+            await rig.applied()
+            async with asyncio.timeout(PATIENCE_S):
+                while await ready(channel, dead) < count:
+                    await asyncio.sleep(0.05)
+            assert await ready(channel, queue) == 0
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("sweeps", [True, False])
 def test_a_deletion_waits_for_what_was_rejected(lab: Lab, sweeps: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """It and a purge; but not for ever, where nobody rejects it."""
