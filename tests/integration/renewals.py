@@ -14,7 +14,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from broker_plugin import wire
 from lrq_ha.demo import check as checks
-from lrq_ha.lab import Lab
+from lrq_ha.lab import Lab, probe
 from lrq_ha.publisher import Publisher
 
 LOG_BYTES_MAX = 1 << 20
@@ -23,7 +23,7 @@ SMALL_LOG = f"log_bytes_max = {LOG_BYTES_MAX}\nmemory_bytes_max = {1 << 20}\napp
 DEEP = 1_900  # a quorum queue gives no more than 2,000 to one consumer
 FLUSH_S = 120
 PORTION = 4
-MIDDLE, MIDDLE_S = 200, 120.0
+MIDDLE, MIDDLE_S = 200, 240.0
 STEP_S = 0.01  # in which a broker that stands still otherwise goes on
 
 
@@ -104,6 +104,12 @@ def rest_of_it(lab: Lab, primary: str, queue: str) -> None:
         assert time.monotonic() < deadline, "it does not end"
         lab.cont(f"{primary}.broker")
         lab.stop(f"{primary}.broker")
+
+
+def levels(lab: Lab, name: str) -> dict[str, str]:
+    """What a node's sidecar says of the queues in vhost /."""
+    rows: Any = probe.get_json(f"{lab.nodes[name].http}/levels")
+    return {row["queue"]: row["level"] for row in rows if row["vhost"] == "/"}
 
 
 def has(url: str, queue: str) -> bool:

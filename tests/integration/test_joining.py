@@ -15,10 +15,10 @@ import pytest
 from history import dead, span
 from load import command, consume, declare, depth, eventually, in_sync, primary_of, renew, replace_primary, set_up, take_over, told
 from pika.exceptions import ChannelClosedByBroker
-from renewals import DEEP, SMALL_LOG, discard, equal, fall_off, has, part_of_it, peek, publish
+from renewals import DEEP, SMALL_LOG, discard, equal, fall_off, has, levels, part_of_it, peek, publish
 from traffic import Load, Traffic
 
-from lrq_ha.lab import Lab, probe
+from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
 
@@ -40,12 +40,6 @@ def ended(lab: Lab, name: str) -> int:
     """How many connections a door has ended, as its log says; but for clients that were held up themselves, and sent no heartbeats."""
     said = lab.nodes[name].log.read_text()
     return said.count("a client of") - len(re.findall("a client of .* sent nothing for", said))
-
-
-def levels(lab: Lab, name: str) -> dict[str, str]:
-    """What a node's sidecar says of the queues in vhost /."""
-    rows: Any = probe.get_json(f"{lab.nodes[name].http}/levels")
-    return {row["queue"]: row["level"] for row in rows if row["vhost"] == "/"}
 
 
 def refused(lab: Lab, queue: str, reason: str, **declared: object) -> None:

@@ -18,7 +18,7 @@ from load import command, consume, declare, eventually, in_sync, primary_of, ren
 from pamqp import commands
 from raw_client import RawClient
 from raw_client import publish as publish_frames
-from renewals import equal, has, part_of_it, publish, rest_of_it
+from renewals import equal, has, levels, part_of_it, publish, rest_of_it
 
 from broker_plugin import building, frames
 from lrq_ha.lab import Lab
@@ -60,6 +60,15 @@ def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     set_up(lab, SETTINGS)
     with lab:
         yield lab
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> None:
+    """What an earlier test left, having failed in the middle perhaps, would be moved, too."""
+    primary, _ = in_sync(lab, applied=True)
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        for queue in levels(lab, primary):
+            connection.channel().queue_delete(queue)
 
 
 class Taker(RawClient):
