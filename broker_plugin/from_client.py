@@ -27,6 +27,7 @@ from .frames import (
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
     CHANNEL_OPEN,
+    CONNECTION_CLASS,
     HEADER,
     HEARTBEAT,
     HEARTBEAT_FRAME,
@@ -120,7 +121,7 @@ class FromClient:
             kind, number = item[0], item[1]
             if kind not in (HEADER, BODY, HEARTBEAT) and self.parts.is_open(number):
                 raise self.parts.unexpected(number)
-            if number and kind not in (HEADER, BODY, HEARTBEAT, CHANNEL_OPEN):
+            if kind not in (HEADER, BODY, HEARTBEAT, CHANNEL_OPEN) and (number or kind >> 16 != CONNECTION_CLASS):
                 known = relay.channels.get(number)
                 if known is None or not known.opened:
                     raise closing.NotOpen(kind)

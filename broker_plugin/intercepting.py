@@ -146,7 +146,7 @@ class Watch:
             method, payload = data[start:method_end], data[header:header_end]
             message = self._published(method, payload)
             if not channel.closing and frames.body_size(payload) <= relay.door.config.message_bytes_max:  # else the door itself refuses it
-                if channel.tx is None and channel.opened and permitting.missing(relay, method, payload) is not None:
+                if channel.tx is None and permitting.missing(relay, method, payload) is not None:
                     relay.must_ask = True
                     break
                 refusal = self._route(number, message, data, header_end, stop)

@@ -340,6 +340,17 @@ def test_the_doors_own_channels_are_not_a_clients(rig: Rig) -> None:
     rig.both_hold(queue, [b"0", b"1"])
 
 
+def test_channel_0_is_the_connections_alone(rig: Rig) -> None:
+    """Nobody opens it, and what is published on it is in no log."""
+    queue = rig.declare(rig.channel())
+    with RawClient(rig.url) as client:
+        client.open_channel()
+        client.send(publish(1, queue, b"0") + publish(0, queue, b"1"))
+        with pytest.raises(AssertionError, match=r"channel\.open"):
+            client.expect(frames.BASIC_ACK)
+    rig.both_hold(queue, [b"0"])
+
+
 def test_a_channel_is_not_forgotten_by_an_answer_to_the_one_before(rig: Rig) -> None:
     """Both sides had closed it, and the client opened it anew: what it published then was in no log, with whatever position it said."""
     queue = rig.declare(rig.channel())
