@@ -186,13 +186,14 @@ class Transaction:
         settled, others: Deliveries that they cover; a rollback brings them back.
     """
 
-    __slots__ = ("bytes", "frames", "others", "settled")
+    __slots__ = ("_shown", "bytes", "frames", "others", "settled")
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.bytes = 0
         self.settled: dict[int, Delivery] = {}
         self.others: set[int] = set()
+        self._shown: dict[int, bytes] = {}  # what the broker gets for some of the frames, by their place, before the commit
 
     def keep(self, data: bytes) -> None:
         """These frames are part of it."""
@@ -200,9 +201,15 @@ class Transaction:
         self.bytes += len(data)
 
     def keep_instead(self, data: bytes) -> None:
-        """What was kept last is not what the client sent, which is this."""
-        self.bytes += len(data) - len(self.frames[-1])
+        """What was kept last is what the broker is shown of it; what the client sent is this."""
+        self._shown[len(self.frames) - 1] = self.frames[-1]
+        self.bytes += len(data)
         self.frames[-1] = data
+
+    @property
+    def rehearsal(self) -> list[bytes]:
+        """What the broker gets before the commit."""
+        return [self._shown.get(place, data) for place, data in enumerate(self.frames)] if self._shown else self.frames
 
 
 class Delivery(NamedTuple):
@@ -316,6 +323,11 @@ class Channel:
     def unanswered(self) -> bool:
         """Whether the broker owes an answer to publishes or to a commit."""
         return self.confirms.open or bool(self.commits)
+
+    @property
+    def oldest_unanswered(self) -> int:
+        """The first entry of the log that waits for such an answer; 0 if there is none."""
+        return min(filter(None, (self.confirms.oldest, *(first for commit in self.commits for first, _ in commit.runs))), default=0)
 
     @property
     def commits_here(self) -> bool:

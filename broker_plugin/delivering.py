@@ -3,12 +3,14 @@
 Rules:
 - A delivery without a position is none of the log's business and passes as it came.
 - Whether a copy may be given out can depend on an entry that is not safe yet: then it is withheld, with all that follows on its channel.
-- The door knows a consumer's tag before anything comes for it. So it makes one up for a client that names none and wants no answer.
+- The door knows a consumer's tag before anything comes for it. So it makes one up for a client that names none and wants no answer. Where that uses
+  again the tag of one that it has cancelled, what is on its way is for the former: the next one waits until the broker has ended that.
 - A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,9 @@ from .headers import cut, deaths
 
 if TYPE_CHECKING:
     from .relay import Relay
+
+
+ENDED_POLL_S = 0.01
 
 
 class TagInUse(FrameError):
@@ -47,13 +52,18 @@ def qos(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     relay.outbox.put(building.frame(frames.METHOD, channel.number, payload))
 
 
-def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
+def consume(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """basic.consume."""
     method: Any = decode_method(payload)
     if not _may_read(relay, channel, method):
         return
-    if method.consumer_tag.encode("utf-8", "surrogateescape") in channel.paused:
+    tag = method.consumer_tag.encode()
+    if tag in channel.paused:
         raise TagInUse(method.consumer_tag)
+    if method.nowait and _is_ending(channel, tag):
+        relay.from_client.stall()
+        relay.spawn(_consume_when_free(relay, channel, tag, kind, payload))
+        return
     relay.ask(channel)
     consumer = _consumer(relay, channel, method)
     if method.nowait:
@@ -65,11 +75,34 @@ def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     relay.outbox.put(building.method_frame(channel.number, method))
 
 
+def _latest(channel: Channel, tag: bytes) -> Consumer | None:
+    """The consumer to which the client gave this tag last, whether or not the broker has answered."""
+    asked = (consumer for consumer in reversed(channel.consuming) if consumer.method.consumer_tag.encode() == tag)
+    return next(asked, None) or channel.consumers.get(tag)
+
+
+def _is_ending(channel: Channel, tag: bytes) -> bool:
+    """Whether the client has cancelled it, and the broker has not said so."""
+    latest = _latest(channel, tag)
+    return latest is not None and latest.cancelled
+
+
+async def _consume_when_free(relay: Relay, channel: Channel, tag: bytes, kind: int, payload: bytes) -> None:
+    while not channel.closing and _is_ending(channel, tag):
+        await asyncio.sleep(ENDED_POLL_S)
+
+    def again() -> None:
+        if not channel.closing:
+            relay.on_client[kind](relay, channel, kind, payload)
+
+    relay.from_client.unstall(again)
+
+
 def cancel(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """basic.cancel of the client."""
     method: Any = decode_method(payload)
     tag = method.consumer_tag.encode()
-    consumer = channel.consumers.get(tag)
+    consumer = _latest(channel, tag)
     channel.paused.pop(tag, None)
     if consumer is not None:
         consumer.cancelled = True

@@ -62,7 +62,7 @@ class Flow:
         if (too_much > 1.0 and (relay.unanswered or relay.until_safe or too_much > ACKS_SHARE)) or relay.outbox.bytes > limit:
             self.pause_client()
             relay.replica.progress.waiting_safe.add(relay)
-        elif relay.held_bytes > relay.door.config.client_buffer_bytes_max or self._deaf:
+        elif relay.held_bytes > relay.door.config.client_buffer_bytes_max or self._deaf or self._repeats_too_much:
             self.pause_client()
         elif self._client_paused and relay.outbox.bytes < limit * RESUME_SHARE:
             self.resume_client()
@@ -74,6 +74,12 @@ class Flow:
         if not self._client_full or relay.client is None:
             return False
         return relay.client.get_write_buffer_size() > DEAF_SHARE * relay.door.config.client_buffer_bytes_max
+
+    @property
+    def _repeats_too_much(self) -> bool:
+        """Of what waits here for its confirm, repeats cost the log nothing, so nothing else bounds them."""
+        relay = self._relay
+        return len(relay.until_safe) + len(relay.until_applied) > relay.door.config.questions_max
 
     def pause_client(self) -> None:
         """Reads nothing more from the client."""
@@ -159,18 +165,29 @@ class Flow:
         """Whether the broker may have sent deliveries that have not been looked at."""
         return self._client_full or self._held_up or bool(self._relay.from_broker.withheld) or self._relay.client is None
 
+    @property
+    def _what_waits(self) -> str:
+        """What waits for answers of the broker to this client; empty if nothing does.
+
+        A declaration: another's, or its own, for which everybody waits. And the log: it must not lose what is not known to be applied.
+        """
+        relay = self._relay
+        if relay.replica.barrier.is_up and (relay.unanswered or relay.replies):
+            return "a declaration"
+        progress = relay.replica.progress
+        return "the log" if relay.unanswered and relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back() else ""
+
     def tick(self, now: float) -> None:
         """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up.
 
-        So is a client whose broker's confirms and answers are not read any more as it reads nothing itself, when a declaration waits for them:
-        another's, or its own, for which everybody waits.
+        So is a client whose broker's confirms and answers are not read any more as it reads nothing itself, when others wait for them.
         """
         relay = self._relay
         if relay.closed:
             return
-        waited_for = relay.replica.barrier.is_up and (relay.unanswered or relay.replies)
-        if self._client_full and waited_for and now - self._full_since >= relay.door.config.hold_up_timeout_s:
-            log.warning("a client of %s that does not read holds up a declaration, and is closed: door.hold_up_timeout_s", relay.user)
+        waits = self._what_waits if self._client_full and now - self._full_since >= relay.door.config.hold_up_timeout_s else ""
+        if waits:
+            log.warning("a client of %s that does not read holds up %s, and is closed: door.hold_up_timeout_s", relay.user, waits)
             relay.door.counters["closed_slow"] += 1
             relay.cut_off()
             return

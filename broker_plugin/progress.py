@@ -54,6 +54,7 @@ class Progress:
         met: Entries of which a copy was met in a queue before they counted as applied.
         early: Publishes with local completion that are not applied: they are never refused because nobody knows their fate.
         unsafe_bytes: What entries cost that are not safe: their own bytes, and RUN_BYTES for each run.
+        lies_far_back: Whether the broker may soon drop from the log what is not known to be applied.
         at_stake_entries, at_stake_bytes: What is confirmed with local completion, and not safe.
     """
 
@@ -68,6 +69,7 @@ class Progress:
         self.waiting_applied: set[AppliedWaiter] = set()
         self.waiting_durable: set[DurableWaiter] = set()
         self.on_wake: Callable[[], None] = lambda: None
+        self.lies_far_back: Callable[[], bool] = lambda: False
         self.met = RangeSet()
         self.early = RangeSet()
         self.unsafe_bytes = 0

@@ -189,6 +189,11 @@ class Relay(End):
         """Whether the broker owes an answer to publishes or commits of any channel."""
         return any(channel.unanswered for channel in self.channels.values())
 
+    @property
+    def oldest_unanswered(self) -> int:
+        """The first entry of the log of those; 0 if there is none."""
+        return min(filter(None, (channel.oldest_unanswered for channel in self.channels.values())), default=0)
+
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs something that ends with the connection at the latest."""
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -292,6 +297,7 @@ class Relay(End):
         """More of the log is in the queues and confirmed."""
         if not self.closed:
             publishing.applied_advanced(self)
+            self.flow.consider_pausing()
 
     def _pump(self) -> None:
         self.outbox.pump()

@@ -117,7 +117,7 @@ def _settle_apart(relay: Relay) -> None:
             channel.rollbacks.append(False)
             unseen.insert(0, building.method_frame(number, commands.Tx.Rollback()))
         channel.commits.append(Commit(own=True))
-        data = b"".join((*unseen, building.method_frame(number, commands.Tx.Commit()), *channel.tx.frames))
+        data = b"".join((*unseen, building.method_frame(number, commands.Tx.Commit()), *channel.tx.rehearsal))
         relay.outbox.put(data, relay.replica.last_operation)
 
 

@@ -19,8 +19,6 @@ from lrq_ha.replication.positions import RangeSet
 PRODUCER_MAX_BYTES = 128
 """A longer name could make the header frame of a publish too large once the door has added its own header."""
 SEQUENCE_MAX = 2**63 - 1
-PRODUCERS_MAX = 100_000
-"""Producers remembered. At the limit the door refuses producers it does not know (`Dedup.has_room`); a log that is read is never refused."""
 
 _ID = re.compile(rb"([^/\x00-\x20\x7f]{1,%d})/([1-9][0-9]{0,18})" % PRODUCER_MAX_BYTES)
 _PRODUCER = re.compile(rb"[^/\x00-\x20\x7f]{1,%d}" % PRODUCER_MAX_BYTES)
@@ -136,9 +134,9 @@ class Dedup:
         ids = self._ids.get(producer)
         return ids.last if ids else 0
 
-    def has_room(self, producer: str) -> bool:
-        """Whether this producer may log in: it is known, or there are fewer than PRODUCERS_MAX."""
-        return producer in self._ids or len(self._ids) < PRODUCERS_MAX
+    def has_room(self, producer: str, limit: int) -> bool:
+        """Whether this producer may log in: it is known, or there are fewer than `limit`. A log that is read is never refused."""
+        return producer in self._ids or len(self._ids) < limit
 
     def add(self, producer: str, first: int, count: int, position_seq: int) -> None:
         """IDs first .. first + count - 1 were appended as the entries position_seq .. position_seq + count - 1.

@@ -167,7 +167,11 @@ class DoorTable(_Table):
     )
     transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
     questions_max: int = Field(
-        10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it"
+        10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it. "
+        "With more repeats that wait for their confirms, nothing is read from it"
+    )
+    producers_max: int = Field(
+        100_000, ge=1, description="names of producers (lrq_producer) of which the log remembers IDs; a new one beyond it is refused"
     )
     buffered_bytes_max: int = Field(
         64 << 20,
@@ -181,7 +185,8 @@ class DoorTable(_Table):
     )
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
     hold_up_timeout_s: float = Field(
-        10.0, gt=0, description="a client that has not read for so long, while others wait for what it has published to be confirmed, is closed"
+        10.0, gt=0, description="a client that has not read for so long, while others wait for what it has published to be confirmed, is closed; "
+        "so it is where a quarter of the log follows on that"
     )
     drain_timeout_s: float = Field(30.0, gt=0, description="how long what a vanished client published is still sent to the broker")
     stop_timeout_s: float = Field(10.0, ge=0, description="how long a stop waits for confirms that are under way and for clients to say goodbye")

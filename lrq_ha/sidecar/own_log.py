@@ -79,6 +79,7 @@ class OwnLog:
         self._said = self._record_said = ""
         self._replica.checkpoint_bytes_max = min(self._replica.checkpoint_bytes_max, int(CHECKPOINT_SHARE_MAX * r.log_quarter_bytes))
         self._replica.log_marks = self.watch.retention.export
+        self._replica.progress.lies_far_back = self.watch.own_lies_far_back
 
     async def rebuild(self) -> None:
         """Opens the streams and fills the core with what they hold. Raises LrqError."""

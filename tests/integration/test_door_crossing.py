@@ -166,3 +166,30 @@ def test_a_channel_that_ends_under_a_consumer_without_acks(rig: Rig) -> None:
             client.expect(frames.CHANNEL_CLOSE_OK)
         client.call(2, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)
     channel.queue_purge(queue)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["answered", "silent"])
+def test_a_tag_becomes_another_consumers_when_the_broker_says_so(rig: Rig, silent: bool) -> None:
+    """Cancelled and used again in one go: what was on its way counted for the new queue, or the answer to the first ended the second for the door."""
+    channel = rig.channel(confirms=True)
+    queues = [rig.declare(channel), rig.declare(channel)]
+    bodies = {queue: [b"%s %d" % (queue.encode(), i) for i in range(2_000)] for queue in queues}
+    for queue in queues:
+        for body in bodies[queue]:
+            channel.basic_publish("", queue, body)
+    with Talk(rig.url, "tags", "classic") as talk:
+        talk.open()
+        first, second = queues
+        talk.say(B.Consume(queue=first, consumer_tag="c", nowait=silent))
+        given = talk.deliveries(1)
+        methods = [B.Cancel("c", nowait=silent), B.Consume(queue=second, consumer_tag="c", nowait=True)]
+        talk.send(b"".join(building.method_frame(1, method) for method in methods))
+        while sum(method.body.startswith(second.encode()) for method in given) < 2_000:
+            given += talk.deliveries(1)
+        talk.say(B.Ack(given[-1].delivery_tag, True))
+        talk.do(C.Close(200, "", 0, 0))
+        answers = [event[0] for event in talk.heard[1] if event[0] in ("basic.consume-ok", "basic.cancel-ok")]
+        assert answers == ([] if silent else ["basic.consume-ok", "basic.cancel-ok"])
+    taken = {method.body for method in given}
+    for queue in queues:
+        rig.both_hold(queue, [body for body in bodies[queue] if body not in taken])

@@ -72,6 +72,32 @@ def test_answers_in_a_transaction(rig: Rig, late: bool) -> None:
     assert heard == [[1, 2] if at_once else [0, 1], [0, 1]]
 
 
+def test_an_answer_in_a_transaction_beside_a_consumer_without_acks(rig: Rig) -> None:
+    """For such a consumer the door gives acks, which must count at once: so what the broker was shown of the transaction is shown again."""
+    with client(rig.url) as t, client(rig.url) as worker:
+        t.open()
+        worker.open()
+        queue = t.queue()
+        t.do(B.Consume(queue=ASK, no_ack=True))
+        t.publish(queue, b"request", reply_to=ASK)
+        worker.do(Tx.Select())
+        worker.do(B.Consume(queue=queue, no_ack=True))
+        address = worker.deliveries(1)[0].properties.reply_to
+        counts = []
+        for end in (Tx.Rollback(), Tx.Commit()):
+            worker.publish(address, b"answer")
+            for _ in range(3):
+                t.publish(queue, b"more")
+                worker.deliveries(1)
+                worker.quiet()
+            worker.do(end)
+            t.quiet()
+            counts.append([event[0] for event in t.heard[1]].count("basic.deliver"))
+        rig.both_hold(queue, [])
+        t.do(commands.Queue.Delete(queue=queue))
+    assert counts == [0, 1]
+
+
 def test_an_answer_in_a_transaction_that_the_broker_refuses(rig: Rig) -> None:
     """At once, in the broker's words, whatever is wrong with it."""
     heard = []

@@ -33,6 +33,7 @@ LIMITS = PATIENT_DOOR | {
     "hold_up_timeout_s": 2.0,
     "channels_max": 50,
     "questions_max": 500,
+    "producers_max": 3,
     "transaction_bytes_max": 1 << 20,
     "frame_max_bytes": 8_192,
     "header_bytes_max": 2_048,
@@ -173,6 +174,56 @@ def test_questions_without_an_answer_are_limited(url: str) -> None:
         client.open_channel()
         client.send(building.method_frame(1, commands.Basic.Get(queue="none")) * 3_000)
         assert "door.questions_max" in refused(client)
+    works(url)
+
+
+def test_repeats_that_wait_are_limited(lab: Lab, url: str) -> None:
+    """A repeat costs the log nothing. Its first one waits behind deliveries that nobody takes, and so does its confirm."""
+    named: Any = {"lrq_producer": "repeats"}
+    message = publish(1, "repeats", b"x", fields=headers.field(b"x-lrq-id", b"repeats/1"))
+    with client_of(url) as other, RawClient(url, login=False) as client:
+        other.open_channel(confirms=True)
+        other.call(1, commands.Queue.Declare(queue="repeats", durable=True), frames.QUEUE_DECLARE_OK)
+        other.send(publish_in(other, 1 << 20, key="repeats") * 20)
+        assert other.confirmed(20) == set()
+        deaf(client, named)
+        client.send(building.method_frame(1, commands.Confirm.Select(nowait=True)))
+        client.send(building.method_frame(1, commands.Basic.Consume(queue="repeats")))
+        time.sleep(1.0)  # in which as much is under way as there is room for
+        before = told(lab, "e1")
+        client.socket.settimeout(5)
+
+        def send() -> None:
+            for _ in range(100_000):
+                client.socket.sendall(message * 1_000)
+
+        with pytest.raises(TimeoutError):
+            send()
+        after = told(lab, "e1")
+        assert after["counters"]["repeats"] - before["counters"].get("repeats", 0) < 10_000
+        assert after["rss_bytes"] - before["rss_bytes"] < 50 << 20
+        works(url)
+        client.socket.close()
+        other.call(1, commands.Queue.Delete(queue="repeats"), frames.QUEUE_DELETE_OK)
+    works(url)
+
+
+def test_producers_are_limited(url: str) -> None:
+    """Of those that the log remembers each may come again."""
+
+    def comes(name: str) -> None:
+        with RawClient(url, properties={"lrq_producer": name}) as client:
+            client.open_channel(confirms=True)
+            client.send(publish(1, "nowhere", b"x", fields=headers.field(b"x-lrq-id", f"{name}/1".encode())))
+            assert client.confirmed(1) == set()
+
+    comes("first")
+    comes("second")  # another test has one, too
+    with suppress(AssertionError):
+        comes("third")
+    with pytest.raises(AssertionError, match=r"door\.producers_max"):
+        comes("fourth")
+    comes("first")
     works(url)
 
 
@@ -407,10 +458,10 @@ def test_tiny_frames_cost_no_more_than_their_bytes(lab: Lab, url: str) -> None:
     works(url)
 
 
-def deaf(client: RawClient) -> None:
+def deaf(client: RawClient, properties: dict[str, Any] | None = None) -> None:
     """Logs in, with a channel, and takes next to nothing of what it does not read."""
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    client.login("/", 0, 8_192, {})
+    client.login("/", 0, 8_192, properties or {})
     client.open_channel()
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable
 
 import pika
 import pytest
-from load import consume, declare, depth, eventually, in_sync, primary_of, replace_primary, same_logs, set_up
+from load import consume, declare, depth, eventually, in_sync, primary_of, replace_primary, same_logs, set_up, told
+from pamqp import commands
+from raw_client import RawClient
+from raw_client import publish as raw_publish
 
-from broker_plugin import wire
+from broker_plugin import building, wire
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
@@ -22,6 +26,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 EVERY = 200
 MESSAGES = 1_000
 BEYOND_THE_END = 1_000_000
+LOG_BYTES = 64 << 20
 
 
 def up(new_lab: Callable[..., Lab], broker_version: str, settings: str, *, sinks: int = 0) -> Lab:
@@ -289,3 +294,35 @@ def test_a_small_log_always_has_a_checkpoint(new_lab: Callable[..., Lab], broker
     assert max(between) < log_bytes_max // 4 + (64 << 10), between
     for name in (backup, primary):
         assert restart(lab, name)[1] > 1
+
+
+def test_who_does_not_read_its_confirms_pins_the_log_so_long_only(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """What is not known to be applied must not fall out of the log: the sidecar could not start again."""
+    lab = up(new_lab, broker_version, f"log_bytes_max = {LOG_BYTES}\nbackup_timeout_s = 30.0")
+    primary = primary_of(lab)
+    declare(lab.nodes[primary].door, "deaf")
+    declare(lab.nodes[primary].door, "busy")
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for _ in range(100):
+            channel.basic_publish("", "deaf", bytes(200_000))
+        in_sync(lab, applied=True)
+        with RawClient(lab.nodes[primary].door, login=False) as client:
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.login("/", 0, 0, {})
+            client.open_channel()
+            client.send(building.method_frame(1, commands.Basic.Consume(queue="deaf")))
+            time.sleep(1.0)  # in which as much is under way as there is room for
+            client.send(raw_publish(1, "busy", b"nobody hears whether this is there"))
+            eventually("it to be in the log, and not known to be applied", lambda: told(lab, primary)["applied"] < told(lab, primary)["log_end"])
+            held_up, until = told(lab, primary)["applied"], time.monotonic() + 120
+            for number in range(20_000):
+                channel.basic_publish("", "busy", b"%d" % number + bytes(20_000))
+                channel.basic_get("busy", auto_ack=True)
+                if told(lab, primary)["applied"] > held_up + 1:
+                    break
+                assert time.monotonic() < until, "it holds the log up"
+    assert "holds up the log, and is closed" in lab.nodes[primary].log.read_text()
+    in_sync(lab, applied=True)
+    assert restart(lab, primary)[1] > 1
