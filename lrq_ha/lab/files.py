@@ -87,11 +87,15 @@ class NodePlan:
         return f"amqp{'s' if secure else ''}://{user}:{passwords[user]}@{host}:{port}"
 
 
-def write_broker(node: NodePlan, passwords: Mapping[str, str], vhosts: Sequence[str], plugins: Sequence[str], cookie: str,
+def write_broker(node: NodePlan, installation: Installation, passwords: Mapping[str, str], vhosts: Sequence[str], plugins: Sequence[str], cookie: str,
                  settings: Mapping[str, str]) -> None:
-    """Writes the broker's files: configuration with more `settings` or other ones, definitions, enabled plugins, cookie."""
-    for folder in ("data", "home", "conf.d", "bin"):
+    """Writes the broker's files: configuration with more `settings` or other ones, definitions, enabled plugins and what they need, cookie."""
+    for folder in ("data", "home", "conf.d", "bin", "plugins"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
+    for application in installation.applications(plugins):
+        link = node.directory / "plugins" / application.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(application)
     escript = node.directory / "bin" / "escript"
     escript.write_text(_ESCRIPT)
     escript.chmod(0o700)
@@ -149,6 +153,7 @@ def broker_environment(node: NodePlan, installation: Installation) -> dict[str, 
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(node.directory / "advanced"),
         "RABBITMQ_CONF_ENV_FILE": os.devnull,
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(node.directory / "enabled_plugins"),
+        "RABBITMQ_PLUGINS_DIR": str(node.directory / "plugins"),
         "RABBITMQ_MNESIA_BASE": str(node.directory / "data"),
         "RABBITMQ_LOG_BASE": str(node.directory),
         "RABBITMQ_LOGS": "-",

@@ -208,7 +208,7 @@ class Lab:
         passwords = {user: secrets.token_hex(8) for user in (files.APP_USER, files.SIDECAR_USER)}
         cookie = secrets.token_hex(16)
         for plan in self._plans.values():
-            files.write_broker(plan, passwords, self._vhosts, self._plugins, cookie, self._settings)
+            files.write_broker(plan, self._installation, passwords, self._vhosts, self._plugins, cookie, self._settings)
             files.write_sidecar(plan, [peer for peer in self._of(plan.group) if peer is not plan],
                                 {site: self._of(site) for site in self._sites[plan.group]}, passwords, self._door)
             self.nodes[plan.name] = LabNode(

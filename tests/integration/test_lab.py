@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -76,6 +77,17 @@ def test_brokers_are_of_the_version_that_was_asked_for(brokers: Lab, broker_vers
         connection = connect(node.broker)
         assert connection._impl.server_properties["version"] == brokers.version
         connection.close()
+
+
+def test_plugins_have_all_that_they_need(new_lab: NewLab, broker_version: str) -> None:
+    """A broker is given no more than what it needs, which is known before anything starts."""
+    with pytest.raises(LabError, match="no plugin rabbitmq_nonsense"):
+        new_lab({"east": 1}, broker=broker_version, brokers_only=True, plugins=["rabbitmq_nonsense"])
+    wanted = {"rabbitmq_management", "rabbitmq_shovel", "rabbitmq_stream", "rabbitmq_mqtt"}
+    lab = new_lab({"east": 1}, broker=broker_version, brokers_only=True, plugins=sorted(wanted))
+    lab.up()
+    running = lab.ctl("e1", "eval", "[atom_to_list(A) ++ \" \" || {A, _, _} <- application:which_applications()].")
+    assert wanted <= set(re.findall(r"\w+", running))
 
 
 def test_nothing_listens_beyond_loopback(brokers: Lab) -> None:
