@@ -210,6 +210,15 @@ class Door:
             if newer.producer and (relay.producer_key, relay.vhost) == (newer.producer_key, newer.vhost):
                 relay.close_client(CONNECTION_FORCED, f"producer '{newer.producer}' has connected anew")
 
+    def end_unread(self, key: str, asker: Relay) -> None:
+        """Somebody else is told how far a producer has come: what it has sent, and the door has not read, must not go further than that.
+
+        A process that takes over its name would give the same IDs to messages of its own, which would count as repeats.
+        """
+        for relay in list(self.relays):
+            if relay.producer_key == key and relay is not asker and not (relay.instance and relay.instance == asker.instance):
+                relay.close_client(CONNECTION_FORCED, f"another connection has asked how far producer '{relay.producer}' has come")
+
     # ---- what connections have in common -----------------------------------------------------------------------------
 
     def watch(self, relay: Relay) -> Watch | None:

@@ -258,7 +258,9 @@ def answer(relay: Relay, question: str) -> tuple[str, int] | None:
     """Queue name and number that answer a passive declaration; None: it is no question."""
     producer = names.parse_producer_queue(question)
     if producer is not None:
-        return question, relay.replica.index.dedup.last(producer_key(relay.user, producer))
+        key = producer_key(relay.user, producer)
+        relay.door.end_unread(key, relay)
+        return question, relay.replica.index.dedup.last(key)
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"

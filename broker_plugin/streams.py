@@ -182,6 +182,7 @@ class Streams:
         self._records = await self._writer(self._record_confirms)
         self._views = await self._writer(self._view_confirms)
         self.lost_host = not await self._exists(self._boot_mark)
+        self.begins_anew = await self._exists(self._anew_mark)
         self.shut_out = 0
 
     async def _declare(self, queue: str, bytes_max: int, segment: int) -> bool:
@@ -485,6 +486,17 @@ class Streams:
     def _boot_mark(self) -> str:
         return self._exchange_prefix + "boot"
 
+    @property
+    def _anew_mark(self) -> str:
+        return self._exchange_prefix + "anew"
+
+    async def mark_anew(self) -> None:
+        """Leaves a mark that goes last when everything of this node is deleted: until then, each start goes on with that."""
+        channel = await self._need(self._connection).channel()
+        await channel.exchange_declare(self._anew_mark, "direct", durable=True)
+        await channel.close()
+        self.begins_anew = True
+
     async def mark_boot(self) -> None:
         """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed (R16)."""
         channel = await self._need(self._connection).channel()
@@ -493,11 +505,11 @@ class Streams:
         self.lost_host = False
 
     async def delete(self, queues: Iterable[str]) -> None:
-        """Deletes streams, and what says that this incarnation lives: the next one begins with nothing."""
+        """Deletes these, then the log, which says what else there is, and what says that this incarnation lives: the next one begins with nothing."""
         channel = await self._need(self._connection).channel()
-        for queue in (*queues, self.exchange):
+        for queue in (*queues, self.log_queue, self.applied_queue, self.exchange):
             await channel.queue_delete(queue)
-        for exchange in (self._boot_mark, self.exchange):
+        for exchange in (self._boot_mark, self.exchange, self._anew_mark):
             await channel.exchange_delete(exchange)
         await channel.close()
 

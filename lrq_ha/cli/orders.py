@@ -162,7 +162,7 @@ def _pause(args: argparse.Namespace) -> int:
             print(f"{target.name}: {error}")
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
-    return 0
+    return 1 if failed else 0
 
 
 def _group(targets: Sequence[Target], group: str | None) -> list[Target]:

@@ -1,7 +1,8 @@
 """`lrq-ha reinit`: a node begins anew, with or without a copy of what it alone holds; `lrq-ha republish`: that copy is published again.
 
 Rules: nothing is deleted on a node before the whole copy is on this machine's disk. What is published again carries its replication ID, so what the
-group holds already is confirmed and not enqueued twice; what never had one is published as it is.
+group holds already is confirmed and not enqueued twice. What never had one gets one here, from its place in that node's log: who runs this again
+does not enqueue it again. As an ID counts for one user only, all that goes with one user's run.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import json
 import os
 import sys
 import urllib.error
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from broker_plugin import headers
 from broker_plugin.client import Channel, Connection
 from broker_plugin.client_errors import Address
 from lrq_ha.replication.errors import LrqError
@@ -50,8 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "republish",
         help="publish again what `lrq-ha reinit NODE --export FILE` has saved",
         description="Publishes every message of FILE again, in order, through a primary's door, with its replication ID: what the group holds "
-        "already is not enqueued twice. Acknowledgements in FILE are not repeated.",
-        epilog="An ID counts only for the user who published first: messages of other users are left out, and counted. Run it once for each user.",
+        "already is not enqueued twice, nor what an earlier run has published. Acknowledgements in FILE are not repeated.",
+        epilog="An ID counts only for the user who published first: messages of other users are left out, and counted. Run it once for each user. "
+        "Messages that never had an ID go with the user of the first one that has; where none has one, run it again as the same user only.",
     )
     republish.add_argument("file", type=Path, metavar="FILE")
     republish.add_argument("--to", required=True, metavar="URL", help="a primary's door: amqp://USER:PASSWORD@HOST:PORT")
@@ -85,8 +89,14 @@ def _save(target: Target, file: Path) -> int:
     """Copies a node's tail to a new file; returns the number of entries. Raises LrqError, and leaves no file, unless it is complete."""
     url = f"{target.http}/tail"
     try:
-        with http_open(url, timeout=READ_TIMEOUT_S) as answer, file.open("xb") as out:
-            count, complete = 0, False
+        out = file.open("xb")  # before anything else, so that no file is deleted below that was there before
+    except FileExistsError:
+        raise LrqError(f"{file} exists already", todo="Name a file that does not") from None
+    except OSError as error:
+        raise LrqError(f"{file} cannot be written: {error.strerror}") from error
+    count, complete = 0, False
+    try:
+        with out, http_open(url, timeout=READ_TIMEOUT_S) as answer:
             for line in answer:
                 complete = json.loads(line)["kind"] == "end"
                 if not complete:
@@ -94,15 +104,14 @@ def _save(target: Target, file: Path) -> int:
                     count += 1
             out.flush()
             os.fsync(out.fileno())
-    except FileExistsError:
-        raise LrqError(f"{file} exists already", todo="Name a file that does not") from None
     except urllib.error.HTTPError as refusal:
         raise refused(target, refusal) from refusal
     except (OSError, http.client.HTTPException, ValueError) as error:
-        file.unlink(missing_ok=True)
         raise LrqError(f"{url} cannot be saved to {file}: {error}", retriable=True) from error
+    finally:
+        if not complete:
+            file.unlink()
     if not complete:
-        file.unlink()
         raise LrqError(f"{url} ended too early: nothing was saved, and nothing is deleted", retriable=True)
     return count
 
@@ -113,7 +122,7 @@ def _save(target: Target, file: Path) -> int:
 @dataclass
 class _Counts:
     published: int = 0
-    other_users: int = 0
+    other_users: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     returned: int = 0  # in no queue
 
@@ -121,7 +130,8 @@ class _Counts:
 def _republish(args: argparse.Namespace) -> int:
     counts = asyncio.run(_publish_all(args.file, args.to))
     print(f"{counts.published} messages published and confirmed", end="")
-    print(f", {counts.other_users} of other users left out" if counts.other_users else "", end="")
+    if counts.other_users:
+        print(f", {counts.other_users.total()} left out: run this as {', '.join(sorted(counts.other_users))}, too", end="")
     print(f", {counts.refused} refused by the broker" if counts.refused else "", end="")
     print(f", {counts.returned} came back, as no queue takes them: declare what is missing, and run this again" if counts.returned else "")
     return 1 if counts.other_users or counts.refused or counts.returned else 0
@@ -144,11 +154,13 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
 async def _publish_all(file: Path, url: str) -> _Counts:
     counts = _Counts()
     user = Address.parse(url).user
+    user_of_the_rest = next((entry["user"] for entry in _entries(file) if entry["replication_id"]), user)
     link = _Link(url)
     try:
         for entry in _entries(file):
-            if entry["replication_id"] and entry["user"] != user:
-                counts.other_users += 1
+            owner = entry["user"] if entry["replication_id"] else user_of_the_rest
+            if owner != user:
+                counts.other_users[owner] += 1
                 continue
             await link.publish(entry)
             counts.published += 1
@@ -171,15 +183,17 @@ class _Link:
         self.refused = self.returned = 0
 
     async def publish(self, entry: dict[str, Any]) -> None:
-        producer = entry["replication_id"].rpartition("/")[0]
+        own_id = entry["replication_id"] or f"tail:{entry['epoch']}/{entry['sequence']}"
+        producer = own_id.rpartition("/")[0]
         channel = self._channel
         if channel is None or (entry["vhost"], producer) != self._open_for:
             channel = await self._open(entry["vhost"], producer)
         header, body = base64.b64decode(entry["header"]), base64.b64decode(entry["body"])
         if header:
+            header = headers.stamp(header, headers.field(b"x-lrq-id", own_id.encode()))
             channel.publish_content(entry["exchange"], entry["routing_key"], header, body, mandatory=True)
         else:  # a log entry: its ID stands beside it
-            channel.publish(entry["exchange"], entry["routing_key"], body, {"x-lrq-id": entry["replication_id"]}, mandatory=True)
+            channel.publish(entry["exchange"], entry["routing_key"], body, {"x-lrq-id": own_id}, mandatory=True)
         self._in_window += 1
         if self._in_window >= WINDOW_MESSAGES:
             await channel.confirmed()
@@ -187,8 +201,7 @@ class _Link:
 
     async def _open(self, vhost: str, producer: str) -> Channel:
         await self.close()
-        properties = {"lrq_producer": producer} if producer else {}
-        self._connection = await Connection.open(Address.parse(self._url, vhost), client_properties=properties)
+        self._connection = await Connection.open(Address.parse(self._url, vhost), client_properties={"lrq_producer": producer})
         self._channel = channel = await self._connection.channel(on_return=self._returned)
         await channel.confirm_select()
         self._open_for = (vhost, producer)

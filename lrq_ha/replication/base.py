@@ -80,6 +80,12 @@ class NodeBase:
     def hello(self, *, wants_answer: bool) -> Hello:
         return Hello(self.role, self.state(), self.leading, self.leader_epoch if self.following else 0, wants_answer, self.paused)
 
+    def end_pause(self) -> None:
+        """An operator has promoted a node: epochs are taken by themselves again."""
+        if self.paused:
+            self.paused = False
+            self.send_all(self.hello(wants_answer=False))
+
     def how_to_join(self, follower: int, leader: int, follower_log: LogState, leader_log: LogState) -> str:
         """What an operator does where the leader's log lacks what a follower needs (R17)."""
         name = self.name(follower)

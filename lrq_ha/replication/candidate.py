@@ -217,6 +217,7 @@ class Candidate:
         node.lost_host = False
         self._leader.begin(campaign.epoch, kept | {node.me}, clean=handover is not None and handover.clean)
         if campaign.operator:
+            node.end_pause()
             node.emit(Answer(True, f"{node.name(node.me)} has taken epoch {epoch_name(campaign.epoch)}"))
         self._leader.call_all(now)
 

@@ -61,7 +61,7 @@ class Node(NodeBase):
 
     Args:
         settings: Of the group.
-        paused: An operator has said that nobody takes an epoch by itself (until `resume`).
+        paused: An operator has said that nobody takes an epoch by itself (until he says otherwise, or promotes a node).
         defers_to: The node to which the incarnation before this one has handed over; 0: none.
     """
 
@@ -216,6 +216,8 @@ class Node(NodeBase):
             # Else it could not be answered; and if that node is gone, nobody would say so: this one would name it as its primary for ever, and
             # the others would refuse to be promoted. It calls again when it is reached.
             self._candidate.give_way(node, message.epoch)
+            if message.epoch > self.log.last_epoch:
+                self.end_pause()  # nobody has taken it by himself
             self._follower.follow(node, message, now)
 
     def _on_heartbeat(self, node: int, message: Heartbeat, now: float) -> None:

@@ -154,6 +154,8 @@ class Requests:
             return f"there is no node {to} in this group"
         if to not in node.log.members or not node.peers[to].subscribed:
             return f"{node.name(to)} is not an in-sync backup: wait until it has caught up"
+        if node.paused or any(peer.hello.paused for peer in node.peers.values() if peer.hello):
+            return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"
         silent = self._names(number for number, peer in node.peers.items() if not peer.answers)
         if silent:
             return f"{silent} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it out of the configuration"

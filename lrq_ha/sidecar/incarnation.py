@@ -183,12 +183,16 @@ class Incarnation:
 
     async def run(self) -> str:
         """Runs until the incarnation ends; returns the reason. Raises LrqError if it cannot start."""
+        rebuilt = False
         try:
             rebuilding = self._life.spawn(self._log.rebuild())
             await self._life.wait(rebuilding)
             if not rebuilding.done():  # it would wait for what does not come any more
                 return self._life.reason
             await rebuilding
+            rebuilt = True
+            if self._log.streams.begins_anew:
+                return "it goes on with beginning anew, as an operator wanted"
             self._sweeper.suspect(self._queues_published_again(), self._node.log.end)
             self._sweeper.suspect((target.key for target in self._replica.index.filter.queues() if target.spares), 0)
             self._core.ready = True
@@ -206,7 +210,7 @@ class Incarnation:
             self._door.close_clients(f"node {self._config.node.name} starts again")
             await self._life.stop(self._sending.tasks())
             self._configured.abort()
-            if self.orders.anew:
+            if rebuilt and self._log.streams.begins_anew:
                 await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
             await self._log.streams.close()
 

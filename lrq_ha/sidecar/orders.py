@@ -40,13 +40,9 @@ class Orders:
         life: Ended when the node is made anew.
         own_log: Whose tail may be asked for.
         turning_away: How clients are treated when this node steps down.
-
-    Attributes:
-        anew: Whether everything that the log brought to the broker is to be deleted when the incarnation is over.
     """
 
     def __init__(self, name: str, broker: Address, core: Core, life: Life, own_log: OwnLog, turning_away: TurningAway) -> None:
-        self.anew = False
         self._name = name
         self._broker = broker
         self._core = core
@@ -157,6 +153,11 @@ class Orders:
         ok, text, left = await self._turning_away.begin(node, reason, timeout_s, force=force)
         if self._life.over:
             return False, self._over()
+        if ok and node:  # in the time that this took, what it needs may have changed
+            answer = await self._ask_core(SwitchoverRequest(node))
+            if not answer.ok:
+                self._turning_away.end()
+                return False, f"{answer.text}; this node goes on as primary"
         if ok:
             self._core.feed(StepDown(node, not left))
         elif pause:
@@ -170,7 +171,7 @@ class Orders:
         nearest = self._log.checkpoints.start(self._node.tail_from - 1)
         return tail(self._log.streams, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
 
-    def reinit(self, *, dry_run: bool) -> tuple[bool, str]:
+    async def reinit(self, *, dry_run: bool) -> tuple[bool, str]:
         """Lets this node begin anew: everything that its log brought to its broker is deleted, and it follows from the first entry."""
         name, node = self._name, self._node
         if node.leading or node.role is Role.RECOVERING:
@@ -178,6 +179,6 @@ class Orders:
         dropped = f"entries {node.tail_from} to {node.log.end}, which it alone may hold" if node.role is Role.DIVERGED else "its log"
         if dry_run:
             return True, f"would drop {dropped}, and the queues and exchanges that its log declared; it then follows from the first entry"
-        self.anew = True
+        await self._log.streams.mark_anew()
         self._life.end("made anew by the operator")
         return True, f"{name} drops {dropped}, and begins anew"

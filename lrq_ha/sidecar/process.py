@@ -145,7 +145,7 @@ class Process:
 
     async def reinit(self, dry_run: bool) -> tuple[bool, str]:
         """Lets this node begin anew."""
-        return self._running().orders.reinit(dry_run=dry_run)
+        return await self._running().orders.reinit(dry_run=dry_run)
 
     def tail(self) -> AsyncIterator[dict[str, Any]]:
         """The entries that this node, being diverged, refuses to drop."""

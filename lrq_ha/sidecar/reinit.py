@@ -96,7 +96,7 @@ def _publishes(run: pb.Enqueues, first: int) -> list[dict[str, Any]]:
 
 
 def _publish(sequence: int, vhost: str, exchange: str, key: str, header: bytes, body: bytes, producer_key: str, number: int) -> dict[str, Any]:
-    user, _, producer = producer_key.partition(":")
+    user, _, producer = producer_key.rpartition("/")
     return {
         "sequence": sequence,
         "kind": "publish",
@@ -116,10 +116,10 @@ async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: 
     `definitions`: what the log declares, also where its beginning was dropped.
 
     Raises:
-        LrqError: The broker does not answer or refuses; what is left is deleted when it is tried again.
+        LrqError: The broker does not answer or refuses; what is left is deleted at the next start.
     """
     declared: dict[str, set[tuple[int, str]]] = {}
-    views = {streams.log_queue, streams.applied_queue, names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC, names.STATUS}
+    views = {names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC, names.STATUS}
     for vhost, row in definitions.rows():
         kind = frames.method_id(row)
         if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
