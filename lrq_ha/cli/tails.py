@@ -63,15 +63,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _may_save(target: Target, file: Path) -> None:
-    """Raises LrqError for what `_save` would refuse at once: the node has no tail, or the file exists."""
+    """Raises LrqError for what `_save` would refuse at once: the file exists, or the node has no tail."""
+    if file.exists():
+        raise LrqError(f"{file} exists already", todo="Name a file that does not")
     try:
         http_open(f"{target.http}/tail", timeout=READ_TIMEOUT_S).close()
     except urllib.error.HTTPError as refusal:
         raise refused(target, refusal) from refusal
     except (OSError, http.client.HTTPException) as error:
         raise LrqError(f"{target.http}/tail cannot be read: {error}", retriable=True) from error
-    if file.exists():
-        raise LrqError(f"{file} exists already", todo="Name a file that does not")
 
 
 def _reinit(args: argparse.Namespace) -> int:
