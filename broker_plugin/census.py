@@ -40,10 +40,9 @@ from lrq_ha.replication.positions import RangeSet
 
 from . import building, topology
 from .channels import QueueKey
-from .client import Channel
+from .client import Channel, has_a_free_way_back
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
-from .keeping import has_a_free_way_back
 from .vhosts import Vhosts
 
 if TYPE_CHECKING:

@@ -384,6 +384,12 @@ class Connection(asyncio.Protocol):
         return channel
 
 
+def has_a_free_way_back(connection: Connection) -> bool:
+    """Whether this broker has a way of giving back that does not count as a delivery attempt (nack; closing the channel counts there)."""
+    major = str(connection.server_properties.get("version", "")).split(".")[0]
+    return not major.isdigit() or int(major) >= 4
+
+
 def assert_kind(method: base.Frame, wanted: type[base.Frame]) -> None:
     """Raises ConnectionClosed when the broker answered with another method than the protocol has here."""
     if not isinstance(method, wanted):

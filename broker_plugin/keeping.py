@@ -19,7 +19,7 @@ from typing import Any
 
 from . import topology
 from .channels import QueueKey
-from .client import Connection
+from .client import has_a_free_way_back
 from .client_errors import Address, ChannelClosed
 from .definitions import Definitions
 from .replica import Replica
@@ -30,12 +30,6 @@ log = logging.getLogger("lrq_ha.sweeper")
 USES = 4  # in the time after which a queue expires
 INTERVAL_MAX_S = 1.0
 INTERVAL_MIN_S = 0.05
-
-
-def has_a_free_way_back(connection: Connection) -> bool:
-    """Whether this broker has a way of giving back that does not count as a delivery attempt (nack; closing the channel counts there)."""
-    major = str(connection.server_properties.get("version", "")).split(".")[0]
-    return not major.isdigit() or int(major) >= 4
 
 
 class Keeper:

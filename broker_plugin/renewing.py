@@ -27,10 +27,9 @@ from lrq_ha.replication.passes import Rounds
 
 from . import topology, unseen
 from .channels import QueueKey
-from .client import Connection
+from .client import Connection, has_a_free_way_back
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
-from .keeping import has_a_free_way_back
 from .moving import KEPT_MAX, QUIET_S, STUCK_S, GivenUp, Pass
 from .pausing import Busy, Pause, unused_at_most_s
 from .reaching import downstream_last

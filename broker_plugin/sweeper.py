@@ -31,10 +31,10 @@ from lrq_ha.replication.visits import Deaths
 
 from . import topology
 from .channels import QueueKey
-from .client import Channel, Connection
+from .client import Channel, Connection, has_a_free_way_back
 from .client_errors import Address, ChannelClosed
 from .headers import deaths
-from .keeping import Keeper, has_a_free_way_back
+from .keeping import Keeper
 from .replica import Replica
 from .tallying import Tally
 from .vhosts import Vhosts

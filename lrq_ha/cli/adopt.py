@@ -5,6 +5,8 @@ Rules:
   each message that has no position yet goes to the end of its queue once more; the old copy is acknowledged when the new one is confirmed.
 - A queue is adopted by a single pass over as many messages as it has at the beginning. Messages that are adopted already are not touched, so a run
   that was interrupted is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as nothing identifies them.
+- Where priorities count, new copies overtake old messages: what is adopted is held, not looked at again, until everything has come by. A pass that
+  has not seen everything says so, and the command fails.
 - Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
   and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, to no effect.
 """
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker_plugin.client import Channel, Connection
+from broker_plugin.client import Channel, Connection, has_a_free_way_back
 from broker_plugin.client_errors import Address, ChannelClosed
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.headers import cut, position
@@ -29,11 +31,14 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 
 WINDOW_MESSAGES = 200
+#: That one more reader may hold, of those that have a position; a connection has some two thousand channels.
+HELD_MESSAGES = 1_000
 IDLE_S = 5.0
+QUIET_S = 0.05
 #: Above every consumer that an application is likely to have.
 PRIORITY = 1_000
 
-Delivered = tuple[int, bytes, bytes]  # delivery tag, content header, body
+Delivered = tuple[Channel, int, bytes, bytes]  # where to acknowledge it, delivery tag, content header, body
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -103,12 +108,13 @@ def _run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise LrqError(f"{args.definitions} cannot be read: {error.strerror}") from error
     # rabbitmqctl may print a line of its own first.
-    for definitions in read_definitions(text[max(text.find("{"), 0) :], args.vhost):
-        asyncio.run(_adopt(definitions, args.to, dry_run=args.dry_run))
-    return 0
+    whole = [asyncio.run(_adopt(each, args.to, dry_run=args.dry_run)) for each in read_definitions(text[max(text.find("{"), 0) :], args.vhost)]
+    return 0 if all(whole) else 1
 
 
-async def _adopt(definitions: _Definitions, url: str, *, dry_run: bool) -> None:
+async def _adopt(definitions: _Definitions, url: str, *, dry_run: bool) -> bool:
+    """Returns whether everything that was to be adopted was seen."""
+    whole = True
     connection = await Connection.open(Address.parse(url, definitions.vhost))
     try:
         if not dry_run:
@@ -129,10 +135,14 @@ async def _adopt(definitions: _Definitions, url: str, *, dry_run: bool) -> None:
             if dry_run:
                 print(f"  {name}: {depth} messages", flush=True)
             else:
-                adopted = await _Pass(connection, name, depth).run()
-                print(f"  {name}: {adopted} of {depth} messages adopted" + ("" if adopted else " (none was without a position)"), flush=True)
+                # Quorum queues have priorities since RabbitMQ 4.
+                by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and has_a_free_way_back(connection))
+                this = _Pass(connection, name, depth, by_priority=by_priority)
+                whole &= await this.run()
+                print(f"  {name}: {this.told()}", flush=True)
     finally:
         await connection.close()
+    return whole
 
 
 def _kind(queue: dict[str, Any]) -> str:
@@ -151,38 +161,96 @@ async def _declare(channel: Channel, definitions: _Definitions) -> None:
 
 
 class _Pass:
-    """One pass over a queue."""
+    """One pass over a queue of `depth` messages."""
 
-    def __init__(self, connection: Connection, queue: str, depth: int) -> None:
+    def __init__(self, connection: Connection, queue: str, depth: int, *, by_priority: bool) -> None:
         self._connection = connection
         self._queue = queue
-        self._left = depth
+        self._depth = depth
+        self._by_priority = by_priority
         self._arrived: asyncio.Queue[Delivered] = asyncio.Queue()
+        self._readers: list[Channel] = []
+        self._consumer = ""  # of the last reader; the others only hold what they have
+        self._room = 0  # how many more the last reader may hold
+        self._adopted = 0
+        self._held = 0  # that had a position: given back at the end
+        self._whole = False
 
-    async def run(self) -> int:
-        """Returns the number of messages adopted. Raises LrqError if the broker refuses one; it stays where it was."""
-        reader = await self._connection.channel()
+    def told(self) -> str:
+        """How it went."""
+        said = f"{self._adopted} of {self._depth} messages adopted"
+        if not self._whole:
+            return f"{said}, and not all were seen: nothing more came for {IDLE_S:g} s. Does a consumer hold or take them? End it, and run this again"
+        return said if self._adopted else f"{said} (none was without a position)"
+
+    async def run(self) -> bool:
+        """Returns whether it has seen everything that was there. Raises LrqError if the broker refuses a message; it stays where it was."""
         writer = await self._connection.channel()
-        await reader.qos(WINDOW_MESSAGES)
         await writer.confirm_select()
-        tag = await reader.consume(
-            self._queue,
-            lambda tag, _redelivered, _exchange, _key, header, body: self._arrived.put_nowait((tag, header, body)),
-            arguments={"x-priority": PRIORITY},
-        )
-        adopted = 0
         try:
-            while self._left > 0:
+            while not await self._is_over():
+                if not self._room:
+                    await self._read_on()
                 window = await self._window()
                 if not window:
                     break
-                adopted += await self._move(reader, writer, window)
+                await self._move(writer, window)
+            else:
+                self._whole = True
         except ChannelClosed as error:
             raise LrqError(f"queue {self._queue}: the broker refuses to take a message again: {error.text}") from error
-        await reader.cancel(tag)
-        await reader.close()  # what was delivered beyond the pass goes back
+        await self._give_back()
         await writer.close()
-        return adopted
+        return self._whole
+
+    async def _give_back(self) -> None:
+        """Lets go what is held, and what was delivered beyond the pass: in order, when nothing is on its way any more; and if there is a way that
+        does not count as a delivery attempt, in that."""
+        if self._readers:
+            await self._all_arrived(self._readers[-1])
+            await self._readers[-1].cancel(self._consumer)
+        for reader in self._readers:
+            if has_a_free_way_back(self._connection):
+                reader.nack(0, multiple=True)
+            await reader.close()
+
+    async def _all_arrived(self, reader: Channel) -> None:
+        """Waits until nothing more is on its way. What the queue had given out when it answered stands in the broker's channel by then."""
+        met = -1
+        while met != self._arrived.qsize():
+            met = self._arrived.qsize()
+            await asyncio.sleep(QUIET_S)
+            await reader.queue_declare(self._queue, passive=True)
+            await reader.flow()
+
+    async def _read_on(self) -> None:
+        """Opens one more reader, as the one before holds as much as it may."""
+        self._room = HELD_MESSAGES if self._readers else WINDOW_MESSAGES
+        if self._readers:
+            await self._readers[-1].cancel(self._consumer)
+        try:
+            reader = await self._connection.channel()
+        except ChannelClosed as error:
+            what = f"queue {self._queue} has {self._held} messages with a position before others, and no more can be held"
+            raise LrqError(f"{what}: {error.text}") from error
+        await reader.qos(self._room)
+        self._consumer = await reader.consume(
+            self._queue,
+            lambda tag, _redelivered, _exchange, _key, header, body: self._arrived.put_nowait((reader, tag, header, body)),
+            arguments={"x-priority": PRIORITY},
+        )
+        self._readers.append(reader)
+
+    async def _is_over(self) -> bool:
+        if self._adopted >= self._depth:
+            return True
+        if not self._by_priority:
+            return self._held > 0  # behind the first that has a position, all have
+        if self._held < self._depth or not self._arrived.empty():
+            return False
+        # As many as there were and as were published have come by. With what somebody else published, something may still be behind it.
+        _, ready, _ = await self._readers[-1].queue_declare(self._queue, passive=True)
+        return ready == 0 and self._arrived.empty()
 
     async def _window(self) -> list[Delivered]:
         """What has come, at most WINDOW_MESSAGES; empty if nothing comes any more."""
@@ -192,21 +260,20 @@ class _Pass:
                 window.append(await self._arrived.get())
         except TimeoutError:
             return []
-        while not self._arrived.empty() and len(window) < min(WINDOW_MESSAGES, self._left):
+        while not self._arrived.empty() and len(window) < min(WINDOW_MESSAGES, self._depth - self._adopted):
             window.append(self._arrived.get_nowait())
         return window
 
-    async def _move(self, reader: Channel, writer: Channel, window: list[Delivered]) -> int:
-        new = [(tag, header, body) for tag, header, body in window if position(header) is None]
+    async def _move(self, writer: Channel, window: list[Delivered]) -> None:
+        new = [delivered for delivered in window if position(delivered[2]) is None]
         refused = writer.refused
-        for _, header, body in new:
+        for _, _, header, body in new:
             writer.publish_content("", self._queue, cut(header, b"CC"), body)  # the other queues that it names have copies of their own
         await writer.confirmed()
         if writer.refused > refused:
             raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")
-        for tag, _, _ in new:
+        for reader, tag, _, _ in new:
             reader.ack(tag)
-        self._left -= len(window)
-        if len(new) < len(window) or writer.error is not None:
-            self._left = 0  # behind the first that has a position, all have
-        return len(new)
+        self._adopted += len(new)
+        self._held += len(window) - len(new)
+        self._room -= len(window) - len(new)

@@ -62,9 +62,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     republish.set_defaults(run=_republish)
 
 
+def _may_save(target: Target, file: Path) -> None:
+    """Raises LrqError for what `_save` would refuse at once: the file exists, or the node has no tail."""
+    if file.exists():
+        raise LrqError(f"{file} exists already", todo="Name a file that does not")
+    try:
+        http_open(f"{target.http}/tail", timeout=READ_TIMEOUT_S).close()
+    except urllib.error.HTTPError as refusal:
+        raise refused(target, refusal) from refusal
+    except (OSError, http.client.HTTPException) as error:
+        raise LrqError(f"{target.http}/tail cannot be read: {error}", retriable=True) from error
+
+
 def _reinit(args: argparse.Namespace) -> int:
     target = named(args.node, find_targets(args.config, args.dir))
-    if args.export and not args.dry_run:
+    if args.export and args.dry_run:
+        _may_save(target, args.export)
+    elif args.export:
         count = _save(target, args.export)
         print(f"{count} entries are in {args.export}", file=sys.stderr)
     print(tell(target, "reinit", {"dry_run": args.dry_run}))

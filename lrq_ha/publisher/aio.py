@@ -25,7 +25,7 @@ from lrq_ha.publisher.aio_link import AsyncLink, Handlers, connection_url
 from lrq_ha.publisher.aio_provider import AsyncFullSyncs, AsyncProvider
 from lrq_ha.publisher.confirm import AsyncConfirm
 from lrq_ha.publisher.core import BasePublisher, Draft, Lane
-from lrq_ha.publisher.errors import FencedError, InvalidArgument, PublisherClosed
+from lrq_ha.publisher.errors import FencedError, InvalidArgument, PublisherClosed, anew
 from lrq_ha.publisher.messages import Addressed, LogEntries
 from lrq_ha.publisher.provider import LOOK_S
 from lrq_ha.publisher.transaction import Transaction
@@ -67,7 +67,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
             PublisherClosed: It was closed before.
         """
         if self._failure is not None:
-            raise self._failure
+            raise anew(self._failure)
         if self._loop is not None:
             raise IllegalEvent(f"Publisher {self.producer} is connected already")
         self._loop = asyncio.get_running_loop()
@@ -169,9 +169,9 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
 
     def _check_loop(self) -> None:
         if self._loop is None:
-            raise self._failure or IllegalEvent(
-                f"Publisher {self.producer} is not connected", todo="Use `async with AsyncPublisher(…)`, or await connect()"
-            )
+            if self._failure is not None:
+                raise anew(self._failure)
+            raise IllegalEvent(f"Publisher {self.producer} is not connected", todo="Use `async with AsyncPublisher(…)`, or await connect()")
         if asyncio.get_running_loop() is not self._loop:
             raise IllegalEvent(
                 f"Publisher {self.producer} belongs to another event loop",
@@ -220,7 +220,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
             raise self._not_flushed(late, timeout_s)
         unseen = self._unseen_failure()
         if unseen is not None:
-            raise unseen
+            raise anew(unseen)
 
     async def _until(self, done: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits for `done()`, at most so many seconds. The caller sees which."""

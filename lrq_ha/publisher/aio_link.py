@@ -301,8 +301,7 @@ class AsyncLink:
             try:
                 channel = await self._log_in(connection)
                 was_ready = True
-                while True:
-                    channel = await self._serve(connection, channel)
+                await connection.while_open(self._serve_on(connection, channel), self._consume(connection))
             except asyncio.CancelledError:
                 await self._log_out(connection)
                 raise
@@ -376,6 +375,10 @@ class AsyncLink:
 
     # ---- sending and confirms
 
+    async def _serve_on(self, connection: Connection, channel: Channel) -> None:
+        while True:
+            channel = await self._serve(connection, channel)
+
     async def _serve(self, connection: Connection, channel: Channel) -> Channel:
         """Sends and reads until the connection ends. If the broker closes the channel because of a message, returns the next channel."""
         if not self._lane.ready:
@@ -384,9 +387,7 @@ class AsyncLink:
             _LOG.info("%s takes publishes of producer %s", self._addresses.here, self._window.producer)
             self._handlers.ready()
         try:
-            await connection.while_open(
-                self._send(connection, channel), self._read(channel), self._watch(connection), self._consume(connection)
-            )
+            await connection.while_open(self._send(connection, channel), self._read(channel), self._watch(connection))
         except _ClosedByBroker as closed:
             sent = self._window.in_flight
             if not sent:
@@ -438,6 +439,7 @@ class AsyncLink:
     # ---- reading a stream from its beginning
 
     async def _consume(self, connection: Connection) -> None:
+        """For as long as the connection: its channel outlives those that the broker closes because of a message."""
         await self._reads.wait()
         assert self._consumer is not None
         stream, begin, message = self._consumer

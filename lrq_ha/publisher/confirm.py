@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
-from lrq_ha.publisher.errors import ConfirmTimeout
+from lrq_ha.publisher.errors import ConfirmTimeout, anew
 from lrq_ha.replication.errors import LrqError
 
 _LOG = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class BaseConfirm:
     def _outcome(self) -> str:
         self.observed = True
         if self._error is not None:
-            raise self._error
+            raise anew(self._error)  # it may be that of many messages
         return self.replication_id
 
     def _timed_out(self, timeout_s: float | None) -> LrqError:

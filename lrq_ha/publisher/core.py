@@ -26,7 +26,7 @@ import pika
 
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import BaseConfirm
-from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, PublisherClosed, WaitTimeout, WindowFull
+from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, PublisherClosed, WaitTimeout, WindowFull, anew
 from lrq_ha.publisher.messages import LOG_PRODUCER_SUFFIX, MESSAGE_BYTES_MAX, LogEntries
 from lrq_ha.publisher.nodes import Addresses
 from lrq_ha.publisher.window import Settled, Window
@@ -205,7 +205,7 @@ class BasePublisher(ABC, Generic[C]):
     def _take(self, draft: Draft[C]) -> C:
         """Gives the next replication ID of the lane's producer, and puts the message in line."""
         if self._failure is not None:
-            raise self._failure
+            raise anew(self._failure)
         lane = draft.lane
         replication_id = lane.window.next_id()
         content = draft.body(replication_id)

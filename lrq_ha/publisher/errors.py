@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from lrq_ha.replication.errors import LrqError
 
 
+def anew(error: LrqError) -> LrqError:
+    """An error that was raised before, to be raised again: without the frames of that time (and what they hold), or they would grow each time."""
+    return error.with_traceback(None)
+
+
 class InvalidArgument(LrqError, ValueError):
     """An argument that can never work (a bad name, no destination, a payload that is not bytes). Nothing was sent."""
 

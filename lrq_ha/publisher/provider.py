@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.confirm import BaseConfirm, Confirm
-from lrq_ha.publisher.errors import FullSyncCancelled, NackedError
+from lrq_ha.publisher.errors import FullSyncCancelled, NackedError, anew
 from lrq_ha.publisher.fullsync import Begin, Effect, FullSyncRequest, RequestBook
 from lrq_ha.publisher.messages import LogEntries, checked_bytes, full_sync_status
 from lrq_ha.replication.errors import IllegalEvent, LrqError
@@ -112,7 +112,7 @@ class BaseContext(Generic[C]):
             if error is not None:
                 for each in self._unconfirmed:
                     each.observed = True  # this failure stands for theirs
-                raise error
+                raise anew(error)
 
     def _report(self, state: pb.FullSyncRequest.State) -> None:
         request = self.request

@@ -20,7 +20,7 @@ from pika.adapters.select_connection import IOLoop
 
 from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.core import LOGOUT_S, BasePublisher, Draft, Lane
-from lrq_ha.publisher.errors import FencedError, InvalidArgument, PublisherClosed
+from lrq_ha.publisher.errors import FencedError, InvalidArgument, PublisherClosed, anew
 from lrq_ha.publisher.link import Handlers, Link, State, parameters
 from lrq_ha.publisher.messages import Addressed, LogEntries
 from lrq_ha.publisher.provider import LOOK_S, FullSyncs, Provider
@@ -174,7 +174,7 @@ class Publisher(BasePublisher[Confirm]):
                 raise self._not_flushed(late, timeout_s)
             unseen = self._unseen_failure()
         if unseen is not None:
-            raise unseen
+            raise anew(unseen)
 
     def _wait(self, done: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits for the I/O thread under the lock; not at all on the I/O thread itself, which cannot wait for itself."""

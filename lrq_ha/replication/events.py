@@ -198,6 +198,7 @@ class RemoveRequest:
     """The operator removes a node from the set (static coordination, mode strict)."""
 
     node: int
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

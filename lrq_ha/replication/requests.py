@@ -129,6 +129,8 @@ class Requests:
             self._answer(False, self._ask())
         elif event.node == node.me or event.node not in node.log.members:
             self._answer(False, f"{node.name(event.node)} is not in the set")
+        elif event.dry_run:
+            self._answer(True, f"would take {node.name(event.node)} out of the set; it must not be promoted before it has rejoined")
         else:
             self._leader.set.remove(event.node, "the operator removed it")
             self._leader.advance_safe(now)

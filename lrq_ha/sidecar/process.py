@@ -124,10 +124,7 @@ class Process:
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
         """Takes a node out of the set."""
         [number] = self._numbers(node)
-        incarnation = self._running()
-        if dry_run:
-            return True, f"would take {node} out of the set; it must not be promoted before it has rejoined"
-        return await incarnation.orders.ask(RemoveRequest(number))
+        return await self._running().orders.ask(RemoveRequest(number, dry_run))
 
     async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Hands over to a backup, in order."""

@@ -52,13 +52,13 @@ class Renewals:
         """R17: publishes everything live again behind a CHECKPOINT, one queue after the other. Arguments as of `Orders.switchover` and `Renewal`."""
         if not self._node.serving:
             return False, f"{self._name} is not primary"
+        if self._turning_away.busy:
+            return False, f"not now: {self._turning_away.busy}"
         if dry_run:
             if refusals := await self._renewal(0, timeout_s, force=force, dead_letters_arrived=dead_letters_arrived).refusals():
                 return False, "it would be given up: " + "; ".join(refusals)
             queues, held = len(self._replica.declared.definitions.queues()), self._turning_away.held()
             return True, f"would publish again what is live in {queues} queues, one after the other; consumers hold {held} messages"
-        if self._turning_away.busy:
-            return False, f"not now: {self._turning_away.busy}"
         self._turning_away.renewing = f"node {self._name} renews its log"
         task = self._life.spawn(self._renew(timeout_s, force=force, dead_letters_arrived=dead_letters_arrived))
         await self._life.wait(task)

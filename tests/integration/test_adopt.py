@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from load import command, depth, eventually, in_sync
 
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = pytest.mark.broker
 
 MESSAGES = 1_234
 
@@ -68,6 +69,7 @@ def drained(url: str, queue: str) -> list[tuple[int, pika.BasicProperties]]:
     return found
 
 
+@pytest.mark.one_version("4.3")
 def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_version: str, tmp_path: Path) -> None:
     lab = new_lab({"east": 2}, broker=broker_version)
     lab.up()
@@ -106,6 +108,53 @@ def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_
     connection.close()
 
 
+def only(queue: str, arguments: dict[str, object], tmp_path: Path) -> Path:
+    """Definitions with this queue alone."""
+    file = tmp_path / "definitions.json"
+    made = {"vhost": "/", "name": queue, "durable": True, "auto_delete": False, "arguments": arguments}
+    file.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [made], "exchanges": [], "bindings": []}))
+    return file
+
+
+@pytest.mark.parametrize("arguments", [{"x-max-priority": 10}, {"x-queue-type": "quorum"}], ids=["classic", "quorum"])
+def test_old_messages_that_new_copies_overtake(pair: Lab, tmp_path: Path, arguments: dict[str, object]) -> None:
+    """Of high priority, copies come before what is old and of low priority: it stopped there, and said that nothing was left."""
+    primary, backup = in_sync(pair)
+    queue = f"overtaken-{uuid.uuid4().hex[:8]}"
+    with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        channel.confirm_delivery()
+        for number in range(1_000):
+            channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2, priority=9 if number < 300 else 0))
+    definitions, door = only(queue, arguments, tmp_path), pair.nodes[primary].door
+    code, said = adopt(definitions, "--to", door)
+    assert (code, f"{queue}: 1000 of 1000 messages adopted" in said) == (0, True), said
+    code, said = adopt(definitions, "--to", door)
+    assert (code, f"{queue}: 0 of 1000 messages adopted (none was without a position)" in said) == (0, True), said
+    eventually("all of them on the backup", lambda: depth(pair.nodes[backup].broker, queue) == 1_000)
+    found = [(properties.priority or 0, number) for number, properties in drained(door, queue)]
+    for priority, numbers in ((9, range(300)), (0, range(300, 1_000))):
+        assert [number for each, number in found if each == priority] == list(numbers), "each once, and in order"
+
+
+def test_a_pass_that_does_not_see_everything_fails(pair: Lab, tmp_path: Path) -> None:
+    """Another consumer is the active one, so nothing comes: it said that there was nothing to adopt."""
+    primary, _ = in_sync(pair)
+    queue, arguments = f"taken-{uuid.uuid4().hex[:8]}", {"x-single-active-consumer": True}
+    with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        channel.confirm_delivery()
+        for number in range(5):
+            channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        channel.basic_qos(prefetch_count=1)
+        channel.basic_consume(queue, lambda *_: None)
+        code, said = adopt(only(queue, arguments, tmp_path), "--to", pair.nodes[primary].door)
+    assert (code, f"{queue}: 0 of 4 messages adopted, and not all were seen" in said) == (1, True), said
+
+
+@pytest.mark.one_version("4.3")
 def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
     door = pair.nodes[str(pair.primary("east"))].door
     bad = tmp_path / "bad.json"

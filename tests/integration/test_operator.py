@@ -146,6 +146,8 @@ def test_promotions_that_make_no_sense_are_refused(lab: Lab, names: tuple[str, s
     refused(lab, r"there is no node e9\. Known nodes: e1, e2", "promote", "e9")
     refused(lab, r"there is no node e9\. Known nodes: e1, e2", "promote", backup, "--down", "e9")
     refused(lab, r"there is no node e9", "remove", "e9")
+    refused(lab, f"{primary} is not in the set", "remove", primary)
+    refused(lab, f"{primary} is not in the set", "remove", primary, "--dry-run")
     request = urllib.request.Request(f"{lab.nodes[backup].http}/promote", b'{"down": ["e9"]}', {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request)
@@ -399,10 +401,13 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     # It begins anew: what it alone held is saved, and published again.
     tail = tmp_path / "tail.jsonl"
     refused(lab, f"{backup} is primary: only a backup can be made anew", "reinit", backup, "--discard")
-    refused(lab, f"{backup} is active, not diverged", "reinit", backup, "--export", str(tail))
-    assert not tail.exists()
     (tmp_path / "other").touch()
-    refused(lab, "other exists already", "reinit", primary, "--export", str(tmp_path / "other"))
+    for dry_run in ((), ("--dry-run",)):
+        refused(lab, f"{backup} is active, not diverged", "reinit", backup, "--export", str(tail), *dry_run)
+        refused(lab, "other exists already", "reinit", primary, "--export", str(tmp_path / "other"), *dry_run)
+    code, said = run(lab, "reinit", primary, "--export", str(tail), "--dry-run")
+    assert (code, f"would drop entries {found[1]} to {found[2]}" in said) == (0, True), said
+    assert not tail.exists()
     code, said = run(lab, "reinit", primary, "--discard", "--dry-run")
     assert code == 0
     assert f"would drop entries {found[1]} to {found[2]}, which it alone may hold" in said

@@ -15,9 +15,11 @@ from publisher_api import PATIENCE_S, inside, no_primary
 from raw_client import RawClient
 from raw_client import publish as raw_publish
 
+from broker_plugin.endpoints import TRANSMISSION_BYTES_MAX
 from broker_plugin.headers import field
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import FencedError, FullSyncRequest, NackedError
+from lrq_ha.publisher.fullsync import RequestBook
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
@@ -127,6 +129,25 @@ def test_the_server_asks_for_a_full_sync(lab: Lab, api: Make, name: str) -> None
         p.transmit_log_entry_message(b"delta", ["west"]).result(PATIENCE_S)
         eventually("the server to ask", lambda: bool(served))
     assert [(request.client_name, request.destination) for request in served] == [(name, "west")]
+
+
+def test_a_refused_entry_leaves_the_connection_and_what_it_reads(
+    lab: Lab, api: Make, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The door closes the channel for it; to read LRQ_Status on a channel that was open already ended the connection."""
+    read: list[None] = []
+    replay = RequestBook.replay
+    monkeypatch.setattr(RequestBook, "replay", lambda self: (read.append(None), replay(self)))
+    with api(doors(lab), name, name) as p:
+        p.on_full_sync(lambda request, context: context.complete())
+        p.transmit_log_entry_message(b"", ["west"]).result(PATIENCE_S)
+        eventually("the stream to be read", lambda: bool(read))
+        with pytest.raises(NackedError, match="too many for one message"):
+            p.transmit_log_entry_message(bytes(TRANSMISSION_BYTES_MAX), ["west"]).result(PATIENCE_S)
+        p.transmit_log_entry_message(b"", ["west"]).result(PATIENCE_S)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("lrq_ha.publisher") and record.levelname == "WARNING"]
+    assert {"closed the channel" in each for each in said} == {True}, said
+    assert len(read) == 1, "it goes on"
 
 
 def test_failover_loses_and_repeats_nothing_and_tells_two_of_one_name(lab: Lab, api: Make, name: str) -> None:

@@ -247,6 +247,7 @@ EVENTS: list[Event] = [
     Recovered(E3_1),
     RemoveRequest(1),
     RemoveRequest(2),
+    RemoveRequest(2, dry_run=True),
     PromoteRequest(),
     PromoteRequest(dry_run=True),
 ]
@@ -839,8 +840,16 @@ def test_a_node_that_is_no_longer_configured() -> None:
 )
 def test_remove_is_refused(make: Any, node: int, text: str) -> None:
     d = make()
-    d.feed(RemoveRequest(node))
-    assert d.answer() == Answer(False, text)
+    for dry_run in (False, True):
+        d.feed(RemoveRequest(node, dry_run))
+        assert d.answer() == Answer(False, text), f"dry_run {dry_run}"
+
+
+def test_a_dry_run_of_remove_changes_nothing() -> None:
+    d = leader()
+    d.feed(RemoveRequest(2, dry_run=True))
+    assert d.answer() == Answer(True, "would take e2 out of the set; it must not be promoted before it has rejoined")
+    assert d.node.log.members == BOTH
 
 
 def rejoining(**options: Any) -> Driver:

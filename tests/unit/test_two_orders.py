@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_the_second_is_refused_and_changes_nothing(force: bool, dry_run: bool) -
         assert second == (False, f"not now: {UNDER_WAY}")
         assert incarnation._door.draining
         assert not first.done()
+
+    run(check)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_renewal_is_refused_meanwhile(dry_run: bool) -> None:
+    """A dry run said that it would be done."""
+
+    async def check(incarnation: Incarnation, _first: asyncio.Task[tuple[bool, str]]) -> None:
+        incarnation.renewals._node = SimpleNamespace(serving=True)  # type: ignore[assignment]
+        found = await incarnation.renewals.renew(1.0, force=False, dead_letters_arrived=False, dry_run=dry_run)
+        assert found == (False, f"not now: {UNDER_WAY}")
 
     run(check)
 
