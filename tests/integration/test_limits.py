@@ -187,7 +187,9 @@ def test_repeats_that_wait_are_limited(lab: Lab, url: str) -> None:
         other.send(publish_in(other, 1 << 20, key="repeats") * 20)
         assert other.confirmed(20) == set()
         deaf(client, named)
-        client.send(building.method_frame(1, commands.Confirm.Select(nowait=True)))
+        client.call(1, commands.Confirm.Select(), frames.CONFIRM_SELECT_OK)
+        client.send(publish(1, "repeats", b"may I?"))
+        assert client.confirmed(1) == set()
         client.send(building.method_frame(1, commands.Basic.Consume(queue="repeats")))
         time.sleep(1.0)  # in which as much is under way as there is room for
         before = told(lab, "e1")
