@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pika
 import pytest
-from load import all_applied, consume, declare, depth, eventually, in_sync, switch_over, told
+from load import command, consume, declare, depth, eventually, in_sync, renew, switch_over, told
 
 from lrq_ha.lab import Lab, brokers
 
@@ -88,4 +88,9 @@ def test_a_vhost_that_is_deleted(lab: Lab) -> None:
     lab.wait_role(backup, "active")
     assert sorted(consume(lab.nodes[backup].door, kept, 30)) == list(range(30))
     assert f"this broker has no vhost '{vhost}'" in "".join(node.log.read_text() for node in lab.nodes.values())
-    all_applied(lab, *lab.nodes)
+    primary, backup = in_sync(lab, applied=True)
+    renew(lab)
+    code, said = command("reinit", backup, "--discard", lab=lab)
+    assert code == 0, said
+    eventually("it to begin anew", lambda: "everything in it was deleted from its broker" in lab.nodes[backup].log.read_text())
+    assert in_sync(lab, applied=True) == (primary, backup)
