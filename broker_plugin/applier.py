@@ -242,11 +242,13 @@ class Applier:
             waiting.popleft()
             replica.to_apply_bytes -= entry.size
             self._busy = True
+            replica.applying = entry.first
             if not self._follows and replica.follows:
                 self._follows = True
                 await self.on_follow()
             await self._apply(entry)
             self._busy = False
+            replica.applying = 0
             self._turn += entry.count
             if self._turn >= TURN_MESSAGES_MAX:
                 self._turn = 0

@@ -216,7 +216,7 @@ class Door:
         A process that takes over its name would give the same IDs to messages of its own, which would count as repeats.
         """
         for relay in list(self.relays):
-            if relay.producer_key == key and relay is not asker:
+            if relay.producer_key == key and relay is not asker and not (relay.instance and relay.instance == asker.instance):
                 relay.close_client(CONNECTION_FORCED, f"another connection has asked how far producer '{relay.producer}' has come")
 
     # ---- what connections have in common -----------------------------------------------------------------------------

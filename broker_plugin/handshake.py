@@ -108,6 +108,11 @@ class Handshake:
         """The producer that the client announces; empty if it does not."""
         return str(self._properties.get("lrq_producer", ""))
 
+    @property
+    def instance(self) -> str:
+        """What the connections of one publisher have in common; empty if it does not say."""
+        return str(self._properties.get("lrq_instance", ""))
+
     def forget(self) -> None:
         """The login is over: the password is needed no more."""
         self._who = None

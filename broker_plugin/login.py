@@ -306,6 +306,7 @@ class ClientSide(asyncio.Protocol):
             user=agreed.user,
             vhost=agreed.vhost,
             producer=agreed.producer,
+            instance=agreed.instance,
             peer=Peer(site=agreed.site) if agreed.site is not None else None,
             may_write=self._may_write,
             told_blocked=agreed.hears_blocked,

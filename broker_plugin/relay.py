@@ -48,6 +48,7 @@ class Relay(End):
         client, broker: The two transports.
         user, vhost: Who logged in, and where.
         producer: The name that the client announced; empty if none.
+        instance: What it has in common with the other connections of the same publisher; empty if it does not say.
         peer: Who the other end is, if it is a sidecar.
         may_write: The broker lets the user publish to queues by their names (asked in vhost lrq only, of producers).
         frame_max_bytes: What holds on the client's side.
@@ -92,6 +93,7 @@ class Relay(End):
         user: str,
         vhost: str,
         producer: str,
+        instance: str,
         peer: endpoints.Peer | None,
         may_write: bool,
         frame_max_bytes: int,
@@ -106,7 +108,7 @@ class Relay(End):
         self.client: asyncio.Transport | None = client
         self.broker = broker
         self.user, self.vhost = user, vhost
-        self.producer = producer
+        self.producer, self.instance = producer, instance
         self.producer_key = producer_key(user, producer) if producer else ""
         self.id_prefix = f"{producer}/".encode()
         self.peer = peer

@@ -86,6 +86,7 @@ class Replica:
         barrier: Before declarations.
         moving: What waits at the door of this node until these queues have been moved (R17).
         to_apply, to_apply_bytes: What waits for the applier.
+        applying: The first of the entries that it is applying; 0: none.
         begins_at: The CHECKPOINT at which this node's log began (R17); 0: at entry 1.
         epoch_from: Everything up to it is of earlier epochs, while this node leads.
         last_operation: The last entry of this node that is one.
@@ -107,6 +108,8 @@ class Replica:
         self.moving: dict[QueueKey, Moving] = {}
         self.to_apply: deque[Entry] = deque()
         self.to_apply_bytes = 0
+        self.applying = 0
+        self.index.filter.reached = self.reached
         self.begins_at = 0
         self.epoch_from = 0
         self.last_operation = 0
@@ -148,6 +151,12 @@ class Replica:
         """Whether another node was the last whose entries are safe: this broker's queues are not what clients use."""
         epoch = self.node.log.epoch_at(min(self.progress.safe, self.node.log.end))
         return epoch > 0 and owner_of(epoch) != self.node.me
+
+    def reached(self) -> int:
+        """The entry that the applier has come to."""
+        if self.applying:
+            return self.applying - 1
+        return self.to_apply[0].first - 1 if self.to_apply else self.progress.safe
 
     def stamp_of(self, header: bytes) -> tuple[int, int] | None:
         """(sequence, generation) of the stamp in a content header's payload; None if it has none that a door wrote."""

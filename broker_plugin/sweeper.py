@@ -355,7 +355,7 @@ class _Pass:
         self._rejects: list[int] = []
         self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
         self._kept_first = 0  # delivery tag of the first that is kept; 0: none
-        self.undecided: set[int] = set()  # sequences of copies that are kept, as an operation on them is not safe yet
+        self.undecided: set[int] = set()  # sequences of copies that are kept, as an operation on them is not safe yet, or too early
 
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
@@ -367,6 +367,8 @@ class _Pass:
         sequence, generation = stamp
         path = deaths(header)
         verdict = self.target.verdict(sequence, generation, path)
+        if verdict is Verdict.REJECT and self.target.is_early(sequence):
+            verdict = Verdict.HOLD
         if verdict is Verdict.ACK:
             self._acks.append(tag)
         elif verdict is Verdict.REJECT:

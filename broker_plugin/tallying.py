@@ -62,6 +62,11 @@ class Tallies:
         if not entry.messages and not keeps_dead_letters:
             self._empty.setdefault(key, deque(maxlen=EMPTY_KEPT)).append((sequence, entry.upto))
 
+    def restored(self, entry: pb.Tally) -> None:
+        """One on which an earlier incarnation has not acted. Which queues were empty before others nobody knows any more."""
+        key = (entry.vhost, entry.queue)
+        self._pending[key] = Tally(0, key, entry.upto, entry.messages, RangeSet.from_flat(entry.held), RangeSet.from_flat(entry.spared))
+
     def keys(self) -> tuple[QueueKey, ...]:
         """The queues with a tally."""
         return tuple(self._pending)

@@ -56,7 +56,7 @@ _LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and th
     QUEUE_PURGE: (1, 1, 0),
     QUEUE_UNBIND: (3, 0, 0),
 }
-RANDOM_EXCHANGES = frozenset({"x-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"})
+RANDOM_EXCHANGES = frozenset({"x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"})
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 

@@ -277,8 +277,6 @@ class AsyncLink:
         self._login_timeout_s = login_timeout_s
         self._confirm_timeout_s = confirm_timeout_s
         self._handlers = handlers
-        producer = lane.window.producer
-        self._properties = {"lrq_producer": producer, "connection_name": f"lrq publisher {producer}"}
         self._work = asyncio.Event()  # something may be in line
         self._reads = asyncio.Event()  # there is a consumer
         self._consumer: tuple[str, Callable[[], None], Callable[[bytes], None]] | None = None
@@ -297,7 +295,7 @@ class AsyncLink:
         while True:
             self._addresses.trying()
             url = self._urls[self._addresses.index]
-            connection = Connection(url, self._properties, self._tls)
+            connection = Connection(url, self._lane.properties, self._tls)
             began_s = time.monotonic()
             was_ready = False
             try:

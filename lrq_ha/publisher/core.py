@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pika
 
@@ -47,9 +48,13 @@ class Lane(Generic[C]):
 
     Attributes:
         ready: Whether a node takes publishes now. Its link says so.
+        properties: What its connections say of themselves. Those of one publisher have the same `lrq_instance`: one that asks how far the producer
+            has come ends all others' of that name, whose messages a door may not have read yet.
     """
 
-    def __init__(self, window: Window[Outgoing[C]], addresses: Addresses) -> None:
+    def __init__(self, window: Window[Outgoing[C]], addresses: Addresses, instance: str) -> None:
+        producer = window.producer
+        self.properties = {"lrq_producer": producer, "lrq_instance": instance, "connection_name": f"lrq publisher {producer}"}
         self.window = window
         self.addresses = addresses
         self.ready = False
@@ -133,9 +138,10 @@ class BasePublisher(ABC, Generic[C]):
         self._failed: deque[C] = deque(maxlen=FAILURES_KEPT)
         self._announced: bool | None = None  # the last ClientStatus sent: whether there is a full sync provider
         self._process = os.getpid()
+        instance = uuid4().hex
 
         def lane(to: str, of: str) -> Lane[C]:
-            return Lane(Window(of, window, window_bytes), Addresses(to, [address(node) for node in nodes]))
+            return Lane(Window(of, window, window_bytes), Addresses(to, [address(node) for node in nodes]), instance)
 
         self._own = lane(vhost, self.producer)
         self._log = lane(messages.VHOST, self.producer + LOG_PRODUCER_SUFFIX)

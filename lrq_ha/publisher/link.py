@@ -75,7 +75,7 @@ class Handlers:
 
 
 def parameters(
-    url: str, vhost: str, producer: str, heartbeat_s: int, login_timeout_s: float, tls: ssl.SSLContext | None
+    url: str, vhost: str, properties: dict[str, str], heartbeat_s: int, login_timeout_s: float, tls: ssl.SSLContext | None
 ) -> pika.URLParameters:
     """Connection parameters for one address; one attempt, since the link makes the next ones. InvalidArgument for what pika does not take."""
     try:
@@ -88,7 +88,7 @@ def parameters(
     found.heartbeat = heartbeat_s
     found.socket_timeout = found.stack_timeout = login_timeout_s
     found.connection_attempts = 1
-    found.client_properties = {"lrq_producer": producer, "connection_name": f"lrq publisher {producer}"}
+    found.client_properties = properties
     return found
 
 

@@ -48,8 +48,8 @@ class Publisher(BasePublisher[Confirm]):
         handlers = Handlers(self._ready, self._settle, self._fenced)
 
         def link(lane: Lane[Confirm], learn: Sequence[Window[Outgoing[Confirm]]]) -> Link:
-            vhost, producer = lane.addresses.vhost, lane.window.producer
-            nodes = [parameters(url, vhost, producer, self._heartbeat_s, self._login_timeout_s, self._tls) for url in self._nodes]
+            vhost = lane.addresses.vhost
+            nodes = [parameters(url, vhost, lane.properties, self._heartbeat_s, self._login_timeout_s, self._tls) for url in self._nodes]
             return Link(self._loop, self._lock, lane, nodes, learn, self._login_timeout_s, self._confirm_timeout_s, handlers)
 
         self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [])}

@@ -8,6 +8,8 @@ Used by the door (primary) and by the sweeper (backup). Rules:
   this broker moves it too; a DEQUEUE voids also every copy whose `x-death` says that it has been there.
 - A PURGE voids copies that never died, but for those that clients held then. Dead-lettered ones may have come after it; the driver purges the
   broker's queue instead, if clients held nothing. What was rejected or moved goes its way all the same: it had left the queue, and had not yet here.
+- What was rejected goes to where dead letters went at the primary then. So a sweeper moves it only when its node has come to that entry, and has
+  carried out the declarations and purges before it. For that, what was rejected is remembered in two turns: the older ones, and all since.
 - A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
   queue that was gone through, without finding it, a moment before.
 - Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
@@ -20,7 +22,7 @@ Used by the door (primary) and by the sweeper (backup). Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from typing import NamedTuple
@@ -75,6 +77,7 @@ class QueueFilter:
         "_departed",
         "_done",
         "_due",
+        "_early",
         "_filter",
         "_generations",
         "_held",
@@ -105,6 +108,7 @@ class QueueFilter:
         self._overlap = False  # two unsafe operations name the same sequence
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
+        self._early = (_Turn(), _Turn())  # of these, what is to move, by operations that this node may not have come to
         self._departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
         self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
 
@@ -178,12 +182,29 @@ class QueueFilter:
         return bool(self._spared)
 
     def due(self, applied: int) -> int:
-        """How many sequences up to `applied` (R) have an operation whose copy is still to be found."""
-        return int(self._due.rank(applied))
+        """How many sequences up to `applied` (R) have an operation whose copy is to be found now."""
+        early = self._too_early()
+        return int(self._due.rank(applied)) - (int((self._due & early).rank(applied)) if early else 0)
 
     def moves_due(self, upto: int) -> int:
         """How many of those up to an entry were rejected or moved on: they are to leave this queue for others."""
-        return int(self._to_move().rank(upto))
+        return int((self._to_move() - self._too_early()).rank(upto))
+
+    def is_early(self, seq: int) -> bool:
+        """Whether this node has not come to the operation that moves this sequence on. (It may be another one, of the same sequence.)"""
+        return seq in self._too_early()
+
+    def _too_early(self) -> BitMap64:
+        older, newer = self._early
+        if not (older.members or newer.members):
+            return older.members
+        reached = self._filter.reached()
+        if older.last <= reached:
+            older, newer = newer, _Turn()
+            if older.last <= reached:
+                older = _Turn()
+            self._early = (older, newer)
+        return older.members | newer.members
 
     def skipped(self, first: int, last: int) -> None:
         """first .. last were never applied here, so nothing is to be found."""
@@ -301,6 +322,8 @@ class QueueFilter:
                 if op.origin != self.name or dequeued:
                     continue
             self._apply_direct(first, last, self._done if dequeued else self._moved, op.sweep)
+        if op.sweep and not dequeued:
+            self._early[1].add(op.seq, op.ranges)
 
     def _purge(self, ranges: Sequence[int]) -> None:
         end = ranges[-1] + 1
@@ -373,6 +396,8 @@ class QueueFilter:
         for members in (self._done, self._moved, self._due, self._again, self._spared):
             members.remove_range(end + 1, EVERY_SEQUENCE)
         self._purged = min(self._purged, end + 1)
+        for turn in self._early:
+            turn.last = min(turn.last, end)
         for here in self._visits.values():
             here.lose(end)
         self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
@@ -409,6 +434,21 @@ class QueueFilter:
             (here.done if part.dequeued else here.moved)[part.visit] = BitMap64.deserialize(part.positions)
 
 
+class _Turn:
+    """Sequences that operations move on: all of them are to be carried out when the node has come to entry `last`."""
+
+    __slots__ = ("last", "members")
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.members = BitMap64()
+
+    def add(self, op_seq: int, ranges: Sequence[int]) -> None:
+        self.last = max(self.last, op_seq)
+        for first, last in _pairs(ranges):
+            self.members.add_range(first, last + 1)
+
+
 class _Op(NamedTuple):
     seq: int  # of the operation's own entry
     kind: Kind
@@ -430,6 +470,8 @@ class DeliveryFilter:
         self.followers: dict[QueueKey, list[QueueFilter]] = {}  # by queue of the first death: where operations on its dead letters are known
         self._noted: deque[_Op] = deque()  # in log order, all above _safe
         self._safe = 0
+        self.reached: Callable[[], int] = lambda: EVERY_SEQUENCE
+        """The entry that this node has come to: it has carried out all before it, but for what full queues refuse."""
         self.known = 0
         """No entry behind it has decided anything yet; what a record says may come from entries that are safe, and are not known to be so again."""
         self.refused = QueueFilter(("", ""), self)
@@ -652,6 +694,7 @@ class DeliveryFilter:
         parts = [(new._known((record.vhost, record.queue)), record) for record in queues]
         for target, record in parts:
             target._import(record)
+            target._early[1].add(known, [edge for sequence in target._to_move() for edge in (sequence, sequence)])
         new._departed = {target.key: None for target, record in sorted(parts, key=lambda each: each[1].departed) if record.departed}
         if refused:
             new.refused._done = BitMap64.deserialize(refused)

@@ -41,10 +41,11 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     """
     last, tallies = await read_applied(streams)
     for tally in tallies:
-        replica.index.tallies.noted(0, tally)
+        replica.index.tallies.restored(tally)
     replica.index.generations = Generations(last.generations)
     replica.index.generations.opened(last.applied, streams.generation)
     replica.index.filter = DeliveryFilter.restored(replica.index.generations, last.queues, last.refused, last.known)
+    replica.index.filter.reached = replica.reached
     replica.progress.tracker = AppliedTracker(last.applied)
     replica.begins_at = last.base
     reading = _LogReading(replica, memory, checkpoints, retention, last.start)

@@ -12,7 +12,10 @@ import pytest
 from load import eventually, in_sync, primary_of, set_up, take_over
 from patience import PATIENT_DOOR
 from publisher_api import PATIENCE_S, inside, no_primary
+from raw_client import RawClient
+from raw_client import publish as raw_publish
 
+from broker_plugin.headers import field
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import FencedError, FullSyncRequest, NackedError
 
@@ -69,6 +72,23 @@ def test_a_restart_continues_both_sequences(lab: Lab, api: Make, name: str) -> N
             last = p.transmit_log_entry_message(b"", ["west"]).result(PATIENCE_S)
     assert last == f"{name}.lrq/4", "each process announced the client first"
     assert drain(lab, name, 6) == [f"{name}/{n}" for n in range(1, 7)]
+
+
+def test_what_an_older_process_has_sent_goes_no_further_than_a_newer_one_was_told(lab: Lab, api: Make, name: str) -> None:
+    """What the door had not read of it came into the log under IDs that the newer one gives to other messages: those were taken for repeats."""
+    declare(lab, name)
+    door = lab.nodes[primary_of(lab)].door
+    with RawClient(door, properties={"lrq_producer": name}) as older:
+        older.open_channel(confirms=True)
+        older.send(raw_publish(1, name, b"older", fields=field(b"x-lrq-id", f"{name}/1".encode())))
+        assert older.confirmed(1) == set()
+        with api(doors(lab), name, "orders") as p:
+            older.send(raw_publish(1, name, b"older, too late", fields=field(b"x-lrq-id", f"{name}/2".encode())))
+            assert older.closed()
+            assert p.publish("", name, b"newer").result(PATIENCE_S) == f"{name}/2"
+            p.transmit_log_entry_message(b"", ["west"]).result(PATIENCE_S)
+            assert p.publish("", name, b"newer").result(PATIENCE_S) == f"{name}/3", "its own connections live on"
+    assert drain(lab, name, 3) == [f"{name}/{n}" for n in (1, 2, 3)]
 
 
 def test_an_unknown_destination_is_refused_by_name(lab: Lab, api: Make, name: str) -> None:

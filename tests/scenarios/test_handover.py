@@ -113,6 +113,38 @@ def test_an_operator_promotes_although_it_is_paused() -> None:
     assert c.primary() is c.hosts[2]
 
 
+def test_a_promotion_ends_a_pause_on_all_nodes() -> None:
+    """One that stayed behind with the pause kept the others from every later epoch, and nobody saw it."""
+    c = group(2)
+    c.settle(0.5)
+    c._feed(c.hosts[1], StepDown(0, True))
+    c.end_incarnation(1)
+    c._feed(c.hosts[1], PauseRequest(True))  # as the sidecar's next incarnation has it from the one before
+    c.settle(5.0)
+    assert c.primary() is None
+    c.promote(2, set())
+    c.settle(1.0)
+    assert c.primary() is c.hosts[2]
+    assert not c.node(1).paused
+    assert not c.node(2).paused
+    c.crash(2)
+    c.start(2)
+    c.settle(5.0)
+    assert c.primary() is c.hosts[2], "by itself"
+
+
+def test_nothing_is_handed_over_in_a_paused_group() -> None:
+    c = group(2)
+    c.settle(0.5)
+    for node in (1, 2):
+        c._feed(c.hosts[node], PauseRequest(True))
+        c.settle(0.5)
+        assert c.switchover(1, 2).text == "the group is paused, and n2 would take no epoch: run lrq-ha resume first"
+        c._feed(c.hosts[node], PauseRequest(False))
+        c.settle(0.5)
+    assert c.switchover(1, 2).ok
+
+
 def test_a_switchover_is_answered_with_the_node_that_it_goes_to() -> None:
     c = group(3)
     c._feed(c.hosts[1], SwitchoverRequest())

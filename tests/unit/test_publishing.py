@@ -75,7 +75,7 @@ class Connection:
         self.client, self.broker = Socket(), Socket()
         client, broker = self._sockets
         self.relay = Relay(
-            door, self.replica, client, broker, user="app", vhost="/", producer=producer, peer=None, may_write=True,
+            door, self.replica, client, broker, user="app", vhost="/", producer=producer, instance="", peer=None, may_write=True,
             frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
             channels_max=2_046, broker_channels_max=2_047,
         )  # fmt: skip

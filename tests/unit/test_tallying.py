@@ -148,3 +148,20 @@ def test_never_what_the_primary_has(actions: list[tuple[str, int]], returns: boo
     assert found <= gone
     if not given_back:
         assert found == gone
+
+
+def test_after_a_restart_nobody_knows_what_was_empty_before() -> None:
+    """An empty queue's tally that came after another's said, when both were restored, that it came before."""
+    tallies = Tallies()
+    tallies.noted(110, entry(D, 100, 0))
+    tallies.noted(120, entry(Q, 115, 0))
+    later = tallies.pending(D, 120)
+    assert later is not None
+    assert not tallies.counts(later, 50, FROM_Q, by_name=False), "it died after the tally"
+    again = Tallies()
+    for exported in tallies.export(120):
+        again.restored(exported)
+    later = again.pending(D, 120)
+    assert later is not None
+    assert not again.counts(later, 50, FROM_Q, by_name=False)
+    assert again.counts(later, 50, (), by_name=False)
