@@ -20,8 +20,11 @@ import pika
 import pytest
 from load import all_applied, command, declare, depth, eventually, primary_of, same_logs, told, write_down
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
+from raw_client import RawClient
+from raw_client import publish as raw_publish
 from test_bad_input import consumed
 
+from broker_plugin.headers import field
 from lrq_ha.lab import Lab, LabNode, keeper
 from lrq_ha.publisher import Confirm, Publisher
 
@@ -344,15 +347,27 @@ def test_the_audit_trail_over_a_failover(lab: Lab, names: tuple[str, str]) -> No
     assert trail_of(lab.nodes[primary]).read_text() == first, "what it gets as a backup is no client's doing"
 
 
+def publish_with_ids(door: str, producer: str, numbers: range) -> None:
+    """To a queue of the producer's name."""
+    with RawClient(door, properties={"lrq_producer": producer}) as client:
+        client.open_channel(confirms=True)
+        ids = [(number, field(b"x-lrq-id", f"{producer}/{number}".encode())) for number in numbers]
+        client.send(b"".join(raw_publish(1, producer, b"%d" % number, fields=identity) for number, identity in ids))
+        assert client.confirmed(len(ids)) == set()
+
+
 def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, str], tmp_path: Path) -> None:
     primary, backup = names
     queue = f"forced-{time.time_ns()}"
+    producer = f"{queue}-producer"
     declare(lab.nodes[primary].door, queue)
+    declare(lab.nodes[primary].door, producer)
     publish(lab, queue, 10)
     eventually("the backup to have them", lambda: depth(lab.nodes[backup].broker, queue) == 10)
     write_down(lab, *names)
     lab.kill(backup)
     publish(lab, queue, 10)  # the first of them waits for backup_timeout
+    publish_with_ids(lab.nodes[primary].door, producer, range(1, 6))
     status = told(lab, primary)
     assert status["members"] == [primary]
     lab.kill(primary)
@@ -367,6 +382,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert code == 0, said
     assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
     publish(lab, queue, 5)
+    publish_with_ids(lab.nodes[backup].door, producer, range(1, 4))  # their publisher has sent again what it had no confirm of
     lab.start(primary)
     reason = lab.wait_role(primary, "diverged", 60)["reason"]
     found = re.search(rf"entries (\d+) to (\d+) may have been confirmed by this node alone; {backup} lacks them", reason)
@@ -394,13 +410,23 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert code == 0, said
     lines = [json.loads(line) for line in tail.read_text().splitlines()]
     assert [line["sequence"] for line in lines] == list(range(int(found[1]), int(found[2]) + 1))
-    assert len([line for line in lines if line["kind"] == "publish"]) == 10
+    publishes = [line for line in lines if line["kind"] == "publish"]
+    assert len(publishes) == 15
+    assert [(line["user"], line["replication_id"]) for line in publishes[10:]] == [("app", f"{producer}/{n}") for n in range(1, 6)]
     lab.wait_role(primary, "ready", 60)
     assert set(told(lab, backup)["members"]) == {primary, backup}
-    code, said = command("republish", str(tail), "--to", lab.nodes[backup].door)
-    assert (code, said) == (0, "10 messages published and confirmed")
+    for _ in range(2):  # whoever is not sure does it again
+        code, said = command("republish", str(tail), "--to", lab.nodes[backup].door)
+        assert (code, said) == (0, "15 messages published and confirmed")
     all_applied(lab, primary, backup)
     same_logs(lab)
     for name in (primary, backup):
         eventually(f"10 messages at {name}", lambda url=lab.nodes[name].broker: depth(url, queue) == 10)
+        assert depth(lab.nodes[name].broker, producer) == 5
     assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
+    assert consumed(lab.nodes[backup].door, producer, 5) == list(range(1, 6))
+    lab.kill(f"{primary}.sidecar")
+    before = tail.read_bytes()
+    refused(lab, "exists already", "reinit", primary, "--export", str(tail))
+    assert tail.read_bytes() == before, "it is the only copy"
+    lab.start(f"{primary}.sidecar")

@@ -158,3 +158,33 @@ def test_what_was_rejected_before_is_a_dead_letter_on_both(group: Pair, kind: st
     group.has(group.primary, dead, REJECTED)
     all_applied(group.lab, group.primary, group.backup)
     group.has(group.backup, dead, REJECTED)
+
+
+@KINDS
+@pytest.mark.parametrize("what", ["declared", "purged"])
+def test_what_is_rejected_goes_where_dead_letters_went_then(group: Pair, kind: str, what: str) -> None:
+    """A backup that moved it at once, and declared or purged where it went a little later, as it does everything, had it nowhere."""
+    letters = [f"letters-{time.time_ns()}-{i}" for i in range(5)]
+    queues = [group.declare(kind, dead_letter_exchange="", dead_letter_routing_key=each) for each in letters]
+    channel = group.channel()
+    for queue, dead in zip(queues, letters):
+        if what == "purged":
+            channel.queue_declare(dead, durable=True, arguments={"x-queue-type": kind})
+            group.publish(dead, range(3))
+        group.publish(queue, range(10))
+    for node in (group.primary, group.backup):
+        for queue in queues:
+            group.has(node, queue, 10)
+    for queue, dead in zip(queues, letters):
+        if what == "purged":
+            channel.queue_purge(dead)
+        else:
+            channel.queue_declare(dead, durable=True, arguments={"x-queue-type": kind})
+        for _ in range(10):
+            channel.basic_reject(get(channel, queue)[0], requeue=False)
+        time.sleep(0.3)
+    all_applied(group.lab, group.primary, group.backup)
+    for node in (group.primary, group.backup):
+        for queue, dead in zip(queues, letters):
+            group.has(node, queue, 0)
+            group.has(node, dead, 10)

@@ -315,7 +315,7 @@ def test_who_does_not_read_its_confirms_pins_the_log_so_long_only(new_lab: Calla
             client.send(building.method_frame(1, commands.Basic.Consume(queue="deaf")))
             time.sleep(1.0)  # in which as much is under way as there is room for
             client.send(raw_publish(1, "busy", b"nobody hears whether this is there"))
-            eventually("it to be in the log, and not known to be applied", lambda: told(lab, primary)["applied"] < told(lab, primary)["log_end"])
+            eventually("it to be in the log, and not known to be applied", lambda: told(lab, primary)["applied"] < told(lab, primary)["end"])
             held_up, until = told(lab, primary)["applied"], time.monotonic() + 120
             for number in range(20_000):
                 channel.basic_publish("", "busy", b"%d" % number + bytes(20_000))
@@ -326,3 +326,27 @@ def test_who_does_not_read_its_confirms_pins_the_log_so_long_only(new_lab: Calla
     assert "holds up the log, and is closed" in lab.nodes[primary].log.read_text()
     in_sync(lab, applied=True)
     assert restart(lab, primary)[1] > 1
+
+
+def test_to_begin_anew_is_brought_to_its_end(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """A node whose queues were gone, and its log not yet, came back in sync without them."""
+    lab = up(new_lab, broker_version, "backup_timeout_s = 60.0")
+    declare(lab.nodes["e1"].door, "anew")
+    publish(lab, "anew", range(1, 101))
+    primary, backup = in_sync(lab, applied=True)
+    for gone in ([], ["LRQ_HA_east"]):
+        lab.kill(f"{backup}.sidecar")
+        parameters = pika.URLParameters(lab.nodes[backup].admin)
+        with pika.BlockingConnection(parameters) as connection:
+            connection.channel().queue_delete("anew")
+        parameters.virtual_host = "lrq"
+        with pika.BlockingConnection(parameters) as connection:
+            channel = connection.channel()
+            channel.exchange_declare("LRQ_X_east_anew", "direct", durable=True)
+            for queue in gone:
+                channel.queue_delete(queue)
+        lab.start(f"{backup}.sidecar")
+        eventually(f"{backup} to have it", lambda: depth(lab.nodes[backup].broker, "anew") == 100)
+        in_sync(lab, applied=True)
+    assert primary == primary_of(lab)
+    same_logs(lab)
