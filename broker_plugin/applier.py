@@ -8,6 +8,8 @@ Rules:
 - What clients had rejected before their queue was deleted or purged is not to go with it here: the sweeper has its turn before, if it gets on.
 - Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
 - A lost connection ends `run`: the incarnation is over.
+- What the log has for a vhost that this broker does not have is passed over: it was deleted, and no other vhost is to wait for it. One that is only
+  down, or that the sidecar may not enter, ends `run`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from lrq_ha.routing import names
 from . import building, frames
 from .apply_lane import STRIKES_MAX, Doubt, Lane, Message, Window
 from .channels import QueueKey
-from .client_errors import Address
+from .client_errors import Address, VhostNotFound
 from .definitions import rows_of
 from .headers import routes_on
 from .replica import LEVELS, Entry, Replica
@@ -43,6 +45,7 @@ FULL_SHOWN_MAX = 3
 REJECTED_STILL_S = 10.0  # so long a deletion or purge waits for a sweeper that rejects nothing
 REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
 REJECTED_POLL_S = 0.05
+ABSENT_AGAIN_S = 30.0  # so long a vhost is not asked for again
 
 
 async def _nothing() -> None: ...
@@ -101,6 +104,7 @@ class Applier:
         self._delay_entries_max = delay_entries_max
         self._window = Window(window_messages_max, window_bytes_max)
         self._lanes: dict[str, Lane] = {}
+        self._absent: dict[str, float] = {}  # vhosts that this broker did not have, and when to ask for them again
         self._event = asyncio.Event()
         self._busy = False
         self._follows = False
@@ -170,8 +174,9 @@ class Applier:
             lane.abort()
 
     def full(self) -> str:
-        """For people: which queues are full here, so that what the log has for them waits; empty if none is."""
-        found = [each for lane in self._lanes.values() for each in lane.full()]
+        """For people: which queues are full here, so that what the log has for them waits, and which vhosts were not here; empty if none is."""
+        found = [f"what the log has for vhost '{vhost}' was passed over, as this broker did not have that vhost" for vhost in self._absent]
+        found += [each for lane in self._lanes.values() for each in lane.full()]
         more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
         return "; ".join(found[:FULL_SHOWN_MAX]) + more
 
@@ -210,11 +215,16 @@ class Applier:
                 return
             await self._pause(pause)
 
-    async def _lane(self, vhost: str) -> Lane:
+    async def _lane(self, vhost: str, sequence: int) -> Lane | None:
+        """The way to a vhost; None: there is none, and what the log has for it, entry `sequence` too, is to be passed over."""
         lane = self._lanes.get(vhost)
-        if lane is None:
-            lane = await Lane.open(replace(self._broker, vhost=vhost), self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
-            self._lanes[vhost] = lane
+        if lane is None and time.monotonic() >= self._absent.get(vhost, 0.0):
+            try:
+                lane = await Lane.open(replace(self._broker, vhost=vhost), self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
+                self._lanes[vhost] = lane
+            except VhostNotFound:
+                self._absent[vhost] = time.monotonic() + ABSENT_AGAIN_S
+                log.error("this broker has no vhost '%s': what the log has for it is passed over, from entry %d on", vhost, sequence)
         return lane
 
     # ---- applying ----------------------------------------------------------------------------------------------------
@@ -261,33 +271,38 @@ class Applier:
     async def _other(self, run: pb.Run, sequence: int) -> None:
         """What is done when this returns."""
         kind = run.WhichOneof("kind")
-        if kind == "purge":
-            lane = await self._lane(run.purge.vhost)
-            await self._until(lambda: not lane.open_messages)
-            await self._rejected((run.purge.vhost, run.purge.queue), sequence)
-            if run.purge.spared:  # a purge would take what clients held, too
-                self.on_spared([(run.purge.vhost, run.purge.queue)], sequence)
-            else:
-                await lane.declarer.purge(run.purge.queue)
-        elif kind == "topology":
-            lane = await self._lane(run.topology.vhost)
-            method = frames.method_id(run.topology.method)
-            # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
-            await self._until(lambda: lane.settled)
-            await self._until(lambda: self._replica.progress.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
-            if method == frames.QUEUE_DELETE:
-                await self._rejected((run.topology.vhost, first_name(run.topology.method)), sequence)
-            await self._replica.barrier.settle_record(sequence)
-            if method == frames.QUEUE_DELETE:
-                lane.forget_queue(first_name(run.topology.method))
-            if method not in _NOT_HERE.get(run.topology.level, ()):
-                await lane.declarer.execute(run.topology.method)
+        if kind in ("purge", "topology"):
+            lane = await self._lane((run.purge if kind == "purge" else run.topology).vhost, sequence)
+            if lane is not None:
+                await (self._purge(lane, run.purge, sequence) if kind == "purge" else self._topology(lane, run.topology, sequence))
         elif kind == "checkpoint" and sequence == self._replica.begins_at:
             for vhost, declares in rows_of(run.checkpoint):
                 method = frames.method_id(declares)
                 level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
-                if method not in _NOT_HERE.get(level, ()):
-                    await (await self._lane(vhost)).declarer.execute(declares)
+                lane = await self._lane(vhost, sequence)
+                if lane is not None and method not in _NOT_HERE.get(level, ()):
+                    await lane.declarer.execute(declares)
+
+    async def _purge(self, lane: Lane, purge: pb.Purge, sequence: int) -> None:
+        await self._until(lambda: not lane.open_messages)
+        await self._rejected((purge.vhost, purge.queue), sequence)
+        if purge.spared:  # a purge would take what clients held, too
+            self.on_spared([(purge.vhost, purge.queue)], sequence)
+        else:
+            await lane.declarer.purge(purge.queue)
+
+    async def _topology(self, lane: Lane, topology: pb.Topology, sequence: int) -> None:
+        method = frames.method_id(topology.method)
+        # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
+        await self._until(lambda: lane.settled)
+        await self._until(lambda: self._replica.progress.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
+        if method == frames.QUEUE_DELETE:
+            await self._rejected((topology.vhost, first_name(topology.method)), sequence)
+        await self._replica.barrier.settle_record(sequence)
+        if method == frames.QUEUE_DELETE:
+            lane.forget_queue(first_name(topology.method))
+        if method not in _NOT_HERE.get(topology.level, ()):
+            await lane.declarer.execute(topology.method)
 
     async def _rejected(self, queue: QueueKey, sequence: int) -> None:
         """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left this one."""
@@ -311,7 +326,10 @@ class Applier:
     async def _enqueues(self, run: pb.Enqueues, first: int) -> None:
         replica, window = self._replica, self._window
         replica.barrier.published(first + len(run.lengths) - 1)
-        lane = await self._lane(run.vhost)
+        lane = await self._lane(run.vhost, first)
+        if lane is None:
+            self._pass_over(first, first + len(run.lengths) - 1)
+            return
         blob = run.frames
         items, used = frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)
         if used != len(blob) or len(items) != len(run.lengths):
@@ -371,6 +389,12 @@ class Applier:
             await lane.room()
             if window.full:
                 await self._until(lambda: window.roomy)
+
+    def _pass_over(self, first: int, last: int) -> None:
+        """These are publishes to a vhost that this broker does not have."""
+        for sequence in range(max(first, self._replica.progress.tracker.applied + 1), last + 1):
+            self._replica.passes_over(sequence)
+        self._replica.progress.applied(first, last)
 
     async def _alone(self, lane: Lane, message: Message, doubt: Doubt) -> None:
         """Publishes what may be a message that the broker does not take, with nothing else under way."""

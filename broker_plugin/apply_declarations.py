@@ -1,7 +1,8 @@
 """Declarations, deletions and purges of the log, as the applier carries them out on the broker of one vhost.
 
 Rules:
-- They go over a channel of their own: their failures concern no message.
+- They go over a channel of their own: their failures concern no message. Declarations of exchanges go over a connection of their own: RabbitMQ before
+  4 closes the connection (503) where it does not know an exchange's type, as the primary's broker has a plugin that this one has not.
 - What this broker refuses is logged and counts as done: it must not end one incarnation after the other.
 """
 
@@ -11,19 +12,23 @@ import logging
 
 from . import frames
 from .client import Channel, Connection
-from .client_errors import ChannelClosed
+from .client_errors import Address, ChannelClosed, ConnectionClosed
 
 log = logging.getLogger("lrq_ha.applier")
 
+COMMAND_INVALID = 503
+UNKNOWN_TYPE = "exchange type '"  # unknown or invalid: a broker that has heard of the name says the latter
 PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so is counted as done
 
 
 class Declarer:
-    """See above. `connection`: the lane's, to vhost `vhost`."""
+    """See above. `connection`: the lane's, to `address`."""
 
-    def __init__(self, vhost: str, connection: Connection) -> None:
-        self._vhost = vhost
+    def __init__(self, address: Address, connection: Connection) -> None:
+        self._vhost = address.vhost
+        self._address = address
         self._connection = connection
+        self._apart: Channel | None = None
         self._open: Channel | None = None
         self._exchanges: set[str] = set()  # that are there; an exchange may go with any declaration: with its last binding, say
 
@@ -32,16 +37,41 @@ class Declarer:
             self._open = await self._connection.channel()
         return self._open
 
+    async def _channel_apart(self) -> Channel:
+        """One on a connection that the broker may close."""
+        if self._apart is None or self._apart.error is not None:
+            known = self._apart.connection if self._apart is not None and self._apart.connection.error is None else None
+            self._apart = await (known or await Connection.open(self._address)).channel()
+        return self._apart
+
+    def abort(self) -> None:
+        """Ends the connection that it has opened, at once."""
+        if self._apart is not None:
+            self._apart.connection.abort()
+
     async def execute(self, payload: bytes) -> None:
         """Carries out a declaration of the log; one that this broker refuses is logged and passed over."""
         method, named, arguments = unconditional(payload)
         self._exchanges.clear()
+        apart = method == frames.EXCHANGE_DECLARE
         try:
-            await (await self._channel())._call(method, arguments)
+            await (await (self._channel_apart() if apart else self._channel()))._call(method, arguments)
         except ChannelClosed as error:
             if error.code not in PASSED_OVER:
                 raise
-            log.warning("a declaration of the primary is refused here, in vhost '%s', for %s: %s", self._vhost, "/".join(named), error.text)
+            self._refused(named, error.text)
+        except ConnectionClosed as error:
+            if not apart or error.code != COMMAND_INVALID:
+                raise
+            self._refused(named, error.text)
+
+    def _refused(self, named: list[str], text: str) -> None:
+        what = "a declaration of the primary is refused here, in vhost '%s', for %s: %s"
+        if UNKNOWN_TYPE in text:
+            todo = "what goes there is not on this node: enable the same plugins on every node's broker, then lrq-ha reinit this node"
+            log.error(f"{what}; {todo}", self._vhost, "/".join(named), text)
+        else:
+            log.warning(what, self._vhost, "/".join(named), text)
 
     async def purge(self, queue: str) -> None:
         """Empties a queue."""

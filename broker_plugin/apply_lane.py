@@ -31,6 +31,7 @@ from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed, ConnectionClosed
 from .headers import BODY_SIZE_END, Stamps, asked_by_nobody, position_field, routes_on, stamp
 from .replica import Replica
+from .vhosts import open_vhost
 
 log = logging.getLogger("lrq_ha.applier")
 
@@ -173,10 +174,10 @@ class Lane:
     async def open(
         cls, address: Address, replica: Replica, window: Window, wake: Callable[[], None], on_full: Callable[[QueueKey | None], None]
     ) -> Lane:
-        """Connects to the broker. Raises what `Connection.open` raises."""
+        """Connects to the broker. Raises what `open_vhost` raises."""
         lane = cls(address.vhost, replica, window, wake, on_full)
-        lane._connection = await Connection.open(address, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: wake())
-        lane.declarer = Declarer(lane.vhost, lane._connection)
+        lane._connection = await open_vhost(address, address.vhost, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: wake())
+        lane.declarer = Declarer(address, lane._connection)
         try:
             await lane._reopen()
         except BaseException:
@@ -197,6 +198,7 @@ class Lane:
     def abort(self) -> None:
         """Ends the connection at once."""
         self._connection.abort()
+        self.declarer.abort()
 
     @property
     def number(self) -> int:

@@ -401,7 +401,7 @@ def _login_error(where: Address, error: ConnectionClosed) -> LrqError:
     said = f"{where}: {error.code} {error.text}"
     if error.code == 403:
         return AuthenticationFailed(error.code, said)
-    if error.code == 530 and "not found" in error.text:
+    if error.code == 530 and f"vhost {where.vhost} not found" in error.text:
         return VhostNotFound(error.code, said)
     if error.code == 530 and "refused" in error.text:
         return AccessRefused(error.code, said)

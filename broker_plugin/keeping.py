@@ -6,6 +6,7 @@ Rules:
   consumer comes, takes at most one message, and gives it back in the way that does not count as a delivery attempt. Where every way counts and the
   queue has a limit on them, it comes only while the queue is empty.
 - One consumer per queue: it keeps away from a queue that is being swept, which is use too.
+- A vhost that the broker does not have, or does not let the sidecar into, is no reason to end: its queues are left alone for a while.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 
 from . import topology
 from .channels import QueueKey
-from .client import has_a_free_way_back
-from .client_errors import Address, ChannelClosed
+from .client import Connection, has_a_free_way_back
+from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
 from .definitions import Definitions
 from .replica import Replica
 from .vhosts import Vhosts
@@ -72,11 +73,14 @@ class Keeper:
                 pause_s = INTERVAL_MAX_S
                 self._look_up()
                 for key, arguments in self._expiring.items():
-                    if self._replica.declared.replicates(key) and not self._stopping.is_set():
+                    if self._replica.declared.replicates(key) and not self._stopping.is_set() and not self._vhosts.is_closed_to_us(key[0]):
                         every_s = arguments["x-expires"] / 1_000 / USES
                         pause_s = min(pause_s, every_s)
                         if time.monotonic() - self._used_at.get(key, 0.0) >= every_s:
-                            await self._use(key, arguments)
+                            try:
+                                await self._use(key, arguments)
+                            except (VhostNotFound, AccessRefused) as error:
+                                self._vhosts.keep_out(key[0], error, "queues that expire cannot be kept")
                 try:
                     async with asyncio.timeout(max(pause_s, INTERVAL_MIN_S)):
                         await self._stopping.wait()

@@ -28,7 +28,7 @@ from lrq_ha.replication.passes import Rounds
 from . import topology, unseen
 from .channels import QueueKey
 from .client import Connection, has_a_free_way_back
-from .client_errors import Address, ChannelClosed
+from .client_errors import Address, ChannelClosed, VhostNotFound
 from .endpoints import ROUTING_VHOST
 from .moving import KEPT_MAX, QUIET_S, STUCK_S, GivenUp, Pass
 from .pausing import Busy, Pause, unused_at_most_s
@@ -109,7 +109,10 @@ class Renewal:
 
     async def _check_limit(self, key: QueueKey) -> None:
         """Raises GivenUp if there is something in a queue with a delivery limit, and looking at it would count."""
-        connection = await self._vhosts.connection(key[0])
+        try:
+            connection = await self._vhosts.connection(key[0])
+        except VhostNotFound:
+            return
         if has_a_free_way_back(connection):
             return
         channel = await connection.channel()
@@ -207,7 +210,10 @@ class Renewal:
         if self._replica.node.head > self._checkpoint:
             raise GivenUp("what is live, with what is published meanwhile, takes more than the log holds", todo="raise log_bytes_max")
         pause = Pause(self._door, self._replica, key, arguments)
-        connection = await self._vhosts.connection(key[0])
+        try:
+            connection = await self._vhosts.connection(key[0])
+        except VhostNotFound:
+            return False  # it was deleted, with its queues
         self._pausing = key if unseen.held_back_s(arguments) else None
         try:
             await pause.begin(timeout_s, force=force)

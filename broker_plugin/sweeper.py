@@ -11,6 +11,7 @@ Rules:
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
 - One consumer per queue: while it is there, the `Keeper` is not; and it comes when what the sidecar before it had left there is gone.
+- A vhost that the broker does not let the sidecar into is left alone for a while. In one that it does not have, nothing is due any more.
 - `stop` waits only until what is held is back: a promotion waits for it. What is due and not acked yet goes back, too; the door filters it.
 """
 
@@ -32,7 +33,7 @@ from lrq_ha.replication.visits import Deaths
 from . import topology
 from .channels import QueueKey
 from .client import Channel, Connection, has_a_free_way_back
-from .client_errors import Address, ChannelClosed
+from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
 from .headers import deaths
 from .keeping import Keeper
 from .replica import Replica
@@ -138,7 +139,14 @@ class Sweeper:
                         break
                     if not self._replica.declared.replicates(key):
                         continue  # `configured` has them
-                    await self._consider(self._replica.index.filter.queue(key), key in kicked)
+                    if self._vhosts.is_closed_to_us(key[0]):
+                        continue
+                    try:
+                        await self._consider(self._replica.index.filter.queue(key), key in kicked)
+                    except (VhostNotFound, AccessRefused) as error:
+                        self._vhosts.keep_out(key[0], error, "queues cannot be swept")
+                        if isinstance(error, VhostNotFound):
+                            self._without(key[0])
                 if not self._stopping and not self._kicked:  # a pass clears the event
                     await self._wait(self._interval_s)
         finally:
@@ -196,6 +204,18 @@ class Sweeper:
             self._back_off.pop(key, None)
             if whole and end in (_End.SEEN, _End.GONE) and self._suspects.get(key) == whole_from:
                 del self._suspects[key]
+
+    def _without(self, vhost: str) -> None:
+        """There is no such vhost, so nothing is in its queues."""
+        applied, tallies = self._replica.progress.tracker.applied, self._replica.index.tallies
+        for target in [each for each in self._replica.index.filter.queues() if each.key[0] == vhost]:
+            target.end_pass(target.start_pass(applied))
+        for key in [key for key in (*self._suspects, *self._back_off, *tallies.keys()) if key[0] == vhost]:
+            self._suspects.pop(key, None)
+            self._back_off.pop(key, None)
+            tally = tallies.pending(key, applied)
+            if tally is not None:
+                tallies.done(key, tally)
 
     async def _is_worth_it(self, target: QueueFilter, upto: int, whole: bool, tally: Tally | None) -> bool:
         """Whether a pass can remove anything, and does no harm."""

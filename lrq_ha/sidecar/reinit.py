@@ -13,15 +13,14 @@ import base64
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from broker_plugin import frames, topology
-from broker_plugin.client import Connection
-from broker_plugin.client_errors import Address
+from broker_plugin.client_errors import Address, VhostNotFound
 from broker_plugin.definitions import Definitions
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.streams import Streams
+from broker_plugin.vhosts import open_vhost
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
@@ -138,7 +137,10 @@ async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: 
         if topology.level_of(definitions.queue((vhost, queue)) or b"") is Level.NONE:
             declared[vhost].discard((frames.QUEUE_DECLARE, queue))
     for vhost, things in declared.items():
-        connection = await Connection.open(replace(broker, vhost=vhost))
+        try:
+            connection = await open_vhost(broker, vhost)
+        except VhostNotFound:
+            continue  # it was deleted, with all that was in it
         channel = await connection.channel()
         for method, name in sorted(things):
             if method == frames.QUEUE_DECLARE:

@@ -36,7 +36,7 @@ Message = tuple[bytes | None, bytes]  # stamp, body
 
 @pytest.fixture(scope="module")
 def lab(broker_version: str) -> Iterator[Lab]:
-    with Lab(groups={"applier": 1}, brokers_only=True, broker=broker_version) as lab:
+    with Lab(groups={"applier": 1}, brokers_only=True, broker=broker_version, vhosts=["down"]) as lab:
         yield lab
 
 
@@ -617,6 +617,54 @@ def test_rate(lab: Lab) -> None:
             await channel.queue_delete("rate")
 
     asyncio.run(go())
+
+
+def in_vhost(vhost: str, run: pb.Run) -> pb.Run:
+    (run.enqueues if run.WhichOneof("kind") == "enqueues" else run.topology).vhost = vhost
+    return run
+
+
+def test_a_vhost_that_is_not_there(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """What the log has for it counts as done, and what is there gets all of its own; also from the sweeper, which has nothing to look for there."""
+
+    async def go() -> None:
+        async with rig_at(lab) as (rig, channel):
+            lost = [in_vhost("nowhere", declare("lost")), in_vhost("nowhere", publishes([b"1", b"2"], "lost"))]
+            rig.add(declare("besides"), *lost, publishes([b"3"], "besides"))
+            await rig.applied()
+            rig.add(pb.Run(dequeue=pb.Dequeue(vhost="nowhere", queue="lost", sequences=[3, 3])), publishes([b"4"], "besides"))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            await rig.applied()
+            async with asyncio.timeout(PATIENCE_S):
+                while rig.replica.index.filter.queue(("nowhere", "lost")).has_due:
+                    await asyncio.sleep(0.05)
+            assert not sweeping.done()
+            assert [message for _, message in await content(channel, "besides")] == [b"3", b"4"]
+            assert "vhost 'nowhere' was passed over" in rig.applier.full()
+
+    asyncio.run(go())
+    assert caplog.text.count("this broker has no vhost 'nowhere'") == 1
+
+
+@pytest.mark.parametrize("why", ["it is down", "the broker knows no vhost at all"])
+def test_a_vhost_that_may_be_there_is_not_passed_over(lab: Lab, why: str) -> None:
+    """It is gone only if a broker says so that knows its other vhosts: else what was confirmed would be lost over a moment of trouble."""
+
+    async def go(vhost: str) -> None:
+        rig = Rig(lab.nodes["a1"].admin)
+        rig.add(in_vhost(vhost, declare("kept")))
+        with pytest.raises(LrqError, match="is down" if why == "it is down" else "no 'lrq' either"):
+            await asyncio.wait_for(rig.applier.run(), PATIENCE_S)
+        assert rig.replica.progress.tracker.applied == 0
+
+    if why == "it is down":
+        lab.ctl("a1", "eval", 'rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"down">>).')
+        asyncio.run(go("down"))
+    else:
+        lab.ctl("a1", "delete_vhost", "lrq")
+        asyncio.run(go("nowhere"))
+        lab.ctl("a1", "add_vhost", "lrq")
+        lab.ctl("a1", "set_permissions", "-p", "lrq", "lrq", ".*", ".*", ".*")
 
 
 def test_lost_connection_ends_the_run(lab: Lab) -> None:

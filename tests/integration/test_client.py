@@ -36,8 +36,9 @@ Use = Callable[[Connection], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab(groups={"client": 1}, brokers_only=True, vhosts=["closed", "deserted"]) as lab:
-        lab.ctl("c1", "clear_permissions", "-p", "closed", "app")
+    with Lab(groups={"client": 1}, brokers_only=True, vhosts=["closed", "deserted", "not found"]) as lab:
+        for vhost in ("closed", "not found"):
+            lab.ctl("c1", "clear_permissions", "-p", vhost, "app")
         yield lab
 
 
@@ -90,6 +91,7 @@ def changed(url: str, **parts: str) -> Address:
         ({"user": "nobody"}, AuthenticationFailed),
         ({"vhost": "nowhere"}, VhostNotFound),
         ({"vhost": "closed"}, AccessRefused),
+        ({"vhost": "not found"}, AccessRefused),
     ],
 )
 def test_a_refused_login_says_what_to_do(url: str, parts: dict[str, str], error: type[AuthenticationFailed], loops: Any) -> None:
