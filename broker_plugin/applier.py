@@ -8,8 +8,8 @@ Rules:
 - What clients had rejected before their queue was deleted or purged is not to go with it here: the sweeper has its turn before, if it gets on.
 - Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
 - A lost connection ends `run`: the incarnation is over.
-- What the log has for a vhost that this broker does not have is passed over: it was deleted, and no other vhost is to wait for it. One that is only
-  down, or that the sidecar may not enter, ends `run`.
+- What the log has for a vhost that was deleted is passed over: no other vhost is to wait for it. One that is only down, that the sidecar may not
+  enter, or that this broker has never had as far as its log tells, ends `run`: it is to be created, and nothing of it lost here.
 """
 
 from __future__ import annotations
@@ -222,7 +222,10 @@ class Applier:
             try:
                 lane = await Lane.open(replace(self._broker, vhost=vhost), self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
                 self._lanes[vhost] = lane
+                self._replica.entered.add(vhost)
             except VhostNotFound:
+                if vhost not in self._replica.entered:
+                    raise
                 self._absent[vhost] = time.monotonic() + ABSENT_AGAIN_S
                 log.error("this broker has no vhost '%s': what the log has for it is passed over, from entry %d on", vhost, sequence)
         return lane

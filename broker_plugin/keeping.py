@@ -20,7 +20,7 @@ from typing import Any
 
 from . import topology
 from .channels import QueueKey
-from .client import Connection, has_a_free_way_back
+from .client import has_a_free_way_back
 from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
 from .definitions import Definitions
 from .replica import Replica

@@ -86,6 +86,7 @@ class Replica:
         barrier: Before declarations.
         moving: What waits at the door of this node until these queues have been moved (R17).
         to_apply, to_apply_bytes: What waits for the applier.
+        entered: Vhosts that this broker has, or had once.
         applying: The first of the entries that it is applying; 0: none.
         begins_at: The CHECKPOINT at which this node's log began (R17); 0: at entry 1.
         epoch_from: Everything up to it is of earlier epochs, while this node leads.
@@ -109,6 +110,7 @@ class Replica:
         self.to_apply: deque[Entry] = deque()
         self.to_apply_bytes = 0
         self.applying = 0
+        self.entered: set[str] = set()
         self.index.filter.reached = self.reached
         self.begins_at = 0
         self.epoch_from = 0

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker_plugin import wire
+from broker_plugin.definitions import rows_of
 from broker_plugin.replica import Entry, Replica
 from broker_plugin.streams import OFFSET, Streams
 from lrq_ha.proto import lrq_pb2 as pb
@@ -182,6 +183,8 @@ class _LogReading:
         state = replace(state_before(entry), top=batch.leader, end=batch.first - 1, in_set=in_set)
         self._node.log.restore(state, out_since, base)
         self._replica.index.restore(batch.first, entry)
+        if batch.first <= self._replica.progress.tracker.applied + 1:
+            self._replica.entered.update(vhost for vhost, _ in rows_of(entry))
         self._retention.restore([(mark.sequence, mark.bytes) for mark in entry.marks])
 
     def _accept(self, batch: BatchHeader, body: bytes, runs: Sequence[pb.Run], offset: int) -> None:
@@ -194,6 +197,8 @@ class _LogReading:
             self._memory.cut(batch.first)
             self._checkpoints.cut(batch.first)
         self._replica.index_batch(batch.first, runs, keep=True)
+        if batch.last <= self._replica.progress.tracker.applied:
+            self._replica.entered.update(run.topology.vhost for run in runs if run.HasField("topology"))
         self._memory.append(StoredBatch(batch, body))
         self._retention.appended(batch.last, len(body))
         if wire.checkpoint_of(runs) is not None:

@@ -629,6 +629,7 @@ def test_a_vhost_that_is_not_there(lab: Lab, caplog: pytest.LogCaptureFixture) -
 
     async def go() -> None:
         async with rig_at(lab) as (rig, channel):
+            rig.replica.entered.add("nowhere")  # it was there once
             lost = [in_vhost("nowhere", declare("lost")), in_vhost("nowhere", publishes([b"1", b"2"], "lost"))]
             rig.add(declare("besides"), *lost, publishes([b"3"], "besides"))
             await rig.applied()
