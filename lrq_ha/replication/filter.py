@@ -184,7 +184,7 @@ class QueueFilter:
     def due(self, applied: int) -> int:
         """How many sequences up to `applied` (R) have an operation whose copy is to be found now."""
         early = self._too_early()
-        return int(self._due.rank(applied)) - (int((self._due & early).rank(applied)) if early else 0)
+        return int((self._due - early).rank(applied) if early else self._due.rank(applied))
 
     def moves_due(self, upto: int) -> int:
         """How many of those up to an entry were rejected or moved on: they are to leave this queue for others."""
@@ -192,19 +192,22 @@ class QueueFilter:
 
     def is_early(self, seq: int) -> bool:
         """Whether this node has not come to the operation that moves this sequence on. (It may be another one, of the same sequence.)"""
-        return seq in self._too_early()
+        return any(seq in turn.members for turn in self._turns())
 
     def _too_early(self) -> BitMap64:
+        older, newer = self._turns()
+        return older.members | newer.members if newer.members else older.members
+
+    def _turns(self) -> tuple[_Turn, _Turn]:
         older, newer = self._early
-        if not (older.members or newer.members):
-            return older.members
-        reached = self._filter.reached()
-        if older.last <= reached:
-            older, newer = newer, _Turn()
+        if older.members or newer.members:
+            reached = self._filter.reached()
             if older.last <= reached:
-                older = _Turn()
-            self._early = (older, newer)
-        return older.members | newer.members
+                older, newer = newer, _Turn()
+                if older.last <= reached:
+                    older = _Turn()
+                self._early = (older, newer)
+        return self._early
 
     def skipped(self, first: int, last: int) -> None:
         """first .. last were never applied here, so nothing is to be found."""

@@ -67,6 +67,36 @@ def test_a_copy_that_nothing_is_known_of_is_given(flt: Filter) -> None:
     assert flt.ask(D, 5, FROM_Q) is GIVE
 
 
+def test_what_is_rejected_moves_when_the_node_has_come_to_it(flt: Filter) -> None:
+    """However many follow each other without a pause; what was dequeued need not wait."""
+    reached = 1000
+    flt.reached = lambda: reached
+    target = flt.queue(Q)
+    for sequence in range(1, 11):
+        flt.done(Kind.REJECT, Q, sequence, sweep=True)
+        flt.done(Kind.DEQUEUE, Q, 100 + sequence, sweep=True)
+    assert (target.due(1000), target.moves_due(1000)) == (10, 0)
+    assert target.is_early(1)
+    assert not target.is_early(101)
+    seen = []
+    for sequence in range(11, 31):  # each operation is entry 1000 + 2 n or so; the node is five of them behind
+        flt.done(Kind.REJECT, Q, sequence, sweep=True)
+        flt.done(Kind.DEQUEUE, Q, 100 + sequence, sweep=True)
+        reached = flt.at - 10
+        early = [one for one in range(1, sequence + 1) if target.is_early(one)]
+        assert early[-5:] == list(range(sequence - 4, sequence + 1))
+        seen.append(len(early))
+    assert max(seen) <= 20, "some have their turn, though others follow"
+    reached = flt.at
+    assert (target.due(1000), target.moves_due(1000)) == (60, 30)
+    records, refused = flt.export()
+    again = DeliveryFilter.restored(flt.generations, records, refused, flt.at)
+    again.reached = lambda: flt.at - 1
+    assert (again.queue(Q).due(1000), again.queue(Q).moves_due(1000)) == (30, 0), "which of them it had not come to is not recorded"
+    again.reached = lambda: flt.at
+    assert (again.queue(Q).due(1000), again.queue(Q).moves_due(1000)) == (60, 30)
+
+
 @pytest.mark.parametrize("deaths", [(), FROM_Q])
 def test_a_stale_copy_is_acked_away(flt: Filter, deaths: Deaths) -> None:
     flt.generations.opened(10, 2)
