@@ -80,7 +80,7 @@ async def run(kind: str, count: int) -> float:
     replica.index.generations.opened(0, 1)
     nowhere: Any = _Nowhere()
     relay = Relay(
-        _door(kind), replica, nowhere, nowhere, user="app", vhost="/", producer="", peer=None, may_write=True,
+        _door(kind), replica, nowhere, nowhere, user="app", vhost="/", producer="", instance="", peer=None, may_write=True,
         frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=0,
         broker_channels_max=0,
     )  # fmt: skip

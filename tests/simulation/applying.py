@@ -299,6 +299,8 @@ class Sweeper:
                     self._pipe.inbox.append(("reject", tag))
                 else:
                     self._kept += 1
+                    if verdict is Verdict.HOLD:
+                        self._expected.discard(copy.sequence)  # it was met
                     return
                 self._removed.append(Removed(copy.sequence, copy.generation, copy.deaths))
             case ("flowed",):
@@ -315,7 +317,8 @@ class Sweeper:
                 self._close(True)
 
     def judge(self, target: QueueFilter, copy: Copy) -> Verdict:
-        return target.verdict(copy.sequence, copy.generation, copy.deaths)
+        verdict = target.verdict(copy.sequence, copy.generation, copy.deaths)
+        return Verdict.HOLD if verdict is Verdict.REJECT and target.is_early(copy.sequence) else verdict
 
     def _close(self, seen: bool | None) -> None:
         self._missed, self._closing = seen, True
