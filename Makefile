@@ -23,7 +23,7 @@ test:
 	.venv/bin/pytest -n 5 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lab:
-	@scripts/setup
+	@scripts/setup $(filter --tls,$(ARGS))
 	@.venv/bin/lrq-ha lab up $(ARGS)
 
 bench:

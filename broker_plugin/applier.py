@@ -5,7 +5,8 @@ Rules:
   written at all. While an epoch is taken (`hurry`), and on an active node (where only views come here), nothing waits.
 - A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of queues and exchanges do
   not wait for messages that a full queue refuses: a deletion may be the only thing that makes room.
-- What clients had rejected before their queue was deleted or purged is not to go with it here: the sweeper has its turn before, if it gets on.
+- What clients had rejected before a declaration, deletion or purge has left its queue before that is carried out here: it is not to go with its
+  queue, and goes where dead letters went then. The sweeper has its turn before, if it gets on.
 - Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
 - A lost connection ends `run`: the incarnation is over.
 - What the log has for a vhost that was deleted is passed over: no other vhost is to wait for it. One that is only down, that the sidecar may not
@@ -29,7 +30,7 @@ from . import building, frames
 from .apply_lane import STRIKES_MAX, Doubt, Lane, Message, Window
 from .channels import QueueKey
 from .client_errors import Address, VhostNotFound
-from .definitions import rows_of
+from .definitions import Row, rows_of
 from .headers import routes_on
 from .replica import LEVELS, Entry, Replica
 from .topology import first_name
@@ -45,6 +46,7 @@ FULL_SHOWN_MAX = 3
 REJECTED_STILL_S = 10.0  # so long a deletion or purge waits for a sweeper that rejects nothing
 REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
 REJECTED_POLL_S = 0.05
+REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
 ABSENT_AGAIN_S = 30.0  # so long a vhost is not asked for again
 
 
@@ -105,8 +107,8 @@ class Applier:
         self._window = Window(window_messages_max, window_bytes_max)
         self._lanes: dict[str, Lane] = {}
         self._absent: dict[str, float] = {}  # vhosts that this broker did not have, and when to ask for them again
+        self._not_waited_for: dict[QueueKey, float] = {}  # queues whose sweeper did not get on, until when
         self._event = asyncio.Event()
-        self._busy = False
         self._follows = False
         self._turn = 0
         self._drained: list[asyncio.Future[None]] = []
@@ -118,7 +120,7 @@ class Applier:
 
     def log_advanced(self) -> None:
         """The log is safe further than before. On a primary hardly anything waits here, and a look at that after each batch would cost much."""
-        if self._busy or self._drained or self._replica.to_apply:
+        if self._replica.applying or self._drained or self._replica.to_apply or self._replica.forgotten_queues:
             self._event.set()
 
     async def run(self) -> None:
@@ -128,8 +130,12 @@ class Applier:
             LrqError: The broker's connection is lost, or the broker will not take what the log says.
         """
         try:
+            await self._carry_out(self._replica.forgotten, self._replica.progress.tracker.applied)
+            self._replica.forgotten = []
             while True:
                 self._event.clear()
+                if self._replica.forgotten_queues and self._replica.node.following:
+                    await self._remember_queues()
                 pause = await self._tend()
                 before = self._replica.to_apply_bytes
                 pause = min(pause, await self._take())
@@ -183,8 +189,10 @@ class Applier:
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
     def _is_drained(self) -> bool:
-        waiting, safe = self._replica.to_apply, self._replica.progress.safe
-        return not self._busy and not (waiting and waiting[0].last <= safe) and all(lane.settled for lane in self._lanes.values())
+        replica = self._replica
+        if replica.forgotten or replica.applying or (replica.to_apply and replica.to_apply[0].last <= replica.progress.safe):
+            return False
+        return all(lane.settled for lane in self._lanes.values())
 
     def _tell_drained(self) -> None:
         if self._drained and self._is_drained():
@@ -244,19 +252,26 @@ class Applier:
                     return young_s
             waiting.popleft()
             replica.to_apply_bytes -= entry.size
-            self._busy = True
             replica.applying = entry.first
+            if replica.forgotten_queues:
+                await self._remember_queues()
             if not self._follows and replica.follows:
                 self._follows = True
                 await self.on_follow()
             await self._apply(entry)
-            self._busy = False
             replica.applying = 0
             self._turn += entry.count
             if self._turn >= TURN_MESSAGES_MAX:
                 self._turn = 0
                 await asyncio.sleep(0)
         return 3600.0
+
+    async def _remember_queues(self) -> None:
+        """Declares queues that the broker has forgotten: it is known now that this node follows, or leads."""
+        replica = self._replica
+        if not replica.node.leading:
+            await self._carry_out(replica.forgotten_queues, replica.progress.tracker.applied)
+        replica.forgotten_queues = []
 
     async def _apply(self, entry: Entry) -> None:
         run, first = entry.run, entry.first
@@ -274,21 +289,27 @@ class Applier:
     async def _other(self, run: pb.Run, sequence: int) -> None:
         """What is done when this returns."""
         kind = run.WhichOneof("kind")
-        if kind in ("purge", "topology"):
-            lane = await self._lane((run.purge if kind == "purge" else run.topology).vhost, sequence)
-            if lane is not None:
-                await (self._purge(lane, run.purge, sequence) if kind == "purge" else self._topology(lane, run.topology, sequence))
+        if kind == "purge":
+            if (lane := await self._lane(run.purge.vhost, sequence)) is not None:
+                await self._purge(lane, run.purge, sequence)
+        elif kind == "topology":
+            if (lane := await self._lane(run.topology.vhost, sequence)) is not None:
+                await self._topology(lane, run.topology, sequence)
         elif kind == "checkpoint" and sequence == self._replica.begins_at:
-            for vhost, declares in rows_of(run.checkpoint):
-                method = frames.method_id(declares)
-                level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
-                lane = await self._lane(vhost, sequence)
-                if lane is not None and method not in _NOT_HERE.get(level, ()):
-                    await lane.declarer.execute(declares)
+            await self._carry_out(rows_of(run.checkpoint), sequence)
+
+    async def _carry_out(self, rows: Iterable[Row], sequence: int) -> None:
+        """Declares what the log declares up to an entry."""
+        for vhost, declares in rows:
+            method = frames.method_id(declares)
+            level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
+            lane = await self._lane(vhost, sequence)
+            if lane is not None and method not in _NOT_HERE.get(level, ()):
+                await lane.declarer.execute(declares)
 
     async def _purge(self, lane: Lane, purge: pb.Purge, sequence: int) -> None:
         await self._until(lambda: not lane.open_messages)
-        await self._rejected((purge.vhost, purge.queue), sequence)
+        await self._moved_on(purge.vhost, sequence)
         if purge.spared:  # a purge would take what clients held, too
             self.on_spared([(purge.vhost, purge.queue)], sequence)
         else:
@@ -299,32 +320,41 @@ class Applier:
         # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
         await self._until(lambda: lane.settled)
         await self._until(lambda: self._replica.progress.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
-        if method == frames.QUEUE_DELETE:
-            await self._rejected((topology.vhost, first_name(topology.method)), sequence)
+        await self._moved_on(topology.vhost, sequence)
         await self._replica.barrier.settle_record(sequence)
         if method == frames.QUEUE_DELETE:
             lane.forget_queue(first_name(topology.method))
         if method not in _NOT_HERE.get(topology.level, ()):
             await lane.declarer.execute(topology.method)
 
-    async def _rejected(self, queue: QueueKey, sequence: int) -> None:
-        """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left this one."""
-        target = self._replica.index.filter.queue(queue)
+    async def _moved_on(self, vhost: str, sequence: int) -> None:
+        """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left its queue."""
         still = kicked = time.monotonic()
-        left = 0
-        while due := target.moves_due(sequence):
+        left: list[tuple[QueueKey, int]] = []
+        while due := self._to_move(vhost, sequence):
             now = time.monotonic()
             if due != left:
                 left, still = due, now
             elif now - still > REJECTED_STILL_S:
-                log.warning("%d messages that were rejected on the primary go with their queue here: '%s' in vhost '%s'", due, queue[1], queue[0])
+                for key, count in due:
+                    self._not_waited_for[key] = now + REJECTED_AGAIN_S
+                    what = "%d messages that the primary's clients rejected from queue '%s' in vhost '%s' are not found here, and not waited for"
+                    log.warning(f"{what}: they may be missing where they went to", count, key[1], vhost)
                 return
             if now >= kicked:
-                self.on_full(queue)
+                for key, _ in due:
+                    self.on_full(key)
                 kicked = now + REJECTED_KICK_S
             self._event.clear()
             await self._tend()
             await self._pause(REJECTED_POLL_S)
+
+    def _to_move(self, vhost: str, sequence: int) -> list[tuple[QueueKey, int]]:
+        moving = {target.key: due for target, due in self._replica.index.filter.moving(vhost, sequence)}
+        if self._not_waited_for:
+            now = time.monotonic()
+            self._not_waited_for = {key: end for key, end in self._not_waited_for.items() if end > now and (key in moving or key[0] != vhost)}
+        return [(key, due) for key, due in moving.items() if key not in self._not_waited_for]
 
     async def _enqueues(self, run: pb.Enqueues, first: int) -> None:
         replica, window = self._replica, self._window

@@ -1,8 +1,9 @@
 """Declarations, deletions and purges of the log, as the applier carries them out on the broker of one vhost.
 
 Rules:
-- They go over a channel of their own: their failures concern no message. Declarations of exchanges go over a connection of their own: RabbitMQ before
-  4 closes the connection (503) where it does not know an exchange's type, as the primary's broker has a plugin that this one has not.
+- They go over a channel of their own: their failures concern no message. What a broker may close the connection for goes over one of its own:
+  declarations of exchanges (503 of RabbitMQ before 4, where it does not know the type, as the primary's broker has a plugin that this one has not),
+  and of queues that are not durable (541 of RabbitMQ 4, where its configuration does not permit them).
 - What this broker refuses is logged and counts as done: it must not end one incarnation after the other.
 """
 
@@ -13,11 +14,17 @@ import logging
 from . import frames
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed, ConnectionClosed
+from .definitions import is_durable
 
 log = logging.getLogger("lrq_ha.applier")
 
-COMMAND_INVALID = 503
+COMMAND_INVALID, INTERNAL_ERROR = 503, 541
 UNKNOWN_TYPE = "exchange type '"  # unknown or invalid: a broker that has heard of the name says the latter
+DEPRECATED = "Feature `"  # … is deprecated, or removed
+TODO = {
+    UNKNOWN_TYPE: "enable the same plugins on every node's broker",
+    DEPRECATED: "permit it on every node's broker (deprecated_features.permit.* in rabbitmq.conf), or declare it durable",
+}
 PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so is counted as done
 
 
@@ -53,7 +60,7 @@ class Declarer:
         """Carries out a declaration of the log; one that this broker refuses is logged and passed over."""
         method, named, arguments = unconditional(payload)
         self._exchanges.clear()
-        apart = method == frames.EXCHANGE_DECLARE
+        apart = method == frames.EXCHANGE_DECLARE or (method == frames.QUEUE_DECLARE and not is_durable(payload))
         try:
             await (await (self._channel_apart() if apart else self._channel()))._call(method, arguments)
         except ChannelClosed as error:
@@ -61,15 +68,16 @@ class Declarer:
                 raise
             self._refused(named, error.text)
         except ConnectionClosed as error:
-            if not apart or error.code != COMMAND_INVALID:
+            if not apart or not _is_refusal(error):
                 raise
             self._refused(named, error.text)
 
     def _refused(self, named: list[str], text: str) -> None:
+        text = " ".join(text.split())  # some are of several lines
         what = "a declaration of the primary is refused here, in vhost '%s', for %s: %s"
-        if UNKNOWN_TYPE in text:
-            todo = "what goes there is not on this node: enable the same plugins on every node's broker, then lrq-ha reinit this node"
-            log.error(f"{what}; {todo}", self._vhost, "/".join(named), text)
+        todo = next((todo for said, todo in TODO.items() if said in text), "")
+        if todo:
+            log.error(f"{what}; what goes there is not on this node: {todo}, then lrq-ha reinit this node", self._vhost, "/".join(named), text)
         else:
             log.warning(what, self._vhost, "/".join(named), text)
 
@@ -93,6 +101,11 @@ class Declarer:
                 raise
             self._exchanges.add(exchange)
         return True
+
+
+def _is_refusal(error: ConnectionClosed) -> bool:
+    """Whether a broker closed the connection over what it was asked to declare. (541 may mean anything else, too.)"""
+    return error.code == COMMAND_INVALID or (error.code == INTERNAL_ERROR and DEPRECATED in error.text)
 
 
 _NAMES = {

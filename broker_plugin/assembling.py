@@ -14,7 +14,21 @@ from typing import NamedTuple
 from lrq_ha.replication.errors import MalformedInput
 
 from . import building
-from .frames import BASIC_CLASS, BASIC_PUBLISH, BODY, HEADER, HEADER_FIXED_BYTES, HEARTBEAT, METHOD, Buffer, FrameError, Item, body_size, scan
+from .frames import (
+    BASIC_CLASS,
+    BASIC_PUBLISH,
+    BODY,
+    FRAME_MAX_ANY_BYTES,
+    HEADER,
+    HEADER_FIXED_BYTES,
+    HEARTBEAT,
+    METHOD,
+    Buffer,
+    FrameError,
+    Item,
+    body_size,
+    scan,
+)
 
 BODY_BYTES_MAX = 134_217_728  # RabbitMQ's own default limit before 4.0
 BODY_BYTES_ANY_MAX = 536_870_912  # no RabbitMQ can be told to take more: a larger one ends its connection
@@ -176,7 +190,8 @@ class Assembly:
 
 
 def whole(channel: int, parts: Content, frame_max_bytes: int) -> tuple[bytes, list[Item]]:
-    """A content that was put together, as if it had come whole: its frames, and the one item that `scan` finds in them."""
+    """A content that was put together, as if it had come whole: its frames, and the one item that `scan` finds in them. Its body is cut anew; a
+    header frame cannot be, and may be larger."""
     method = building.frame(METHOD, channel, parts.method)
     blob = b"".join((method, *building.content(channel, parts.header, parts.body, frame_max_bytes)))
-    return blob, scan(blob, 0, frame_max_bytes, 1 << 62)[0]
+    return blob, scan(blob, 0, FRAME_MAX_ANY_BYTES, 1 << 62)[0]

@@ -10,20 +10,18 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 
 from .headers import Alike
-
-if TYPE_CHECKING:
-    import asyncio
 
 QueueKey = tuple[str, str]  # vhost, queue
 
@@ -268,14 +266,18 @@ class Passed(NamedTuple):
     """A declaration that was passed on.
 
     Attributes:
+        queue: The queue that it declares, if it names one.
         local: The queue, if it is this node's own when the broker accepts it.
         silent: The client wants no answer.
         declares: The queue, if it is one that the log knows.
+        over: Set when the broker has answered, or will not any more.
     """
 
+    queue: str
     local: QueueKey | None
     silent: bool
-    declares: QueueKey | None = None
+    declares: QueueKey | None
+    over: asyncio.Event
 
 
 @dataclass(slots=True)
@@ -301,7 +303,7 @@ class Channel:
     paused: dict[bytes, Consumer] = field(default_factory=dict)  # cancelled at the broker while their queue stands still (`pausing`)
     stopping: Counter[bytes] = field(default_factory=Counter)  # cancel-ok that the broker owes to the door alone, by tag
     resuming: Counter[bytes] = field(default_factory=Counter)  # and consume-ok
-    consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, in order
+    consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, as they were asked
     passed: deque[Passed] = field(default_factory=deque)  # declarations that the broker has not answered, in order
     gets: deque[tuple[Consumer, bytes]] = field(default_factory=deque)  # (as a consumer, the method frame) of basic.get under way
     asked_behind: bool = False  # the client has asked for more behind those
@@ -385,6 +387,8 @@ class Channel:
 
     def forget(self) -> None:
         """The broker has closed it: nothing that it owed will come."""
+        for passed in self.passed:
+            passed.over.set()
         self.passed.clear()
         self.gets.clear()
         self.consuming.clear()
@@ -407,6 +411,17 @@ class Channel:
     def outstanding(self, upto: int = 0) -> int:
         """The highest tag (<= `upto`, if that is not 0) of what the client was given and has not settled; 0: there is none."""
         return max((tag for tags in (self.deliveries, self.others) for tag in tags if not upto or tag <= upto), default=0)
+
+    def settle(self, tag: int, multiple: bool) -> dict[int, Delivery]:
+        """What an ack or rejection of `tag` covers is settled; returns what the log knows of that, by tag.
+
+        Nothing is, if it is of several up to a tag that is not outstanding: the broker refuses that, and takes back whatever the channel holds.
+        """
+        if multiple and not self.holds(tag, multiple):
+            return {}
+        if self.others:
+            self.take_others(tag, multiple)
+        return self.take_out(tag, multiple)
 
     def take_out(self, tag: int, multiple: bool) -> dict[int, Delivery]:
         """Takes out what an ack of `tag` covers (0 with multiple: everything), by tag."""

@@ -29,6 +29,7 @@ from broker_plugin.client_errors import (
     ChannelClosed,
     ConnectionClosed,
     ConnectionRefused,
+    NoChannelLeft,
     ReplyTimeout,
     VhostNotFound,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Connection",
     "ConnectionClosed",
     "ConnectionRefused",
+    "NoChannelLeft",
     "ReplyTimeout",
     "VhostNotFound",
 ]
@@ -91,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._left = b""
-        self._assembly = assembling.Assembly()
+        self._assembly = assembling.Assembly(assembling.BODY_BYTES_ANY_MAX)
         self._channels: dict[int, Channel] = {}
         self._channel_max = 2_047
         self._replies: deque[asyncio.Future[base.Frame]] = deque()
@@ -250,7 +252,7 @@ class Connection(asyncio.Protocol):
             return
         buffer = self._left + data if self._left else data
         try:
-            items, used = frames.scan(buffer, 0, self.frame_max_bytes)
+            items, used = frames.scan(buffer, 0, frames.FRAME_MAX_ANY_BYTES)  # a header frame is as large as it was published
             self._left = buffer[used:]
             for item in items:
                 self._take(buffer, item)
@@ -373,14 +375,21 @@ class Connection(asyncio.Protocol):
             on_confirm: Called for each basic.ack and nack of a publish.
             on_return: Called for each publish that comes back.
             on_close: Called once when the channel has ended; with None if `Channel.close` ended it.
+
+        Raises:
+            NoChannelLeft: The connection has as many as were agreed on.
         """
         if self.error is not None:
             raise self.error
         number = next((n for n in range(1, self._channel_max + 1) if n not in self._channels), None)
         if number is None:
-            raise ChannelClosed(0, f"all {self._channel_max} channels of the connection are in use")
+            raise NoChannelLeft(0, f"all {self._channel_max} of the connection are in use")
         channel = self._channels[number] = Channel(self, number, on_confirm, on_return, on_close)
-        await channel._call(frames.CHANNEL_OPEN, b"\0")
+        try:
+            await channel._call(frames.CHANNEL_OPEN, b"\0")
+        except asyncio.CancelledError:
+            await channel.close()  # nobody else would
+            raise
         return channel
 
 

@@ -65,6 +65,10 @@ def fail(waiting: asyncio.Future[Any], error: LrqError) -> None:
         waiting.exception()  # nobody may be waiting any more
 
 
+def _closed() -> ChannelClosed:
+    return ChannelClosed(200, "closed by this side")
+
+
 class Channel:
     """One channel. Made by `Connection.channel` only.
 
@@ -148,6 +152,8 @@ class Channel:
             reply = self._replies.popleft()
             if not reply.done():
                 reply.set_result(frames.decode_method(payload))
+            if self._closing:
+                self._end(_closed(), ordered=True)  # also if who closed it waits no more
 
     def _end(self, error: LrqError, ordered: bool = False) -> None:
         if self.error is not None:
@@ -203,10 +209,6 @@ class Channel:
     async def exchange_bind(self, to: str, source: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
         names = b"".join(map(building.short_string, (to, source, routing_key)))
         await self._call(frames.EXCHANGE_BIND, b"\0\0", names, b"\0", table_bytes(arguments))
-
-    async def exchange_unbind(self, to: str, source: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
-        names = b"".join(map(building.short_string, (to, source, routing_key)))
-        await self._call(frames.EXCHANGE_UNBIND, b"\0\0", names, b"\0", table_bytes(arguments))
 
     async def queue_declare(
         self,
@@ -295,14 +297,13 @@ class Channel:
     async def close(self) -> None:
         """Ends the channel in order; calls that are under way fail. Never raises."""
         if self.error is None and not self._closing:
-            ended = ChannelClosed(200, "closed by this side")
-            self._fail_calls(ended)
+            self._fail_calls(_closed())
             self._closing = True
             try:
                 await self._call(frames.CHANNEL_CLOSE, short_int(200), building.short_string(""), long_int(0))
             except LrqError:
                 pass
-            self._end(ended, ordered=True)
+            self._end(_closed(), ordered=True)
 
     # --- acknowledging ----------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from lrq_ha import urls
 from lrq_ha.replication.errors import LrqError, MalformedInput
 
 from .tls import TlsFiles
 
 PORT, TLS_PORT = 5672, 5671
+_FORM = f"Write amqp://USER:PASSWORD@HOST:PORT/VHOST; {urls.PASSWORD_RULE}"
 
 TODO = {
     0: "Look at the broker's log and at the network between",
@@ -61,13 +63,13 @@ class Address:
             MalformedInput: It has another form, or is amqps:// and there is no `tls`.
         """
         try:
-            parts = urlsplit(url)
+            parts = urls.split(url)
             host, port = parts.hostname, parts.port or (TLS_PORT if parts.scheme == "amqps" else PORT)
-        except ValueError as error:
-            raise MalformedInput(f"a broker's URL is malformed: {error}") from error
+        except ValueError:  # its text may hold a part of the password
+            raise MalformedInput("a broker's URL is malformed", todo=_FORM) from None
         secure = parts.scheme == "amqps"
         if parts.scheme not in ("amqp", "amqps") or not host or (secure and tls is None):
-            raise MalformedInput("a broker's URL has another form", todo="Write amqp://USER:PASSWORD@HOST:PORT/VHOST")
+            raise MalformedInput("a broker's URL has another form", todo=_FORM)
         path = unquote(parts.path[1:]) or "/"
         user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return cls(host, port, user, password, path if vhost is None else vhost, tls if secure else None, server_name, proxied)
@@ -135,3 +137,9 @@ class ChannelClosed(AmqpError):
     def no_such_queue(self) -> bool:
         """Whether there is no such queue; RabbitMQ says 404 also of one that is there and does not answer, or does not come up."""
         return self.code == 404 and "no queue '" in self.text
+
+
+class NoChannelLeft(ChannelClosed):
+    said = "no channel could be opened"
+    advice = "Raise channel_max of the broker"
+    again = True

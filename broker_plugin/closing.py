@@ -168,10 +168,10 @@ def _settle_all(relay: Relay) -> None:
         relay.outbox.put(frame)
 
 
-def _tell(relay: Relay, channel: Channel) -> None:
-    """The broker's side of a channel that the door refused is closed."""
+def _tell(channel: Channel) -> bytes:
+    """The broker's side of a channel that the door refused is closed: what the client gets in its turn, behind what the broker has said before."""
     channel.state = Closing.TOLD
-    relay.to_client(channel.refusal)
+    return channel.refusal
 
 
 def abandon(relay: Relay, channel: Channel, *, refused: bool = False, commits: bool = True) -> None:
@@ -218,6 +218,7 @@ def _forget(relay: Relay, channel: Channel) -> None:
 def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     """channel.close of the broker."""
     channel = relay.channel(number)
+    settling.flush(relay)  # what was to be acked on it until now is dropped with it
     permitting.refused(relay, data[item[2] : item[3]])
     no_reply(relay, number)
     relay.give_back(channel.let_go())
@@ -245,7 +246,6 @@ def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) ->
         return b""
     if channel.state in (Closing.CLIENT, Closing.DOOR):
         # Both sides close at once. The client has asked already, and hears why the broker closes it; or it will be told the door's reason.
-        settling.flush(relay)
         unsent = relay.outbox.drop(number)
         asked = not channel.on_settled and not unsent
         channel.on_settled = b""
@@ -255,9 +255,7 @@ def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) ->
                 return None
             channel.refusal = data[item[2] - 7 : item[3] + 1] + close_ok
         relay.outbox.write(close_ok)
-        if not asked:
-            _tell(relay, channel)
-        return b""
+        return b"" if asked else _tell(channel)
     relay.outbox.drop(number)
     channel.state = Closing.BROKER
     _settle_connection(relay)
@@ -272,14 +270,14 @@ def broker_close_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> byt
         return None  # both sides closed at once; the client may have opened the number anew
     abandon(relay, channel)
     if channel.state is Closing.DOOR:
-        _tell(relay, channel)
-        return b""
+        return _tell(channel)
     _forget(relay, channel)
     return None
 
 
-def second_refused(relay: Relay, channel: Channel, refusal: bytes) -> None:
-    """channel.close of the broker, for a second channel; `refusal` is the same for the first."""
+def second_refused(relay: Relay, channel: Channel, refusal: bytes) -> bytes:
+    """channel.close of the broker, for a second channel; `refusal` is the same for the first. Returns what the client gets."""
+    told = b""
     permitting.refused(relay, refusal[7:-1])
     no_reply(relay, channel.number)
     unsent = relay.outbox.drop(channel.second)
@@ -292,16 +290,18 @@ def second_refused(relay: Relay, channel: Channel, refusal: bytes) -> None:
         if channel.state is Closing.NO:
             refuse_as(relay, channel, refusal)
         else:
-            _after_second(relay, channel)
+            told = _after_second(relay, channel)
     _settle_connection(relay)
+    return told
 
 
-def second_closed(relay: Relay, channel: Channel) -> None:
-    """channel.close-ok of the broker, for a second channel."""
+def second_closed(relay: Relay, channel: Channel) -> bytes:
+    """channel.close-ok of the broker, for a second channel. Returns what the client gets."""
     _forget_second(relay, channel)
     abandon(relay, channel)
-    _after_second(relay, channel)
+    told = _after_second(relay, channel)
     _settle_connection(relay)
+    return told
 
 
 def _forget_second(relay: Relay, channel: Channel) -> None:
@@ -310,11 +310,12 @@ def _forget_second(relay: Relay, channel: Channel) -> None:
     channel.second, channel.second_ends = 0, False
 
 
-def _after_second(relay: Relay, channel: Channel) -> None:
+def _after_second(relay: Relay, channel: Channel) -> bytes:
     if channel.on_settled:
         _settle(relay, channel)
     elif channel.state is Closing.DOOR:
-        _tell(relay, channel)
+        return _tell(channel)
+    return b""
 
 
 def broker_closed_connection(relay: Relay, _number: int, _data: bytes, _item: Item) -> bytes | None:

@@ -129,7 +129,7 @@ class Configured:
             await self._execute(key, method)
 
     def _is_stream(self, key: QueueKey) -> bool:
-        return topology.queue_arguments(self._replica.declared.definitions.queue(key) or b"").get("x-queue-type") == "stream"
+        return topology.is_stream(self._replica.declared.definitions.queue(key) or b"")
 
     async def _ready(self, key: QueueKey) -> int:
         """How many messages are in a queue; 0 if it is not there (yet)."""

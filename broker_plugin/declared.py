@@ -100,7 +100,12 @@ class Declared:
         return self.level(key) is not Level.NONE or self.definitions.queue(key) is not None
 
     def replicates_exchange(self, name: str) -> bool:
-        """Whether an exchange, and what is published to it, goes into the log."""
+        """Whether an exchange's declaration and bindings, and what is published to it, go into the log.
+
+        Those that RabbitMQ declares are on every node, but `amq.rabbitmq.*`, by which a broker tells of itself, is each one's own.
+        """
+        if name.startswith("amq."):
+            return not name.startswith("amq.rabbitmq.")
         return self._levels.of(name) is not Level.NONE
 
     def consumes(self, key: QueueKey) -> None:

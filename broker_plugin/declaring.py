@@ -2,7 +2,9 @@
 
 Rule: a declaration that is replicated takes its place among the publishes of all connections. Before the broker is asked, everything that was
 published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
-every node. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it.
+every node. The answer to a declaration of a queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern
+that queue, by its name or by none, and is not replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held
+when the broker had done it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     action = topology.classify(relay, channel, kind, payload, method)
     if isinstance(action, topology.Refuse):
         closing.refuse(relay, channel, action.code, action.text, kind)
+    elif isinstance(action, topology.FindOut):
+        relay.from_client.stall()
+        relay.spawn(_find_out(relay, channel, payload))
     elif isinstance(action, topology.Answer):
         name = building.short_string(action.queue)
         high, low = divmod(action.number, 1 << 32)
@@ -37,17 +42,23 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         relay.ask(channel)
         if action.queue:
             channel.last_queue = action.queue
-        silent = bool(getattr(method, "nowait", False))
-        if action.local is not None or action.known is not None:
-            # Whether the queue is this node's own is known when the broker has accepted it; and the census must know when it has.
+        passed = Passed(action.queue, action.local, bool(getattr(method, "nowait", False)), action.known, asyncio.Event())
+        needed = action.waited_for or action.known is not None
+        if needed:  # whether the queue is this node's own is known when the broker has accepted it; and the census must know when it has
             payload = action.asked or topology.answered(payload)
-            channel.passed.append(Passed(action.local, silent, action.known))
-        elif not silent:
-            channel.passed.append(Passed(None, False))
+        if needed or not passed.silent:
+            channel.passed.append(passed)
         relay.outbox.put(building.frame(METHOD, channel.number, payload))
+        if action.waited_for:
+            relay.from_client.wait_for_answer(passed.over)
     else:
         relay.from_client.stall()
         relay.spawn(_replicate(relay, channel, kind, method, action))
+
+
+async def _find_out(relay: Relay, channel: Channel, payload: bytes) -> None:
+    await relay.door.default_types.find_out(relay.vhost)
+    relay.from_client.unstall(lambda: relay.from_client.take_again(building.frame(METHOD, channel.number, payload)))
 
 
 async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, action: topology.Replicate) -> None:
@@ -103,9 +114,11 @@ async def _turn(relay: Relay, kind: int, queue: str) -> AsyncIterator[None]:
 
 
 def declare_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
-    """queue.declare-ok, which names the queue."""
-    start = item[2] + 4
-    relay.channel(number).last_queue = data[start + 1 : start + 1 + data[start]].decode("utf-8", "surrogateescape")
+    """queue.declare-ok, which names the queue. Where the client did, it may have declared another one since, which is the last one then."""
+    channel = relay.channel(number)
+    if channel.passed and not channel.passed[0].queue:
+        start = item[2] + 4
+        channel.last_queue = data[start + 1 : start + 1 + data[start]].decode("utf-8", "surrogateescape")
     return reply(relay, number, data, item)
 
 
@@ -114,6 +127,7 @@ def reply(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     channel = relay.channel(number)
     if channel.passed:
         passed = channel.passed.popleft()
+        passed.over.set()
         if passed.local is not None:
             relay.replica.declared.local_queues.add(passed.local)
             relay.door.forget_decisions()

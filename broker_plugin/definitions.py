@@ -2,8 +2,8 @@
 
 Rules:
 - A declaration counts when it is noted, in log order; what is cut off the log is taken out again, so what is not safe is kept apart.
-- A queue or exchange takes its bindings with it when it is deleted. An auto-delete exchange that went with its last binding is still listed: to
-  declare it once more than needed harms nothing.
+- A queue or exchange takes its bindings with it when it is deleted. An auto-delete exchange that went with its last binding is still listed, as
+  one that has had none yet is there: to declare it where everything is declared harms nothing, as the log declares it anew before it is bound again.
 - Rows come in an order in which they can be carried out.
 - Each row is kept as a CHECKPOINT has it, too: of a hundred thousand queues, one that is written takes no longer than to put these together.
 """
@@ -87,6 +87,29 @@ class Definitions:
         """How an exchange was declared; None: the log has no such exchange."""
         return self._last(_EXCHANGE, _EXCHANGES, vhost, exchange)
 
+    def forgotten(self) -> tuple[list[Row], list[Row]]:
+        """What a broker may not have any more after it went down, of what is safe: what is not durable, and what is bound to that.
+
+        An auto-delete exchange without a binding has perhaps gone long ago: it may be another one by now.
+
+        Returns:
+            Exchanges and their bindings, and then queues and theirs.
+        """
+        rows = self._safe.rows
+        found: tuple[list[Row], list[Row]] = ([], [])
+        seen: set[_Key] = set()
+        for kind, of_kind in ((_QUEUE, found[1]), (_EXCHANGE, found[0])):
+            bindings: list[_Key] = []
+            for key, method in rows.items():
+                if key[0] == kind and not is_durable(method):
+                    bound = self._safe.bindings((key[1], b"q" if kind == _QUEUE else b"e", key[2][0]))
+                    if kind == _QUEUE or not _is_auto_delete(method) or any(binding[2][2] == key[2][0] for binding in bound):
+                        of_kind.append((key[1], method))
+                        bindings += (binding for binding in bound if binding not in seen)
+                        seen.update(bound)
+            of_kind += ((key[1], rows[key]) for key in bindings)
+        return found
+
     def _last(self, kind: int, methods: tuple[int, int], vhost: str, name: str) -> bytes | None:
         raw = name.encode("utf-8", "surrogateescape")
         for _, of, method in reversed(self._noted):
@@ -154,8 +177,12 @@ class _Rows:
         if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
             self._set(key, method)
         elif self._pop(key):
-            for binding in list(self._bindings.get((vhost, b"q" if to_queue else b"e", names[0]), ())):
+            for binding in self.bindings((vhost, b"q" if to_queue else b"e", names[0])):
                 self._unbind(binding)
+
+    def bindings(self, end: _End) -> list[_Key]:
+        """What has this end."""
+        return list(self._bindings.get(end, ()))
 
     def _set(self, key: _Key, method: bytes) -> None:
         self.rows[key] = method
@@ -173,6 +200,23 @@ class _Rows:
             del of[key]
             if not of:
                 del self._bindings[one]
+
+
+def is_durable(method: bytes) -> bool:
+    """Whether a declaration of a queue or exchange says so."""
+    return bool(_flags(method) & 2)
+
+
+def _is_auto_delete(method: bytes) -> bool:
+    """Whether a declaration of an exchange says so."""
+    return bool(_flags(method) & 4)
+
+
+def _flags(method: bytes) -> int:
+    at = 7 + method[6]
+    if frames.method_id(method) == frames.EXCHANGE_DECLARE:
+        at += 1 + method[at]  # its type
+    return method[at]
 
 
 def _ends(key: _Key) -> tuple[_End, _End]:

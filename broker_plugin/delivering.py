@@ -3,8 +3,9 @@
 Rules:
 - A delivery without a position is none of the log's business and passes as it came.
 - Whether a copy may be given out can depend on an entry that is not safe yet: then it is withheld, with all that follows on its channel.
-- The door knows a consumer's tag before anything comes for it. So it makes one up for a client that names none and wants no answer. Where that uses
-  again the tag of one that it has cancelled, what is on its way is for the former: the next one waits until the broker has ended that.
+- The door knows a consumer's tag before anything comes for it, and the broker's answer by it: who waits for direct replies is answered before a
+  consumer of a queue that was asked for first. So it makes one up for a client that names none. Where one that wants no answer uses again the tag
+  of one that it has cancelled, what is on its way is for the former: the next one waits until the broker has ended that.
 - A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -19,7 +21,7 @@ from pamqp import commands
 from lrq_ha.replication.filter import Verdict
 from lrq_ha.replication.visits import Deaths
 
-from . import assembling, building, closing, endpoints, frames, pausing, settling
+from . import assembling, brought, building, closing, endpoints, frames, pausing, settling
 from .channels import Channel, Closing, Consumer, Delivery
 from .farewell import NOT_ALLOWED
 from .frames import BASIC_CANCEL_OK, BASIC_CONSUME, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN, FrameError, Item, decode_method, scan
@@ -57,6 +59,7 @@ def consume(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     method: Any = decode_method(payload)
     if not _may_read(relay, channel, method):
         return
+    method.consumer_tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
     tag = method.consumer_tag.encode()
     if tag in channel.paused:
         raise TagInUse(method.consumer_tag)
@@ -67,8 +70,7 @@ def consume(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     relay.ask(channel)
     consumer = _consumer(relay, channel, method)
     if method.nowait:
-        method.consumer_tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
-        channel.consumers[method.consumer_tag.encode()] = consumer
+        channel.consumers[tag] = consumer
         relay.replica.declared.consumes(consumer.queue)
     else:
         channel.consuming.append(consumer)
@@ -161,13 +163,20 @@ def consume_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | No
     start = item[2] + 4
     tag = bytes(data[start + 1 : start + 1 + data[start]])
     if channel.resuming[tag]:
-        channel.resuming[tag] -= 1
+        _one_less(channel.resuming, tag)
         return b""
-    if channel.consuming:
-        consumer = channel.consuming.popleft()
+    consumer = next((one for one in channel.consuming if one.method.consumer_tag.encode() == tag), None)
+    if consumer is not None:
+        channel.consuming.remove(consumer)
         channel.consumers[tag] = consumer
         relay.replica.declared.consumes(consumer.queue)
     return None
+
+
+def _one_less(owed: Counter[bytes], tag: bytes) -> None:
+    owed[tag] -= 1
+    if not owed[tag]:
+        del owed[tag]
 
 
 def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
@@ -175,7 +184,7 @@ def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
     start = item[2] + 4
     tag, channel = bytes(data[start + 1 : start + 1 + data[start]]), relay.channel(number)
     if item[0] == BASIC_CANCEL_OK and channel.stopping[tag]:
-        channel.stopping[tag] -= 1
+        _one_less(channel.stopping, tag)
         consumer = channel.consumers.get(tag)
         if consumer is not None and consumer.cancelled and not channel.stopping[tag]:  # by a client that wants no answer
             del channel.consumers[tag]
@@ -202,15 +211,23 @@ def deliver(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     if not sequence:
         if b"x-lrq-pos" not in payload or not consumer.tracked:
             _unknown(relay, channel, consumer, tag)
-            return None
+            return _as_brought(relay, payload, data, item, None)
         if b"x-stream-offset" in payload:
-            return _read(relay, channel, consumer, tag, payload, data[start - 7 : item[6]])
+            replaced = _read(relay, channel, consumer, tag, payload, data[start - 7 : item[6]])
+            return _as_brought(relay, payload, data, item, replaced)
     if relay.door.draining:
         _keep_back(channel, consumer, tag)
         return b""
     if sequence:
         return _judge(relay, channel, consumer, tag, (sequence, consumer.alike.generation), (), data, item, to_tag + 8)
-    return _examine(relay, channel, consumer, tag, payload, data, item, to_tag + 8)
+    return _as_brought(relay, payload, data, item, _examine(relay, channel, consumer, tag, payload, data, item, to_tag + 8))
+
+
+def _as_brought(relay: Relay, payload: bytes, data: bytes, item: Item, replaced: bytes | None) -> bytes | None:
+    """What the client gets instead of `replaced`, if the content's header (its payload) says more of deaths than this broker has counted."""
+    if replaced == b"" or brought.PREFIX not in payload:
+        return replaced
+    return refit(data[item[2] - 7 : item[6]] if replaced is None else replaced, relay.frame_max_bytes)
 
 
 def _comes_again(relay: Relay, channel: Channel, consumer: Consumer, payload: bytes) -> bool:
@@ -240,13 +257,13 @@ def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
         return building.method_frame(number, commands.Basic.GetEmpty())
     if b"x-lrq-pos" not in payload or not consumer.tracked:
         _unknown(relay, channel, consumer, tag)
-        return None
+        return _as_brought(relay, payload, data, item, None)
     if relay.door.draining:
         _keep_back(channel, consumer, tag)
         return building.method_frame(number, commands.Basic.GetEmpty())
     replaced = _examine(relay, channel, consumer, tag, payload, data, item, item[2] + 12)
     if replaced != b"":
-        return replaced
+        return _as_brought(relay, payload, data, item, replaced)
     if number in relay.from_broker.withheld:
         channel.gets.appendleft((consumer, frame))
     elif channel.asked_behind or channel.closing:  # what answers that comes first: the client must not take it for this
@@ -268,17 +285,19 @@ def returned(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None
     """basic.return: the message is in no queue. Its ack follows; see `publishing.took`."""
     if not item[6]:
         return part(relay, number, BASIC_RETURN, data[item[2] : item[3]])
-    stamped = relay.replica.stamp_of(data[item[4] : item[5]]) if relay.producer_key else None
+    payload = data[item[4] : item[5]]
+    stamped = relay.replica.stamp_of(payload) if relay.producer_key else None
     if stamped is not None:
         relay.channel(number).returned.add(stamped[0])
-    return None
+    return _as_brought(relay, payload, data, item, None)
 
 
-def part(relay: Relay, number: int, kind: int, payload: bytes) -> bytes | None:
-    """A content that comes in pieces: put together, it is treated as one that came whole."""
+def part(relay: Relay, number: int, kind: int, payload: bytes, client: int = 0) -> bytes:
+    """A content that comes in pieces: put together, it is treated as one that came whole. `client`: the client's number, if that is another."""
     content = relay.from_broker.parts.take(kind, number, payload)
     if content is None:
         return b""
+    number = client or number
     blob, items = assembling.whole(number, content, relay.frame_max_bytes)
     item = items[0]
     replaced = None
@@ -286,19 +305,25 @@ def part(relay: Relay, number: int, kind: int, payload: bytes) -> bytes | None:
         replaced = relay.deliver(relay, number, blob, item)
     elif item[0] in relay.on_broker:
         replaced = relay.on_broker[item[0]](relay, number, blob, item)
-    return blob if replaced is None else replaced
+    given = blob if replaced is None else replaced
+    too_large = item[5] - item[4] + frames.FRAME_OVERHEAD_BYTES > relay.frame_max_bytes
+    return refit(given, relay.frame_max_bytes) if too_large else given
 
 
 def refit(blob: bytes, frame_max_bytes: int) -> bytes:
-    """A content, if any, whose frames may be too large for a client that agreed to this frame_max, cut anew.
+    """Contents as a client gets them: what was put aside of their headers is given back, and frames that may be too large for a client that
+    agreed to this frame_max are cut anew. A method without a content is as it was.
 
-    A broker may send frames a little larger than its client is told of (frames.HEADROOM_BYTES). A header frame cannot be cut, but goes without
-    its position where that is too much.
+    A broker may send bodies in frames a little larger than its client is told of (frames.HEADROOM_BYTES), and header frames of any size. One of
+    those cannot be cut, but goes without its position where that is too much.
     """
     items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
     parts = []
     for _, channel, start, end, header, header_end, stop in items:
-        payload = blob[header:header_end]
+        if not stop:
+            parts.append(blob[start - 7 : end + 1])
+            continue
+        payload = brought.given_back(blob[header:header_end])
         if len(payload) + frames.FRAME_OVERHEAD_BYTES > frame_max_bytes:
             payload = cut(payload, b"x-lrq-pos")
         parts += [blob[start - 7 : end + 1], *building.content(channel, payload, frames.body_of(blob, header_end, stop), frame_max_bytes)]
@@ -312,7 +337,7 @@ def _examine(relay: Relay, channel: Channel, consumer: Consumer, tag: int, paylo
         _unknown(relay, channel, consumer, tag)
         return None
     died = deaths(payload) if b"x-death" in payload else ()
-    if not died:
+    if not died and brought.PREFIX not in payload:
         consumer.alike.learn(payload, stamped[1])
     return _judge(relay, channel, consumer, tag, stamped, died, data, item, bit)
 

@@ -24,6 +24,7 @@ from lrq_ha.sidecar.config import Config
 from . import draining, permitting
 from .assembling import Budget
 from .channels import Delivery, QueueKey
+from .default_types import DefaultTypes
 from .farewell import CONNECTION_FORCED
 from .intercepting import Watch
 from .listener import Listener
@@ -66,6 +67,7 @@ class Door:
         interceptors: Those that the configuration names.
         own: The sidecar's credentials, which other nodes and sites show.
         broker: Where the broker listens.
+        default_types: What queues are whose declarations name no type.
         unfinished: Messages of which a part has arrived, of all connections.
         buffered_bytes_max: Memory for what is not safe yet; past it nothing more is read from publishers.
     """
@@ -77,6 +79,7 @@ class Door:
         self.sites = frozenset(site.remote_id for site in config.sites)
         self.own = config.credentials
         self.broker = config.broker_address("/")
+        self.default_types = DefaultTypes(self.broker)
         self.tls = config.server_tls
         self.host: Host | None = None
         self.counters: Counter[str] = Counter()
@@ -208,7 +211,7 @@ class Door:
         """A producer has one connection per vhost: with two, each would take the other's numbers for repeats of its own."""
         for relay in list(self.relays):
             if newer.producer and (relay.producer_key, relay.vhost) == (newer.producer_key, newer.vhost):
-                relay.close_client(CONNECTION_FORCED, f"producer '{newer.producer}' has connected anew")
+                relay.fence(f"producer '{newer.producer}' has connected anew")
 
     def end_unread(self, key: str, asker: Relay) -> None:
         """Somebody else is told how far a producer has come: what it has sent, and the door has not read, must not go further than that.
@@ -217,7 +220,7 @@ class Door:
         """
         for relay in list(self.relays):
             if relay.producer_key == key and relay is not asker and not (relay.instance and relay.instance == asker.instance):
-                relay.close_client(CONNECTION_FORCED, f"another connection has asked how far producer '{relay.producer}' has come")
+                relay.fence(f"another connection has asked how far producer '{relay.producer}' has come")
 
     # ---- what connections have in common -----------------------------------------------------------------------------
 

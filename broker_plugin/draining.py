@@ -49,8 +49,10 @@ def give_up(door: Door) -> None:
             for tag in channel.undelivered:
                 settling.settle_unseen(relay, channel, building.nack(channel.number, tag, requeue=True))
             channel.undelivered.clear()
+        settling.flush(relay)  # of channels with transactions
+        for channel in relay.channels.values():
             relay.gives_back(channel.returning)
-            if not channel.closing:
+            if not (channel.closing or channel.unseen):
                 channel.returning = set()
 
 

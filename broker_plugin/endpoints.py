@@ -22,7 +22,7 @@ from pamqp import commands
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.ids import ReplicationId
-from lrq_ha.routing import chain, names
+from lrq_ha.routing import chain, names, statuses
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
 from . import building, frames, publishing
@@ -40,7 +40,6 @@ SINK_QUESTION = "LRQ_Sink_"
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 NOBODY = f"{DIRECT_REPLY_TO}.gone"
 NO_ROUTE = 312
-TRANSMISSION_BYTES_MAX = (16 << 20) - (64 << 10)  # with what a view and the log add, RabbitMQ 4 still takes it in one message
 REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
 
 
@@ -80,8 +79,6 @@ def decide(relay: Relay, route: Route) -> Decision:
         name = route.exchange or route.routing_key
         if not route.exchange and name.startswith(DIRECT_REPLY_TO):
             return Decision.PASSED
-        if route.exchange.startswith("amq."):  # the predeclared exchanges exist on every node
-            return LOGGED
         logged = relay.replica.declared.replicates_exchange(name) if route.exchange else relay.replica.declared.replicates((relay.vhost, name))
         if not logged:
             return Decision.PASSED
@@ -187,9 +184,10 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
     if _is_repeat(relay, channel, identity):
         return
     transaction = _parse(pb.Transaction, body)
-    if not names.is_name(transaction.client_name):
-        raise LrqError(f"client_name {transaction.client_name!r} is not a name", todo="1 to 64 of A-Z a-z 0-9 . -")
     chain.check(transaction)
+    if (queue == names.SEND_SNAP_SYNC) != bool(transaction.request_id):
+        todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
+        raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
     _check_request(transaction.request_id)
     known = relay.door.sites
     for entry in transaction.entries:
@@ -197,10 +195,9 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
             if destination not in known:
                 listed = ", ".join(sorted(known)) or "none"
                 raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
-        if entry.payload >= len(transaction.payloads):
-            raise LrqError(f"entry refers to payload {entry.payload}, the transaction has {len(transaction.payloads)}")
-    if len(body) > TRANSMISSION_BYTES_MAX:
-        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=f"transmit at most {TRANSMISSION_BYTES_MAX} at once")
+    if len(body) > chain.TRANSMISSION_BYTES_MAX:
+        todo = f"transmit at most {chain.TRANSMISSION_BYTES_MAX} at once"
+        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
     transaction.source = relay.door.group
     transaction.replication_id = str(identity)
     entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
@@ -214,8 +211,7 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     if _is_repeat(relay, channel, identity):
         return
     status = _parse(pb.Status, body)
-    if status.WhichOneof("value") is None or not status.key:
-        raise LrqError("a status without key or value")
+    statuses.check(status)
     _check_request(status.full_sync.request_id)
     if status.full_sync.state != pb.FullSyncRequest.REQUESTED:
         last = relay.replica.index.statuses.last(status.key)

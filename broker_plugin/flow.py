@@ -79,7 +79,7 @@ class Flow:
     def _repeats_too_much(self) -> bool:
         """Of what waits here for its confirm, repeats cost the log nothing, so nothing else bounds them."""
         relay = self._relay
-        return len(relay.until_safe) + len(relay.until_applied) > relay.door.config.questions_max
+        return len(relay.until_safe) + len(relay.until_durable) + len(relay.until_applied) > relay.door.config.questions_max
 
     def pause_client(self) -> None:
         """Reads nothing more from the client."""
@@ -139,7 +139,9 @@ class Flow:
         self.consider_pausing()
 
     def asks(self, asking: bool) -> None:
-        """A question of the door's own is open at the broker, or no longer. Its answer is read though the client reads nothing: it may be writing."""
+        """Nothing is taken from the client before the broker has answered, or no longer. That is read though the client reads nothing: it may be
+        writing.
+        """
         self._asking = asking
         if not self._client_full or self._relay.client is None:
             return
@@ -175,7 +177,7 @@ class Flow:
         if relay.replica.barrier.is_up and (relay.unanswered or relay.replies):
             return "a declaration"
         progress = relay.replica.progress
-        return "the log" if relay.unanswered and relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back() else ""
+        return "the log" if relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back() else ""
 
     def tick(self, now: float) -> None:
         """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up.
@@ -204,7 +206,7 @@ class Flow:
             relay.broker.abort()
             relay.close()
             return
-        if self._held_up:
+        if self._held_up or relay.from_broker.withholds_too_much:
             relay.to_client(HEARTBEAT_FRAME)  # the broker's are not read meanwhile
         if now - relay.outbox.sent_at >= self._heartbeat_s / 2:
             relay.outbox.write(HEARTBEAT_FRAME)

@@ -96,9 +96,11 @@ class FrameError(MalformedInput):
 
     Attributes:
         code, cause: What connection.close says: reply code, id of the method.
+        before: What `scan` found before those bytes, and their offset.
     """
 
     code, cause = 501, 0
+    before: tuple[list[Item], int] = ([], 0)
 
 
 # --- finding frames ---------------------------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def scan(
         The items in order, and the offset of the first octet that was not used; keep the rest for the next call.
 
     Raises:
-        FrameError: On a bad end octet, a frame over the limit, an unknown frame type; what stands before it is not handed out.
+        FrameError: On a bad end octet, a frame over the limit, an unknown frame type. What stands before it is handed out with that.
     """
     payload_max = frame_max_bytes - FRAME_OVERHEAD_BYTES
     items: list[Item] = []
@@ -174,7 +176,11 @@ def scan(
                 at = stop
         except (struct.error, IndexError):
             ran_out = True
-        item = _one_frame(buffer, at, payload_max)
+        try:
+            item = _one_frame(buffer, at, payload_max)
+        except FrameError as error:
+            error.before = items, at
+            raise
         if item is None or (ran_out and item[0] in CONTENT_METHODS and length - at < hold_bytes_max and _few_frames(buffer, at)):
             break
         append(item)
@@ -352,6 +358,6 @@ def tag_and_bits(payload: Buffer, at: int = 0) -> tuple[int, int]:
         raise FrameError("an acknowledgement ends too early") from error
 
 
-def is_ack(blob: bytes) -> bool:
-    """Whether a run of frames begins with a basic.ack."""
-    return len(blob) > 11 and blob[0] == METHOD and _u32(blob, 7)[0] == BASIC_ACK
+def settles(blob: bytes) -> bool:
+    """Whether a run of frames begins with a client's basic.ack, nack or reject."""
+    return len(blob) > 11 and blob[0] == METHOD and _u32(blob, 7)[0] in (BASIC_ACK, BASIC_NACK, BASIC_REJECT)

@@ -2,6 +2,7 @@
 
 What becomes of a method stands in `protocol.FROM_BROKER`. Rules:
 - Frames that need nothing are passed on as the slice they came in.
+- A broker cuts bodies to what was agreed on, but no header frame: one is as large as somebody with larger frames has published it.
 - A delivery whose fate is not safe yet is withheld with all that follows it on its channel, so that order is kept.
 - What the door cannot handle ends both sides.
 """
@@ -37,7 +38,7 @@ class FromBroker:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self.parts = assembling.Assembly()
+        self.parts = assembling.Assembly(assembling.BODY_BYTES_ANY_MAX)
         self.withheld: dict[int, list[bytes]] = {}
         self._withheld_bytes = 0
         self._left = b""
@@ -63,7 +64,7 @@ class FromBroker:
     def _from_the_broker(self, data: bytes) -> None:
         if self._left:
             data = self._left + data
-        items, used = scan(data, 0, max(frames.FRAME_MAX_BYTES, self._relay.header_bytes_max + frames.FRAME_OVERHEAD_BYTES))
+        items, used = scan(data, 0, frames.FRAME_MAX_ANY_BYTES)
         self._left = data[used:] if used < len(data) else b""
         self._sort(data, items)
 
@@ -134,8 +135,13 @@ class FromBroker:
     def _withhold(self, channel: int, data: bytes) -> None:
         self.withheld[channel].append(data)
         self._withheld_bytes += len(data)
-        if self._withheld_bytes > self._relay.door.config.connection_buffer_bytes_max:
+        if self.withholds_too_much:
             self._relay.flow.pause_broker()
+
+    @property
+    def withholds_too_much(self) -> bool:
+        """Whether nothing more is read from the broker for that."""
+        return self._withheld_bytes > self._relay.door.config.connection_buffer_bytes_max
 
     def release(self) -> None:
         """Looks again at what was withheld; what is not decided yet is withheld again."""

@@ -82,10 +82,17 @@ class FromClient:
     def _take(self, data: bytes) -> None:
         if self.left:
             data = self.left + data
+        wrong: FrameError | None = None
         try:
-            items, used = scan(data, 0, self._relay.frame_max_bytes)
+            try:
+                items, used = scan(data, 0, self._relay.frame_max_bytes)
+            except FrameError as error:  # as by a broker, what stands before it is taken
+                (items, used), wrong = error.before, error
             self._keep(data[used:] if used < len(data) else b"")
             self.work(data, items)
+            if wrong is not None and not (self.stalled or self._deafened):
+                self._keep(b"")
+                raise wrong
         except Exception as error:
             self._cannot_take(error)
             return
@@ -102,6 +109,10 @@ class FromClient:
 
     def _cannot_take(self, error: Exception) -> None:
         relay = self._relay
+        try:
+            settling.flush(relay)  # what was acked before counts
+        except NotPrimary as late:
+            error = late
         if isinstance(error, NotPrimary):  # it has stepped down in this very moment
             relay.close_client(CONNECTION_FORCED, str(error))
         elif isinstance(error, LrqError):
@@ -228,15 +239,30 @@ class FromClient:
         relay.flow.resume_client()
         self.data(b"")
 
+    def take_again(self, data: bytes) -> None:
+        """These frames, which have been looked at before, come before all that waits."""
+        self._backlog.appendleft(data)
+
     def _wait_for(self, over: asyncio.Event, data: bytes) -> None:
         """Takes nothing more from the client, from these bytes on, until a queue has been moved, or the broker has answered a question."""
         settling.flush(self._relay)
         self._backlog.appendleft(data + self.left)
         self._keep(b"")
         self.stall()
-        self._relay.spawn(self.unstall_after(over))
+        self._relay.spawn(self._unstall_after(over))
 
-    async def unstall_after(self, over: asyncio.Event) -> None:
+    def wait_for_answer(self, answered: asyncio.Event) -> None:
+        """Takes nothing more from the client until the broker has answered it."""
+        self.stall()
+        self._relay.flow.asks(True)
+        self._relay.spawn(self._unstall_when_answered(answered))
+
+    async def _unstall_when_answered(self, answered: asyncio.Event) -> None:
+        await answered.wait()
+        self._relay.flow.asks(False)
+        self.unstall()
+
+    async def _unstall_after(self, over: asyncio.Event) -> None:
         """Goes on when that is set."""
         await over.wait()
         self.unstall()

@@ -45,8 +45,8 @@ _FIXED_BYTES = {ord(k): n for k, n in zip("tbBsuUIifdlLTDV", (1, 1, 1, 2, 2, 2, 
 _LONG_KINDS, _NESTING_KINDS, _STRING_KINDS = frozenset(b"SxFA"), frozenset(b"FA"), frozenset(b"Sx")
 
 
-def _table(payload: bytes) -> tuple[int, int]:
-    """(start, end) of the headers table's fields; without a table, where its length would stand, and -1."""
+def table(payload: bytes) -> tuple[int, int]:
+    """(start, end) of the headers table's fields; without a table, where its length would stand, and -1. Raises FrameError."""
     try:
         flags, at = payload[12], HEADER_FIXED_BYTES
         if payload[13] & 1:
@@ -94,6 +94,21 @@ def fields(payload: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     return found
 
 
+def elements(payload: bytes, at: int, end: int) -> list[tuple[int, int]]:
+    """(start, end) of each value of the array between two offsets; start is the offset of its kind octet."""
+    found = []
+    try:
+        while at < end:
+            after = _value_end(payload, at)
+            found.append((at, after))
+            at = after
+    except (IndexError, struct.error) as error:
+        raise FrameError("an array among the headers ends too early") from error
+    if at != end:
+        raise FrameError("an array's last value runs past its end")
+    return found
+
+
 def _find(payload: bytes, key: bytes) -> int:
     """The offset of the kind octet of the first top-level header `key` (with its length octet); -1 if there is none."""
     hit = payload.find(key, HEADER_FIXED_BYTES)
@@ -101,7 +116,7 @@ def _find(payload: bytes, key: bytes) -> int:
         return -1
     if hit == 18 and payload[12] & 0xE0 == _HEADERS and payload[14:18] != b"\0\0\0\0":
         return 18 + len(key)  # the first header of a message without content type and encoding: the quickest case
-    at, end = _table(payload)
+    at, end = table(payload)
     if end < 0:  # the key's bytes stand in another property
         return -1
     if hit == at < end:  # the first header of the table: no walk is needed
@@ -170,7 +185,7 @@ def stamp(payload: bytes, new_field: bytes) -> bytes:
     key = new_field[: 1 + new_field[0]]
     if payload.find(key, HEADER_FIXED_BYTES) >= 0:
         payload = _cut(payload, key)
-    at, end = _table(payload)
+    at, end = table(payload)
     if end < 0:
         return b"%b%c%c%b%b%b%b" % (
             payload[:12],
@@ -256,7 +271,7 @@ class Stamps:
             return
         if len(self._known) >= STAMPS_MAX:
             self._known.clear()
-        at = _table(stamped)[1] - len(self._affixes[1])  # behind the sequence: the position is the last header
+        at = table(stamped)[1] - len(self._affixes[1])  # behind the sequence: the position is the last header
         self._known[payload[BODY_SIZE_END:]] = (stamped[BODY_SIZE_END : at - len(str(sequence))], stamped[at:], len(stamped) - len(payload))
 
 
@@ -267,12 +282,16 @@ def cut(payload: bytes, key: bytes) -> bytes:
 
 
 def _cut(payload: bytes, key: bytes) -> bytes:
-    at, end = _table(payload)
+    at, end = table(payload)
     if end < 0:
         return payload
-    kept = [payload[start:after] for start, _, after in fields(payload, at, end) if not payload.startswith(key, start)]
-    table = b"".join(kept)
-    return b"".join((payload[: at - 4], _pack_u32(len(table)), table, payload[end:]))
+    return with_table(payload, b"".join(payload[start:after] for start, _, after in fields(payload, at, end) if not payload.startswith(key, start)))
+
+
+def with_table(payload: bytes, headers: bytes) -> bytes:
+    """The payload of a content header that has a table, with these fields in it instead."""
+    at, end = table(payload)
+    return b"".join((payload[: at - 4], _pack_u32(len(headers)), headers, payload[end:]))
 
 
 @lru_cache(1 << 14)  # of 2^16 flags that a client may send
@@ -295,7 +314,7 @@ def check_header(payload: bytes, depth_max: int = TABLE_DEPTH_MAX) -> None:
     Raises:
         FrameError: It is malformed, or nested deeper than `depth_max`.
     """
-    at, end = _table(payload)
+    at, end = table(payload)
     fixed, short, more_fixed, more_short = _shape(payload[12] << 8 | payload[13])
     try:
         if end >= 0:
@@ -322,16 +341,7 @@ def _check_nested(payload: bytes, value: int, end: int, depth: int, depth_max: i
     if payload[value] == ord("F"):
         values = [(inner, after) for _, inner, after in fields(payload, at, end)]
     else:
-        values = []
-        try:
-            while at < end:
-                after = _value_end(payload, at)
-                values.append((at, after))
-                at = after
-        except (IndexError, struct.error) as error:
-            raise FrameError("an array among the headers ends too early") from error
-        if at != end:
-            raise FrameError("an array's last value runs past its end")
+        values = elements(payload, at, end)
     for inner, after in values:
         if payload[inner] in _NESTING_KINDS:
             _check_nested(payload, inner, after, depth + 1, depth_max)
@@ -349,7 +359,7 @@ def is_judged(payload: bytes) -> bool:
 
 def judged(payload: bytes) -> tuple[list[bytes], bytes | None, bytes | None]:
     """The fields CC and BCC, the expiration and the user-id of a content header that `check_header` has passed; None where there is none."""
-    start, end = _table(payload)
+    start, end = table(payload)
     copies = []
     for key in (b"\x02CC", b"\x03BCC"):
         if end >= 0 and (found := next((f for f in fields(payload, start, end) if payload.startswith(key, f[0])), None)) is not None:
@@ -375,7 +385,7 @@ def asked_by_nobody(payload: bytes) -> bytes:
     """
     if not payload[12] & _REPLY_TO or payload.find(_ASKS_HERE, HEADER_FIXED_BYTES) < 0:
         return payload
-    start, end = _table(payload)
+    start, end = table(payload)
     at = (end if end >= 0 else start) + (payload[12] & _DELIVERY_AND_PRIORITY).bit_count()
     if payload[12] & _CORRELATION:
         at += 1 + payload[at]

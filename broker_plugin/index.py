@@ -87,6 +87,7 @@ class Index:
                         for number in range(id_first, id_last + 1):
                             self.dedup.forget(part.producer, number, first)
             case "purge":
+                self.filter.note_change(first)
                 self.passes.count_no_more((run.purge.vhost, run.purge.queue))
                 purged = RangeSet.from_flat(run.purge.spared).missing(0, run.purge.before - 1).flat()
                 if run.purge.before > 1:
@@ -101,6 +102,7 @@ class Index:
                     self.dedup.add(run.status.producer, run.status.id, 1, first)
                 self.statuses.noted(first, pb.Status.FromString(run.status.body))
             case "topology":
+                self.filter.note_change(first)
                 deleted = self.declared.noted(first, run.topology)
                 if deleted is not None:
                     dead_letters = topology.may_dead_letter(self.declared.declarations.get(deleted, b""))

@@ -44,7 +44,7 @@ from lrq_ha.replication.applied import parse_stamp
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.positions import Position
 
-from . import declaring, delivering, endpoints, frames, headers, permitting, protocol, publishing, settling
+from . import brought, declaring, delivering, endpoints, frames, headers, permitting, protocol, publishing, settling
 from .channels import Channel, Consumer, Settled
 from .frames import BASIC_NACK, BASIC_PUBLISH, Item, scan
 
@@ -183,7 +183,7 @@ class Watch:
         raw = headers.replication_id(header) if self._relay.producer and b"x-lrq-id" in header else None
         known = raw.decode("ascii", "replace") if raw is not None and raw.startswith(self._relay.id_prefix) else ""
         position = Position(self._replica.node.leading, sequence) if sequence else None
-        return Message(route.exchange, route.routing_key, known, position, int.from_bytes(header[4:12], "big"), header)
+        return Message(route.exchange, route.routing_key, known, position, int.from_bytes(header[4:12], "big"), brought.given_back(header))
 
     def enqueued(self, number: int, first: int, run: pb.Run) -> None:
         """A run of publishes is in the log, as the entries from `first` on."""
@@ -293,7 +293,7 @@ class Watch:
             raw = None
         known = raw.decode("ascii", "replace") if raw is not None else ""
         size = int.from_bytes(header[4:12], "big")
-        message = Message(origin.exchange, origin.routing_key, known, _position(header), size, header)
+        message = Message(origin.exchange, origin.routing_key, known, _position(header), size, brought.given_back(header))
         delivery = Delivery(self._client, channel.number, message, consumer.queue[1], name, tag, origin.redelivered)
         now = time.time()
         self._tell(Point.ACQUIRE, Acquire(now, delivery))
@@ -360,6 +360,8 @@ class Watch:
         if not multiple:
             one = held.pop(tag, None)
             return [] if one is None else [one]
+        if tag and tag not in held:
+            return []  # the broker refuses it, and takes everything back
         return [held.pop(t) for t in sorted(held) if t <= tag or not tag]
 
     def _release(self, number: int, cause: Cause) -> None:

@@ -221,10 +221,11 @@ class ClientSide(asyncio.Protocol):
                 kind, payload = item[0], data[item[2] : item[3]]
                 if kind == CONNECTION_OPEN_OK and self._needs_probe():
                     self._probe(data[item[2] - 7 : item[3] + 1])
-                elif kind == CONNECTION_OPEN_OK or (self._probing and kind in (CHANNEL_CLOSE, CHANNEL_CLOSE_OK)):
-                    if self._probing:
-                        self._probed(kind)
-                    else:
+                elif kind == CHANNEL_CLOSE and self._probing:
+                    self._may_write = False
+                    self._to_broker(building.method_frame(PROBE_CHANNEL, commands.Channel.CloseOk()))
+                elif kind == CONNECTION_OPEN_OK or (kind == CHANNEL_CLOSE_OK and self._probing):
+                    if not self._probing:
                         self._probing = [data[item[2] - 7 : item[3] + 1]]
                     self._become_relay(data[items[i + 1][2] - 7 :] if i + 1 < len(items) else b"")
                     return
@@ -254,18 +255,15 @@ class ClientSide(asyncio.Protocol):
         return is_routing(self._handshake.vhost) and bool(self._handshake.producer) and not self._probing
 
     def _probe(self, open_ok: bytes) -> None:
-        """Asks the broker whether the user may publish to queues by their names: with a message that goes nowhere. A refusal closes the channel."""
-        self._probing = [open_ok]
+        """Asks the broker whether the user may publish to queues by their names: with a message that goes nowhere. A refusal closes the channel;
+        the broker answers the door's own close in any case.
+        """
+        self._probing, self._may_write = [open_ok], True
         header = header_payload(0)
         pieces = [building.method_frame(PROBE_CHANNEL, commands.Channel.Open()), building.publish_method(PROBE_CHANNEL, "", "")]
         pieces += building.content(PROBE_CHANNEL, header, b"")
         pieces.append(building.method_frame(PROBE_CHANNEL, commands.Channel.Close(200, "", 0, 0)))
         self._to_broker(b"".join(pieces))
-
-    def _probed(self, kind: int) -> None:
-        self._may_write = kind == CHANNEL_CLOSE_OK
-        if kind == CHANNEL_CLOSE:
-            self._to_broker(building.method_frame(PROBE_CHANNEL, commands.Channel.CloseOk()))
 
     def _to_broker(self, data: bytes) -> None:
         if self.broker is not None and self.broker.transport is not None:

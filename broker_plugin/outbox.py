@@ -1,6 +1,8 @@
 """What a connection has for its broker: one FIFO; an item leaves it when the entry that it waits for is safe (R5).
 
-So a publish, an ack and a declaration of one client keep their order, also across channels.
+So a publish, an ack and a declaration of one client keep their order, also across channels. While the own broker takes nothing for the log, acks and
+rejections do not wait for entries of their own: else an alarm could never end (docs/operations.md, "Alarms"). Behind a publish of the same connection
+that waits for its entry, they wait all the same.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Outbox:
 
     def put(self, data: bytes, sequence: int = 0) -> None:
         """These bytes go when entry `sequence` is safe (0: at once), after everything that was put in before."""
+        if sequence and self._relay.door.log_blocked and frames.settles(data):
+            sequence = 0
         safe = self._replica.progress.safe
         if not self._items and sequence <= safe and not self.full:
             self.write(data)
@@ -79,8 +83,8 @@ class Outbox:
             self._replica.progress.waiting_safe.add(self._relay)
 
     def release_acks(self) -> None:
-        """The log takes nothing for now: acks no longer wait for it (see docs/operations.md, alarms)."""
-        self._items = deque((0 if frames.is_ack(data) else sequence, data) for sequence, data in self._items)
+        """The log takes nothing from now on: what settles deliveries no longer waits for it."""
+        self._items = deque((0 if frames.settles(data) else sequence, data) for sequence, data in self._items)
 
     def drop(self, channel: int) -> bool:
         """The broker has closed this channel: what waits for it must not reach one that is opened anew under its number. Returns whether any did."""

@@ -48,7 +48,7 @@ class PeerEnd(End):
         self.transport: asyncio.Transport | None = transport
         self._heartbeat_s = heartbeat_s
         self._buffer = b""
-        self._parts = assembling.Assembly(2 * assembling.BODY_BYTES_MAX)  # a batch with the largest message, and more
+        self._parts = assembling.Assembly(assembling.BODY_BYTES_ANY_MAX)  # a batch with the largest message, and more
         self._tag = 0
         self._open: deque[tuple[int, int]] = deque()  # (last sequence, publish tag) of pushes that are not acked
         self._heard_at = door.now()

@@ -245,8 +245,7 @@ def update_secret(relay: Relay, channel: Channel, _kind: int, payload: bytes) ->
     """connection.update-secret: nothing is asked, or taken, before the broker has the new one."""
     relay.renewed = asyncio.Event()
     relay.outbox.put(building.frame(METHOD, channel.number, payload))
-    relay.from_client.stall()
-    relay.spawn(relay.from_client.unstall_after(relay.renewed))
+    relay.from_client.wait_for_answer(relay.renewed)
 
 
 def secret_updated(relay: Relay, _number: int, _data: bytes, _item: Item) -> bytes | None:

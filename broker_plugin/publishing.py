@@ -21,9 +21,10 @@ from pamqp import commands
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import STAMP_MAX_BYTES
+from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.ids import ReplicationId
 
-from . import building, closing, endpoints, frames, permitting, settling, transacting
+from . import brought, building, closing, endpoints, frames, permitting, settling, transacting
 from .channels import Channel, Settled, Transaction
 from .frames import BASIC_ACK, BASIC_PUBLISH, FrameError, Item, publish_route
 from .headers import BODY_SIZE_END, check_header, cut, is_judged, position_field, replication_id, routes_on, stamp
@@ -70,127 +71,133 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
     out: list[bytes | memoryview] = []
     total, room, depth_max = len(items), relay.header_bytes_max, relay.door.config.header_depth_max
     body_bytes_max = relay.door.config.message_bytes_max
-    while at < total:
-        kind, same, start, end, header, header_end, stop = items[at]
-        if alike and data[start - 7 : header_end] == alike and sequence < turn:
-            out += (b"%b%d%b" % (before, sequence, after), (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop])
-            lengths.append(stop - start + 7)
-            slice_to = stop
-            sequence += 1
-            at += 1
-            continue
-        alike = b""
-        if kind != BASIC_PUBLISH or not stop or same != number:
-            break
-        if channel.closing:
-            at += 1
-            continue
-        if stop - header_end > body_bytes_max and (size := frames.body_size(data, header)) > body_bytes_max:
-            if lengths:
+    malformed: LrqError | None = None
+    try:
+        while at < total:
+            kind, same, start, end, header, header_end, stop = items[at]
+            if alike and data[start - 7 : header_end] == alike and sequence < turn:
+                out += (b"%b%d%b" % (before, sequence, after), (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop])
+                lengths.append(stop - start + 7)
+                slice_to = stop
+                sequence += 1
+                at += 1
+                continue
+            alike = b""
+            if kind != BASIC_PUBLISH or not stop or same != number:
                 break
-            too_large(relay, channel, size, body_bytes_max)
-            continue
-        method = data[start:end]
-        decision = decisions.get(method) or _decide(relay, channel, method)
-        if decision is not logged:
-            if decision is endpoints.UNASKED:
+            if channel.closing:
+                at += 1
+                continue
+            if stop - header_end > body_bytes_max and (size := frames.body_size(data, header)) > body_bytes_max:
+                if lengths:
+                    break
+                too_large(relay, channel, size, body_bytes_max)
+                continue
+            method = data[start:end]
+            decision = decisions.get(method) or _decide(relay, channel, method)
+            if decision is not logged:
+                if decision is endpoints.UNASKED:
+                    relay.must_ask = True
+                    break
+                decision = _of_message(decision, method, data[header:header_end], stop - header_end)
+            if decision is not way:
+                if lengths:
+                    break
+                way = decision
+            if way is not logged and way is not local:
+                way = logged
+                at += 1
+                body = frames.body_of(data, header_end, stop)
+                elsewhere = endpoints.take if relay.watch is None else relay.watch.elsewhere
+                elsewhere(relay, channel, decision, method, data[header:header_end], body, data[start - 7 : stop])
+                if relay.gone(channel):
+                    return total
+                first = sequence = replica.next_sequence
+                continue
+            payload = data[header:header_end]
+            if sequence >= turn:
+                stamps.renew(replica.stamp_affixes, sequence)
+                turn = stamps.turn
+            known = stamps.get(payload[BODY_SIZE_END:])
+            if known is not None:
+                if lengths and run_has_ids:
+                    break
+                if slice_to != start - 7:
+                    if slice_to >= 0:
+                        stored.append(view[slice_from:slice_to])
+                    slice_from = start - 7
+                slice_to = stop
+                lengths.append(stop - start + 7)
+                before, after, longer = known
+                head = building.header_head(number, len(payload) + longer)
+                before = b"%b%b%b%b" % (data[start - 7 : header - 7], head, payload[:BODY_SIZE_END], before)
+                out += (b"%b%d%b" % (before, sequence, after), (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop])
+                if payload == last:
+                    alike = data[start - 7 : header_end]
+                last = payload
+                sequence += 1
+                at += 1
+                continue
+            if is_judged(payload) and channel.committing is None and permitting.missing(relay, method, payload) is not None:
                 relay.must_ask = True
                 break
-            decision = _of_message(decision, method, data[header:header_end], stop - header_end)
-        if decision is not way:
-            if lengths:
-                break
-            way = decision
-        if way is not logged and way is not local:
-            way = logged
-            at += 1
-            body = frames.body_of(data, header_end, stop)
-            elsewhere = endpoints.take if relay.watch is None else relay.watch.elsewhere
-            elsewhere(relay, channel, decision, method, data[header:header_end], body, data[start - 7 : stop])
-            if relay.gone(channel):
-                return total
-            first = sequence = replica.next_sequence
-            continue
-        payload = data[header:header_end]
-        if sequence >= turn:
-            stamps.renew(replica.stamp_affixes, sequence)
-            turn = stamps.turn
-        known = stamps.get(payload[BODY_SIZE_END:])
-        if known is not None:
-            if lengths and run_has_ids:
-                break
-            if slice_to != start - 7:
-                if slice_to >= 0:
-                    stored.append(view[slice_from:slice_to])
-                slice_from = start - 7
-            slice_to = stop
-            lengths.append(stop - start + 7)
-            before, after, longer = known
-            head = building.header_head(number, len(payload) + longer)
-            before = b"%b%b%b%b" % (data[start - 7 : header - 7], head, payload[:BODY_SIZE_END], before)
-            out += (b"%b%d%b" % (before, sequence, after), (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop])
-            if payload == last:
-                alike = data[start - 7 : header_end]
-            last = payload
+            original = payload
+            has_id = False
+            rid = replication_id(payload) if b"x-lrq-id" in payload else None
+            if rid is not None and producer_key:
+                identity = _identity(relay, rid)
+                if identity is not None:
+                    has_id = True
+                    if lengths and not (run_has_ids and identity.sequence == next_number):
+                        break
+                    if replica.index.dedup.seen(producer_key, identity.sequence):
+                        if lengths:
+                            break
+                        at += 1
+                        _repeat(relay, channel, producer_key, identity.sequence, early=way is local)
+                        if relay.watch is not None:
+                            relay.watch.repeated(number, method, payload)
+                        continue
+                    next_number = identity.sequence + 1
+                    if not lengths:
+                        run_number, run_has_ids = identity.sequence, True
+            if not has_id:
+                if lengths and run_has_ids:
+                    break
+                if b"x-lrq-id" in payload:
+                    payload = cut(payload, b"x-lrq-id")  # an ID counts only with its announced producer
+            if b"x-lrq-pos" in payload:
+                payload = cut(payload, b"x-lrq-pos")
+            if brought.HINT in payload:
+                payload = brought.put_aside(payload)
+            check_header(payload, depth_max)
+            stamped = stamp(payload, position_field(b"%b%d%b" % (prefix, sequence, suffix)))
+            size = len(stamped)
+            if size > room:
+                raise _no_room(relay, len(payload))
+            if not routes_on(payload):  # what CC and BCC name, an exchange may judge
+                stamps.learn(payload, stamped, sequence)
             sequence += 1
             at += 1
-            continue
-        if is_judged(payload) and channel.committing is None and permitting.missing(relay, method, payload) is not None:
-            relay.must_ask = True
-            break
-        original = payload
-        has_id = False
-        rid = replication_id(payload) if b"x-lrq-id" in payload else None
-        if rid is not None and producer_key:
-            identity = _identity(relay, rid)
-            if identity is not None:
-                has_id = True
-                if lengths and not (run_has_ids and identity.sequence == next_number):
-                    break
-                if replica.index.dedup.seen(producer_key, identity.sequence):
-                    if lengths:
-                        break
-                    at += 1
-                    _repeat(relay, channel, producer_key, identity.sequence, early=way is local)
-                    if relay.watch is not None:
-                        relay.watch.repeated(number, method, payload)
-                    continue
-                next_number = identity.sequence + 1
-                if not lengths:
-                    run_number, run_has_ids = identity.sequence, True
-        if not has_id:
-            if lengths and run_has_ids:
-                break
-            if b"x-lrq-id" in payload:
-                payload = cut(payload, b"x-lrq-id")  # an ID counts only with its announced producer
-        if b"x-lrq-pos" in payload:
-            payload = cut(payload, b"x-lrq-pos")
-        check_header(payload, depth_max)
-        stamped = stamp(payload, position_field(b"%b%d%b" % (prefix, sequence, suffix)))
-        if len(stamped) <= room and not routes_on(payload):  # what CC and BCC name, an exchange may judge
-            stamps.learn(payload, stamped, sequence)
-        sequence += 1
-        at += 1
-        if payload is original:
-            lengths.append(stop - start + 7)
-            if slice_to == start - 7:
-                slice_to = stop
+            if payload is original:
+                lengths.append(stop - start + 7)
+                if slice_to == start - 7:
+                    slice_to = stop
+                else:
+                    if slice_to >= 0:
+                        stored.append(view[slice_from:slice_to])
+                    slice_from, slice_to = start - 7, stop
             else:
                 if slice_to >= 0:
                     stored.append(view[slice_from:slice_to])
-                slice_from, slice_to = start - 7, stop
-        else:
-            if slice_to >= 0:
-                stored.append(view[slice_from:slice_to])
-                slice_to = -1
-            changed = b"".join((data[start - 7 : header - 7], building.header_head(number, len(payload)), payload, data[header_end:stop]))
-            lengths.append(len(changed))
-            stored.append(changed)
-        size = len(stamped)
-        if size > room:
-            raise _no_room(relay, len(payload))
-        body_frames = (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop]
-        out += (data[start - 7 : header - 7], building.header_head(number, size), stamped, body_frames)
+                    slice_to = -1
+                changed = b"".join((data[start - 7 : header - 7], building.header_head(number, len(payload)), payload, data[header_end:stop]))
+                lengths.append(len(changed))
+                stored.append(changed)
+            body_frames = (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop]
+            out += (data[start - 7 : header - 7], building.header_head(number, size), stamped, body_frames)
+    except LrqError as error:  # what came before it is taken, as by a broker
+        malformed = error
     if lengths:
         if slice_to >= 0:
             stored.append(view[slice_from:slice_to])
@@ -218,6 +225,8 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
             forwarded = _forwarded if way is logged else _forwarded_early
             forwarded(relay, channel, first, run)
         relay.outbox.put(blob, first + count - 1)
+    if malformed is not None:
+        raise malformed
     return at
 
 
@@ -269,7 +278,7 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, item
             return at + 1
         payload = data[header:header_end]
         check_header(payload, relay.door.config.header_depth_max)
-        if len(payload) + POSITION_BYTES_MAX > relay.header_bytes_max:
+        if len(brought.put_aside(payload)) + POSITION_BYTES_MAX > relay.header_bytes_max:
             raise _no_room(relay, len(payload))
         if b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
             _identity(relay, raw)
@@ -463,9 +472,11 @@ def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) 
     (A repeat would be acked else, and who sends it after a failover never hears that the message is nowhere.)
     """
     replica = relay.replica
-    back = sorted(sequence for sequence in channel.returned if first <= sequence < first + count) if producer else []
+    back = sorted(sequence for sequence in channel.returned if first <= sequence < first + count) if channel.returned else []
+    channel.returned.difference_update(back)
+    if not producer:
+        back.clear()
     if back:
-        channel.returned.difference_update(back)
         replica.refuse(Settled(0, 1, sequence, producer, 0) for sequence in back)
     for sequence in back:
         if first < sequence:

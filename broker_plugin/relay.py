@@ -80,6 +80,7 @@ class Relay(End):
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
         over: The broker has closed the connection.
+        fenced: Another connection goes on under the producer's name.
         watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
     """
 
@@ -113,7 +114,7 @@ class Relay(End):
         self.id_prefix = f"{producer}/".encode()
         self.peer = peer
         self.may_write = may_write
-        self.frame_max_bytes = frame_max_bytes
+        self.frame_max_bytes, self.broker_frame_max_bytes = frame_max_bytes, broker_frame_max_bytes
         self.header_bytes_max = min(broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, door.config.header_bytes_max + STAMP_BYTES_MAX)
         self.channels_max, self._broker_channels_max = channels_max, broker_channels_max
         self.channels: dict[int, Channel] = {}
@@ -142,6 +143,7 @@ class Relay(End):
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
         self.over = False
+        self.fenced = False
         self.alarm = Alarm(self, told_blocked)
         self.watch = watch = door.watch(self)
         self.take = publishing.take if watch is None else watch.take
@@ -264,6 +266,11 @@ class Relay(End):
                 farewell.say(self.client, code, text, self.from_client.left, cause)
             self.client_lost()
 
+    def fence(self, reason: str) -> None:
+        """Ends the connection of a producer whose name another one has: nothing more of it is appended, and no commit that waits is carried out."""
+        self.fenced = True
+        self.close_client(CONNECTION_FORCED, reason)
+
     def cut_off(self) -> None:
         """Ends the connection without a word: the client would not read it."""
         if self.client is not None:
@@ -294,6 +301,7 @@ class Relay(End):
         """The own stream has more of the log."""
         if not self.closed:
             publishing.durable_advanced(self)
+            self.flow.consider_pausing()
 
     def applied_advanced(self) -> None:
         """More of the log is in the queues and confirmed."""
@@ -305,7 +313,7 @@ class Relay(End):
         self.outbox.pump()
         self.flow.consider_pausing()
         if self.client is None:
-            self._consider_leaving()
+            self._leave_if_done()
 
     # ---- what is under way -------------------------------------------------------------------------------------------
 
@@ -373,19 +381,18 @@ class Relay(End):
             self.watch.client_gone()
         self.from_client.forget()
         self.flow.client_gone()
-        self._consider_leaving()
+        self._leave_when_done()
         if not self.closed:
             asyncio.get_running_loop().call_later(self.door.config.drain_timeout_s, self.close)
 
-    def _consider_leaving(self) -> None:
-        if self.outbox or self.from_client.stalled or self.unanswered:
-            asyncio.get_running_loop().call_later(LEAVE_POLL_S, self._look_again)
-        else:
-            self.close()
-
-    def _look_again(self) -> None:
+    def _leave_when_done(self) -> None:
+        self._leave_if_done()
         if not self.closed:
-            self._consider_leaving()
+            asyncio.get_running_loop().call_later(LEAVE_POLL_S, self._leave_when_done)
+
+    def _leave_if_done(self) -> None:
+        if not (self.outbox or self.from_client.stalled or self.unanswered):
+            self.close()
 
     def close(self) -> None:
         """Closes both sides at once."""

@@ -195,7 +195,7 @@ class Renewal:
         return {
             key: method
             for key, method in known.items()
-            if topology.level_of(method) is Level.ALL and topology.queue_arguments(method).get("x-queue-type") != "stream"
+            if topology.level_of(method) is Level.ALL and not topology.is_stream(method)
         }
 
     async def _all_applied(self) -> None:

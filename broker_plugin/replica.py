@@ -31,6 +31,7 @@ from . import building, frames, wire
 from .barrier import Barrier
 from .channels import Delivery, QueueKey, Settled
 from .declared import Declared
+from .definitions import Row
 from .given_out import GivenOut
 from .headers import position
 from .index import Index
@@ -88,6 +89,9 @@ class Replica:
         to_apply, to_apply_bytes: What waits for the applier.
         entered: Vhosts that this broker has, or had once.
         applying: The first of the entries that it is applying; 0: none.
+        takes: Whether what is appended gets into the core. Not when the incarnation is over: what its connections leave undone is the next one's.
+        forgotten: What the applier declares before anything else, (vhost, method), as the broker may not have it any more.
+        forgotten_queues: The same of queues, if this node follows: of a leader's own that have gone with their messages, the census tells the others.
         begins_at: The CHECKPOINT at which this node's log began (R17); 0: at entry 1.
         epoch_from: Everything up to it is of earlier epochs, while this node leads.
         last_operation: The last entry of this node that is one.
@@ -112,6 +116,9 @@ class Replica:
         self.applying = 0
         self.entered: set[str] = set()
         self.index.filter.reached = self.reached
+        self.takes: Callable[[], bool] = lambda: True
+        self.forgotten: list[Row] = []
+        self.forgotten_queues: list[Row] = []
         self.begins_at = 0
         self.epoch_from = 0
         self.last_operation = 0
@@ -132,7 +139,7 @@ class Replica:
 
     @property
     def active(self) -> bool:
-        return self.node.serving
+        return self.node.serving and self.takes()
 
     @property
     def holds_confirms(self) -> bool:
@@ -174,6 +181,7 @@ class Replica:
     def begin_epoch(self, epoch: int) -> None:
         """The node leads `epoch`: what is stamped on messages from now on."""
         self.epoch_from = self.node.log.end
+        self.forgotten_queues = []
         self.index.tallies = Tallies()  # of the primary before
         self.declared.here.clear()
         self.stamp_affixes = (b"%d." % epoch, b"/%d" % self.index.generations.newest)
@@ -288,10 +296,10 @@ class Replica:
         for run in settled:
             ranges.add(run.sequence, run.sequence + run.publishes - 1)
         if unless_seen:
-            for first, last in list(self.progress.met):
-                if ranges.intersects(first, last):
-                    ranges.remove(first, last)
-                    self.progress.applied(first, last)
+            unseen = RangeSet(span for each in ranges for span in self.progress.met.missing(*each))
+            for span in [span for each in ranges for span in unseen.missing(*each)]:
+                self.progress.applied(*span)
+            ranges = unseen
         if not ranges or not self.active:
             return
         refused = pb.Refused(sequences=ranges.flat())
@@ -407,13 +415,15 @@ class Replica:
         self.index.dedup.completed(sequence - 1)
         self.progress.safe_advanced(sequence - 1)
 
-    def index_batch(self, first: int, runs: Iterable[pb.Run], *, keep: bool) -> None:
-        """Indexes a batch that came from elsewhere; `keep`: what is behind R waits for the applier."""
+    def index_batch(self, first: int, runs: Iterable[pb.Run]) -> None:
+        """Indexes a batch that came from elsewhere. What is behind R waits for the applier."""
         for entry in self.entries_of(first, runs):
             self.index.note(entry.run, entry.first, sweep=True)
-            if keep and entry.last > self.progress.tracker.applied:
+            if entry.last > self.progress.tracker.applied:
                 self.to_apply.append(entry)
                 self.to_apply_bytes += entry.size
+            elif entry.run.HasField("topology"):
+                self.entered.add(entry.run.topology.vhost)
 
     @staticmethod
     def entries_of(first: int, runs: Iterable[pb.Run]) -> Iterator[Entry]:

@@ -74,9 +74,7 @@ def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
     if channel.tx is not None:
         _rehearse(relay, channel, channel.tx, tag, multiple, payload, BASIC_ACK)
         return
-    if channel.others:
-        channel.take_others(tag, multiple)
-    for delivery in channel.take_out(tag, multiple).values():
+    for delivery in channel.settle(tag, multiple).values():
         if delivery.deaths:
             flush(relay)
             relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
@@ -104,8 +102,8 @@ def _settle_apart(relay: Relay) -> None:
     """
     numbers, relay.unseen = relay.unseen, set()
     for number in numbers:
-        channel = relay.channel(number)
-        if channel.closing or not channel.unseen:
+        channel = relay.channels.get(number)
+        if channel is None or channel.closing or not channel.unseen:
             continue
         if channel.rehearsed is not None or channel.committing is not None or channel.commits_here:
             relay.unseen.add(number)
@@ -119,6 +117,9 @@ def _settle_apart(relay: Relay) -> None:
         channel.commits.append(Commit(own=True))
         data = b"".join((*unseen, building.method_frame(number, commands.Tx.Commit()), *channel.tx.rehearsal))
         relay.outbox.put(data, relay.replica.last_operation)
+        if not channel.undelivered:  # what was kept back, and had to wait for a commit until now, is among them
+            relay.gives_back(channel.returning)
+            channel.returning = set()
 
 
 def ack_for(relay: Relay, channel: Channel, tag: int, delivery: Delivery) -> None:
@@ -142,7 +143,7 @@ def flush(relay: Relay) -> None:
     replica = relay.replica
     for queue, sequences in acked.items():
         replica.dequeue(queue, sequences, ())
-    relay.outbox.put(b"".join(ack_frames), 0 if relay.door.log_blocked else replica.last_operation)
+    relay.outbox.put(b"".join(ack_frames), replica.last_operation)
     if relay.watch is not None:
         relay.watch.logged()
 
@@ -159,8 +160,7 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         _rehearse(relay, channel, channel.tx, tag, multiple, payload, kind)
         return
     last = 0
-    channel.take_others(tag, multiple)
-    settled = channel.take_out(tag, multiple).values()
+    settled = channel.settle(tag, multiple).values()
     if not requeue:
         for delivery in settled:
             last = relay.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)

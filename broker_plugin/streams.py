@@ -181,7 +181,8 @@ class Streams:
         self._channel = await self._writer(self._log_confirms)
         self._records = await self._writer(self._record_confirms)
         self._views = await self._writer(self._view_confirms)
-        self.lost_host = not await self._exists(self._boot_mark)
+        marks, _ = await self._look(self._boot_mark)
+        self.lost_host = not marks
         self.begins_anew = await self._exists(self._anew_mark)
         self.shut_out = 0
 
@@ -247,15 +248,20 @@ class Streams:
 
     async def _lives(self, generation: int) -> bool:
         """Whether the sidecar of that incarnation is there."""
+        _, consumers = await self._look(f"{self._exchange_prefix}{generation}")
+        return consumers > 0
+
+    async def _look(self, queue: str) -> tuple[int, int]:
+        """(ready messages, consumers) of a queue; of one that is not there, none."""
         channel = await self._need(self._connection).channel()
         try:
-            _, _, consumers = await channel.queue_declare(f"{self._exchange_prefix}{generation}", passive=True)
+            _, messages, consumers = await channel.queue_declare(queue, passive=True)
         except ChannelClosed as error:
             if error.code == 404:
-                return False
+                return 0, 0
             raise
         await channel.close()
-        return consumers > 0
+        return messages, consumers
 
     def _taken_over(self, _tag: str) -> None:
         self.shut_out = self.generation
@@ -498,18 +504,25 @@ class Streams:
         self.begins_anew = True
 
     async def mark_boot(self) -> None:
-        """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed (R16)."""
-        channel = await self._need(self._connection).channel()
-        await channel.exchange_declare(self._boot_mark, "direct", durable=False)
+        """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed (R16).
+
+        It is a transient message: RabbitMQ 4 recovers also exchanges that are not durable. An alarm of the broker holds it up, as it does the log.
+        """
+        channel = await self._need(self._writing).channel()
+        await channel.queue_declare(self._boot_mark, durable=True, arguments={"x-queue-type": "classic", "x-max-length": 1})
+        await channel.queue_bind(self._boot_mark, self.exchange, self._boot_mark)  # a right to the default exchange is not asked for
+        await channel.confirm_select()
+        channel.publish(self.exchange, self._boot_mark, b"", persistent=False)
+        await channel.confirmed()
         await channel.close()
         self.lost_host = False
 
     async def delete(self, queues: Iterable[str]) -> None:
         """Deletes these, then the log, which says what else there is, and what says that this incarnation lives: the next one begins with nothing."""
         channel = await self._need(self._connection).channel()
-        for queue in (*queues, self.log_queue, self.applied_queue, self.exchange):
+        for queue in (*queues, self.log_queue, self.applied_queue, self._boot_mark, self.exchange):
             await channel.queue_delete(queue)
-        for exchange in (self._boot_mark, self.exchange, self._anew_mark):
+        for exchange in (self.exchange, self._anew_mark):
             await channel.exchange_delete(exchange)
         await channel.close()
 

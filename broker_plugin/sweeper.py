@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ RETURNED_STILL_S = 1.0
 RETURNED_MAX_S = 15.0  # on a busy machine a quorum queue takes seconds to take them back
 BACK_OFF_MIN_S = 1.0
 BACK_OFF_MAX_S = 30.0
+SUSPECT_BACK_OFF_MAX_S = 1_800.0  # of a queue of which nothing is due: it may be deeper than any pass for years
 EVERYTHING = 1 << 62  # above every sequence
 
 
@@ -132,9 +134,7 @@ class Sweeper:
                 if self._replica.active:
                     raise IllegalEvent("a sweeper runs on an active node")
                 self._event.clear()
-                kicked, self._kicked = self._kicked, set()
-                due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
-                for key in dict.fromkeys((*due, *self._suspects, *self._replica.index.tallies.keys(), *self._back_off, *kicked)):
+                for key, kicked in self._round():
                     if self._stopping:
                         break
                     if not self._replica.declared.replicates(key):
@@ -142,7 +142,7 @@ class Sweeper:
                     if self._vhosts.is_closed_to_us(key[0]):
                         continue
                     try:
-                        await self._consider(self._replica.index.filter.queue(key), key in kicked)
+                        await self._consider(self._replica.index.filter.queue(key), kicked)
                     except (VhostNotFound, AccessRefused) as error:
                         self._vhosts.keep_out(key[0], error, "queues cannot be swept")
                         if isinstance(error, VhostNotFound):
@@ -156,6 +156,32 @@ class Sweeper:
                 self._ended.set()  # nothing is held any more; a promotion need not wait for the broker to answer that connections are closed
             await asyncio.gather(keeping, return_exceptions=True)
             await self._vhosts.close()
+
+    def _round(self) -> Iterator[tuple[QueueKey, bool]]:
+        """The queues to look at, and which of them were kicked. These wait for one other at most: somebody waits for them.
+
+        Suspects come when nothing else does: after a restart there may be ten thousand, and what is consumed meanwhile does not wait for all of them.
+        """
+        suspects = deque(self._suspects)
+        others = self._pressing()
+        looked = time.monotonic()
+        while others or suspects or self._kicked:
+            kicked, self._kicked = self._kicked, set()
+            for key in kicked:
+                others.pop(key, None)
+                yield key, True
+            if others:
+                key = next(iter(others))
+                del others[key]
+                yield key, False
+            elif suspects:
+                yield suspects.popleft(), False
+                if time.monotonic() >= looked + self._interval_s:
+                    others, looked = self._pressing(), time.monotonic()
+
+    def _pressing(self) -> dict[QueueKey, None]:
+        due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
+        return dict.fromkeys((*due, *self._replica.index.tallies.keys(), *(key for key in self._back_off if key not in self._suspects)))
 
     async def stop(self) -> None:
         """Ends `run`; returns when everything it held has been given back."""
@@ -181,12 +207,14 @@ class Sweeper:
         whole_from = self._suspects.get(key)
         whole = whole_from is not None and (kicked or self._replica.progress.tracker.applied >= whole_from)
         tally = self._replica.index.tallies.pending(key, self._replica.progress.tracker.applied)
-        if not target.due(upto) and not whole and tally is None:
+        pressing = bool(target.due(upto)) or tally is not None
+        if not pressing and not whole:
             self._back_off.pop(key, None)
             self._taken.pop(key, None)
             return
         not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
-        if not kicked and time.monotonic() < not_before:
+        wait_s = not_before - time.monotonic()
+        if wait_s > 0 and not kicked and not (pressing and wait_s > BACK_OFF_MAX_S):
             return
         if not await self._is_worth_it(target, upto, whole, tally):
             if tally is not None:
@@ -198,8 +226,9 @@ class Sweeper:
         if tally is not None and end is not _End.STUCK and not self._stopping:
             self._replica.index.tallies.done(key, tally)
         if end in (_End.FULL, _End.STUCK):
+            pause_s = min(pause_s, BACK_OFF_MAX_S if pressing else SUSPECT_BACK_OFF_MAX_S)
             log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
-            self._back_off[key] = (time.monotonic() + pause_s, min(2 * pause_s, BACK_OFF_MAX_S))
+            self._back_off[key] = (time.monotonic() + pause_s, 2 * pause_s)
         else:
             self._back_off.pop(key, None)
             if whole and end in (_End.SEEN, _End.GONE) and self._suspects.get(key) == whole_from:
@@ -297,10 +326,11 @@ class Sweeper:
         await channel.qos(window)
         sweep.tag = await channel.consume(queue, sweep.take, on_cancel=sweep.cancelled)
         began = heard = time.monotonic()
+        met = 0
         while True:
-            got = await self._wait(QUIET_S)
+            await self._wait(QUIET_S)
             self._event.clear()
-            met = sweep.met
+            got, met = sweep.met != met, sweep.met
             now = time.monotonic()
             if sweep.is_cancelled:
                 return _End.GONE
@@ -324,7 +354,8 @@ class Sweeper:
             if sweep.met != met:
                 continue
             if not ready and consumers == 1:  # none: a quorum queue that does not answer looks like an empty one
-                if not await self._wait(QUIET_S):
+                await self._wait(QUIET_S)
+                if sweep.met == met:
                     # The queue's answer may have overtaken deliveries in a busy broker's channel. They stand there before this question.
                     await channel.flow()
                     if sweep.met != met:
@@ -366,9 +397,7 @@ class _Pass:
             return
         sequence, generation = stamp
         path = deaths(header)
-        verdict = self.target.verdict(sequence, generation, path)
-        if verdict is Verdict.REJECT and self.target.is_early(sequence):
-            verdict = Verdict.HOLD
+        verdict = self.target.sweeping_verdict(sequence, generation, path)
         if verdict is Verdict.ACK:
             self._acks.append(tag)
         elif verdict is Verdict.REJECT:

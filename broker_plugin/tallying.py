@@ -57,15 +57,18 @@ class Tallies:
 
     def noted(self, sequence: int, entry: pb.Tally, *, keeps_dead_letters: bool = False) -> None:
         """A TALLY was appended. `keeps_dead_letters`: some may wait unseen in that queue, to arrive in another later."""
-        key = (entry.vhost, entry.queue)
-        self._pending[key] = Tally(sequence, key, entry.upto, entry.messages, RangeSet.from_flat(entry.held), RangeSet.from_flat(entry.spared))
+        key = self._to_act_on(sequence, entry)
         if not entry.messages and not keeps_dead_letters:
             self._empty.setdefault(key, deque(maxlen=EMPTY_KEPT)).append((sequence, entry.upto))
 
     def restored(self, entry: pb.Tally) -> None:
         """One on which an earlier incarnation has not acted. Which queues were empty before others nobody knows any more."""
+        self._to_act_on(0, entry)
+
+    def _to_act_on(self, sequence: int, entry: pb.Tally) -> QueueKey:
         key = (entry.vhost, entry.queue)
-        self._pending[key] = Tally(0, key, entry.upto, entry.messages, RangeSet.from_flat(entry.held), RangeSet.from_flat(entry.spared))
+        self._pending[key] = Tally(sequence, key, entry.upto, entry.messages, RangeSet.from_flat(entry.held), RangeSet.from_flat(entry.spared))
+        return key
 
     def keys(self) -> tuple[QueueKey, ...]:
         """The queues with a tally."""
@@ -101,6 +104,10 @@ class Tallies:
         for known in self._empty.values():
             while known and known[-1][0] >= first:
                 known.pop()
+
+    def lose(self, end: int) -> None:
+        """The log ends at `end`: a host that went down has lost what came after it (R16), and other entries will take these sequences."""
+        self._pending = {key: tally for key, tally in self._pending.items() if tally.upto <= end}
 
     def export(self, applied: int) -> list[pb.Tally]:
         """What a restart has still to act on of the entries up to `applied`; it reads the others again."""

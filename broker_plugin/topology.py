@@ -1,10 +1,11 @@
 """Declarations, deletions, bindings and purges: which are replicated, and in what form they enter the log.
 
-Rules: the tables below are the whole dispatch. What is this node's own (queues that are server-named, exclusive or auto-delete, and `amq.*`) is
-passed on and not replicated, as are passive declarations. What of other queues is replicated says their level (`replication/levels.py`): it is
-settled by the first declaration, whose entry names it. What is declared of a queue with the level `none` by its argument is in the log, too, as
-nothing else remembers it, and carried out by no other node; of what has that level by its name, the log knows nothing. An auto-delete queue that is
-to be replicated is none to the brokers, where it would go with its clients' connections, or when a sweeper looks into it: the census deletes it.
+Rules: the tables below are the whole dispatch. What is this node's own (queues that are server-named, exclusive or auto-delete) is passed on and
+not replicated, as are passive declarations, and those of the exchanges that every broker has (`amq.*`), whose bindings are replicated all the same.
+What of other queues is replicated says their level (`replication/levels.py`): it is settled by the first declaration, whose entry names it. What is
+declared of a queue with the level `none` by its argument is in the log, too, as nothing else remembers it, and carried out by no other node; of what
+has that level by its name, the log knows nothing. An auto-delete queue that is to be replicated is none to the brokers, where it would go with its
+clients' connections, or when a sweeper looks into it: the census deletes it.
 
 An entry holds the method as the client sent it, to the octet, but for its names and arguments resolved (the last declared queue, the queue's type
 and level), and without `if_unused` and `if_empty`: whether they held was decided on the primary.
@@ -23,6 +24,7 @@ from lrq_ha.replication.levels import Level
 
 from . import building, endpoints, frames
 from .channels import Channel, QueueKey
+from .definitions import is_durable
 from .frames import (
     EXCHANGE_BIND,
     EXCHANGE_DECLARE,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from .relay import Relay
 
 DELETES = frozenset({EXCHANGE_DELETE, EXCHANGE_UNBIND, QUEUE_DELETE, QUEUE_UNBIND})
-_CLASSIC = field(b"x-queue-type", b"classic")
+CLASSIC = b"classic"
 AUTO_DELETE = "x-lrq-auto-delete"  # of a replicated queue that goes with its last consumer
 _AUTO_DELETE = field(AUTO_DELETE.encode(), b"true")
 _AUTO_DELETE_FLAG = 8
@@ -64,13 +66,15 @@ REJECT_PUBLISH_DLX = "reject-publish-dlx"
 class PassOn:
     """Not replicated, or replicated already.
 
-    `queue`: what it declares; `local`: that is this node's own from then on; `known`: it is in the log; `asked`: what the broker is asked then.
+    `queue`: what it declares; `local`: that is this node's own from then on; `known`: it is in the log; `asked`: what the broker is asked then;
+    `waited_for`: what else the client sends may concern it, and is taken when the broker has said that it is there, or how it is called.
     """
 
     queue: str = ""
     local: QueueKey | None = None
     known: QueueKey | None = None
     asked: bytes = b""
+    waited_for: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Answer:
 
     queue: str
     number: int = 0
+
+
+@dataclass(frozen=True)
+class FindOut:
+    """What type of queue the vhost has by default; then it is looked at again."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ def _replicate(
     return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), before, level)
 
 
-Action = PassOn | Answer | Refuse | Replicate
+Action = PassOn | Answer | FindOut | Refuse | Replicate
 
 
 def exchange_of(payload: bytes) -> tuple[str, bool]:
@@ -187,6 +196,11 @@ def goes_unused(payload: bytes) -> bool:
     return has_argument(payload, AUTO_DELETE)
 
 
+def is_stream(payload: bytes) -> bool:
+    """Whether a queue so declared is a stream. Not if nobody knows (empty)."""
+    return has_argument(payload, "x-queue-type") and queue_arguments(payload)["x-queue-type"] == "stream"
+
+
 def may_dead_letter(payload: bytes) -> bool:
     """Whether a queue so declared may dead-letter, as far as its arguments say (a policy is not seen). It may if nobody knows (empty)."""
     return not payload or has_argument(payload, "x-dead-letter-exchange")
@@ -194,11 +208,7 @@ def may_dead_letter(payload: bytes) -> bool:
 
 def may_vanish(payload: bytes) -> bool:
     """Whether a queue so declared may go by itself while nobody looks: when it expires, or with its broker. Not if nobody knows (empty)."""
-    return bool(payload) and (has_argument(payload, "x-expires") or not _durable(payload))
-
-
-def _durable(payload: bytes) -> bool:
-    return bool(payload[7 + payload[6]] & 2)
+    return bool(payload) and (has_argument(payload, "x-expires") or not is_durable(payload))
 
 
 def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: Any) -> Action:
@@ -209,6 +219,9 @@ def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: 
         return _queue_declare(relay, payload, method)
     if kind == EXCHANGE_DECLARE:
         return _exchange_declare(relay, payload, method)
+    exchanges = [getattr(method, name) for name in ("exchange", "source", "destination") if hasattr(method, name)]
+    if not all(map(relay.replica.declared.replicates_exchange, exchanges)):
+        return PassOn()
     if kind in (QUEUE_DELETE, QUEUE_PURGE, QUEUE_BIND, QUEUE_UNBIND):
         method.queue = method.queue or channel.last_queue
         key = (relay.vhost, method.queue)
@@ -217,9 +230,6 @@ def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: 
             return PassOn()
         action = _replicate(relay, kind, payload, method.queue, level)
     else:
-        names = [method.source, method.destination] if hasattr(method, "source") else [method.exchange]
-        if not all(map(relay.replica.declared.replicates_exchange, names)):
-            return PassOn()
         action = _replicate(relay, kind, payload)
     return PassOn() if kind not in DELETES and _is_known(relay, action) else action
 
@@ -242,12 +252,12 @@ def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
         kind = "an exclusive" if method.exclusive else "a server-named"
         return _bad_level(relay, queue, f"'{arguments[levels.ARGUMENT]}' is not for {kind} queue, which no other node can have; allowed: none")
     if not queue:
-        return PassOn()
+        return PassOn(waited_for=True)
     key = (relay.vhost, queue)
     known = replica.declared.definitions.queue(key) or b""
     unused = (method.auto_delete and wanted) or AUTO_DELETE in arguments or (method.auto_delete and goes_unused(known))
     if method.exclusive or (method.auto_delete and not unused):
-        return PassOn(queue, local=key)
+        return PassOn(queue, local=key, waited_for=True)
     if known and (refusal := _otherwise(relay, queue, known, asked, unused)):
         return refusal
     # A queue of this node alone may be gone by now; where it is not, the broker refuses this declaration.
@@ -265,8 +275,12 @@ def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
             f"refused; use reject-publish or drop-head, or {levels.ARGUMENT} = none",
         )
     resolved = b""
-    if "x-queue-type" not in arguments:  # with a default queue type on the vhost an untyped declaration would differ from node to node
-        resolved += _CLASSIC
+    if "x-queue-type" not in arguments:  # it would differ from node to node, where vhosts have other defaults; they hold for what lasts
+        logged = str(queue_arguments(known).get("x-queue-type", "")).encode()
+        queue_type = relay.door.default_types.of(relay.vhost, logged) if method.durable and not unused else CLASSIC
+        if queue_type is None:
+            return FindOut()
+        resolved += field(b"x-queue-type", queue_type)
     if asked is None and level is not Level.ALL:
         resolved += field(levels.ARGUMENT.encode(), level.value.encode())
     if unused and AUTO_DELETE not in arguments:
@@ -292,7 +306,7 @@ def _otherwise(relay: Relay, queue: str, known: bytes, asked: Level | None, unus
 
 
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
-    if method.passive or not relay.replica.declared.replicates_exchange(method.exchange):
+    if method.passive or method.exchange.startswith("amq.") or not relay.replica.declared.replicates_exchange(method.exchange):
         return PassOn()
     if method.exchange_type in RANDOM_EXCHANGES:
         return Refuse(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import assembling, building, closing, endpoints, frames, publishing, waiting
+from . import building, closing, delivering, endpoints, frames, publishing, waiting
 from .channels import Channel, Commit, Settled, Transaction
 from .frames import BODY, CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, CONTENT_METHODS, HEADER, METHOD, Item, scan
 
@@ -100,8 +100,8 @@ def commit(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
 
 async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes) -> None:
     def in_earnest() -> None:
-        if channel.closing:
-            return  # what it had settled has gone back
+        if channel.closing or relay.fenced:
+            return  # what it had settled has gone back, or will
         commit = Commit()
         channel.give_back(tx)
         channel.tx, channel.committing = None, commit
@@ -142,24 +142,18 @@ def from_second(relay: Relay, number: int, data: bytes, item: Item) -> bytes:
     if kind == CHANNEL_OPEN_OK:
         return b""
     if kind == CHANNEL_CLOSE:
-        closing.second_refused(relay, channel, building.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
-        return b""
+        return closing.second_refused(relay, channel, building.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
     if kind == CHANNEL_CLOSE_OK:
-        closing.second_closed(relay, channel)
-        return b""
+        return closing.second_closed(relay, channel)
     if kind in (HEADER, BODY) or (kind in CONTENT_METHODS and not item[6]):
-        content = relay.from_broker.parts.take(kind, number, data[item[2] : item[3]])
-        if content is None:
-            return b""
-        blob, items = assembling.whole(channel.number, content, relay.frame_max_bytes)
+        given = delivering.part(relay, number, kind, data[item[2] : item[3]], channel.number)
     else:
         blob = building.rechannel(data[item[2] - 7 : frames.end_of(item)], channel.number)
         items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
-    handler = relay.on_broker.get(items[0][0])
-    replaced = handler(relay, channel.number, blob, items[0]) if handler is not None else None
-    if replaced is None:
-        replaced = blob
-    return replaced if channel.speaks else b""
+        handler = relay.on_broker.get(kind)
+        replaced = handler(relay, channel.number, blob, items[0]) if handler is not None else None
+        given = blob if replaced is None else replaced
+    return given if channel.speaks else b""
 
 
 def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:

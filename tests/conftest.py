@@ -14,6 +14,8 @@ those that share nothing last, wherever there is time.
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,3 +128,21 @@ def new_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
     yield make
     for lab in labs:
         lab.down()
+
+
+@pytest.fixture
+def not_http() -> Iterator[str]:
+    """The address of a port that speaks AMQP, as a door's, to who takes it for that of a sidecar's HTTP: twice."""
+
+    def answer() -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"AMQP\0\0\x09\x01")
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -18,7 +18,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from lrq_ha.replication import levels
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 
+from . import door
+
 WINDOW_MESSAGES = 200
 #: That one more reader may hold, of those that have a position; a connection has some two thousand channels.
 HELD_MESSAGES = 1_000
@@ -37,6 +39,14 @@ IDLE_S = 5.0
 QUIET_S = 0.05
 #: Above every consumer that an application is likely to have.
 PRIORITY = 1_000
+
+#: What is used of each kind of definition, and must be there.
+_USED: dict[str, dict[str, type]] = {
+    "vhosts": {"name": str},
+    "exchanges": {"vhost": str, "name": str, "type": str, "durable": bool, "auto_delete": bool, "arguments": dict},
+    "queues": {"vhost": str, "name": str, "durable": bool, "auto_delete": bool, "arguments": dict},
+    "bindings": {"vhost": str, "source": str, "destination": str, "destination_type": str, "routing_key": str, "arguments": dict},
+}
 
 Delivered = tuple[Channel, int, bytes, bytes]  # where to acknowledge it, delivery tag, content header, body
 
@@ -53,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     adopt.add_argument("--definitions", type=Path, metavar="FILE", help="as from rabbitmqctl export_definitions (default: standard input)")
-    adopt.add_argument("--to", required=True, metavar="URL", help="the primary's door, with a user who may configure, write and read everything")
+    door.add_options(adopt, "the primary's door, with a user who may configure, write and read everything")
     adopt.add_argument("--vhost", action="append", metavar="VHOST", help="only this one; may be repeated")
     adopt.add_argument("--dry-run", action="store_true", help="only say what would be declared, and how many messages each queue has")
     adopt.set_defaults(run=_run)
@@ -80,7 +90,8 @@ def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_De
         LrqError: It is something else, or a vhost is not in it.
     """
     try:
-        found: dict[str, Any] = json.loads(text)
+        whole = json.loads(text)
+        found = {kind: [_checked(each, used) for each in whole[kind]] for kind, used in _USED.items()}
         known = [vhost["name"] for vhost in found["vhosts"]]
         own = {(queue["vhost"], queue["name"]) for queue in found["queues"] if queue["auto_delete"] or queue["name"].startswith("amq.")}
         own |= {(exchange["vhost"], exchange["name"]) for exchange in found["exchanges"] if exchange["auto_delete"]}
@@ -96,26 +107,37 @@ def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_De
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise LrqError(f"these are not a broker's definitions: {error!r}", todo="Get them with: rabbitmqctl export_definitions FILE") from error
+    if ROUTING_VHOST in wanted:
+        raise LrqError(f"vhost {ROUTING_VHOST} holds what sidecars write, which is not adopted", todo="Name the vhosts of applications, or none")
     missing = [vhost for vhost in wanted if vhost not in known]
     if missing:
         raise LrqError(f"the definitions have no vhost {', '.join(missing)}", todo=f"There are: {', '.join(known)}")
     return definitions
 
 
+def _checked(definition: dict[str, Any], used: dict[str, type]) -> dict[str, Any]:
+    for key, kind in used.items():
+        if not isinstance(definition[key], kind):
+            raise TypeError(f"{key} is {definition[key]!r}")
+    return definition
+
+
 def _run(args: argparse.Namespace) -> int:
     try:
         text = args.definitions.read_text("utf-8") if args.definitions else sys.stdin.read()
-    except OSError as error:
-        raise LrqError(f"{args.definitions} cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise LrqError(f"{args.definitions or 'standard input'} cannot be read: {why}") from error
+    to = door.address(args)
     # rabbitmqctl may print a line of its own first.
-    whole = [asyncio.run(_adopt(each, args.to, dry_run=args.dry_run)) for each in read_definitions(text[max(text.find("{"), 0) :], args.vhost)]
+    whole = [asyncio.run(_adopt(each, to, dry_run=args.dry_run)) for each in read_definitions(text[max(text.find("{"), 0) :], args.vhost)]
     return 0 if all(whole) else 1
 
 
-async def _adopt(definitions: _Definitions, url: str, *, dry_run: bool) -> bool:
+async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bool:
     """Returns whether everything that was to be adopted was seen."""
     whole = True
-    connection = await Connection.open(Address.parse(url, definitions.vhost))
+    connection = await Connection.open(replace(to, vhost=definitions.vhost))
     try:
         if not dry_run:
             await _declare(await connection.channel(), definitions)

@@ -51,9 +51,16 @@ def _command(commands: argparse._SubParsersAction[argparse.ArgumentParser], name
 
 def _group(text: str) -> tuple[str, int]:
     name, _, count = text.partition("=")
-    if not name or not count.isdigit():
+    if not name or not count.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=NODES, as east=2")
     return name, int(count)
+
+
+def _once(groups: Sequence[tuple[str, int]]) -> dict[str, int]:
+    found = dict(groups)
+    if len(found) < len(groups):
+        raise LabError("A group is named twice", todo="Name each with --group once, as east=2")
+    return found
 
 
 class _Ended(BaseException):
@@ -65,7 +72,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    lab = Lab(dict(arguments.group or DEFAULT_GROUPS), arguments.dir, arguments.broker, brokers_only=arguments.brokers_only, tls=arguments.tls)
+    lab = Lab(_once(arguments.group or DEFAULT_GROUPS), arguments.dir, arguments.broker, brokers_only=arguments.brokers_only, tls=arguments.tls)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     started = time.monotonic()

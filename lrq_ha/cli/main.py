@@ -6,21 +6,16 @@ Every subcommand's module has `add_parser(subparsers)`, which sets `run`, a func
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from lrq_ha import __version__
-from lrq_ha.cli import adopt, nodes, orders, sidecar, tails
+from lrq_ha import __version__, demo
+from lrq_ha.cli import adopt, lab, nodes, orders, sidecar, tails
 from lrq_ha.replication.errors import LrqError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-
-#: Subcommands whose libraries may be missing: without them, the others still work.
-_OPTIONAL = {"lab": ("lrq_ha.cli.lab", "private brokers and sidecars on this machine, to try things out"),
-             "demo": ("lrq_ha.demo", "the main job from start to finish, on this machine")}
 
 _EPILOG = """\
 examples:
@@ -51,21 +46,9 @@ def parser() -> argparse.ArgumentParser:
     orders.add_parser(subparsers)
     tails.add_parser(subparsers)
     adopt.add_parser(subparsers)
-    for command, (module, summary) in _OPTIONAL.items():
-        try:
-            importlib.import_module(module).add_parser(subparsers)
-        except ModuleNotFoundError as error:
-            _add_unavailable(subparsers, command, summary, str(error))
+    lab.add_parser(subparsers)
+    demo.add_parser(subparsers)
     return top
-
-
-def _add_unavailable(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: str, summary: str, reason: str) -> None:
-    def run(_: argparse.Namespace) -> int:
-        raise LrqError(f"{command} cannot run here: {reason}", todo="Install everything it needs with: pip install 'lrq-ha[demo]'")
-
-    stub = subparsers.add_parser(command, help=f"{summary} (not installed)")
-    stub.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    stub.set_defaults(run=run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -94,7 +94,10 @@ def find_targets(config: Path | None, directory: Path | None) -> list[Target]:
 def _from_lab(file: Path) -> list[Target]:
     try:
         groups = json.loads(file.read_text("utf-8"))["groups"]
-        return [Target(name, group, node["http"].rstrip("/")) for group, of in groups.items() for name, node in of["nodes"].items()]
+        targets = [Target(name, group, node["http"].rstrip("/")) for group, of in groups.items() for name, node in of["nodes"].items()]
+        if not targets or not all(target.http.startswith("http://") for target in targets):
+            raise ValueError("nodes with an http:// address")
+        return targets
     except OSError as error:
         raise LrqError(f"{file} cannot be read: {error.strerror}", todo="Is the lab up? `lrq-ha lab up` starts it") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -102,7 +105,7 @@ def _from_lab(file: Path) -> list[Target]:
 
 
 def _from_config(file: Path) -> list[Target]:
-    config = configuration.load(file)
+    config = configuration.read(file)
     host, _, port = config.http.listen.rpartition(":")
     # A sidecar that listens on all addresses is reached on this machine's own.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
@@ -141,6 +144,8 @@ def _reason(error: Exception, limit_s: float) -> str:
     inner = error.reason if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception) else error
     if isinstance(inner, TimeoutError):
         return f"nothing within {limit_s:g} s"
+    if isinstance(inner, http.client.HTTPException) and not isinstance(inner, OSError):
+        return "the answer is not HTTP, or not whole"
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__).lower()
 
 
@@ -204,6 +209,9 @@ def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
     target, status = report.target, report.status
     lag: dict[str, Any] = {}
     in_sync = status.get("in_set")
+    reason = str(status.get("reason") or "")
+    if status.get("paused") and "paused" not in reason:
+        reason += "; paused: takes no epoch by itself until lrq-ha resume"
     if primary and primary is not report:
         lag = (primary.status.get("peers") or {}).get(target.name) or {}
         in_sync = target.name in (primary.status.get("members") or [])
@@ -215,7 +223,7 @@ def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
         *(_cell(status.get(key)) for key in ("end", "safe", "applied")),
         *(_cell(lag.get(key)) for key in ("lag_entries", "lag_bytes", "lag_seconds", "log_bytes_left")),
         "-" if in_sync is None else "yes" if in_sync else "no",
-        " ".join(filter(None, (_since(status.get("since")), str(status.get("reason") or "")))) or report.failure,
+        " ".join(filter(None, (_since(status.get("since")), reason))) or report.failure,
     )
 
 

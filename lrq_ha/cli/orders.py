@@ -7,6 +7,7 @@ primary is told to the node that says it is primary.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from lrq_ha.replication.errors import LrqError
@@ -15,6 +16,8 @@ from .nodes import Target, add_command, ask_all, find_targets, named, primary_of
 
 #: A renewal takes as long as the queues are deep.
 RENEWING_S = 3_600.0
+#: A node takes no more.
+TIMEOUT_MAX_S = 3_600.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -100,8 +103,18 @@ def _add_group(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", metavar="GROUP", help="which group, where several are known")
 
 
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= TIMEOUT_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {TIMEOUT_MAX_S:g}")
+    return number
+
+
 def _add_drain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="how long consumers may take (default: %(default)g s)")
+    parser.add_argument("--timeout", type=_seconds, default=30.0, metavar="S", help="how long consumers may take (default: %(default)g s)")
     parser.add_argument("--force", action="store_true", help="go on when that time is over: what consumers hold then is delivered again")
     parser.add_argument("--dry-run", action="store_true", help="only say what would happen")
 
@@ -159,7 +172,7 @@ def _pause(args: argparse.Namespace) -> int:
             print(tell(target, "pause", {"paused": args.paused}))
         except LrqError as error:
             failed += 1
-            print(f"{target.name}: {error}")
+            print(f"{target.name}: {error}", file=sys.stderr)
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
     return 1 if failed else 0

@@ -17,7 +17,7 @@ import sys
 import urllib.error
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,14 @@ from broker_plugin.client import Channel, Connection
 from broker_plugin.client_errors import Address
 from lrq_ha.replication.errors import LrqError
 
+from . import door
 from .nodes import Target, add_command, find_targets, http_open, named, refused, tell
 
 READ_TIMEOUT_S = 60.0
 WINDOW_MESSAGES = 1_000
+TAIL_MODE = 0o600  # it holds messages
+#: Of an entry that is a publish, beside its ID, which it may lack.
+_TEXTS, _BYTES = ("user", "vhost", "exchange", "routing_key"), ("header", "body")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "let a backup begin anew, as after it has diverged",
         "Deletes what NODE's log brought to its broker, and the log; the node then follows its primary from the first entry. A diverged node holds "
         "entries that it may have confirmed alone: they are saved to a file, or given up.",
-        "examples:\n  lrq-ha reinit e1 --export e1-tail.jsonl\n  lrq-ha republish e1-tail.jsonl --to amqp://app@192.0.2.2:5673",
+        "examples:\n  lrq-ha reinit e1 --export e1-tail.jsonl\n  lrq-ha republish e1-tail.jsonl --to amqp://app:SECRET@192.0.2.2:5673",
     )
     reinit.add_argument("node", metavar="NODE", help="the backup")
     what = reinit.add_mutually_exclusive_group(required=True)
@@ -58,18 +62,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Messages that never had an ID go with the user of the first one that has; where none has one, run it again as the same user only.",
     )
     republish.add_argument("file", type=Path, metavar="FILE")
-    republish.add_argument("--to", required=True, metavar="URL", help="a primary's door: amqp://USER:PASSWORD@HOST:PORT")
+    door.add_options(republish, "a primary's door")
     republish.set_defaults(run=_republish)
+
+
+def _exists_already(file: Path) -> LrqError:
+    return LrqError(f"{file} exists already", todo="Name a file that does not")
+
+
+def _open_tail(target: Target) -> Any:
+    """Raises LrqError if the node refuses, OSError or HTTPException if it does not answer."""
+    try:
+        return http_open(f"{target.http}/tail", timeout=READ_TIMEOUT_S)
+    except urllib.error.HTTPError as refusal:
+        raise refused(target, refusal) from refusal
 
 
 def _may_save(target: Target, file: Path) -> None:
     """Raises LrqError for what `_save` would refuse at once: the file exists, or the node has no tail."""
     if file.exists():
-        raise LrqError(f"{file} exists already", todo="Name a file that does not")
+        raise _exists_already(file)
     try:
-        http_open(f"{target.http}/tail", timeout=READ_TIMEOUT_S).close()
-    except urllib.error.HTTPError as refusal:
-        raise refused(target, refusal) from refusal
+        _open_tail(target).close()
     except (OSError, http.client.HTTPException) as error:
         raise LrqError(f"{target.http}/tail cannot be read: {error}", retriable=True) from error
 
@@ -89,14 +103,15 @@ def _save(target: Target, file: Path) -> int:
     """Copies a node's tail to a new file; returns the number of entries. Raises LrqError, and leaves no file, unless it is complete."""
     url = f"{target.http}/tail"
     try:
-        out = file.open("xb")  # before anything else, so that no file is deleted below that was there before
+        # Before anything else, so that no file is deleted below that was there before.
+        out = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, TAIL_MODE), "wb")
     except FileExistsError:
-        raise LrqError(f"{file} exists already", todo="Name a file that does not") from None
+        raise _exists_already(file) from None
     except OSError as error:
         raise LrqError(f"{file} cannot be written: {error.strerror}") from error
     count, complete = 0, False
     try:
-        with out, http_open(url, timeout=READ_TIMEOUT_S) as answer:
+        with out, _open_tail(target) as answer:
             for line in answer:
                 complete = json.loads(line)["kind"] == "end"
                 if not complete:
@@ -104,8 +119,6 @@ def _save(target: Target, file: Path) -> int:
                     count += 1
             out.flush()
             os.fsync(out.fileno())
-    except urllib.error.HTTPError as refusal:
-        raise refused(target, refusal) from refusal
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise LrqError(f"{url} cannot be saved to {file}: {error}", retriable=True) from error
     finally:
@@ -128,7 +141,7 @@ class _Counts:
 
 
 def _republish(args: argparse.Namespace) -> int:
-    counts = asyncio.run(_publish_all(args.file, args.to))
+    counts = asyncio.run(_publish_all(args.file, door.address(args)))
     print(f"{counts.published} messages published and confirmed", end="")
     if counts.other_users:
         print(f", {counts.other_users.total()} left out: run this as {', '.join(sorted(counts.other_users))}, too", end="")
@@ -138,28 +151,43 @@ def _republish(args: argparse.Namespace) -> int:
 
 
 def _entries(file: Path) -> Iterator[dict[str, Any]]:
+    """The publishes of a tail."""
     try:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
                     entry = json.loads(line)
-                    if entry["kind"] == "publish":
-                        yield entry
+                    published = _checked(entry) if entry["kind"] == "publish" else None
                 except (ValueError, KeyError, TypeError) as error:
                     raise LrqError(f"{file}, line {number}: not an entry of a tail ({error!r})") from error
+                if published:
+                    yield published
     except OSError as error:
         raise LrqError(f"{file} cannot be read: {error.strerror}") from error
 
 
-async def _publish_all(file: Path, url: str) -> _Counts:
+def _checked(entry: dict[str, Any]) -> dict[str, Any]:
+    """A publish with its bytes decoded. Raises ValueError, KeyError or TypeError if something is missing, or is something else."""
+    for key in (*_TEXTS, *_BYTES):
+        if not isinstance(entry[key], str):
+            raise TypeError(f"{key} is no text")
+    return {
+        **entry,
+        "epoch": str(entry["epoch"]),
+        "sequence": int(entry["sequence"]),
+        "replication_id": str(entry["replication_id"] or ""),
+        **{key: base64.b64decode(entry[key], validate=True) for key in _BYTES},
+    }
+
+
+async def _publish_all(file: Path, to: Address) -> _Counts:
     counts = _Counts()
-    user = Address.parse(url).user
-    user_of_the_rest = next((entry["user"] for entry in _entries(file) if entry["replication_id"]), user)
-    link = _Link(url)
+    user_of_the_rest = next((entry["user"] for entry in _entries(file) if entry["replication_id"]), to.user)
+    link = _Link(to)
     try:
         for entry in _entries(file):
             owner = entry["user"] if entry["replication_id"] else user_of_the_rest
-            if owner != user:
+            if owner != to.user:
                 counts.other_users[owner] += 1
                 continue
             await link.publish(entry)
@@ -174,8 +202,8 @@ async def _publish_all(file: Path, url: str) -> _Counts:
 class _Link:
     """A connection for one vhost and producer at a time, so that the order of the file is kept."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, to: Address) -> None:
+        self._to = to
         self._open_for: tuple[str, str] | None = None
         self._connection: Connection | None = None
         self._channel: Channel | None = None
@@ -188,7 +216,7 @@ class _Link:
         channel = self._channel
         if channel is None or (entry["vhost"], producer) != self._open_for:
             channel = await self._open(entry["vhost"], producer)
-        header, body = base64.b64decode(entry["header"]), base64.b64decode(entry["body"])
+        header, body = entry["header"], entry["body"]
         if header:
             header = headers.stamp(header, headers.field(b"x-lrq-id", own_id.encode()))
             channel.publish_content(entry["exchange"], entry["routing_key"], header, body, mandatory=True)
@@ -201,7 +229,7 @@ class _Link:
 
     async def _open(self, vhost: str, producer: str) -> Channel:
         await self.close()
-        self._connection = await Connection.open(Address.parse(self._url, vhost), client_properties={"lrq_producer": producer})
+        self._connection = await Connection.open(replace(self._to, vhost=vhost), client_properties={"lrq_producer": producer})
         self._channel = channel = await self._connection.channel(on_return=self._returned)
         await channel.confirm_select()
         self._open_for = (vhost, producer)

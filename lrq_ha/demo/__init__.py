@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lrq_ha.replication.errors import LrqError
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the subcommand."""
@@ -15,13 +17,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "promotes its backup, and proves that nothing was lost or duplicated. Nothing is left running afterwards.",
     )
     parser.add_argument("--report", type=Path, default=Path("demo-report"), help="folder for the report and the chart (default: %(default)s)")
-    parser.add_argument("--flights", type=int, default=0, metavar="N", help="only the first N flights (default: all)")
+    parser.add_argument("--flights", type=_count, default=0, metavar="N", help="only the first N flights (default: all)")
     parser.add_argument("--broker", default=None, help="RabbitMQ series, as 3.10 or 4.3 (default: the distribution's)")
     parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of flights")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo; returns the exit status."""
     from .story import tell
 
+    try:
+        arguments.report.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LrqError(f"{arguments.report} cannot be the report's folder: {error.strerror}", todo="Name another one with --report") from error
     return tell(arguments.report, arguments.flights, arguments.broker)

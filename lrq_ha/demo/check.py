@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from contextlib import suppress
 from typing import Any
@@ -106,12 +105,3 @@ def depth(url: str, queue: str) -> int:
     count = int(connection.channel().queue_declare(queue, passive=True).method.message_count)
     connection.close()
     return count
-
-
-def wait_for(what: str, done: Any, timeout_s: float) -> None:
-    """Polls until `done()`; raises TimeoutError naming `what`."""
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not happen within {timeout_s:g} s")
-        time.sleep(0.05)

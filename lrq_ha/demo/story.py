@@ -54,7 +54,6 @@ def tell(report: Path, flights: int, broker: str | None) -> int:
         flights: How many flights to use; 0 for all.
         broker: RabbitMQ series; None for the distribution's.
     """
-    report.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     # SIGTERM ends the demo in the same order as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -223,7 +222,9 @@ class Demo:
     def tables(self) -> None:
         say("\n6. A PySpark job at west reads the receive queue with spark.read.format('lrq') and turns snapshot and deltas into tables.")
         options = ["--nodes", self.lab.nodes["w1"].door, "--queue", RECEIVE_QUEUE, "--out", str(self.report)]
-        subprocess.run([sys.executable, "-m", "lrq_ha.spark.job", *options], check=True, timeout=STEP_TIMEOUT_S)
+        done = subprocess.run([sys.executable, "-m", "lrq_ha.spark.job", *options], timeout=STEP_TIMEOUT_S)
+        if done.returncode:
+            raise DemoFailed(f"the Spark job failed with status {done.returncode}: it says why above")
         found = json.loads((self.report / "results.json").read_text())
         wanted = data.expected(self.flights)
         for group, rows in (("carrier", found["by_carrier"]), ("month", found["by_month"])):

@@ -29,14 +29,14 @@ BUILT_IN = {"audit": "lrq_ha.interceptors.audit:Audit"}
 class Settings(BaseModel):
     """How one interceptor is run: the table [interceptors.NAME] of the configuration."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     priority: int | None = Field(None, description="lower ones are asked first; by default what the interceptor itself says, else 100")
     on_overflow: Literal["drop", "wait"] = Field(
         "drop", description='when it is too slow: "drop" events, counted and told; or let clients "wait", so that it is told everything'
     )
     buffer_bytes_max: int = Field(32 << 20, ge=1 << 10, description="events that wait for it; beside its headers, an event counts as 1 KiB")
-    errors_max: int = Field(20, ge=1, description="so many failures in a row switch it off")
+    errors_max: int = Field(20, ge=1, description="so many failures in a row of one method switch it off")
     wait_max_s: float = Field(10.0, gt=0, description='with "wait": when it finishes nothing for so long, it is switched off')
     options: dict[str, Any] = Field(default={}, description="its own options")
 
@@ -86,7 +86,9 @@ def make(name: str, settings: Settings) -> Runner:
         raise LrqError(f"{where}.options: {error}") from error
     except Exception as error:
         raise LrqError(f"{where}: it cannot be made: {place(error)}") from error
-    priority = settings.priority if settings.priority is not None else int(getattr(interceptor, "priority", 100))
+    priority = settings.priority if settings.priority is not None else getattr(interceptor, "priority", 100)
+    if type(priority) is not int:
+        raise LrqError(f"{where}: its priority is no whole number", todo=f"Set {where}.priority")
     runner = Runner(
         name,
         interceptor,

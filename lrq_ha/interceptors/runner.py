@@ -2,7 +2,7 @@
 
 Rules:
 - Nothing that an interceptor does reaches a client: what it raises is counted and its kind and place are logged (not its text, which may hold what
-  came from a client), and after `errors_max` failures in a row it is switched off, which is told.
+  came from a client), and after `errors_max` failures in a row of one of its methods it is switched off, which is told.
 - Events go through a buffer to a thread of the interceptor's own. Only `routing` of one that refuses is called where it happens; there a call
   that takes longer than SLOW_S is a failure, too.
 - A buffer that is full either drops events (`on_overflow = "drop"`: counted and told) or holds up clients ("wait"), but not for ever: an
@@ -39,7 +39,7 @@ class _Side:
     """What one thread counts: the door's, or the interceptor's own."""
 
     counters: Counter[str] = field(default_factory=Counter)
-    failed_in_a_row: int = 0
+    failed_in_a_row: Counter[str] = field(default_factory=Counter)  # by method: where events succeed, writing them to a full disk may not
 
 
 class Runner:
@@ -51,13 +51,12 @@ class Runner:
         priority: Lower ones are asked first.
         on_overflow: What happens when the buffer is full.
         buffer_bytes_max: Size of the buffer.
-        errors_max: So many failures in a row switch it off.
+        errors_max: So many failures in a row of one method switch it off.
         wait_max_s: How long clients are held up for it at most.
 
     Attributes:
         points: Those it has methods for.
         off: Why it was switched off; empty while it runs.
-        full: Clients are to be held up.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Runner:
         self.refuses = bool(getattr(interceptor, "refuses", False))
         self.points = frozenset(point for point in Point if _has(interceptor, point.value))
         self.off = ""
-        self.full = False
+        self._full = False
         self.on_room: Callable[[], None] = lambda: None  # called by the interceptor's thread when there is room again
         self._interceptor = interceptor
         self._waits = on_overflow == "wait"
@@ -90,6 +89,11 @@ class Runner:
         self._moved_at = 0.0
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
         self._thread = threading.Thread(target=self._run, name=f"interceptor-{name}", daemon=True)
+
+    @property
+    def full(self) -> bool:
+        """Whether clients are to be held up. Never for one that is off: the buffer may fill at the very moment at which the other thread gives up."""
+        return self._full and not self.off
 
     # ---- the door's side ---------------------------------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ class Runner:
         if took > SLOW_S:
             self._failed(self._asking, "slow", Point.ROUTING.value, f"took {took:.2f} s, and all clients waited")
         else:
-            self._asking.failed_in_a_row = 0
+            self._asking.failed_in_a_row[Point.ROUTING.value] = 0
         if answer is not None:
             self._asking.counters["refused"] += 1
         return answer
@@ -133,8 +137,8 @@ class Runner:
                 self._asking.counters["dropped"] += 1
                 self._tell("dropped", point.value, "it is too slow: its buffer is full")
                 return
-            if not self.full:
-                self.full = True
+            if not self._full:
+                self._full = True
                 self._moved_at = time.monotonic()
                 self._tell("held up", point.value, "it is too slow: its buffer is full, and clients wait for it")
         with self._lock:
@@ -196,19 +200,19 @@ class Runner:
             self._moved_at = time.monotonic()
             with self._lock:
                 self._bytes -= size
-            if self.full and self._bytes < self._buffer_bytes_max * RESUME_SHARE:
-                self.full = False
+            if self._full and self._bytes < self._buffer_bytes_max * RESUME_SHARE:
+                self._full = False
                 self.on_room()
         self._end(flush)
 
     def _end(self, flush: Callable[[], None] | None) -> None:
-        try:
-            if flush is not None:
-                flush()
-            if _has(self._interceptor, "close"):
-                self._interceptor.close()
-        except BaseException as error:
-            self._tell("errors", "close", place(error))
+        close = self._interceptor.close if _has(self._interceptor, "close") else None
+        for what, method in (("flush", flush), ("close", close)):
+            try:
+                if method is not None:
+                    method()
+            except BaseException as error:
+                self._tell("errors", what, place(error))
         while not self._buffer.empty():  # events hold memory
             self._buffer.get()
 
@@ -218,22 +222,21 @@ class Runner:
         except BaseException as error:
             self._failed(self._telling, "errors", what, place(error))
         else:
-            self._telling.failed_in_a_row = 0
+            self._telling.failed_in_a_row[what] = 0
 
     # ---- what went wrong ---------------------------------------------------------------------------------------------
 
     def _failed(self, side: _Side, kind: str, what: str, why: str) -> None:
         side.counters[kind] += 1
         self._tell(kind, what, why)
-        side.failed_in_a_row += 1
-        if side.failed_in_a_row >= self._errors_max:
-            self._switch_off(f"it failed {side.failed_in_a_row} times in a row, the last time in {what}: {why}")
+        side.failed_in_a_row[what] += 1
+        if side.failed_in_a_row[what] >= self._errors_max:
+            self._switch_off(f"{what} failed {side.failed_in_a_row[what]} times in a row, the last time: {why}")
 
     def _switch_off(self, why: str) -> None:
         if self.off:
             return
         self.off = why
-        self.full = False
         log.error("interceptor %s is switched off until the sidecar is started again: %s", self.name, why)
         self._buffer.put(None)
         self.on_room()

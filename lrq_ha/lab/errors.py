@@ -7,3 +7,7 @@ from lrq_ha.replication.errors import LrqError
 
 class LabError(LrqError):
     """Something about the lab's processes, folder or brokers; the text says what to do."""
+
+
+class NoLab(LabError):
+    """None runs in a folder."""

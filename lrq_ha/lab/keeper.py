@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lrq_ha.lab.errors import LabError
+from lrq_ha.lab.errors import LabError, NoLab
 
 LAB_FILE = "lab.json"
 SOCKET_FILE = "keeper.sock"
@@ -56,7 +56,8 @@ def ask(directory: Path, **request: Any) -> dict[str, Any]:
     """Sends one request to the keeper of the lab in `directory` and returns its answer.
 
     Raises:
-        LabError: No lab runs there, or the keeper refused.
+        NoLab: None runs there.
+        LabError: The keeper refused, or does not answer.
     """
     try:
         with _address(directory) as address, socket.socket(socket.AF_UNIX) as connection:
@@ -64,8 +65,10 @@ def ask(directory: Path, **request: Any) -> dict[str, Any]:
             connection.connect(address)
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer: dict[str, Any] = json.loads(connection.makefile("rb").readline())
+    except TimeoutError as error:
+        raise LabError(f"The lab in {directory} has not answered within {_ANSWER_TIMEOUT_S:g} s", retriable=True) from error
     except (OSError, ValueError) as error:
-        raise LabError(f"No lab runs in {directory}", todo="Start one with `lrq-ha lab up`, or name its folder with --dir") from error
+        raise NoLab(f"No lab runs in {directory}", todo="Start one with `lrq-ha lab up`, or name its folder with --dir") from error
     if "error" in answer:
         raise LabError(answer["error"])
     return answer
@@ -223,7 +226,7 @@ def wait_gone(directory: Path, timeout_s: float) -> bool:
     while time.monotonic() < deadline:
         try:
             ask(directory, do="list")
-        except LabError:
+        except NoLab:
             return True
         time.sleep(0.05)
     return False

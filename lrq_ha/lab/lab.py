@@ -26,8 +26,9 @@ from urllib.parse import urlsplit
 
 from lrq_ha.lab import brokers, files, keeper, probe
 from lrq_ha.lab.certificates import Authority
-from lrq_ha.lab.errors import LabError
+from lrq_ha.lab.errors import LabError, NoLab
 from lrq_ha.lab.ports import free_ports, is_free
+from lrq_ha.routing.names import NAME_RULE, is_name
 
 READY_TIMEOUT_S = 240.0
 _POLL_S = 0.05
@@ -238,7 +239,7 @@ class Lab:
         else:
             try:
                 self._ask(do="end")
-            except LabError:
+            except NoLab:
                 pass
         if self._ports is not None:
             self._ports.close()
@@ -381,7 +382,9 @@ class Lab:
 
     def _parts(self, target: str) -> tuple[str, list[str]]:
         """The node and its parts that `target` names, of those that the lab has."""
-        name, _, part = target.partition(".")
+        name, _, part = target.rpartition(".")  # a group's name, and so a node's, may hold dots
+        if part not in _PARTS:
+            name, part = target, ""
         self._node(name)
         parts = [each for each in _PARTS if f"{name}.{each}" in self.processes() and part in ("", each)]
         if not parts:
@@ -427,7 +430,7 @@ class Lab:
             self._wait(f"{name}.sidecar", lambda: self._role(name) is not None, deadline)
 
     def _wait(self, key: str, ready: Callable[[], bool], deadline: float, failure: str = "has not become ready") -> None:
-        name, _, part = key.partition(".")
+        name, _, part = key.rpartition(".")
         log = self.directory / "epmd.log" if key == "epmd" else self.nodes[name].log if part == "sidecar" else self.nodes[name].broker_log
         while not ready():
             process = self._ask(do="list")[key]
@@ -471,8 +474,8 @@ def _port(url: str) -> int:
 
 def _check_groups(groups: Mapping[str, int], sites: Mapping[str, Sequence[str]]) -> None:
     for group, count in groups.items():
-        if not group.isidentifier() or not group.isascii() or not 1 <= count <= 9:
-            raise LabError(f"A group is named by letters, digits and _ and has 1 to 9 nodes, not {group!r} = {count}")
+        if not is_name(group) or not 1 <= count <= 9:
+            raise LabError(f"A group's name has {NAME_RULE}, and a group has 1 to 9 nodes, not {group!r} = {count}")
     if not groups:
         raise LabError("A lab needs a group", todo="For example east=2")
     for group, others in sites.items():
@@ -484,10 +487,17 @@ def _claim(directory: Path) -> None:
     """Makes the folder the lab's: a new or empty one, or one that a lab has left behind, which is emptied."""
     try:
         keeper.ask(directory, do="list")
-    except LabError:
+    except NoLab:
         pass
     else:
         raise LabError(f"A lab runs in {directory} already", todo=f"End it with `lrq-ha lab down --dir {directory}`, or use another folder")
+    try:
+        _take(directory)
+    except OSError as error:
+        raise LabError(f"{directory} cannot be a lab's folder: {error.strerror}", todo="Name another folder") from error
+
+
+def _take(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (directory / _MARK).exists():
         for entry in directory.iterdir():

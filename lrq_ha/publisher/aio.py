@@ -181,8 +181,8 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
     # ---- full syncs
 
     def on_full_sync(self, provider: AsyncProvider) -> None:
-        """Has `await provider(request, context)` run, in a task of its own, for every full sync that a destination asks of this client,
-        those included that were asked for before. It must end with `await context.complete()` (or `context.cancel()`)."""
+        """Has `await provider(request, context)` run, in a task of its own, for every full sync that a destination asks of this client
+        from now on; what was asked for before is asked for anew. It must end with `await context.complete()` (or `context.cancel()`)."""
         self._require_client_name("Full syncs")
         self._check_loop()
         if self._full_syncs is not None:

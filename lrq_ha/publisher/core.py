@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pika
 
+from lrq_ha import urls
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import BaseConfirm
 from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, PublisherClosed, WaitTimeout, WindowFull, anew
@@ -33,6 +33,7 @@ from lrq_ha.publisher.window import Settled, Window
 from lrq_ha.publisher.wire import Outgoing, message_frames, with_id
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.routing import names
+from lrq_ha.routing.chain import TRANSMISSION_BYTES_MAX
 
 _LOG = logging.getLogger(__name__)
 
@@ -183,8 +184,11 @@ class BasePublisher(ABC, Generic[C]):
                 f"Publisher {self.producer} belongs to the process that it was made in",
                 todo="Make a publisher after the fork, with a producer name of its own",
             )
-        messages.checked_size("The message", draft.size_bytes, self._message_bytes_max)
+        messages.checked_size("The message", draft.size_bytes, self._bytes_max(draft))
         return draft
+
+    def _bytes_max(self, draft: Draft[C]) -> int:
+        return min(self._message_bytes_max, TRANSMISSION_BYTES_MAX) if draft.lane is self._log else self._message_bytes_max
 
     def _require_client_name(self, what: str) -> None:
         if not self.client_name:
@@ -209,7 +213,7 @@ class BasePublisher(ABC, Generic[C]):
         lane = draft.lane
         replication_id = lane.window.next_id()
         content = draft.body(replication_id)
-        messages.checked_size("The message", len(content), self._message_bytes_max)
+        messages.checked_size("The message", len(content), self._bytes_max(draft))
         properties = with_id(draft.properties, replication_id)
         frames = message_frames(draft.exchange, draft.routing_key, len(content), properties, mandatory=draft.mandatory)
         messages.checked_size("The message's header", len(frames), HEADER_BYTES_MAX)
@@ -264,10 +268,11 @@ class BasePublisher(ABC, Generic[C]):
 def address(url: str) -> str:
     """host:port of an AMQP URL, for people. InvalidArgument, without the URL since it may hold a password, for another kind of URL."""
     try:
-        parts = urlsplit(url)
+        parts = urls.split(url)
         host, port, good = parts.hostname, parts.port, parts.scheme in ("amqp", "amqps")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         good = False
     if not good:
-        raise InvalidArgument("An address in nodes is not an amqp:// URL", todo="Give amqp://user:password@host:port or amqps://…")
+        todo = f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}"
+        raise InvalidArgument("An address in nodes is not an amqp:// URL", todo=todo)
     return f"{host or 'localhost'}:{port or (5671 if parts.scheme == 'amqps' else 5672)}"

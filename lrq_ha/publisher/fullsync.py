@@ -6,6 +6,8 @@ Rules:
  - Per destination the newest request counts. It ends by a COMPLETED or CANCELLED of its own request id; one of an older request
    that crossed it on the way ends nothing.
  - A request is begun once by this process. A newer one for the same destination cancels the one that is being served.
+ - So does the announcement of a provider: it is a new process's, and what was asked for before it is asked for anew. Rows of a former process
+   may have been taken for such a request, and those of this one would come behind them.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class RequestBook:
         self._caught_up = False
         self._pending: dict[str, FullSyncRequest | None] = {}  # by destination: the newest request; None: it has ended
         self._ended: dict[str, str] = {}  # by destination: the request id that was ended last
+        self._outdated: dict[str, str] = {}  # by destination: the request id that an announcement ended last
         self._begun: dict[str, str] = {}  # by destination: the request id that was begun last here
         self._running: dict[str, FullSyncRequest] = {}
 
@@ -59,6 +62,7 @@ class RequestBook:
         self._caught_up = False
         self._pending.clear()
         self._ended.clear()
+        self._outdated.clear()
 
     def caught_up(self) -> list[Effect]:
         """All that stood in the stream has been read."""
@@ -67,6 +71,8 @@ class RequestBook:
 
     def status(self, status: pb.Status) -> list[Effect]:
         """One message of the stream."""
+        if status.HasField("client"):
+            return self._announced(status.client)
         found = status.full_sync
         if status.WhichOneof("value") != "full_sync" or found.client_name != self.client_name or not found.destination:
             return []
@@ -81,11 +87,20 @@ class RequestBook:
             self._ended[destination] = found.request_id
         return self._decide(destination) if self._caught_up else []
 
+    def _announced(self, client: pb.ClientStatus) -> list[Effect]:
+        if client.client_name != self.client_name or not client.full_sync_provider:
+            return []
+        for destination, pending in self._pending.items():
+            if pending is not None:
+                self._pending[destination] = None
+                self._outdated[destination] = pending.request_id
+        return [effect for destination in self._pending for effect in self._decide(destination)] if self._caught_up else []
+
     def _decide(self, destination: str) -> list[Effect]:
         wanted, running = self._pending[destination], self._running.get(destination)
         effects: list[Effect] = []
         if wanted is None:
-            if running is not None and running.request_id == self._ended.get(destination):
+            if running is not None and running.request_id in (self._ended.get(destination), self._outdated.get(destination)):
                 del self._running[destination]
                 effects.append(Cancel(running, "the request was ended elsewhere"))
             return effects
@@ -101,8 +116,3 @@ class RequestBook:
         """This process has ended the request (completed, cancelled, failed)."""
         if self._running.get(request.destination) == request:
             del self._running[request.destination]
-
-    @property
-    def running(self) -> list[FullSyncRequest]:
-        """What providers are working on."""
-        return list(self._running.values())

@@ -123,8 +123,8 @@ class Publisher(BasePublisher[Confirm]):
     # ---- full syncs
 
     def on_full_sync(self, provider: Provider) -> None:
-        """Has `provider(request, context)` called, in a thread of its own, for every full sync that a destination asks of this client,
-        those included that were asked for before. It must end with `context.complete()` (or `cancel()`)."""
+        """Has `provider(request, context)` called, in a thread of its own, for every full sync that a destination asks of this client
+        from now on; what was asked for before is asked for anew. It must end with `context.complete()` (or `cancel()`)."""
         self._require_client_name("Full syncs")
         if self._full_syncs is not None:
             raise InvalidArgument("There is a full sync provider already", todo="One provider per publisher")

@@ -80,6 +80,11 @@ class NodeBase:
     def hello(self, *, wants_answer: bool) -> Hello:
         return Hello(self.role, self.state(), self.leading, self.leader_epoch if self.following else 0, wants_answer, self.paused)
 
+    @property
+    def group_paused(self) -> bool:
+        """Whether this node, or another as far as it has been heard, is paused."""
+        return self.paused or any(peer.hello.paused for peer in self.peers.values() if peer.hello)
+
     def end_pause(self) -> None:
         """An operator has promoted a node: epochs are taken by themselves again."""
         if self.paused:

@@ -102,7 +102,7 @@ class Candidate:
     def _obstacle(self, hellos: dict[int, Hello]) -> str | None:
         """Why this node does not take the epoch: what an operator has to do, or "" if another node takes it; None if nothing is in the way."""
         node, mine = self._node, self._node.state()
-        if node.paused or any(hello.paused for hello in hellos.values()):
+        if node.group_paused:
             return "paused: nobody takes an epoch by itself until lrq-ha resume, or lrq-ha promote NODE"
         last_leader = owner_of(node.log.last_epoch)
         handover = self._handover()

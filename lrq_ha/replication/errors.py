@@ -16,7 +16,7 @@ class LrqError(Exception):
     """
 
     def __init__(self, what: str, *, todo: str = "", retriable: bool = False) -> None:
-        super().__init__(f"{what}. {todo}" if todo else what)
+        super().__init__(f"{what.removesuffix('.')}. {todo}" if todo else what)
         self.what = what
         self.todo = todo
         self.retriable = retriable

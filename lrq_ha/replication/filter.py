@@ -9,7 +9,8 @@ Used by the door (primary) and by the sweeper (backup). Rules:
 - A PURGE voids copies that never died, but for those that clients held then. Dead-lettered ones may have come after it; the driver purges the
   broker's queue instead, if clients held nothing. What was rejected or moved goes its way all the same: it had left the queue, and had not yet here.
 - What was rejected goes to where dead letters went at the primary then. So a sweeper moves it only when its node has come to that entry, and has
-  carried out the declarations and purges before it. For that, what was rejected is remembered in two turns: the older ones, and all since.
+  carried out the declarations and purges before it; and the next declaration or purge waits for that. So what was rejected is remembered in turns:
+  none reaches over a declaration or purge, and what comes all the time does not put off what came before.
 - A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
   queue that was gone through, without finding it, a moment before.
 - Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
@@ -60,6 +61,9 @@ class Kind(Enum):
     PURGE = "purge"
 
 
+_NOTHING = BitMap64()
+
+
 def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
     values = iter(flat)
     return zip(values, values)
@@ -108,7 +112,7 @@ class QueueFilter:
         self._overlap = False  # two unsafe operations name the same sequence
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
-        self._early = (_Turn(), _Turn())  # of these, what is to move, by operations that this node may not have come to
+        self._early: list[_Turn] = []  # of these, what is to move, by operations that this node may not have come to; in log order
         self._departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
         self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
 
@@ -190,23 +194,26 @@ class QueueFilter:
         """How many of those up to an entry were rejected or moved on: they are to leave this queue for others."""
         return int((self._to_move() - self._too_early()).rank(upto))
 
+    def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
+        """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
+        verdict = self.verdict(seq, generation, deaths)
+        return Verdict.HOLD if verdict is Verdict.REJECT and self.is_early(seq) else verdict
+
     def is_early(self, seq: int) -> bool:
         """Whether this node has not come to the operation that moves this sequence on. (It may be another one, of the same sequence.)"""
         return any(seq in turn.members for turn in self._turns())
 
     def _too_early(self) -> BitMap64:
-        older, newer = self._turns()
-        return older.members | newer.members if newer.members else older.members
+        turns = self._turns()
+        return BitMap64.union(*(turn.members for turn in turns)) if len(turns) > 1 else turns[0].members if turns else _NOTHING
 
-    def _turns(self) -> tuple[_Turn, _Turn]:
-        older, newer = self._early
-        if older.members or newer.members:
+    def _turns(self) -> list[_Turn]:
+        if self._early:
             reached = self._filter.reached()
-            if older.last <= reached:
-                older, newer = newer, _Turn()
-                if older.last <= reached:
-                    older = _Turn()
-                self._early = (older, newer)
+            if any(turn.last <= reached for turn in self._early):
+                self._early = [turn for turn in self._early if turn.last > reached]
+            if self._early:
+                self._early[0].grows = False
         return self._early
 
     def skipped(self, first: int, last: int) -> None:
@@ -325,8 +332,17 @@ class QueueFilter:
                 if op.origin != self.name or dequeued:
                     continue
             self._apply_direct(first, last, self._done if dequeued else self._moved, op.sweep)
-        if op.sweep and not dequeued:
-            self._early[1].add(op.seq, op.ranges)
+        if op.moves and op.seq > self._filter.recorded:
+            self._take_turn(op, self._filter.changed)
+
+    def _take_turn(self, op: _Op, behind: int) -> None:
+        """What an operation moves on has its turn when the node has come to it. `behind`: the last declaration or purge before it."""
+        self._filter.to_move.add(self)
+        turn = self._early[-1] if self._early else None
+        if turn is None or not turn.grows or turn.behind != behind:
+            turn = _Turn(behind)
+            self._early.append(turn)
+        turn.add(op.seq, op.ranges)
 
     def _purge(self, ranges: Sequence[int]) -> None:
         end = ranges[-1] + 1
@@ -392,18 +408,22 @@ class QueueFilter:
         if not known:
             del self._filter.followers[key]
 
-    def _lose(self, end: int) -> None:
+    def _lose(self, end: int, *, known: bool) -> None:
+        """The log ends at `end`. `known`: what lost entries have rejected is known; what is left of the log has been noted again."""
         self._record = None
         if self._departed > end:
             self._departed = 0
         for members in (self._done, self._moved, self._due, self._again, self._spared):
             members.remove_range(end + 1, EVERY_SEQUENCE)
         self._purged = min(self._purged, end + 1)
-        for turn in self._early:
-            turn.last = min(turn.last, end)
         for here in self._visits.values():
             here.lose(end)
         self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
+        by_lost = self._to_move() - self._too_early() if known else _NOTHING
+        if by_lost:
+            turn = _Turn(self._filter.changed)
+            turn.last, turn.members = end, by_lost
+            self._early.append(turn)
 
     def _is_empty(self) -> bool:
         return not (self._done or self._moved or self._held or self._due or self._visits or self._purged or self._departed)
@@ -438,11 +458,16 @@ class QueueFilter:
 
 
 class _Turn:
-    """Sequences that operations move on: all of them are to be carried out when the node has come to entry `last`."""
+    """Sequences that operations move on: all of them are to be carried out when the node has come to entry `last`.
 
-    __slots__ = ("last", "members")
+    `behind`: the last declaration or purge before them. `grows`: more may come into it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("behind", "grows", "last", "members")
+
+    def __init__(self, behind: int) -> None:
+        self.behind = behind
+        self.grows = True
         self.last = 0
         self.members = BitMap64()
 
@@ -461,6 +486,11 @@ class _Op(NamedTuple):
     origin: str
     sweep: bool
 
+    @property
+    def moves(self) -> bool:
+        """Whether the sweeper is to move copies on to other queues."""
+        return self.sweep and self.kind in (Kind.REJECT, Kind.MOVED)
+
 
 class DeliveryFilter:
     """The operations of the log, by queue, and what they mean for the copies on this node's broker."""
@@ -477,6 +507,10 @@ class DeliveryFilter:
         """The entry that this node has come to: it has carried out all before it, but for what full queues refuse."""
         self.known = 0
         """No entry behind it has decided anything yet; what a record says may come from entries that are safe, and are not known to be so again."""
+        self._changes: deque[int] = deque()  # declarations and purges, in log order, all above _safe
+        self.changed = 0  # the last of them before what is decided now
+        self.recorded = 0  # operations up to it were known before they are noted again
+        self.to_move: set[QueueFilter] = set()  # where something may have been rejected that is still to be found
         self.refused = QueueFilter(("", ""), self)
         """Stands for every queue: what was REFUSED is dequeued everywhere."""
 
@@ -535,11 +569,34 @@ class DeliveryFilter:
             origin = ""  # its first stay in the queue of its first death: it had not died then
         op = _Op(op_seq, kind, target, ranges, visit, origin, sweep and queue is not None)
         target._top = max((target._top, *ranges[1::2]))
+        if op.moves and op_seq <= self.recorded:
+            target._take_turn(op, self._changes[-1] if self._changes else self.changed)
         if op_seq <= self._safe:
             target._apply(op)
         else:
             self._noted.append(op)
             target._hold(ranges)
+
+    def note_change(self, sequence: int) -> None:
+        """Entry `sequence`, a declaration, deletion or purge, was appended, or read again: dead letters may go elsewhere from then on."""
+        if sequence <= self._safe:
+            self.changed = max(self.changed, sequence)
+        else:
+            self._changes.append(sequence)
+
+    def _come_to(self, sequence: int) -> None:
+        while self._changes and self._changes[0] <= sequence:
+            self.changed = self._changes.popleft()
+
+    def moving(self, vhost: str, upto: int) -> list[tuple[QueueFilter, int]]:
+        """Queues from which what was rejected or moved on before entry `upto` has still to go, and how much. Ask when the node has come to it."""
+        found = []
+        for target in [each for each in self.to_move if each.key[0] == vhost]:
+            if due := target.moves_due(upto):
+                found.append((target, due))
+            elif not target._to_move():
+                self.to_move.discard(target)
+        return found
 
     def safe(self, upto: int) -> None:
         """All entries up to `upto` are safe: their operations decide from now on."""
@@ -551,10 +608,12 @@ class DeliveryFilter:
         again = set()
         while noted and noted[0].seq <= upto:
             op = noted.popleft()
+            self._come_to(op.seq)
             op.target._apply(op)
             op.target._release(op.ranges)
             if op.target._overlap:
                 again.add(op.target)
+        self._come_to(upto)
         self._hold_again(again)
 
     def cut(self, from_seq: int) -> None:
@@ -565,6 +624,8 @@ class DeliveryFilter:
         """
         if from_seq <= self._safe:
             raise IllegalEvent(f"the log is cut from {from_seq} on, but all up to {self._safe} is safe")
+        while self._changes and self._changes[-1] >= from_seq:
+            self._changes.pop()
         again = set()
         while self._noted and self._noted[-1].seq >= from_seq:
             again.add(self._noted.pop().target)
@@ -606,9 +667,9 @@ class DeliveryFilter:
 
         Other entries will take these sequences: what is known of the lost ones must not be taken for theirs.
         """
-        self.known = min(self.known, end)
         for target in (self.refused, *self._queues.values()):
-            target._lose(end)
+            target._lose(end, known=self.known > end)
+        self.known = self.recorded = min(self.known, end)
         self._departed = {key: None for key in self._departed if self._queues[key]._departed}
 
     def lose_refusals(self, first: int, kept: Iterable[tuple[int, int]]) -> int:
@@ -693,11 +754,12 @@ class DeliveryFilter:
     def restored(cls, generations: Generations, queues: Iterable[QueueRecord], refused: bytes, known: int = 0) -> DeliveryFilter:
         """From an applied record. Note the operations of all entries behind R again."""
         new = cls(generations)
-        new.known = known
+        new.known = new.recorded = known
         parts = [(new._known((record.vhost, record.queue)), record) for record in queues]
         for target, record in parts:
             target._import(record)
-            target._early[1].add(known, [edge for sequence in target._to_move() for edge in (sequence, sequence)])
+            if target._to_move():
+                new.to_move.add(target)
         new._departed = {target.key: None for target, record in sorted(parts, key=lambda each: each[1].departed) if record.departed}
         if refused:
             new.refused._done = BitMap64.deserialize(refused)

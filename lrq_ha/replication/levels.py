@@ -62,7 +62,7 @@ class Levels:
                 raise BadLevel(f"pattern '{pattern}': {error.what}") from error
 
     def of(self, name: str) -> Level:
-        """The level of this name; what RabbitMQ itself names (`amq.…`) is never replicated."""
-        if name.startswith("amq."):
+        """The level of this name; what RabbitMQ itself names (`amq.…`) is never replicated, nor is what has no name yet."""
+        if not name or name.startswith("amq."):
             return Level.NONE
         return next((level for pattern, level in self._patterns if pattern.search(name)), Level.NONE)

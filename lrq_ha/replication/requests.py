@@ -63,6 +63,8 @@ class Requests:
         if self._candidate.epoch:
             return Refusal(f"{me} is taking epoch {epoch_name(self._candidate.epoch)} already")
         for down in event.down:
+            if down == node.me:
+                return Refusal(f"{me} is said to be down, but it is to be promoted: name only others with --down")
             if down not in node.peers:
                 return Refusal(f"there is no node {down} in this group")
             if node.peers[down].answers:
@@ -127,7 +129,9 @@ class Requests:
         node = self._node
         if not node.leading:
             self._answer(False, self._ask())
-        elif event.node == node.me or event.node not in node.log.members:
+        elif event.node == node.me:
+            self._answer(False, f"{node.name(node.me)} is primary: only a backup can be removed")
+        elif event.node not in node.log.members:
             self._answer(False, f"{node.name(event.node)} is not in the set")
         elif event.dry_run:
             self._answer(True, f"would take {node.name(event.node)} out of the set; it must not be promoted before it has rejoined")
@@ -154,7 +158,7 @@ class Requests:
             return f"there is no node {to} in this group"
         if to not in node.log.members or not node.peers[to].subscribed:
             return f"{node.name(to)} is not an in-sync backup: wait until it has caught up"
-        if node.paused or any(peer.hello.paused for peer in node.peers.values() if peer.hello):
+        if node.group_paused:
             return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"
         silent = self._names(number for number, peer in node.peers.items() if not peer.answers)
         if silent:

@@ -12,6 +12,11 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing.names import check_client_name, check_remote_id
 
 START = Position(0, 0)  # before the first transaction of a queue
+#: The end of the year 9999: readers' calendars know no later time.
+TIMESTAMP_US_MAX = 253_402_300_799_999_999
+TRANSMISSION_BYTES_MAX = (16 << 20) - (64 << 10)  # of a transaction: with what a view and the log add, RabbitMQ 4 still takes it in one message
+
+_OF_SNAPSHOTS = (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
 
 
 def position_of(message: pb.Position) -> Position:
@@ -22,7 +27,8 @@ def check(transaction: pb.Transaction) -> None:
     """Whether a transaction from a client can be sent on at all.
 
     Raises:
-        MalformedInput: A name is not valid, an entry refers to no payload, or the type and the request do not go together.
+        MalformedInput: A name is not valid, an entry refers to no payload, the time is none that readers know, or the type and the request do not go
+            together.
     """
     check_client_name(transaction.client_name)
     for destination in {name for entry in transaction.entries for name in entry.destinations}:
@@ -30,11 +36,15 @@ def check(transaction: pb.Transaction) -> None:
     highest = max((entry.payload for entry in transaction.entries), default=-1)
     if highest >= len(transaction.payloads):
         raise MalformedInput(f"Transaction {transaction.replication_id} refers to payload {highest} of {len(transaction.payloads)}")
-    in_snapshot = transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
-    if transaction.type == pb.NONE or in_snapshot != bool(transaction.request_id):
+    if transaction.timestamp_us > TIMESTAMP_US_MAX:
         raise MalformedInput(
-            f"Transaction {transaction.replication_id} has type {pb.ReplicationType.Name(transaction.type)} and request "
-            f"{transaction.request_id!r}",
+            f"Transaction {transaction.replication_id} has timestamp_us {transaction.timestamp_us}, after the year 9999",
+            todo="It is microseconds since 1970, or 0.",
+        )
+    if transaction.type not in (pb.LOG_ENTRY_SYNC, *_OF_SNAPSHOTS) or (transaction.type in _OF_SNAPSHOTS) != bool(transaction.request_id):
+        kind = pb.ReplicationType.Name(transaction.type) if transaction.type in pb.ReplicationType.values() else transaction.type
+        raise MalformedInput(
+            f"Transaction {transaction.replication_id} has type {kind} and request {transaction.request_id!r}",
             todo="Deltas have no request id; snapshot data has that of the full sync request.",
         )
 
@@ -73,4 +83,4 @@ def marker(position: Position, kind: pb.ReplicationType, request_id: str) -> pb.
 
 def may_restart(transaction: pb.ReceivedTransaction) -> bool:
     """Whether a chain may start anew with this transaction: a snapshot begins with it, or it is a whole one."""
-    return not transaction.payloads and transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
+    return not transaction.payloads and transaction.type in _OF_SNAPSHOTS

@@ -50,14 +50,12 @@ class SinkReport:
         last: Last transaction that is safe there; (0, 0): none.
         snapshot_request: The full sync that began last there; empty: none.
         snapshot_complete: Its end marker is there.
-        config_id: What the sink says its configuration is; must be the source's.
         in_history: `last` is an entry of the source's own history (by its epoch table; true for (0, 0)).
     """
 
     last: Position
     snapshot_request: str
     snapshot_complete: bool
-    config_id: str
     in_history: bool = True
 
 
@@ -107,7 +105,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """An operator or the sink wants a full sync."""
+    """A reader has given an entry after its ReadEnd beyond it: a full sync has to bring what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +115,7 @@ class Tick:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The session ends for good."""
-
-
-Event = (
-    Connected | Disconnected | SinkReport | Read | ReadEnd | Trimmed | StatusEntry | Acked | Refused | Demand | Tick | Stop
-)
+Event = Connected | Disconnected | SinkReport | Read | ReadEnd | Trimmed | StatusEntry | Acked | Refused | Demand | Tick
 
 # ---- effects --------------------------------------------------------------------------------------------------------
 
@@ -134,6 +125,11 @@ class AskSink:
     """Ask the sink what it holds of `queue`."""
 
     queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveDoor:
+    """End the link and try the next door: this one answers, and acks nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +163,12 @@ class Send:
     """Publish `body` (a ReceivedBatch) to `queue` through the sink's door.
 
     Args:
-        first: Position of its first transaction.
         last: Position of its last transaction.
-        previous: The transaction before it in this queue; (0, 0): the chain starts here.
     """
 
     queue: str
     body: bytes
-    first: Position
     last: Position
-    previous: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +186,4 @@ class Report:
     reason: Reason
 
 
-Effect = AskSink | StartRead | StopRead | PauseRead | ResumeRead | Send | AppendStatus | Report
+Effect = AskSink | LeaveDoor | StartRead | StopRead | PauseRead | ResumeRead | Send | AppendStatus | Report

@@ -23,7 +23,7 @@ PRODUCER_CHARS_MAX = 128
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.\-]{0,%d}" % (NAME_CHARS_MAX - 1))
 _PRODUCER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@\-]{0,%d}" % (PRODUCER_CHARS_MAX - 1))
-_NAME_RULE = "1 to %d letters, digits, dots or hyphens, a letter or digit first" % NAME_CHARS_MAX
+NAME_RULE = "1 to %d letters, digits, dots or hyphens, a letter or digit first" % NAME_CHARS_MAX
 _PRODUCER_RULE = "1 to %d of letters, digits and ._:@-, a letter or digit first" % PRODUCER_CHARS_MAX
 
 
@@ -45,12 +45,12 @@ def is_producer(text: str) -> bool:
 
 def check_client_name(text: str) -> str:
     """`text` itself. Raises MalformedInput if it cannot be a client name."""
-    return _checked(text, is_name(text), "client name", _NAME_RULE)
+    return _checked(text, is_name(text), "client name", NAME_RULE)
 
 
 def check_remote_id(text: str) -> str:
     """`text` itself. Raises MalformedInput if it cannot be a remote id."""
-    return _checked(text, is_name(text), "remote id", _NAME_RULE)
+    return _checked(text, is_name(text), "remote id", NAME_RULE)
 
 
 def check_producer(text: str) -> str:

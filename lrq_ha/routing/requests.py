@@ -1,8 +1,9 @@
 """The full sync requests of one (client, destination), as they stand in the source group's log.
 
 Rules: a request counts where it stands (its position is its snapshot's base), so marks are kept in log order, also those that the
-chain has passed: a sink may fall back behind them. Only the newest `marks_max` are kept; a request that was forgotten is asked
-for again.
+chain has passed: a sink may fall back behind them. A client that announces a provider is a new process, which begins anew with what is asked of
+it: a request before that which is not complete counts as cancelled there, here as in the client's process (`lrq_ha.publisher.fullsync`). Only
+the newest `marks_max` are kept; a request that was forgotten is asked for again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class Requests:
         self._marks.append(mark)
         return True
 
+    def announced(self, position: Position) -> None:
+        """The client announces a provider."""
+        newest = self._newest()
+        if newest is not None and self._states(newest) == {REQUESTED}:
+            self.add(Mark(position, newest.request_id, CANCELLED))
+
     def next_after(self, position: Position) -> Mark | None:
         """The next one that means something to the chain: a request or a cancellation."""
         return next((mark for mark in self._marks if mark.position > position and mark.state != COMPLETED), None)
@@ -65,10 +72,16 @@ class Requests:
             from_sequence: What comes behind it must not begin before this sequence, which is the first that is left.
             provider: Whether somebody may still answer it; if not, its data must be complete in the log.
         """
-        newest = next((mark for mark in reversed(self._marks) if mark.state == REQUESTED), None)
+        newest = self._newest()
         if newest is None or newest.position <= after or newest.position.sequence + 1 < from_sequence:
             return None
-        states = {mark.state for mark in self._marks if mark.request_id == newest.request_id}
+        states = self._states(newest)
         if CANCELLED in states:
             return None
         return newest if provider or COMPLETED in states else None
+
+    def _newest(self) -> Mark | None:
+        return next((mark for mark in reversed(self._marks) if mark.state == REQUESTED), None)
+
+    def _states(self, request: Mark) -> set[pb.FullSyncRequest.State]:
+        return {mark.state for mark in self._marks if mark.request_id == request.request_id}

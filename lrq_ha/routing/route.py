@@ -30,13 +30,11 @@ class Route:
         source: remote_id of the own group.
         client_name: Whose entries.
         destination: remote_id of the group that is to have them.
-        config_id: What the sink must say its configuration is.
     """
 
     source: str
     client_name: str
     destination: str
-    config_id: str = ""
 
     @property
     def queue(self) -> str:

@@ -32,20 +32,19 @@ from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reas
 _NO_REQUEST = ""
 _HEARD: dict[type[Any], frozenset[State]] = {
     m.Connected: frozenset({State.WAITING_FOR_CONNECTION}),
-    m.Disconnected: frozenset(State) - {State.WAITING_FOR_CONNECTION, State.STOPPED},
+    m.Disconnected: frozenset(State) - {State.WAITING_FOR_CONNECTION},
     m.SinkReport: frozenset({State.NEGOTIATING}),
     m.Read: SENDING,
     m.ReadEnd: SENDING,
     m.Trimmed: SENDING,
-    m.StatusEntry: frozenset(State) - {State.STOPPED},
+    m.StatusEntry: frozenset(State),
     m.Acked: SENDING,
     m.Refused: SENDING,
-    m.Demand: frozenset(State) - {State.STOPPED},
-    m.Tick: frozenset(State) - {State.STOPPED},
-    m.Stop: frozenset(State) - {State.STOPPED},
+    m.Demand: frozenset(State),
+    m.Tick: frozenset(State),
 }
 # Everything else that is not heard is merely late: the link, a reader or the sink had it under way.
-_ILLEGAL = frozenset((state, m.Connected) for state in State if state not in (State.WAITING_FOR_CONNECTION, State.STOPPED))
+_ILLEGAL = frozenset((state, m.Connected) for state in State if state is not State.WAITING_FOR_CONNECTION)
 
 
 class Session:
@@ -63,7 +62,7 @@ class Session:
         self.limits = limits or Limits()
         self.state = State.WAITING_FOR_CONNECTION
         self.reason = Reason.DISCONNECTED
-        self.acked = START  # the sink has everything of the chain up to here: the log is pinned behind it
+        self.acked = START  # the sink has everything of the chain up to here
         self.sent = START  # acked <= sent while sending; the `previous` of the next batch, (0, 0) before a restart
         self._queue = route.queue
         self._envelope_bytes = self._batch(Position(2**63, 2**63), []).ByteSize()  # at most
@@ -75,6 +74,7 @@ class Session:
         self._merge = Merge()
         self._reading = Reading(route, self._merge, self.limits.read_ahead_bytes_max, self._emit)
         self._taken = START  # marks and items up to here are sent or left out
+        self._passed = START, START  # the last position sent when the chain was dropped, and up to where nothing else was to be sent
         self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch without ack, ascending
         self._in_flight_bytes = 0
         # Full syncs.
@@ -89,6 +89,8 @@ class Session:
         self._cancelling = _NO_REQUEST
         self._end_marker = START
         self._asks = 0  # in a row without a whole snapshot
+        self._snapshots_trimmed = 0  # the same
+        self._refusals = self._overdue = 0  # in a row without an ack
         # Times.
         self._ask_at: float | None = None  # a full sync is to be asked for then
         self._since = now  # of the last progress of what the state waits for
@@ -117,6 +119,11 @@ class Session:
         """Bytes sent and not acked."""
         return self._in_flight_bytes
 
+    @property
+    def trouble(self) -> str:
+        """What only an operator can mend; empty if there is nothing."""
+        return Reason.SNAPSHOT_TRIMMED_AGAIN.value if self._snapshots_trimmed > 1 else ""
+
     # ---- the link ---------------------------------------------------------------------------------------------------
 
     def _connected(self, _: m.Connected) -> None:
@@ -129,21 +136,21 @@ class Session:
 
     def _refused(self, _: m.Refused) -> None:
         if self._in_flight:
+            self._refusals += 1
             self._negotiate_again(Reason.BATCH_REFUSED)
-
-    def _stop(self, _: m.Stop) -> None:
-        self._drop_chain()
-        self._go(Step.STOP, Reason.STOPPED)
+            if self._refusals > 1:  # it may be for good
+                self._since += min(self.limits.backoff_first_s * 2.0 ** min(self._refusals - 2, 30), self.limits.answer_timeout_s)
 
     def _acked(self, event: m.Acked) -> None:
         if event.upto <= self.acked:
             return
         self.acked = event.upto
+        self._refusals = self._overdue = 0
         self._ack_since = self._now
         while self._in_flight and self._in_flight[0][0] <= event.upto:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
         if self.state is State.WAIT_SNAPSHOT_APPLY and event.upto >= self._end_marker:
-            self._asks = 0
+            self._asks = self._snapshots_trimmed = 0
             self._go(Step.SNAPSHOT_ACKED, Reason.SNAPSHOT_DONE)
 
     # ---- negotiation ------------------------------------------------------------------------------------------------
@@ -159,16 +166,17 @@ class Session:
         if step is Step.RESTART:
             self._restart(reason)
             return
-        self._reading.start(Stream.LOG_ENTRIES, event.last, event.last.sequence + 1)
         self._grounded = step is Step.RESUME_LOG
+        if self._grounded and self._passed[0] == event.last:
+            self._taken = self._passed[1]
+        self._reading.start(Stream.LOG_ENTRIES, self._taken, self._taken.sequence + 1)
         if self._grounded:
-            self._ask_at, self._asks = None, 0
+            self._ask_at = None
+            self._asks = self._snapshots_trimmed = 0
         else:
             self._resume_snapshot(event.snapshot_request)
 
     def _holds(self, event: m.SinkReport) -> Holds:
-        if event.config_id != self.route.config_id:
-            return Holds.OTHER_CONFIG
         if event.last == START:
             return Holds.NOTHING
         if not event.in_history:
@@ -232,7 +240,8 @@ class Session:
             self._go(Step.RESTART, Reason.TRIMMED)
             self._restart(Reason.TRIMMED)
         elif self._active != self._cancelling:  # the deltas are all there: only this snapshot is lost
-            self._give_up(Reason.TRIMMED)
+            self._snapshots_trimmed += 1
+            self._give_up(Reason.SNAPSHOT_TRIMMED_AGAIN if self.trouble else Reason.TRIMMED)
 
     # ---- full sync requests -----------------------------------------------------------------------------------------
 
@@ -241,10 +250,19 @@ class Session:
         status = event.status
         if status.HasField("client") and status.client.client_name == self.route.client_name:
             self._provider = status.client.full_sync_provider
+            if self._provider:
+                self._provider_begins(event.position)
             if self._waits_for_start and self._restarting is not None:
                 self._restart(self._restarting)
         elif status.HasField("full_sync") and self._concerns(status.full_sync):
             self._full_sync(Mark(event.position, status.full_sync.request_id, status.full_sync.state))
+
+    def _provider_begins(self, position: Position) -> None:
+        """A new process: that a former one did not answer is no reason to ask it late."""
+        self._requests.announced(position)
+        self._asks = 0
+        if self._ask_at is not None:
+            self._ask_at = self._now
 
     def _concerns(self, request: pb.FullSyncRequest) -> bool:
         return (request.client_name, request.destination) == (self.route.client_name, self.route.destination)
@@ -263,7 +281,9 @@ class Session:
             self._ask(Reason.LATE_REQUEST)
 
     def _demanded(self, _: m.Demand) -> None:
-        if not self._asked and not self._active and not self._requests.is_ahead(self._taken):
+        """A snapshot that is under way may lack it, too."""
+        through = self._merge.through(Stream.LOG_ENTRIES) if self._merge.is_open(Stream.LOG_ENTRIES) else self._taken
+        if not self._asked and not self._requests.is_ahead(through):
             self._ask(Reason.DEMANDED)
 
     def _ask(self, reason: Reason) -> None:
@@ -310,7 +330,11 @@ class Session:
         if self.state not in SENDING:
             return
         if self._in_flight and self._now - self._ack_since >= limits.ack_timeout_s:
+            self._overdue += 1
             self._negotiate_again(Reason.ACK_OVERDUE)
+            if self._overdue > 1:
+                self._overdue = 0
+                self._emit(m.LeaveDoor())
         elif self._ask_at is not None and self._now >= self._ask_at:
             self._ask(Reason.SNAPSHOT_UNFINISHED)
         elif waited_s >= limits.snapshot_timeout_s:
@@ -337,7 +361,16 @@ class Session:
         if through is not None:
             self._known = max(self._known, through)
 
+    def _note_passed(self) -> None:
+        """A sink that has all that was sent need not be sent what only was not for it, also if that is trimmed when the link comes back."""
+        if self._active or not self._merge.is_open(Stream.LOG_ENTRIES):
+            return
+        mark, through = self._requests.next_after(self._taken), self._merge.through(Stream.LOG_ENTRIES)
+        all_taken = self._merge.head() is None and (mark is None or mark.position > through)
+        self._passed = self.sent, max(self._taken, through) if all_taken else self._taken
+
     def _drop_chain(self) -> None:
+        self._note_passed()
         for stream in Stream:
             self._reading.stop(stream)
         self._in_flight.clear()
@@ -439,15 +472,14 @@ class Session:
         self._ask_later()
 
     def _send(self, batch: list[pb.ReceivedTransaction]) -> None:
-        first, last = position_of(batch[0].position), position_of(batch[-1].position)
-        previous = self.sent
-        body = self._batch(previous, batch).SerializeToString()
+        last = position_of(batch[-1].position)
+        body = self._batch(self.sent, batch).SerializeToString()
         if not self._in_flight:
             self._ack_since = self._now
         self._in_flight.append((last, len(body)))
         self._in_flight_bytes += len(body)
         self.sent = last
-        self._emit(m.Send(self._queue, body, first, last, previous))
+        self._emit(m.Send(self._queue, body, last))
 
     def _batch(self, previous: Position, transactions: list[pb.ReceivedTransaction]) -> pb.ReceivedBatch:
         return pb.ReceivedBatch(
@@ -483,5 +515,4 @@ _HANDLERS: dict[type[Any], Callable[[Session, Any], None]] = {
     m.Refused: Session._refused,
     m.Demand: Session._demanded,
     m.Tick: Session._ticked,
-    m.Stop: Session._stop,
 }

@@ -2,7 +2,7 @@
 
 Rules: a value that is not safe may be cut off again, so the one before it is kept until then. An end of a full sync counts for its own request
 only: one that crossed a newer request on its way (the client had not heard of that yet) does not take the request's place. At most KEYS_MAX
-keys are remembered: the ones that were told longest ago go first, as an application that still lives tells its status again.
+clients are remembered, and as many full syncs, so that these push no client out: those that were told longest ago go first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import MalformedInput
+from lrq_ha.routing.names import check_client_name, check_remote_id, client_key, full_sync_key
 
 KEYS_MAX = 10_000
 
@@ -22,11 +24,28 @@ class Told(NamedTuple):
     status: pb.Status
 
 
+def check(status: pb.Status) -> None:
+    """Whether a status from a client says what its key says.
+
+    Raises:
+        MalformedInput: It does not, a name is not valid, or it has no value.
+    """
+    if status.HasField("client"):
+        key = client_key(status.client.client_name)
+    elif status.HasField("full_sync"):
+        key = full_sync_key(check_client_name(status.full_sync.client_name), check_remote_id(status.full_sync.destination))
+    else:
+        raise MalformedInput("A status without a value", todo="Say what the client is, or how a full sync goes.")
+    if status.key != key:
+        raise MalformedInput(f"A status with the key {status.key!r} speaks of {key!r}", todo="Its key must be that.")
+
+
 class Statuses:
     """See above. Fed in log order."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Told] = {}  # safe, the one told longest ago first
+        self._clients: dict[str, Told] = {}  # safe, the one told longest ago first
+        self._full_syncs: dict[str, Told] = {}  # likewise
         self._unsafe: list[Told] = []  # ascending in sequence
 
     def noted(self, sequence: int, status: pb.Status) -> None:
@@ -41,29 +60,40 @@ class Statuses:
     def safe(self, upto: int) -> None:
         """Entries up to `upto` are safe."""
         while self._unsafe and self._unsafe[0].sequence <= upto:
-            _tell(self._told, self._unsafe.pop(0))
-            if len(self._told) > KEYS_MAX:
-                del self._told[next(iter(self._told))]
+            told = self._unsafe.pop(0)
+            values = self._clients if told.status.HasField("client") else self._full_syncs
+            _tell(values, told)
+            if len(values) > KEYS_MAX:
+                del values[next(iter(values))]
 
     def last(self, key: str) -> pb.Status | None:
         """The newest value of a key, safe or not."""
-        newest = next((told for told in reversed(self._unsafe) if told.status.key == key), self._told.get(key))
+        safe = self._clients.get(key) or self._full_syncs.get(key)
+        newest = next((told for told in reversed(self._unsafe) if told.status.key == key), safe)
         return newest.status if newest is not None else None
 
     def since(self, sequence: int) -> list[Told]:
         """What is safe and stands behind entry `sequence`, in log order."""
-        return sorted((told for told in self._told.values() if told.sequence > sequence), key=_by_sequence)
+        found: list[Told] = []
+        for values in (self._clients, self._full_syncs):
+            for told in reversed(values.values()):
+                if told.sequence <= sequence:
+                    break
+                found.append(told)
+        return sorted(found, key=_by_sequence)
 
     def rows(self) -> list[Told]:
         """The state after everything that was noted, in log order, for a checkpoint that is appended next."""
-        newest = dict(self._told)
+        newest = self._clients | self._full_syncs
         for told in self._unsafe:
             _tell(newest, told)
         return sorted(newest.values(), key=_by_sequence)
 
     def load(self, rows: Iterable[Told]) -> None:
         """Replaces everything by `rows` of a checkpoint that is safe."""
-        self._told = {told.status.key: told for told in sorted(rows, key=_by_sequence)}
+        ordered = sorted(rows, key=_by_sequence)
+        self._clients = {told.status.key: told for told in ordered if told.status.HasField("client")}
+        self._full_syncs = {told.status.key: told for told in ordered if not told.status.HasField("client")}
         self._unsafe = []
 
 

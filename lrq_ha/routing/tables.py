@@ -18,7 +18,6 @@ class State(Enum):
     WAIT_SNAPSHOT_APPLY = auto()  # its end marker is taken from the log and not yet acked
     IN_LOG_ENTRY_SYNC = auto()
     ERROR = auto()  # only a new connection or an operator helps
-    STOPPED = auto()
 
 
 class Step(Enum):
@@ -35,7 +34,6 @@ class Step(Enum):
     SNAPSHOT_ENDS = auto()  # the end marker is taken from the log
     SNAPSHOT_ACKED = auto()
     SNAPSHOT_DROPPED = auto()  # cancelled, and the sink can do without
-    STOP = auto()
 
 
 class Reason(Enum):
@@ -45,8 +43,10 @@ class Reason(Enum):
     DISCONNECTED = "the link is down"
     BATCH_REFUSED = "the sink refused a batch: it lacks what comes before"
     ACK_OVERDUE = "the sink does not ack what was sent"
-    OTHER_CONFIG = "the sink is configured otherwise: make both sides agree"
-    BEHIND_SINK = "the sink holds later positions than this log, which was begun anew: delete the receive queue at the sink"
+    BEHIND_SINK = (
+        "the sink holds later positions than this log, which was begun anew: give the group another name, or restart its primary until its epoch is"
+        " above that of the former log"
+    )
     NEVER_SYNCED = "the sink has had no snapshot"
     OTHER_HISTORY = "the sink holds entries that this log lost"
     TRIMMED = "the log no longer holds what the sink lacks"
@@ -57,24 +57,26 @@ class Reason(Enum):
     EMPTY_SNAPSHOT = "the client has no full sync provider: an empty snapshot, then all deltas that are left"
     SNAPSHOT_BEGUN = "a snapshot was asked for"
     SNAPSHOT_SILENT = "no snapshot data for too long: cancelled, to be asked for again"
+    SNAPSHOT_TRIMMED_AGAIN = (
+        "rows of the snapshot were dropped before the site had them, not for the first time: log_bytes_max of this group has to be above the size of"
+        " a snapshot, or the client's provider has to be slower than the site"
+    )
     SNAPSHOT_CANCELLED = "the snapshot was cancelled, to be asked for again"
     SNAPSHOT_SENT = "the snapshot's end marker is on its way"
     SNAPSHOT_DONE = "the sink has the whole snapshot"
-    DEMANDED = "a full sync is wanted"
+    DEMANDED = "an entry was read too late to be sent in order: a full sync has to bring it"
     LATE_REQUEST = "a full sync request came out of order: asked for again"
-    STOPPED = "stopped"
 
 
 _S = State
 TRANSITIONS: dict[State, dict[Step, State]] = {
-    _S.WAITING_FOR_CONNECTION: {Step.LINK_UP: _S.NEGOTIATING, Step.STOP: _S.STOPPED},
+    _S.WAITING_FOR_CONNECTION: {Step.LINK_UP: _S.NEGOTIATING},
     _S.NEGOTIATING: {
         Step.REFUSE: _S.ERROR,
         Step.RESTART: _S.IN_SNAPSHOT_SYNC,
         Step.RESUME_SNAPSHOT: _S.IN_SNAPSHOT_SYNC,
         Step.RESUME_LOG: _S.IN_LOG_ENTRY_SYNC,
         Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
-        Step.STOP: _S.STOPPED,
     },
     _S.IN_SNAPSHOT_SYNC: {
         Step.RESTART: _S.IN_SNAPSHOT_SYNC,
@@ -83,7 +85,6 @@ TRANSITIONS: dict[State, dict[Step, State]] = {
         Step.SNAPSHOT_DROPPED: _S.IN_LOG_ENTRY_SYNC,
         Step.TRACK_LOST: _S.NEGOTIATING,
         Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
-        Step.STOP: _S.STOPPED,
     },
     _S.WAIT_SNAPSHOT_APPLY: {
         Step.RESTART: _S.IN_SNAPSHOT_SYNC,
@@ -91,17 +92,14 @@ TRANSITIONS: dict[State, dict[Step, State]] = {
         Step.SNAPSHOT_ACKED: _S.IN_LOG_ENTRY_SYNC,
         Step.TRACK_LOST: _S.NEGOTIATING,
         Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
-        Step.STOP: _S.STOPPED,
     },
     _S.IN_LOG_ENTRY_SYNC: {
         Step.RESTART: _S.IN_SNAPSHOT_SYNC,
         Step.SNAPSHOT_BEGINS: _S.IN_SNAPSHOT_SYNC,
         Step.TRACK_LOST: _S.NEGOTIATING,
         Step.LINK_LOST: _S.WAITING_FOR_CONNECTION,
-        Step.STOP: _S.STOPPED,
     },
-    _S.ERROR: {Step.LINK_LOST: _S.WAITING_FOR_CONNECTION, Step.STOP: _S.STOPPED},
-    _S.STOPPED: {},
+    _S.ERROR: {Step.LINK_LOST: _S.WAITING_FOR_CONNECTION},
 }
 SENDING = frozenset({_S.IN_SNAPSHOT_SYNC, _S.WAIT_SNAPSHOT_APPLY, _S.IN_LOG_ENTRY_SYNC})
 
@@ -109,7 +107,6 @@ SENDING = frozenset({_S.IN_SNAPSHOT_SYNC, _S.WAIT_SNAPSHOT_APPLY, _S.IN_LOG_ENTR
 class Holds(Enum):
     """What a sink holds of a receive queue, as the source sees it."""
 
-    OTHER_CONFIG = auto()
     NOTHING = auto()
     OTHER_HISTORY = auto()  # its last entry is not in the source's log, which has gone on from before it
     LATER_HISTORY = auto()  # the same, and the log has not even come that far
@@ -120,7 +117,6 @@ class Holds(Enum):
 # What follows from it. Whether the log still holds what comes next is known only when it is read: then RESTART, TRIMMED.
 # "Transferred, not applied" of the Corfu design is an end marker without ack here: the sink reports only what is safe there.
 NEGOTIATION: dict[Holds, tuple[Step, Reason]] = {
-    Holds.OTHER_CONFIG: (Step.REFUSE, Reason.OTHER_CONFIG),
     Holds.NOTHING: (Step.RESTART, Reason.NEVER_SYNCED),
     Holds.OTHER_HISTORY: (Step.RESTART, Reason.OTHER_HISTORY),
     Holds.LATER_HISTORY: (Step.REFUSE, Reason.BEHIND_SINK),

@@ -19,10 +19,12 @@ from broker_plugin import assembling, frames, headers
 from broker_plugin.client_errors import Address
 from broker_plugin.logins import Credentials
 from broker_plugin.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
+from lrq_ha import urls
 from lrq_ha.interceptors import plugins
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import ALLOWED, BadLevel, Level, Levels
 from lrq_ha.replication.settings import NodeSettings
+from lrq_ha.routing.names import NAME_RULE, is_name
 
 
 class ConfigError(LrqError):
@@ -36,22 +38,30 @@ def _listen(value: str) -> str:
     return value
 
 
-def _port(url: SplitResult) -> int:
+def _split(value: str) -> SplitResult:
+    """The parts of a URL with a host and a port; else none: what is wrong with it is not told, as that may hold a part of a password."""
     try:
-        return url.port or 0
+        url = urls.split(value)
+        return url if url.hostname and url.port else urlsplit("")
     except ValueError:
-        return 0
+        return urlsplit("")
 
 
 def _amqp(value: str) -> str:
-    url = urlsplit(value)
-    if url.scheme not in ("amqp", "amqps") or not url.hostname or not _port(url) or not url.username:
-        raise ValueError('must be "amqp://USER:PASSWORD@HOST:PORT", or amqps:// for TLS')
+    url = _split(value)
+    if url.scheme not in ("amqp", "amqps") or not url.username:
+        raise ValueError(f'must be "amqp://USER:PASSWORD@HOST:PORT", or amqps:// for TLS; {urls.PASSWORD_RULE}')
     return value
 
 
 def _file(value: str, info: ValidationInfo) -> str:
     return str((info.context or {}).get("folder", Path()) / value) if value else ""
+
+
+def _name(value: str) -> str:
+    if not is_name(value):
+        raise ValueError(f"must be {NAME_RULE}")
+    return value
 
 
 def _pattern(value: str) -> str:
@@ -63,8 +73,7 @@ def _pattern(value: str) -> str:
 
 
 def _http(value: str) -> str:
-    url = urlsplit(value)
-    if url.scheme != "http" or not url.hostname or not _port(url):
+    if _split(value).scheme != "http":
         raise ValueError('must be "http://HOST:PORT"')
     return value
 
@@ -82,13 +91,13 @@ AmqpUrl = Annotated[str, AfterValidator(_amqp)]
 HttpUrl = Annotated[str, AfterValidator(_http)]
 File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]{1,64}$")]
+Name = Annotated[str, AfterValidator(_name)]
 #: Keys whose values are never shown.
 SECRET = frozenset({"url", "door", "doors", "password", "options"})
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class NodeTable(_Table):
@@ -161,7 +170,12 @@ class DoorTable(_Table):
     header_depth_max: int = Field(
         headers.TABLE_DEPTH_MAX, ge=1, le=headers.TABLE_DEPTH_MAX, description="tables and arrays within each other in a message's headers"
     )
-    message_bytes_max: int = Field(assembling.BODY_BYTES_MAX, ge=1, description="body of one message; the broker has a limit, too")
+    message_bytes_max: int = Field(
+        assembling.BODY_BYTES_MAX,
+        ge=1,
+        le=assembling.BODY_BYTES_ANY_MAX // 2,  # a batch of the log with one, and more
+        description="body of one message; the broker has a limit, too",
+    )
     unfinished_bytes_max: int = Field(
         512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; who would exceed it is closed"
     )
@@ -207,6 +221,9 @@ class PeerTable(_Table):
 class SiteTable(_Table):
     remote_id: Name = Field(description="group name of the other site")
     doors: list[AmqpUrl] = Field(min_length=1, description="the doors of its nodes")
+    snapshot_timeout_s: float = Field(
+        60.0, gt=0, description="a full sync of which so long nothing came is cancelled and asked for again: more than a provider needs for a row"
+    )
 
 
 class ReplicationTable(_Table):
@@ -223,7 +240,7 @@ class ReplicationTable(_Table):
     )
     expected_backups: int = Field(0, ge=0, description="so many backups must be in sync before a new primary, which takes clients, confirms anything")
     expected_backups_timeout_s: float = Field(10.0, gt=0, description="after so long it confirms without them")
-    heartbeat_s: float = Field(0.25, gt=0)
+    heartbeat_s: float = Field(0.25, gt=0, description="how often a node says at least that it lives; less than backup_timeout_s")
     replicate: Annotated[dict[str, str], AfterValidator(_levels)] = Field(
         default={"^.*$": Level.ALL.value},
         description=f"what the other nodes get of a queue ({ALLOWED}), by patterns of names; the first that fits a new queue counts",
@@ -255,6 +272,12 @@ class ReplicationTable(_Table):
     push_bytes_max: int = Field(16 << 20, ge=1 << 20, description="bytes on their way to one backup")
     memory_bytes_max: int = Field(64 << 20, ge=1 << 20, description="bytes of the log kept in memory for backups that keep up")
 
+    @model_validator(mode="after")
+    def _whole(self) -> ReplicationTable:
+        if self.heartbeat_s >= self.backup_timeout_s:
+            raise ValueError(f"heartbeat_s has to be less than backup_timeout_s; they are {self.heartbeat_s:g} and {self.backup_timeout_s:g}")
+        return self
+
     @property
     def log_quarter_bytes(self) -> int:
         """What lies between two checkpoints, what waits to be safe, and what waits to be applied is no more than this each.
@@ -283,7 +306,10 @@ class Config(_Table):
         names = [self.node.name, *(peer.name for peer in self.peers)]
         if len(set(ids)) < len(ids) or len(set(names)) < len(names):
             raise ValueError(f"every node of a group needs its own name and its own id; there are {', '.join(names)} with the ids {ids}")
-        if self.node.group in [site.remote_id for site in self.sites]:
+        sites = [site.remote_id for site in self.sites]
+        if len(set(sites)) < len(sites):
+            raise ValueError(f"each remote_id of sites stands once, with the doors of all its nodes; there are {', '.join(sites)}")
+        if self.node.group in sites:
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
         if self.replication.expected_backups > len(self.peers):
             raise ValueError(f"replication.expected_backups is {self.replication.expected_backups}, and there are {len(self.peers)} peers")
@@ -362,9 +388,9 @@ def _explain(error: ValidationError, path: Path) -> str:
 
 
 def _may_show(location: tuple[int | str, ...], value: object) -> bool:
-    """Whether a value is a key's own, and the key holds no secret: not a table's (a whole URL may stand where one belongs)."""
+    """Whether a value is a key's own, and the key holds no secret: not a table's (a URL may stand where one belongs). The table [door] is no key."""
     names = [part for part in location if isinstance(part, str)]
-    if not names or SECRET & set(names) or not isinstance(value, str | int | float | bool):
+    if not names or SECRET & set(names[1:]) or not isinstance(value, str | int | float | bool):
         return False
     field = _table(location).model_fields.get(names[-1])
     return field is not None and not _models(field.annotation)
@@ -385,20 +411,29 @@ def _table(location: tuple[int | str, ...]) -> type[BaseModel]:
     return model
 
 
-def load(path: Path) -> Config:
-    """Reads and checks a configuration file.
+def read(path: Path) -> Config:
+    """Reads and checks a configuration file, but not what it names: so an operator's commands find the nodes whatever has become of that.
 
     Raises:
-        ConfigError: It cannot be read, is not TOML, has unknown, missing or wrong keys (all of them are named), or names files that cannot be used.
+        ConfigError: It cannot be read, is not TOML, or has unknown, missing or wrong keys (all of them are named).
     """
     try:
-        config = Config.model_validate(tomllib.loads(path.read_text("utf-8")), context={"folder": path.parent})
+        return Config.model_validate(tomllib.loads(path.read_text("utf-8")), context={"folder": path.parent})
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", todo="name a file with --config") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", todo="Name a node's configuration with --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
         raise ConfigError(_explain(error, path), todo="docs/configuration.md has a sample with every key") from error
+
+
+def load(path: Path) -> Config:
+    """Reads and checks a configuration file, and what it names.
+
+    Raises:
+        ConfigError: As `read`; or it names files or interceptors that cannot be used.
+    """
+    config = read(path)
     for table, attribute in (("tls", "client_tls"), ("door.tls", "server_tls")):
         try:
             getattr(config, attribute)

@@ -42,6 +42,7 @@ class Core:
     def __init__(self, node: Node, levels: Levels, life: Life, carry_out: Callable[[Effect], None]) -> None:
         self.node = node
         self.replica = Replica(node, levels, self._emit)
+        self.replica.takes = self._takes
         self.ready = False
         self._life = life
         self._carry_out = carry_out
@@ -49,7 +50,7 @@ class Core:
 
     def feed(self, event: Event) -> None:
         """Gives an event to the core and carries out what follows. Never raises for what the core refuses: that ends the incarnation."""
-        if not self.ready or self._life.over:
+        if not self._takes():
             return
         if not isinstance(event, Append) and self._may_append(event):
             self.replica.flush()  # what the core appends by itself comes after the sequences that were given out already
@@ -64,6 +65,9 @@ class Core:
             self._life.end(str(error))
         finally:
             self._feeding = False
+
+    def _takes(self) -> bool:
+        return self.ready and not self._life.over
 
     def _may_append(self, event: Event) -> bool:
         """Whether the core may append MEMBERS at this event; acks and confirms, of which there are many, only where the set may change."""

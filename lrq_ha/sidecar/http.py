@@ -3,8 +3,8 @@
     GET  /status   everything about this node, JSON
     GET  /primary  200 if this node serves clients, else 503: for a load balancer that must find the primary
     GET  /ready    200 if this node serves clients or is an in-sync backup, else 503
-    GET  /queues   names of the receive queues known here, a JSON list
-    GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list
+    GET  /queues   names of the receive queues here, a JSON list; 503 if this node is not primary and no in-sync backup: it may lack some
+    GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
     POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
     POST /remove   {"node": "e2", "dry_run": false}
     POST /switchover  {"node": "e2", "timeout_s": 30, "force": false, "dry_run": false}; without a node: to any in-sync backup
@@ -16,7 +16,8 @@
     POST /reinit   {"dry_run": false}: the node begins anew
 
 Rules: every answer is JSON. A command is answered {"ok", "text"}: 200 done, 409 refused, 400 a body that cannot be used; an unusable
-body changes nothing. Commands need the content type application/json, which a web page of another origin cannot send unasked.
+body changes nothing. Commands come from no web page: they need the content type application/json, which a page of another origin cannot send unasked,
+and have no header Origin, which a page of this one has (its name may have been made to lead here). Those that have are answered 403.
 """
 
 from __future__ import annotations
@@ -87,11 +88,15 @@ def _is_names(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_name, value))
 
 
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 3600
+
+
 _DRY_RUN = _Key("true or false", _is_bool, False)
 _PROMOTE = {"down": _Key("a list of node names", _is_names, []), "force": _Key("true or false", _is_bool, False), "dry_run": _DRY_RUN}
 _REMOVE = {"node": _Key("the name of a node", _is_name, required=True), "dry_run": _DRY_RUN}
 _DEMOTE = {
-    "timeout_s": _Key("a number of seconds from 0 to 3600", lambda value: isinstance(value, int | float) and 0 <= value <= 3600, 30.0),
+    "timeout_s": _Key("a number of seconds from 0 to 3600", _is_seconds, 30.0),
     "force": _Key("true or false", _is_bool, False),
     "dry_run": _DRY_RUN,
 }
@@ -180,7 +185,6 @@ class HttpServer:
         body = await _body(request, _REMOVE)
         return await _command(self._source.remove(body["node"], body["dry_run"]))
 
-
     async def _switchover(self, request: web.Request) -> web.Response:
         return await _command(self._source.switchover(**await _body(request, _SWITCHOVER)))
 
@@ -246,6 +250,8 @@ async def _body(request: web.Request, keys: dict[str, _Key]) -> dict[str, Any]:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    if request.method == "POST" and "Origin" in request.headers:
+        return _answer(403, "commands are not taken from web pages")
     try:
         return await handler(request)
     except _BadBody as error:
@@ -256,7 +262,7 @@ async def _errors_as_json(request: web.Request, handler: Callable[[web.Request],
         allowed = ", ".join(sorted(error.allowed_methods))
         return web.json_response({"ok": False, "text": f"{request.path} takes {allowed}"}, status=405, headers={"Allow": allowed})
     except web.HTTPNotFound:
-        known = "/status, /primary, /ready, /queues, /tail, /promote, /remove, /switchover, /demote, /renew, /pause and /reinit"
+        known = ", ".join(resource.canonical for resource in request.app.router.resources())
         return _answer(404, f"there is no {request.path}; there are {known}")
     except web.HTTPRequestEntityTooLarge:
         return _answer(413, f"the body is larger than {BODY_BYTES_MAX} bytes")

@@ -25,6 +25,7 @@ from broker_plugin.configured import Configured
 from broker_plugin.door import Door
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.sweeper import Sweeper
+from broker_plugin.topology import is_stream
 from lrq_ha.replication.events import (
     Ack,
     Answer,
@@ -207,12 +208,16 @@ class Incarnation:
             self._door.host = None
             self._door.block("")
             self._door.log_blocked = ""
-            self._door.close_clients(f"node {self._config.node.name} starts again")
-            await self._life.stop(self._sending.tasks())
-            self._configured.abort()
-            if rebuilt and self._log.streams.begins_anew:
-                await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
-            await self._log.streams.close()
+            try:
+                self._door.close_clients(f"node {self._config.node.name} starts again")
+            finally:
+                await self._life.stop(self._sending.tasks())
+                self._configured.abort()
+                try:
+                    if rebuilt and self._log.streams.begins_anew:
+                        await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
+                finally:
+                    await self._log.streams.close()
 
     async def _ticks(self) -> None:
         while True:
@@ -222,11 +227,12 @@ class Incarnation:
             self.status.ticked()
 
     def _queues_published_again(self) -> set[tuple[str, str]]:
-        """Where older copies may be left of what is published again: wherever it may go."""
-        if not self._replica.to_apply:
+        """Where older copies may be left of what is published again, or of entries that were lost: wherever they may be. Nothing leaves a stream."""
+        if not self._replica.to_apply and not self._log.streams.lost_host:
             return set()
-        known = {target.key for target in self._replica.index.filter.queues()}.union(self._replica.declared.existing())
-        return set(filter(self._replica.declared.replicates, known))
+        declared = self._replica.declared
+        known = {target.key for target in self._replica.index.filter.queues()}.union(declared.existing())
+        return {key for key in known if declared.replicates(key) and not is_stream(declared.declarations.get(key, b""))}
 
     def _wake(self) -> None:
         self._applier.log_advanced()
@@ -256,10 +262,10 @@ class Incarnation:
         log.info("%s: %s", effect.role.value, effect.reason)
         self.status.since = time.time()
         self._applier.hurry = effect.role in (Role.RECOVERING, Role.ACTIVE)
+        self._applier.wake()
         if effect.role is Role.RECOVERING:
             if not self._node.leading:
                 self._taking_since = time.monotonic()
-            self._applier.wake()
         elif effect.role is Role.ACTIVE:
             self._door.give_confirms()
 

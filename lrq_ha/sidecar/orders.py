@@ -129,6 +129,8 @@ class Orders:
         if dry_run:
             return self._would("would step down", behind)
         ok, text = await self._step_down(0, f"node {self._name} steps down", timeout_s, force)
+        if not ok and self._life.over and self._node.paused:
+            return False, f"{text}. The group is paused: `lrq-ha resume` ends that"
         return ok, f"{self._name} has stepped down{text}; the group is paused{behind}" if ok else text
 
     def _would(self, text: str, behind: str) -> tuple[bool, str]:

@@ -79,7 +79,7 @@ class OwnLog:
         self._said = self._record_said = ""
         self._replica.checkpoint_bytes_max = min(self._replica.checkpoint_bytes_max, int(CHECKPOINT_SHARE_MAX * r.log_quarter_bytes))
         self._replica.log_marks = self.watch.retention.export
-        self._replica.progress.lies_far_back = self.watch.own_lies_far_back
+        self._replica.progress.lies_far_back = lambda: self.watch.retention.behind(core.node.applied) > r.log_quarter_bytes
 
     async def rebuild(self) -> None:
         """Opens the streams and fills the core with what they hold. Raises LrqError."""
@@ -101,7 +101,7 @@ class OwnLog:
             pushed = list(pb.Batch.FromString(body).runs)
             if header.first == self._node.log.base:  # never cut: the first batch of a log that begins here
                 self._replica.begin(header.first, pushed[0].checkpoint)
-            self._replica.index_batch(header.first, pushed, keep=True)
+            self._replica.index_batch(header.first, pushed)
             runs: list[pb.Run | wire.Publishes] = [*pushed]
         else:
             runs = self._own_runs(effect)
@@ -168,7 +168,8 @@ class OwnLog:
             await self._locate_checkpoint()
             if (self._replica.progress.tracker.applied, self._replica.progress.safe) != self._recorded:
                 await self.record()
-            if self.streams.lost_host and not self._node.lost_host:
+            declared_again = not (self._replica.forgotten or self._replica.forgotten_queues)
+            if self.streams.lost_host and not self._node.lost_host and declared_again:
                 await self.streams.mark_boot()
 
     async def record(self) -> None:

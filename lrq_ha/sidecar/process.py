@@ -164,11 +164,11 @@ class Process:
 
     def levels(self) -> list[dict[str, str]]:
         """How much of each queue of the log the other nodes get."""
-        return self.incarnation.status.levels() if self.incarnation is not None else []
+        return self._running().status.levels()
 
     def queues(self) -> list[str]:
         """Receive queues on this node."""
-        return self.incarnation.status.queues() if self.incarnation is not None else []
+        return self._running().status.queues()
 
 
 def _allow_descriptors(connections_max: int) -> None:

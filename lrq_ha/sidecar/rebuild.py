@@ -7,6 +7,8 @@ Rules:
 - A log whose beginning the broker has dropped is read from the first CHECKPOINT that is left. What lies behind R must be there.
 - What only the record knows as refused, because the host lost the end of the log, is published again, and all behind it. Where the record knows of
   more than the log holds, all that is left of the log is read for what it refuses: that may stand before the CHECKPOINT.
+- What is not durable a broker may have forgotten when it went down. What the log declares of that up to R is declared again, before anything is
+  published by it. Queues only where this node follows then: of a primary's queue that has gone with its messages, the census tells the others.
 - A node that has applied nothing may begin at any CHECKPOINT behind which everything live stands (R17).
 """
 
@@ -81,6 +83,9 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     replica.progress.safe_advanced(applied)
     replica.index.let_go(applied)
     replica.barrier.recorded = applied
+    replica.index.tallies.lose(replica.node.log.end)
+    if streams.lost_host and applied:
+        replica.forgotten, replica.forgotten_queues = replica.declared.definitions.forgotten()
     replica.index.dedup.completed(applied)
     await streams.write_applied(applied_record(replica, checkpoints).SerializeToString())
     log.info(
@@ -196,9 +201,7 @@ class _LogReading:
             self._replica.cut(batch.first)
             self._memory.cut(batch.first)
             self._checkpoints.cut(batch.first)
-        self._replica.index_batch(batch.first, runs, keep=True)
-        if batch.last <= self._replica.progress.tracker.applied:
-            self._replica.entered.update(run.topology.vhost for run in runs if run.HasField("topology"))
+        self._replica.index_batch(batch.first, runs)
         self._memory.append(StoredBatch(batch, body))
         self._retention.appended(batch.last, len(body))
         if wire.checkpoint_of(runs) is not None:

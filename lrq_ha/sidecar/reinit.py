@@ -3,8 +3,8 @@
 Rules:
 - A tail is given as JSON lines, one per entry, in log order. A publish is given whole, as its publisher sent it: `lrq-ha republish` sends it again
   with its replication ID, so what the group holds already is not enqueued twice.
-- Deleted are the routing queues and every queue and exchange that the node's log declared, but for queues of the level `none`. The node has then an
-  empty log, follows, and applies everything again.
+- Deleted are the routing queues and every queue and exchange that the node's log declared, but for queues of the level `none`; what it bound of
+  exchanges that every broker has is unbound. The node has then an empty log, follows, and applies everything again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import aclosing
 from typing import Any
 
 from broker_plugin import frames, topology
+from broker_plugin.apply_declarations import unconditional
 from broker_plugin.client_errors import Address, VhostNotFound
 from broker_plugin.definitions import Definitions
 from broker_plugin.endpoints import ROUTING_VHOST
@@ -118,11 +119,16 @@ async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: 
         LrqError: The broker does not answer or refuses; what is left is deleted at the next start.
     """
     declared: dict[str, set[tuple[int, str]]] = {}
+    bound: dict[str, list[bytes]] = {}  # exchanges that every broker has, to each other: nothing else takes that away
     views = {names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC, names.STATUS}
     for vhost, row in definitions.rows():
         kind = frames.method_id(row)
         if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
             declared.setdefault(vhost, set()).add((kind, topology.first_name(row)))
+        elif kind == frames.EXCHANGE_BIND:
+            _, (destination, source, _), arguments = unconditional(row)
+            if destination.startswith("amq.") and source.startswith("amq."):
+                bound.setdefault(vhost, []).append(arguments)
     async for _, batch in batches(streams, index):
         for run in batch.runs:
             if run.WhichOneof("kind") == "topology":
@@ -136,17 +142,21 @@ async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: 
     for vhost, queue in definitions.queues():
         if topology.level_of(definitions.queue((vhost, queue)) or b"") is Level.NONE:
             declared[vhost].discard((frames.QUEUE_DECLARE, queue))
-    for vhost, things in declared.items():
+    for vhost in declared.keys() | bound.keys():
         try:
             connection = await open_vhost(broker, vhost)
         except VhostNotFound:
             continue  # it was deleted, with all that was in it
-        channel = await connection.channel()
-        for method, name in sorted(things):
-            if method == frames.QUEUE_DECLARE:
-                await channel.queue_delete(name)
-            else:
-                await channel.exchange_delete(name)
-        await connection.close()
+        try:
+            channel = await connection.channel()
+            for arguments in bound.get(vhost, ()):
+                await channel._call(frames.EXCHANGE_UNBIND, arguments)
+            for method, name in sorted(declared.get(vhost, ())):
+                if method == frames.QUEUE_DECLARE:
+                    await channel.queue_delete(name)
+                else:
+                    await channel.exchange_delete(name)
+        finally:
+            await connection.close()
     await streams.delete(views)
     log.warning("this node's log and everything in it was deleted from its broker, as the operator wished")

@@ -21,7 +21,6 @@ log = logging.getLogger("lrq_ha.node")
 LOOKS_PER_LOG = 32
 LOOK_INTERVAL_S = 2.0
 WATCH_INTERVAL_S = 1.0
-FAR_BACK_SHARE = 0.25
 
 
 class Watch:
@@ -76,10 +75,6 @@ class Watch:
         if remote.subscribed or remote.acknowledged:
             return remote.acknowledged
         return self._node.log.in_set_upto(peer) or None
-
-    def own_lies_far_back(self) -> bool:
-        """Whether much of the log follows on what is applied on this node: it could not be rebuilt without that."""
-        return self.retention.behind(self._node.applied) > self._log_bytes_max * FAR_BACK_SHARE
 
     def gauge(self, peer: int) -> dict[str, int | None]:
         """For the status: bytes of the log that a peer lacks, and bytes that may still be written before the broker drops what it needs next."""

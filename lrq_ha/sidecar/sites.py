@@ -5,8 +5,9 @@ Rules:
   event after the other; what goes wrong in it (no longer primary, an illegal event) ends all of this, and with it the incarnation.
 - One connection per site, to the door of whichever of its nodes is primary (the others refuse); one channel per session, a new one
   each time the sink is asked where it stands, so that no answer to what was sent before can be taken for one to what is sent after.
-- One connection to the own broker for all readers; if it is lost, the incarnation ends.
-- Bounded: `Limits` per session, PREFETCH_MESSAGES per reader, CLIENTS_MAX sessions per site, the last status per key.
+- One connection to the own broker per site, for its readers; if it is lost, the incarnation ends. A reader that gets no channel on it is its
+  session's problem alone.
+- Bounded: `Limits` per session, PREFETCH_MESSAGES and WAITING_BYTES_MAX per reader, CLIENTS_MAX sessions per site, the last status per key.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from lrq_ha.routing.chain import START
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
+from lrq_ha.routing.tables import Reason
 
 from .config import Config
 from .view_reader import View, ViewReader
@@ -102,8 +104,8 @@ class _Driver:
         self._site = site
         self.client_name = client_name
         self.name = f"{client_name} to {site.remote_id}"
-        route = Route(sites.group, client_name, site.remote_id, config_id="")
-        self.session = Session(route, sites.log_end(), asyncio.get_running_loop().time(), sites.limits)
+        route = Route(sites.group, client_name, site.remote_id)
+        self.session = Session(route, sites.log_end(), asyncio.get_running_loop().time(), site.limits)
         self.lane: _Lane | None = None
         self.problem = ""  # of the last question or batch
         self._connected = False
@@ -152,7 +154,7 @@ class _Driver:
             "acked": str(session.acked),
             "sent": str(session.sent),
             "in_flight_bytes": session.in_flight_bytes,
-            "problem": self.problem,
+            "problem": self.problem or next((reader.problem for reader, _ in self._readers.values() if reader.problem), session.trouble),
         }
 
     # ---- effects -----------------------------------------------------------------------------------------------------
@@ -164,6 +166,10 @@ class _Driver:
                 if self._site.connection is not None:
                     self.lane = _Lane(self)
                     self._sites.spawn(self._ask(self.lane, self._site.connection, effect.queue))
+            case m.LeaveDoor():
+                if self._site.connection is not None:
+                    log.warning("%s: %s does not ack what it gets: the next door is tried", self.name, self._site.door)
+                    self._site.connection.abort()
             case m.StartRead():
                 self._start_read(effect)
             case m.StopRead():
@@ -183,7 +189,8 @@ class _Driver:
                 body = effect.status.SerializeToString()
                 self._sites.replica.append(pb.Run(status=pb.StatusEntry(body=body)), 1, len(body))
             case m.Report():
-                log.info("%s: %s: %s", self.name, effect.state.name.lower(), effect.reason.value)
+                level = logging.ERROR if effect.reason is Reason.SNAPSHOT_TRIMMED_AGAIN else logging.INFO
+                log.log(level, "%s: %s: %s", self.name, effect.state.name.lower(), effect.reason.value)
 
     async def _ask(self, lane: _Lane, connection: Connection, queue: str) -> None:
         """Asks the sink. Without an answer nothing happens: the session asks again after a while."""
@@ -212,7 +219,7 @@ class _Driver:
             raise MalformedInput(f"the sink {self._site.remote_id} answered {answer!r}", todo="Run the same version on both sides.") from error
         ours = self._sites.replica.node.log
         in_history = position == START or (position.sequence <= ours.end and ours.epoch_at(position.sequence) == position.epoch)
-        return m.SinkReport(position, request, complete == "1", self.session.route.config_id, in_history)
+        return m.SinkReport(position, request, complete == "1", in_history)
 
     def _leave_lane(self) -> None:
         lane, self.lane = self.lane, None
@@ -221,7 +228,9 @@ class _Driver:
 
     def _start_read(self, effect: m.StartRead) -> None:
         self._stop_read(effect.stream)
-        reader = self._sites.reader(effect, self.feed)
+        if self._site.broker is None:
+            raise LrqError("the sessions have ended", retriable=True)
+        reader = self._sites.reader(self._site.broker, effect, self.feed)
         self._readers[effect.stream] = reader, self._sites.spawn(reader.run())
 
     def _stop_read(self, stream: Stream) -> None:
@@ -232,13 +241,16 @@ class _Driver:
 class _Site:
     """The link to one site, and its sessions by client name."""
 
-    def __init__(self, remote_id: str, addresses: list[Address]) -> None:
+    def __init__(self, remote_id: str, addresses: list[Address], limits: Limits) -> None:
         self.remote_id = remote_id
+        self.limits = limits
         self.drivers: dict[str, _Driver] = {}
         self.connection: Connection | None = None
+        self.broker: Connection | None = None  # the own one, for its readers
         self._addresses = addresses
-        self._door: Address | None = None
+        self.door: Address | None = None  # where the link goes
         self._problem = "not connected yet"
+        self._problems: dict[Address, str] = {}  # the last one of each door since it was connected
 
     async def run(self, group: str) -> None:
         """Keeps the link up until cancelled: to the first door that takes it, in turn."""
@@ -265,26 +277,28 @@ class _Site:
                 on_close=lambda _error: lost.set(),
             )
         except LrqError as error:
-            self._note(f"{address}: {error}")
+            self._note(address, error)
             return
         try:
             if connection.error is None:
-                self.connection, self._door, self._problem = connection, address, ""
+                self.connection, self.door, self._problem = connection, address, ""
+                self._problems.pop(address, None)
                 log.info("connected to %s at %s", self.remote_id, address)
                 for driver in list(self.drivers.values()):
                     driver.link_up()
                 await lost.wait()
-            self._note(f"{address}: {connection.error}")
+            self._note(address, connection.error)
         finally:
-            self.connection = self._door = None
+            self.connection = self.door = None
             for driver in list(self.drivers.values()):
                 driver.link_lost()
             connection.abort()  # not in order: a sink that hangs must not hold this node up, and what it has it says next time
 
-    def _note(self, problem: str) -> None:
-        if problem != self._problem:
-            self._problem = problem
-            log.info("no link to %s: %s", self.remote_id, problem)
+    def _note(self, address: Address, error: LrqError | None) -> None:
+        self._problem = f"{address}: {error}"
+        if self._problems.get(address) != self._problem:
+            self._problems[address] = self._problem
+            log.info("no link to %s: %s", self.remote_id, self._problem)
 
     def add(self, driver: _Driver) -> None:
         self.drivers[driver.client_name] = driver
@@ -292,7 +306,7 @@ class _Site:
     def status(self) -> dict[str, Any]:
         return {
             "connected": self.connection is not None,
-            "door": str(self._door) if self._door else None,
+            "door": str(self.door) if self.door else None,
             "problem": self._problem,
             "clients": {name: driver.status() for name, driver in self.drivers.items()},
         }
@@ -305,20 +319,25 @@ class Sites:
         config: The node's configuration.
         replica: This node's log.
         streams: Of the own broker.
-        limits: Of each session.
     """
 
-    def __init__(self, config: Config, replica: Replica, streams: Streams, *, limits: Limits | None = None) -> None:
+    def __init__(self, config: Config, replica: Replica, streams: Streams) -> None:
         self.group = config.node.group
         self.replica = replica
         self._streams = streams
-        self.limits = limits or Limits()
         self._address = config.broker_address(ROUTING_VHOST)
-        self._sites = [_Site(table.remote_id, [config.door_address(door, ROUTING_VHOST) for door in table.doors]) for table in config.sites]
+        self._sites = [
+            _Site(
+                table.remote_id,
+                [config.door_address(door, ROUTING_VHOST) for door in table.doors],
+                Limits(snapshot_timeout_s=table.snapshot_timeout_s),
+            )
+            for table in config.sites
+        ]
         self._views = {stream: View(stream.value) for stream in Stream}
         self._statuses: dict[str, m.StatusEntry] = {}  # the last one per key, in log order
         self._clients: dict[str, None] = {}
-        self._broker: Connection | None = None
+        self._serving = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] | None = None
 
@@ -332,9 +351,11 @@ class Sites:
             return
         self._failed = asyncio.get_running_loop().create_future()
         try:
-            self._broker = await Connection.open(self._address, on_close=self._broker_lost)
+            for site in self._sites:
+                site.broker = await Connection.open(self._address, on_close=self._broker_lost)
             for view in self._views.values():
                 await view.probe(self._streams)
+            self._serving = True
             for client in self._clients:
                 self._add(client)
             for site in self._sites:
@@ -342,15 +363,17 @@ class Sites:
             self.spawn(self._ticks())
             await self._failed
         finally:
-            self._failed = None
+            self._failed, self._serving = None, False
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
-            if self._broker is not None:
-                await self._broker.close()
+            for site in self._sites:
+                if site.broker is not None:
+                    await site.broker.close()
             await asyncio.gather(*tasks, return_exceptions=True)
             for site in self._sites:
                 site.drivers.clear()
+                site.broker = None
 
     def status_entry(self, position: Position, status: pb.Status) -> None:
         """A status entry of the log is safe; called in log order. What was told before is skipped."""
@@ -363,7 +386,7 @@ class Sites:
         entry = self._statuses[status.key] = m.StatusEntry(position, status)
         if status.HasField("client"):
             self._know(status.client.client_name)
-        if self._broker is not None and self._failed is not None:
+        if self._serving:
             for site in self._sites:
                 for driver in _concerned(site, status):
                     driver.feed(entry)
@@ -384,11 +407,14 @@ class Sites:
         node_log = self.replica.node.log
         return Position(node_log.epoch_at(node_log.end), node_log.end)
 
-    def reader(self, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader:
-        if self._broker is None:
-            raise LrqError("the sessions have ended", retriable=True)
+    def written_to(self) -> Position:
+        """The views have, or are about to get, every entry up to here, whatever waits in front of queues that are full."""
+        reached = min(self.replica.reached(), self.replica.progress.safe)
+        return Position(self.replica.node.log.epoch_at(reached), reached)
+
+    def reader(self, broker: Connection, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader:
         begins = self.replica.begins_at
-        return ViewReader(self._broker, self._views[effect.stream], effect.from_sequence, effect.reader, self._applied, give, begins=begins)
+        return ViewReader(broker, self._views[effect.stream], effect.from_sequence, effect.reader, self.written_to, give, begins=begins)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs `coroutine` as long as the sessions run; if it fails they all end."""
@@ -404,10 +430,6 @@ class Sites:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _applied(self) -> Position:
-        applied = self.replica.progress.tracker.applied
-        return Position(self.replica.node.log.epoch_at(applied), applied)
-
     def _know(self, client_name: str) -> None:
         if client_name in self._clients:
             return
@@ -417,7 +439,7 @@ class Sites:
             log.error("more than %d clients: nothing of client %s is sent to other sites", CLIENTS_MAX, client_name)
         else:
             self._clients[client_name] = None
-            if self._broker is not None and self._failed is not None:
+            if self._serving:
                 self._add(client_name)
 
     def _add(self, client_name: str) -> None:

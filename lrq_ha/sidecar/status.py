@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 from broker_plugin.applier import Applier
+from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.routing import names
 
@@ -22,6 +23,7 @@ from .turning_away import TurningAway
 
 GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
+_HAS_ALL = frozenset({Role.READY, Role.RECOVERING, Role.ACTIVE})  # of its group's log
 
 
 class Status:
@@ -147,5 +149,11 @@ class Status:
         return [{"vhost": vhost, "queue": queue, "level": self._replica.declared.level((vhost, queue)).value} for vhost, queue in sorted(known)]
 
     def queues(self) -> list[str]:
-        """The receive queues that exist here."""
+        """The receive queues that exist here.
+
+        Raises:
+            LrqError: There may be more of them, as this node's log lacks something.
+        """
+        if self._node.role not in _HAS_ALL:
+            raise LrqError(f"this node does not have all of its group's log now: its role is {self._node.role.value}", retriable=True)
         return [queue for queue in self._replica.index.sink.queues() if names.parse_recv_queue(queue)]

@@ -18,7 +18,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeni
 
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
-from lrq_ha.spark.options import ALLOWED
+from lrq_ha.spark.options import ALLOWED, bad_address
 from lrq_ha.spark.ranges import Message, parse_message
 
 VHOST = "lrq"
@@ -59,13 +59,17 @@ class NodeConnection:
 
         Raises:
             NoNode: None did within `timeout_s`, or every one refused the user.
+            OptionError: An address is malformed.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             answers: dict[str, str] = {}
             hopeless = True
-            for node in nodes:
-                parameters = pika.URLParameters(node)
+            for number, node in enumerate(nodes, 1):
+                try:
+                    parameters = pika.URLParameters(node)
+                except ValueError:  # something behind a "?" that pika does not know
+                    raise bad_address("nodes", number) from None
                 parameters.virtual_host = VHOST
                 if tls_ca is not None and parameters.ssl_options is not None:
                     parameters.ssl_options = pika.SSLOptions(_trusting(tls_ca), parameters.host)

@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lrq_ha.spark.chart import draw_delays
+from lrq_ha.replication.errors import LrqError
 from lrq_ha.spark.source import register
 from lrq_ha.spark.tables import TableSpec, build_tables
 
@@ -97,7 +97,9 @@ class Report:
 
 
 def session(cores: int = 2, memory: str = "1g") -> SparkSession:
-    """A quiet Spark on this machine alone, reachable from nowhere else."""
+    """A quiet Spark on this machine alone, reachable from nowhere else. Raises LrqError if there is no Java."""
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        raise LrqError("Spark needs Java 17, which is not on this machine", todo="Install it, or say with JAVA_HOME where it is")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     log_settings = Path(tempfile.mkdtemp(prefix="lrq-spark-")) / "log4j2.properties"
@@ -184,20 +186,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not given.nodes:
         parser.error("--nodes is missing")
-    given.out.mkdir(parents=True, exist_ok=True)
-    spark = session()
     try:
-        report = summarise(read_entries(spark, given.nodes, given.queue, given.partitions), given.queue)
-    except PySparkException as error:
+        report = _run(given)
+    except (PySparkException, LrqError, OSError) as error:
         print(cause(str(error)), file=sys.stderr)
         return 1
-    finally:
-        spark.stop()
-    (given.out / "results.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
-    draw_delays(report, given.out / "delays.png")
     print(text(report))
     print(f"\nWritten: {given.out / 'results.json'}, {given.out / 'delays.png'}")
     return 0
+
+
+def _run(given: argparse.Namespace) -> Report:
+    """What can be wrong here is looked at before Spark starts."""
+    try:
+        from lrq_ha.spark.chart import draw_delays
+    except ModuleNotFoundError as error:
+        raise LrqError(f"The job draws with matplotlib: {error}", todo="pip install 'lrq-ha[demo]'") from error
+    given.out.mkdir(parents=True, exist_ok=True)
+    with session() as spark:
+        report = summarise(read_entries(spark, given.nodes, given.queue, given.partitions), given.queue)
+    (given.out / "results.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    draw_delays(report, given.out / "delays.png")
+    return report
 
 
 def cause(trace: str) -> str:

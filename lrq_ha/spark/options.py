@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lrq_ha import urls
 from lrq_ha.routing.names import RECV_PREFIX, parse_recv_queue
 from lrq_ha.spark.errors import OptionError
 
@@ -24,6 +25,7 @@ ALLOWED = {
     "failOnDataLoss": "true or false",
     "includeChain": "true or false: adds the columns request_id and restart",
 }
+_ADDRESS = {"nodes": r"amqps?://[^/?#].*", "http": r"https?://[^/?#@]+/?"}
 EARLIEST = -2
 LATEST = -1
 
@@ -43,7 +45,6 @@ class ReadOptions:
         starting: Least source sequence per queue, or None for earliest.
         ending: Source sequence per queue before which to stop, or None for latest.
         min_partitions: Partitions wanted; there is at least one for each queue that has something to read.
-        max_entries_per_trigger: Bound of a micro-batch in transactions; None: no bound.
         fail_on_data_loss: Whether a retention gap is an error.
         include_chain: Whether the columns `request_id` and `restart` are wanted.
     """
@@ -56,7 +57,6 @@ class ReadOptions:
     starting: Sequences
     ending: Sequences
     min_partitions: int
-    max_entries_per_trigger: int | None
     fail_on_data_loss: bool
     include_chain: bool
 
@@ -78,12 +78,10 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     nodes, subscribe, pattern, http = words("nodes"), words("subscribe"), text("subscribePattern"), words("http")
     if not nodes:
         raise OptionError("Option nodes is missing", todo=f"Allowed: {ALLOWED['nodes']}")
-    for node in nodes:
-        if not re.fullmatch(r"amqps?://[^/]+(/.*)?", node):
-            raise _bad("nodes", _without_password(node))
-    for address in http:
-        if not re.fullmatch(r"https?://[^/]+/?", address):
-            raise _bad("http", _without_password(address))
+    for name, addresses in (("nodes", nodes), ("http", http)):
+        for number, address in enumerate(addresses, 1):
+            if not _is_address(address, _ADDRESS[name]):
+                raise bad_address(name, number)
     if bool(subscribe) == (pattern is not None):
         raise OptionError(
             "Exactly one of the options subscribe and subscribePattern is needed",
@@ -101,7 +99,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
             raise OptionError(
                 f"{name} names {sorted(sequences)}, subscribe names {sorted(subscribe)}", todo=f"Allowed: {ALLOWED[name]}"
             )
-    most = _number("maxEntriesPerTrigger", text("maxEntriesPerTrigger"))
+    _number("maxEntriesPerTrigger", text("maxEntriesPerTrigger"))  # only checked: there are no micro-batches yet
     return ReadOptions(
         nodes=nodes,
         tls_ca=text("tlsCa"),
@@ -111,7 +109,6 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         starting=starting,
         ending=ending,
         min_partitions=_number("minPartitions", text("minPartitions")) or 1,
-        max_entries_per_trigger=most,
         fail_on_data_loss=_flag("failOnDataLoss", text("failOnDataLoss"), True),
         include_chain=_flag("includeChain", text("includeChain"), False),
     )
@@ -166,5 +163,14 @@ def _bad(name: str, value: str) -> OptionError:
     return OptionError(f"{name} = {value!r} is not allowed", todo=f"Allowed: {ALLOWED[name]}")
 
 
-def _without_password(address: str) -> str:
-    return re.sub(r"//.*@", "//…@", address)
+def bad_address(name: str, number: int) -> OptionError:
+    """An address that is wrong is not shown, nor any part of it: where its password ends cannot be told."""
+    todo = f"Allowed: {ALLOWED[name]}; {urls.PASSWORD_RULE}"
+    return OptionError(f"Address {number} of option {name} is malformed", todo=todo)
+
+
+def _is_address(text: str, form: str) -> bool:
+    try:
+        return re.fullmatch(form, text) is not None and bool(urls.split(text).hostname)
+    except ValueError:
+        return False

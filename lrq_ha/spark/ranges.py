@@ -8,6 +8,8 @@ Why a range read alone gives each transaction exactly once: read from any messag
 (each batch names its `previous`) or jumps back, over what it repeats. From a message that ends with position a to one that ends with b > a
 it therefore passes all of (a, b], and the first time it does so is the time at which the greatest position seen so far grows. A range
 (after, through] begins at a message that ends with `after`, takes what exceeds the greatest position seen and ends once that is `through`.
+Where the chain starts anew a message names no `previous`. That it stands directly behind the one before shows that nothing was trimmed; or else, as
+brokers write records of their own between messages, that the stream still begins before it.
 Cuts between ranges are messages whose last positions grow, so ranges do not overlap and leave nothing out.
 """
 
@@ -35,6 +37,10 @@ class Message(NamedTuple):
     @property
     def previous(self) -> Position:
         return position_of(self.batch.previous)
+
+    @property
+    def first(self) -> Position:
+        return position_of(self.batch.transactions[0].position)
 
     @property
     def last(self) -> Position:
@@ -82,15 +88,22 @@ class Range:
 class Selection:
     """Goes with the messages of one range, in stream order, and says which transactions are its own.
 
+    Args:
+        part: The range.
+        stream: Where the messages come from.
+        strict: Whether a hole is an error.
+
     Attributes:
         greatest: Greatest position seen. It never falls.
     """
 
-    def __init__(self, part: Range, *, strict: bool) -> None:
+    def __init__(self, part: Range, stream: Stream, *, strict: bool) -> None:
         self._range = part
+        self._stream = stream
         self._strict = strict
         self.greatest = part.after
         self.holes: list[str] = []
+        self._offset: int | None = None  # of the message before
 
     def take(self, message: Message, *, same_stream: bool) -> list[Taken]:
         """The transactions of `message` that belong to the range and were not seen before, in order.
@@ -106,6 +119,10 @@ class Selection:
         ceiling = None if same_stream and part.open_until is not None else part.through
         if message.previous > self.greatest:
             self._hole(f"Queue {part.queue} lacks what comes after {self.greatest}, up to {message.previous}")
+        elif message.previous == START and message.first > max(self.greatest, part.start.last) and self._may_lack(message.offset):
+            left = f"what is left begins at {message.first}, where the chain starts anew"
+            self._hole(f"Queue {part.queue} may lack what comes after {self.greatest}: {left}")
+        self._offset = message.offset
         taken = []
         for number, transaction in enumerate(message.batch.transactions):
             position = position_of(transaction.position)
@@ -120,6 +137,13 @@ class Selection:
         """Whether the range ends with the message at `offset`, which was taken."""
         part = self._range
         return self.greatest >= part.through and (part.open_until is None or not same_stream or offset >= part.open_until)
+
+    def _may_lack(self, offset: int) -> bool:
+        """Whether something between the message before and the one at `offset` may have been trimmed."""
+        if self._offset is None or self._offset == offset - 1:
+            return self._offset is None
+        head = self._stream.first(self._range.queue)
+        return head is None or head.offset > self._offset + 1
 
     def _hole(self, what: str) -> None:
         if self._strict:
@@ -215,8 +239,10 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
     received = max(head.last, tail.last).sequence
     start, after, through, open_until = head, head.previous, tail.last, tail.offset
     if starting is not None:
-        if head.previous != START and starting <= head.previous.sequence and strict:
-            raise DataLoss(f"Queue {queue} begins after sequence {head.previous.sequence}: startingOffsets {starting} is trimmed")
+        # A stream's first offset is 0; where the chain starts anew, nothing else tells what was before.
+        lost = head.previous if head.previous != START or head.offset == 0 else Position(head.first.epoch, head.first.sequence - 1)
+        if lost != START and starting <= lost.sequence and strict:
+            raise DataLoss(f"Queue {queue} begins after sequence {lost.sequence}: startingOffsets {starting} is trimmed")
         if starting > received + 1 and strict:
             raise OptionError(
                 f"Queue {queue} has been received up to sequence {received}: startingOffsets {starting} is after that"
@@ -257,7 +283,7 @@ def split(stream: Stream, extents: Sequence[Extent], partitions_min: int) -> lis
     total = sum(one.messages for one in extents)
     ranges = []
     for one in extents:
-        pieces = max(round(partitions_min * one.messages / total), 1)
+        pieces = min(max(round(partitions_min * one.messages / total), 1), one.messages)
         ranges += _cut(one.whole, (stream.at(one.whole.queue, offset) for offset in _offsets(one, pieces)))
     return ranges
 

@@ -7,6 +7,7 @@ takes it then and goes on behind the last position it gave.
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import time
@@ -22,6 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.routing.chain import TIMESTAMP_US_MAX
 from lrq_ha.spark.amqp import ConnectionLost, NodeConnection
 from lrq_ha.spark.errors import NoNode, OptionError, StreamSilent
 from lrq_ha.spark.options import EARLIEST, LATEST, ReadOptions, Sequences, matching, parse_options
@@ -54,6 +56,8 @@ _CHAIN_COLUMNS: list[tuple[str, Any, pa.DataType]] = [
 _TYPE_NAMES = {value.number: value.name for value in pb.ReplicationType.DESCRIPTOR.values}
 
 _log = logging.getLogger(__name__)
+# Without the proxies that the environment may name: sidecars are asked directly.
+_http_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 def register(spark: SparkSession) -> None:
@@ -152,7 +156,7 @@ def _read_from(
     start, same_stream = begin(node, part)
     if start is None:
         raise StreamSilent(part.queue, 0, f"{part.through}: it is empty on {node.address}")
-    selection = Selection(part, strict=options.fail_on_data_loss)
+    selection = Selection(part, node, strict=options.fail_on_data_loss)
     with closing(node.read(part.queue, start.offset)) as messages:
         for message in messages:
             taken = selection.take(message, same_stream=same_stream)
@@ -210,7 +214,7 @@ class _Rows:
             name or None,
             index,
             f"{name}.{index}" if name else None,
-            transaction.timestamp_us or None,
+            transaction.timestamp_us if 0 < transaction.timestamp_us <= TIMESTAMP_US_MAX else None,
             payload,
             transaction.request_id or None,
             one.restart,
@@ -254,10 +258,13 @@ def _discover(options: ReadOptions) -> tuple[str, ...]:
     answers: dict[str, str] = {}
     for address in options.http:
         try:
-            with urllib.request.urlopen(f"{address.rstrip('/')}/queues", timeout=HTTP_TIMEOUT_S) as response:
+            with _http_open(f"{address.rstrip('/')}/queues", timeout=HTTP_TIMEOUT_S) as response:
                 names = json.load(response)
         except (OSError, ValueError) as error:
             answers[address] = str(error)
+            continue
+        except http.client.HTTPException:
+            answers[address] = "the answer is not HTTP, or not whole"
             continue
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             return matching(options.pattern or "", names)

@@ -96,24 +96,30 @@ class SingleActiveConsumer(Kind):
     def check(self, door: Site) -> None:
         first, second = door.channel(), door.channel()
         got: dict[int, list[int]] = {0: [], 1: []}
-        for at, channel in enumerate((first, second)):
-            channel.basic_qos(prefetch_count=2)
+        try:
+            for at, channel in enumerate((first, second)):
+                channel.basic_qos(prefetch_count=2)
 
-            def take(ch: Any, method: Any, _p: Any, body: bytes, at: int = at) -> None:
-                got[at].append(int(body))
+                def take(ch: Any, method: Any, _p: Any, body: bytes, at: int = at) -> None:
+                    got[at].append(int(body))
 
-            channel.basic_consume(self.name, take)
-            channel.connection.process_data_events(1)
-        second.connection.process_data_events(0.5)
-        assert got == {0: [0, 1], 1: []}, "the first alone is active"
-        first.connection.close()
+                channel.basic_consume(self.name, take)
 
-        def taken_over() -> bool:
-            second.connection.process_data_events(0.2)
-            return len(got[1]) == 2
+            def arrived(at: int) -> bool:
+                for channel in (first, second):
+                    if channel.is_open:
+                        channel.connection.process_data_events(0.2)
+                return len(got[at]) == 2
 
-        eventually("the second to take over", taken_over, 20)
-        second.connection.close()
+            eventually("the first consumer to get its two", lambda: arrived(0), 20, seen=lambda: got)
+            second.connection.process_data_events(0.5)
+            assert got == {0: [0, 1], 1: []}, f"the first alone is active: {got}"
+            first.connection.close()
+            eventually("the second to take over", lambda: arrived(1), 20, seen=lambda: got)
+        finally:  # a second try of this test finds the queue as the first did
+            for channel in (first, second):
+                if channel.connection.is_open:
+                    channel.connection.close()
 
 
 @kind

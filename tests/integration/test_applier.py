@@ -36,7 +36,8 @@ Message = tuple[bytes | None, bytes]  # stamp, body
 
 @pytest.fixture(scope="module")
 def lab(broker_version: str) -> Iterator[Lab]:
-    with Lab(groups={"applier": 1}, brokers_only=True, broker=broker_version, vhosts=["down"]) as lab:
+    denied = {} if broker_version.startswith("3.") else {"deprecated_features.permit.transient_nonexcl_queues": "false"}
+    with Lab(groups={"applier": 1}, brokers_only=True, broker=broker_version, vhosts=["down"], settings=denied) as lab:
         yield lab
 
 
@@ -72,7 +73,7 @@ class Rig:
         first = self.end + 1
         self.end += sum(len(run.enqueues.lengths) or 1 for run in runs)
         self.node.log.restore(LogState(EPOCH, self.end, ((EPOCH, 1),), (), True))
-        self.replica.index_batch(first, runs, keep=True)
+        self.replica.index_batch(first, runs)
         if safe:
             self.replica.progress.safe_advanced(self.end)
         return first
@@ -251,6 +252,24 @@ def test_topology_purge_views(lab: Lab) -> None:
                 await ready(channel, "t-q")
 
     asyncio.run(go())
+
+
+@pytest.mark.one_version("4.3")
+def test_a_queue_that_this_broker_does_not_permit(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is not durable, as RabbitMQ 3 and the primary's broker permit it: the connection is closed over it, which ended every applier."""
+
+    async def go() -> None:
+        async with rig_at(lab) as (rig, channel):
+            for queue in ("denied-1", "denied-2"):
+                rig.add(topology(commands.Queue.Declare(queue=queue, arguments={"x-queue-type": "classic"})), publishes([b"lost"], queue))
+            rig.add(declare("permitted"), publishes([b"kept"], "permitted"))
+            await rig.applied()
+            assert [body for _, body in await content(channel, "permitted")] == [b"kept"]
+
+    asyncio.run(go())
+    for queue in ("denied-1", "denied-2"):
+        assert f"is refused here, in vhost '/', for {queue}: " in caplog.text
+    assert "deprecated_features.permit.*" in caplog.text
 
 
 def test_exchange_gone(lab: Lab) -> None:
@@ -740,4 +759,49 @@ def test_a_deletion_waits_for_what_was_rejected(lab: Lab, sweeps: bool, caplog: 
             assert sorted(int(body) for _, body in await content(channel, dead)) == (sorted([*range(50)] * 2) if sweeps else [])
 
     asyncio.run(go())
-    assert caplog.text.count("50 messages that were rejected on the primary go with their queue here") == (0 if sweeps else 2)
+    assert caplog.text.count("50 messages that the primary's clients rejected from queue") == (0 if sweeps else 2)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("what", ["deleted", "consumed"])
+def test_suspects_come_last(lab: Lab, kind: str, what: str) -> None:
+    """Somebody waits for others: a deletion, for what was rejected; and what is consumed does not wait for ten thousand of them."""
+
+    async def go() -> None:
+        queue, dead, slow = (f"first-{name}-{kind}-{what}" for name in ("q", "dead", "slow"))
+        async with rig_at(lab) as (rig, channel):
+            others = [f"{slow}-{number}" for number in range(30)]
+            rig.add(declare(dead), declare(queue, kind, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}), *map(declare, others))
+            first = rig.add(publishes(numbered(10), queue), *(publishes(numbered(1), each) for each in others))
+            await rig.applied()
+            rig.sweeper.suspect([("/", each) for each in others], rig.end)
+            order: list[tuple[str, str]] = []
+            consider = rig.sweeper._consider
+
+            async def noted(target: Any, kicked: bool) -> None:
+                order.append(target.key)
+                await asyncio.sleep(0.0 if target.key[1] == queue else 0.5)  # as one that is stuck
+                await consider(target, kicked)
+
+            rig.sweeper._consider = noted  # type: ignore[method-assign]
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            while not order:
+                assert not sweeping.done(), sweeping.exception()
+                await asyncio.sleep(0.01)
+            gone = pb.Dequeue(vhost="/", queue=queue, sequences=[first, first + 9])
+            if what == "deleted":
+                rig.add(pb.Run(reject=gone), topology(commands.Queue.Delete(queue=queue)))
+                await rig.applied()
+            else:
+                rig.add(pb.Run(dequeue=gone))
+                async with asyncio.timeout(PATIENCE_S):
+                    while await ready(channel, queue) or not order.count(("/", queue)):
+                        await asyncio.sleep(0.05)
+            assert ("/", queue) in order
+            assert len(set(order)) < len(others)
+            if what == "deleted":
+                assert await ready(channel, dead) == 10
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())

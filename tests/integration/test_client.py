@@ -182,6 +182,27 @@ def test_closing_a_channel_fails_its_calls_and_frees_its_number(url: str, loops:
     loops(with_connection(url, main))
 
 
+def test_a_channel_whose_closing_was_given_up_frees_its_number(url: str, loops: Any) -> None:
+    """It was in use for good, one more each time."""
+
+    async def use(connection: Connection) -> None:
+        told: list[Exception | None] = []
+        channel = await connection.channel(on_close=told.append)
+        closing = asyncio.create_task(channel.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert closing.cancelled()
+        is_open = channel.error is None  # its close-ok may be here already
+        again = await connection.channel()
+        assert again.number != channel.number or not is_open, "what the former one still gets is not for another"
+        await until(lambda: channel.error)
+        assert connection._channels == {again.number: again}
+        assert told == [None]
+
+    loops(with_connection(url, use))
+
+
 def test_both_sides_close_a_channel_at_once(url: str, loops: Any) -> None:
     async def main(connection: Connection) -> None:
         for _ in range(20):
@@ -210,7 +231,6 @@ def test_topology_calls(url: str, loops: Any) -> None:
         await channel.exchange_declare("hin", passive=True)
         await channel.queue_bind("größe", "hin", "a.#")
         await channel.exchange_bind("her", "hin", "b.#")
-        await channel.exchange_unbind("her", "hin", "b.#")
         await channel.confirm_select()
         channel.publish("hin", "a.b", b"1", {"n": 1, "s": "x"})
         channel.publish("hin", "a.b", b"2", persistent=False)
@@ -314,6 +334,31 @@ def test_bodies_are_split_and_put_together(url: str, size: int, loops: Any) -> N
         assert got == [body] * 3
 
     loops(with_connection(url, main, frame_max_bytes=4_096))
+
+
+def test_headers_larger_than_its_own_frames(url: str) -> None:
+    """A header frame comes as large as somebody with larger frames has published it."""
+
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        await channel.queue_declare("large headers", exclusive=True)
+
+        async def publish(other: Connection) -> None:
+            writer = await other.channel()
+            await writer.confirm_select()
+            for size in (1, 300_000):
+                writer.publish("", "large headers", b"x" * size, {"h": "v" * 20_000})
+            await writer.confirmed()
+
+        await with_connection(url, publish)
+        got: list[tuple[int, int]] = []
+        await channel.consume("large headers", lambda *rest: got.append((len(rest[-2]), len(rest[-1]))))
+        await until(lambda: len(got) == 2 or connection.error)
+        assert connection.error is None
+        assert [size for _, size in got] == [1, 300_000]
+        assert min(header for header, _ in got) > 20_000
+
+    asyncio.run(with_connection(url, main, frame_max_bytes=8_192))
 
 
 def test_a_stream_is_written_and_read(lab: Lab, loops: Any) -> None:

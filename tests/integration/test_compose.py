@@ -7,11 +7,14 @@ is removed at the end.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +67,22 @@ class Deployment:
         found = probe.get_json(f"http://127.0.0.1:{self._ports[f'{name.upper()}_HTTP']}/status") or {}
         return str(found.get("role"))
 
+    def reaches(self, name: str, host: str, port: int) -> bool:
+        """Whether a sidecar's container can connect to an address."""
+        program = f"import socket; socket.create_connection(({host!r}, {port}), 60)"
+        code, said = self.tell("exec", "-T", name, "python3", "-c", program)
+        assert code == 0 or "ConnectionRefusedError" in said, said
+        return code == 0
+
     def roles(self) -> list[str]:
         return [self.role(name) for name in SITES]
+
+
+def health_check() -> list[str]:
+    """The command of the sidecar's image."""
+    (line,) = re.findall("^HEALTHCHECK .* CMD (.*)$", (ROOT / "compose" / "Dockerfile").read_text(), re.MULTILINE)
+    command: list[str] = json.loads(line)
+    return command
 
 
 def _compose_command() -> list[str]:
@@ -117,10 +134,37 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         ports.close()
 
 
+def test_passwords_are_no_part_of_the_image(tmp_path: Path) -> None:
+    """Whatever layer of it: they are not in what Docker is given to build it from."""
+    if reason := why_not(tmp_path):
+        pytest.skip(reason)
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /src\n")
+    client = docker.from_env()
+    image = f"lrq-ha-context-{os.getpid()}"
+    subprocess.run(["docker", "build", "--quiet", "--tag", image, "--file", str(tmp_path / "Dockerfile"), str(ROOT)], check=True, capture_output=True)
+    try:
+        container = client.containers.create(image, "nothing")
+        try:
+            context = io.BytesIO(b"".join(container.export()))
+        finally:
+            container.remove()
+    finally:
+        client.images.remove(image)
+        client.close()
+    with tarfile.open(fileobj=context) as found:
+        files = {member.name: found.extractfile(member) for member in found if member.isfile() and member.name.startswith("src/")}
+        assert "src/lrq_ha/__init__.py" in files
+        assert [name for name, content in files.items() if content is not None and b"change-me" in content.read()] == []
+
+
 def test_a_deployment_comes_up_and_survives_the_loss_of_a_node(deployment: Deployment) -> None:
     eventually("the nodes to be ready", lambda: sorted(deployment.roles()) == ["active", "active", "ready"])
     old, new = ("e1", "e2") if deployment.role("e1") == "active" else ("e2", "e1")
     eventually("both in the set", lambda: deployment.compose("exec", "-T", "e1", *LRQ_HA, "list").count("yes") == 2)
+    for name in SITES:
+        assert deployment.reaches("w1", f"{name}.outside", 5672)
+        assert not deployment.reaches("w1", f"{name}.outside", 8080), "clients are in this network"
+        assert deployment.tell("exec", "-T", name, *health_check())[0] == 0
     doors = [deployment.door(name) for name in (old, new)]
     with pika.BlockingConnection(pika.URLParameters(doors[0])) as connection:
         connection.channel().queue_declare("orders", durable=True)

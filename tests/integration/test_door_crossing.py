@@ -19,6 +19,8 @@ from talk import Talk
 from test_restart import batches
 
 from broker_plugin import building, frames
+from broker_plugin.headers import field
+from lrq_ha.routing.names import producer_queue
 
 B, C = commands.Basic, commands.Channel
 READ_S = 0.5  # in which the door has read what was sent
@@ -201,3 +203,36 @@ def test_a_tag_becomes_another_consumers_when_the_broker_says_so(rig: Rig, silen
     for queue in queues:
         assert acked[queue] == len(taken.intersection(bodies[queue]))
         rig.both_hold(queue, [body for body in bodies[queue] if body not in taken])
+
+
+@pytest.mark.parametrize("how", ["asks", "connects"])
+def test_a_commit_that_waits_of_a_producer_whose_name_another_one_has_now(rig: Rig, how: str) -> None:
+    """It came into the log under an ID that the newer one gives to a message of its own: that was confirmed as a repeat, and was nowhere."""
+    producer = rig.name("producer")
+    properties = {"lrq_producer": producer}
+    fields = field(b"x-lrq-id", f"{producer}/1".encode())
+    channel = rig.channel(confirms=True)
+    queue, other = rig.declare(channel), rig.declare(channel)
+    rig.converge()
+    with RawClient(rig.url, properties=properties) as older:
+        older.open_channel(1)
+        older.open_channel(2)
+        older.send(publish(2, "nowhere", b""))  # so the door has no question to the broker later
+        older.call(2, C.Flow(True), frames.CHANNEL_FLOW_OK)
+        older.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+        with nothing_gets_safe(rig):
+            older.send(publish(2, other, b"waits") + publish(1, queue, b"older", fields=fields) + building.method_frame(1, commands.Tx.Commit()))
+            time.sleep(READ_S)
+            older.socket.close()
+            with RawClient(rig.url, "lrq" if how == "asks" else "/", properties=properties) as newer:
+                newer.open_channel()
+                if how == "asks":
+                    asked = newer.call(1, commands.Queue.Declare(queue=producer_queue(producer), passive=True), frames.QUEUE_DECLARE_OK)
+                    assert asked.endswith(bytes(8)), "it has published nothing"
+    rig.both_hold(other, [b"waits"])
+    rig.converge()
+    with RawClient(rig.url, properties=properties) as newer:
+        newer.open_channel(confirms=True)
+        newer.send(publish(1, queue, b"newer", fields=fields))
+        assert newer.confirmed(1) == set()
+    rig.both_hold(queue, [b"newer"])

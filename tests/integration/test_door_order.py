@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pika
+import pytest
 from door_rig import Rig
 from pamqp import commands
 from raw_client import RawClient, publish
@@ -70,11 +71,40 @@ def test_a_confirm_does_not_overtake_the_select_ok(rig: Rig) -> None:
     rig.both_hold(queue, [b"x"])
 
 
-def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig) -> None:
+def test_what_the_door_refuses_is_told_after_what_was_asked_before(rig: Rig) -> None:
+    """The answers come in one piece with that to the door's own close."""
+    asked = 100
+    with RawClient(rig.url) as client:
+        client.open_channel(1)
+        client.got.clear()
+        refused = commands.Exchange.Declare(exchange=rig.name("x"), exchange_type="x-random")
+        client.send(building.method_frame(1, commands.Basic.Qos(prefetch_count=1)) * asked + building.method_frame(1, refused))
+        while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
+            pass
+        assert [kind for kind, *_ in client.got] == [frames.BASIC_QOS_OK] * asked + [frames.CHANNEL_CLOSE]
+
+
+def test_consumers_that_are_not_answered_in_order(rig: Rig) -> None:
+    """Who waits for direct replies is answered before a consumer of a queue that was asked for before: each is taken for what it is."""
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    channel.basic_publish("", queue, b"x")
+    with RawClient(rig.url) as client:
+        client.open_channel(1)
+        asked = [commands.Basic.Consume(queue=name, no_ack=True) for name in (queue, "amq.rabbitmq.reply-to")]
+        client.send(b"".join(building.method_frame(1, one) for one in asked))
+        assert client.expect(frames.BODY) == b"x"
+        client.call(1, commands.Channel.Close(200, "", 0, 0), frames.CHANNEL_CLOSE_OK)
+    rig.both_hold(queue, [])
+
+
+@pytest.mark.parametrize("size", [0, 200_000])  # the latter in more frames for a client than the broker sends
+def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig, size: int) -> None:
     """Nor is it taken for its answer: the get's first copy is one that must not be seen, and the client asked for more without waiting."""
     channel = rig.channel(confirms=True)
     queue, other = rig.declare(channel), rig.declare(channel)
-    channel.basic_publish("", queue, b"consumed")
+    consumed = b"consumed".ljust(size)
+    channel.basic_publish("", queue, consumed)
     channel.basic_publish("", other, b"of the other")
     method, properties, _ = channel.basic_get(queue)
     channel.basic_ack(method.delivery_tag)
@@ -82,7 +112,7 @@ def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig) -> None:
     for stale in range(2):
         with rig.at(rig.primary) as broker:
             broker.confirm_delivery()
-            broker.basic_publish("", queue, b"consumed", pika.BasicProperties(headers=properties.headers, delivery_mode=2))
+            broker.basic_publish("", queue, consumed, pika.BasicProperties(headers=properties.headers, delivery_mode=2))
         channel.basic_publish("", queue, b"new %d" % stale)
     with RawClient(rig.url) as client:
         client.open_channel(1)
@@ -93,6 +123,7 @@ def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig) -> None:
         answers = [(kind, payload) for kind, _, payload in client.got if kind in GETS]
         assert [kind for kind, _ in answers] == [frames.BASIC_GET_EMPTY, frames.BASIC_GET_OK]
         assert other.encode() in answers[1][1]
+        assert [kind for kind, *_ in client.got] == [frames.BASIC_GET_EMPTY, frames.BASIC_GET_OK, frames.HEADER, frames.BODY, frames.QUEUE_DECLARE_OK]
         # asked alone, the same is the next message
         for expected in (b"new 0", b"new 1"):
             client.call(1, commands.Basic.Get(queue=queue), frames.BASIC_GET_OK)

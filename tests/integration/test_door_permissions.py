@@ -36,7 +36,8 @@ Login = Callable[[str], str]
 def logins(pair: Lab) -> dict[str, Login]:
     """Addresses with the logins of users who may not do everything."""
     primary, mark = primary_of(pair), uuid.uuid4().hex[:8]
-    users = [User(f"{name}-{mark}", "secret", [("/", *rights)], [("amq.topic", keys)]) for name, (*rights, keys) in RIGHTS.items()]
+    lrq = ("lrq", "^$", "^$", ".*")
+    users = [User(f"{name}-{mark}", "secret", [("/", *rights), lrq], [("amq.topic", keys)]) for name, (*rights, keys) in RIGHTS.items()]
     add_users(pair, primary, *users)
 
     def login(name: str, url: str) -> str:
@@ -257,3 +258,12 @@ def test_a_right_that_is_withdrawn(rig: Rig, judged: Login) -> None:
         assert "ACCESS_REFUSED" in repr(t.heard[3][-1])
         assert told(rig.lab, rig.primary)["end"] < end + MANY, "they are in the log"
     rig.both_hold(q, [b"allowed"])
+
+
+def test_nothing_is_heard_of_what_a_producers_login_asks(rig: Rig, reader: Login) -> None:
+    """In vhost lrq: whether the user may publish to queues by their names. He may not, and his channels are his own all the same."""
+    with RawClient(reader(rig.url), "lrq", properties={"lrq_producer": rig.name("producer")}) as client:
+        client.got.clear()
+        client.open_channel(1)
+        client.open_channel(2)
+        assert [kind for kind, *_ in client.got] == [frames.CHANNEL_OPEN_OK] * 2

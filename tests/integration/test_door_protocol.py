@@ -307,6 +307,24 @@ def ack_of_an_unknown_tag(t: Talk) -> None:
         t.hear()
 
 
+@scenario()
+def acks_of_several_up_to_an_unknown_tag(t: Talk) -> None:
+    """They are refused as a whole: everything that the channel held comes again."""
+    t.open()
+    q = t.queue()
+    t.fill(q, 4)
+    for method in (B.Ack(9, True), B.Nack(9, multiple=True, requeue=False), B.Ack(2, True)):
+        t.do(B.Consume(queue=q, consumer_tag="c"))
+        t.deliveries(4)
+        if method.delivery_tag == 2:
+            t.say(B.Ack(2))
+        t.say(method)
+        t.hear()
+        t.open()
+    t.do(B.Consume(queue=q, consumer_tag="c"))
+    t.deliveries(3)
+
+
 @scenario(*KINDS)
 def ack_given_twice(t: Talk) -> None:
     t.open()
@@ -869,6 +887,20 @@ def tx_begun_late_with_an_error(t: Talk) -> None:
     assert _ready(t, q) == 1
 
 
+@scenario(late=True)
+def tx_refused_behind_gets_without_acks(t: Talk) -> None:
+    """In one write: what the door was to ack for the client must not follow the end of the channel."""
+    t.open()
+    q = t.queue()
+    t.fill(q, 3)
+    t.select()
+    asked = [*[B.Get(queue=q, no_ack=True)] * 3, Q.Declare(queue=t.name("none"), passive=True)]
+    t.send(b"".join(building.method_frame(1, method) for method in asked))
+    t.hear(frames.CHANNEL_CLOSE)
+    t.open()
+    t.do(B.Get(queue=q))
+
+
 def _ready(t: Talk, queue: str) -> int:
     """Messages in a queue, as another connection sees them; what that one hears is not compared."""
     with Talk(t.url, t.mark, t.kind) as other:
@@ -978,14 +1010,52 @@ def headers_as_large_as_a_frame(t: Talk) -> None:
     """The largest header frame that the client may send, as the other side has told it."""
     t.open(confirms=True)
     q = t.queue()
-    raw = b"\x20\0" + (t.frame_max - frames.FRAME_OVERHEAD_BYTES - 14 - 4).to_bytes(4, "big")
-    field = t.frame_max - frames.FRAME_OVERHEAD_BYTES - 14 - 4
-    raw += b"\x01kS" + (field - 7).to_bytes(4, "big") + b"v" * (field - 7)
-    t.publish(q, b"x", raw=raw)
+    _with_header_frame(t, q, t.frame_max, b"x")
     t.confirms()
     method = t.do(B.Get(queue=q))
-    assert len(method.properties.headers["k"]) == field - 7
+    assert len(method.properties.headers["k"]) > t.frame_max - 50
     t.heard[1].pop()  # directly it is longer
+
+
+def _with_header_frame(t: Talk, key: str, size: int, body: bytes, channel: int = 1, *, mandatory: bool = False) -> None:
+    """Publishes a message whose header frame has so many bytes."""
+    table = size - frames.FRAME_OVERHEAD_BYTES - frames.HEADER_FIXED_BYTES - 4
+    raw = b"\x20\0" + table.to_bytes(4, "big") + b"\x01kS" + (table - 7).to_bytes(4, "big") + b"v" * (table - 7)
+    t.publish(key, body, channel, mandatory=mandatory, raw=raw)
+
+
+@scenario(*KINDS)
+def headers_larger_than_a_consumers_frames(t: Talk) -> None:
+    """Who publishes may have agreed to larger frames than who consumes, and a header frame is not cut."""
+    t.open(confirms=True)
+    q = t.queue()
+    for body in (b"", b"1", b"2" * 300_000, b"3", b"4" * 300_000):
+        _with_header_frame(t, q, 20_000, body)
+    t.confirms()
+    other = t.another(frame_max=8_192)
+    other.open()
+    for _ in range(2):
+        other.say(B.Ack(other.do(B.Get(queue=q)).delivery_tag))
+    other.do(B.Consume(queue=q, consumer_tag="c"))
+    other.say(B.Ack(other.deliveries(3)[-1].delivery_tag, True))
+    other.do(C.Flow(True))
+
+
+@scenario(late=True)
+def headers_as_large_as_a_frame_come_back(t: Talk) -> None:
+    """Whole and in pieces, without what the door adds."""
+    other = t.another(frame_max=8_192)
+    other.late = t.late
+    other.open()
+    other.select()
+    for body in (b"1", b"2" * 600_000):
+        _with_header_frame(other, other.name("none"), 8_192, body, mandatory=True)
+    other.do(commands.Tx.Commit())
+    other.open(2, confirms=True)
+    for body in (b"3", b"4" * 600_000):
+        _with_header_frame(other, other.name("none"), 8_192, body, 2, mandatory=True)
+    other.confirms(2)
+    assert max(len(payload) for *_, payload in other.got) <= 8_192 - frames.FRAME_OVERHEAD_BYTES
 
 
 # -- exchanges and queues

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 
 import pika
 import pytest
@@ -11,8 +13,10 @@ from load import eventually, told
 from pamqp import commands
 from pika.exceptions import ChannelClosedByBroker
 from raw_client import RawClient, publish
+from sidecar_process import Sidecar
 
 from broker_plugin import building, frames
+from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
@@ -62,6 +66,32 @@ def test_an_exchange_bound_to_an_exchange(rig: Rig) -> None:
     channel.exchange_unbind(two, one, "a.*")
     channel.basic_publish(one, "a.b", b"2")
     rig.both_hold(queue, [b"1"])
+
+
+def test_exchanges_bound_to_those_that_every_broker_has(rig: Rig) -> None:
+    """And the other way round. `amq.rabbitmq.*` is not among them: what a broker tells of itself is its own."""
+    channel = rig.channel(confirms=True)
+    queue, other, watching, exchange, traced = *(rig.declare(channel) for _ in range(3)), rig.name("x"), rig.name("x")
+    word = rig.name("word")
+    channel.exchange_declare(exchange, "fanout", durable=True)
+    channel.exchange_declare(traced, "fanout", durable=True)
+    channel.queue_bind(queue, exchange)
+    channel.queue_bind(other, "amq.direct", word)
+    channel.exchange_bind(exchange, "amq.topic", f"{word}.#")
+    channel.exchange_bind("amq.direct", "amq.topic", word)
+    channel.exchange_bind(traced, "amq.rabbitmq.trace", "#")
+    channel.queue_bind(watching, "amq.rabbitmq.trace", "#")
+    channel.basic_publish("amq.topic", f"{word}.a", b"both words")
+    channel.basic_publish("amq.topic", word, b"one word")
+    rig.both_hold(queue, [b"both words", b"one word"])
+    rig.both_hold(other, [b"one word"])
+    for own in (traced, watching):
+        assert [node for node in (rig.primary, rig.backup) for row in bindings(rig, node) if row[:2] == ("amq.rabbitmq.trace", own)] == [rig.primary]
+    channel.exchange_unbind(exchange, "amq.topic", f"{word}.#")
+    channel.basic_publish("amq.topic", word, b"no more")
+    rig.both_hold(queue, [b"both words", b"one word"])
+    for one in (exchange, traced):
+        channel.exchange_delete(one)
 
 
 def test_headers_exchange_routes_the_same(rig: Rig) -> None:
@@ -226,6 +256,78 @@ def test_an_empty_queue_name_is_the_last_declared(rig: Rig) -> None:
     channel.queue_bind("", "amq.direct", queue)
     channel.basic_publish("amq.direct", queue, b"y")
     rig.both_hold(queue, [b"y"])
+
+
+def test_an_empty_queue_name_is_not_one_declared_before_that_is_answered_late(brokers: Lab, tmp_path: Path) -> None:
+    """Declarations that are passed on are not waited for, and it takes a broker a while to make a quorum queue."""
+    mark = time.time_ns() % 10**9
+    first, second = f"replicated-{mark}", f"none-{mark}"
+    none = '[replication]\nreplicate = { "^none-" = "none", "" = "all" }\n'
+    with Sidecar(brokers, tmp_path, f"late-{mark}", more=none) as sidecar:
+        sidecar.becomes("active")
+        with RawClient(f"{brokers.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}") as client:
+            client.open_channel(confirms=True)
+            declared = [
+                commands.Queue.Declare(queue=first, durable=True),
+                commands.Queue.Declare(queue=second, durable=True, arguments={"x-queue-type": "quorum"}),
+            ]
+            client.call(1, declared[0], frames.QUEUE_DECLARE_OK)
+            client.send(publish(1, first, b"x"))
+            assert client.confirmed(1) == set()
+            client.send(b"".join(building.method_frame(1, method) for method in declared))
+            client.expect(frames.QUEUE_DECLARE_OK)
+            client.send(building.method_frame(1, commands.Basic.Get()) + building.method_frame(1, commands.Queue.Purge()))
+            assert second.encode() in client.expect(frames.QUEUE_DECLARE_OK, frames.BASIC_GET_OK)
+            assert client.expect(frames.BASIC_GET_EMPTY, frames.BASIC_GET_OK)[:4] == frames.BASIC_GET_EMPTY.to_bytes(4, "big")
+            assert client.expect(frames.QUEUE_PURGE_OK)[4:] == bytes(4)
+            assert client.call(1, commands.Queue.Delete(queue=first), frames.QUEUE_DELETE_OK)[4:] == b"\0\0\0\1"
+            client.call(1, commands.Queue.Delete(queue=second), frames.QUEUE_DELETE_OK)
+
+
+@pytest.mark.parametrize("nowait", [False, True])
+def test_an_empty_name_behind_a_queue_that_the_broker_names(rig: Rig, nowait: bool) -> None:
+    """In one write: it is that queue, not the one that was declared before; and each client's is its own, as its acks are."""
+    setup = rig.channel(confirms=True)
+    before, exchange = rig.declare(setup), rig.name("x")
+    setup.exchange_declare(exchange, "fanout", durable=True)
+    at_once = [
+        commands.Basic.Qos(prefetch_count=1),
+        commands.Queue.Declare(exclusive=True, nowait=nowait),
+        commands.Queue.Bind(exchange=exchange, routing_key="", nowait=nowait),
+        commands.Basic.Consume(consumer_tag="c"),
+    ]
+    with RawClient(rig.url) as one, RawClient(rig.url) as two:
+        for client in (one, two):
+            client.open_channel()
+            client.call(1, commands.Queue.Declare(queue=before, durable=True), frames.QUEUE_DECLARE_OK)
+            client.got.clear()
+            client.send(b"".join(building.method_frame(1, method) for method in at_once))
+            client.expect(frames.BASIC_CONSUME_OK)
+            answers = [frames.BASIC_QOS_OK, *([] if nowait else [frames.QUEUE_DECLARE_OK, frames.QUEUE_BIND_OK]), frames.BASIC_CONSUME_OK]
+            assert [kind for kind, *_ in client.got] == answers
+        assert before not in {row[1] for row in bindings(rig, rig.primary) if row[0] == exchange}
+        for body in (b"1", b"2"):
+            setup.basic_publish(exchange, "", body)
+        for client in (one, two):  # one is done before two gets its second
+            for tag, body in enumerate((b"1", b"2"), 1):
+                assert client.expect(frames.BODY) == body
+                client.send(building.ack(1, tag))
+            client.call(1, commands.Basic.Qos(prefetch_count=1), frames.BASIC_QOS_OK)
+    rig.both_hold(before, [])
+    setup.exchange_delete(exchange)
+
+
+def test_what_follows_at_once_on_a_queue_of_one_connection_is_not_replicated(rig: Rig) -> None:
+    own = rig.name("own")
+    with RawClient(rig.url) as client:
+        client.open_channel(confirms=True)
+        declared = building.method_frame(1, commands.Queue.Declare(queue=own, exclusive=True, nowait=True))
+        client.send(declared + building.method_frame(1, commands.Queue.Bind(queue=own, exchange="amq.fanout", routing_key="", nowait=True)))
+        client.send(publish(1, own, b"x"))
+        assert client.confirmed(1) == set()
+        assert (own, "queue") in {row[1:3] for row in bindings(rig, rig.primary) if row[0] == "amq.fanout"}
+    rig.converge()
+    assert own not in rig.lab.nodes[rig.backup].log.read_text(), "its broker is asked for nothing of it"
 
 
 def test_an_exchange_that_routes_at_random_is_refused(rig: Rig) -> None:

@@ -43,8 +43,8 @@ def url_as(rig: Rig, login: str) -> str:
     return f"amqp://{login}@{parts.hostname}:{parts.port}"
 
 
-def entry(client_name: str = "hostile") -> bytes:
-    transaction = pb.Transaction(client_name=client_name, type=pb.LOG_ENTRY_SYNC, payloads=[b"data"])
+def entry(client_name: str = "hostile", kind: pb.ReplicationType = pb.LOG_ENTRY_SYNC, request_id: str = "") -> bytes:
+    transaction = pb.Transaction(client_name=client_name, type=kind, request_id=request_id, payloads=[b"data"])
     transaction.entries.add(destinations=["west"], payload=0)
     return transaction.SerializeToString()
 
@@ -85,6 +85,9 @@ def test_statuses_are_read_as_far_as_the_broker_lets_one(rig: Rig, users: dict[s
 def test_only_who_may_write_writes(rig: Rig, users: dict[str, str], queue: str) -> None:
     """What ends at the door takes no less right than what reaches the broker."""
 
+    full = queue == "LRQ_Send_SnapSync"
+    data = entry(kind=pb.SNAPSHOT_SYNC if full else pb.LOG_ENTRY_SYNC, request_id="r" if full else "")
+
     def leave_no_trace() -> bool:
         before = rig.lab.status(rig.primary)["end"]
         for properties in ({"lrq_producer": "hostile"}, {}):
@@ -92,7 +95,7 @@ def test_only_who_may_write_writes(rig: Rig, users: dict[str, str], queue: str) 
             channel = connection.channel()
             channel.confirm_delivery()
             message = pika.BasicProperties(headers={"x-lrq-id": "hostile/1"})
-            assert refused(channel, lambda c, m=message: c.basic_publish("", queue, entry(), m)) in (403, 406)
+            assert refused(channel, lambda c, m=message: c.basic_publish("", queue, data, m)) in (403, 406)
             connection.close()  # before the producer connects anew
         return bool(rig.lab.status(rig.primary)["end"] == before)
 
@@ -104,8 +107,21 @@ def test_only_who_may_write_writes(rig: Rig, users: dict[str, str], queue: str) 
     channel = connection.channel()
     channel.confirm_delivery()
     message = pika.BasicProperties(headers={"x-lrq-id": f"{producer}/1"})
-    channel.basic_publish("", queue, status.SerializeToString() if status else entry(), message)
+    channel.basic_publish("", queue, status.SerializeToString() if status else data, message)
     assert told(rig.lab, rig.primary)["end"] > end
+
+
+def test_log_entries_and_full_syncs_have_a_queue_each(rig: Rig, users: dict[str, str]) -> None:
+    """What was in the other's was confirmed, and went nowhere; an end marker among the log entries ended the full sync of every destination."""
+    producer = f"misled-{time.time_ns()}"
+    connection = rig.connect(url_as(rig, users["writer"]), "lrq", client_properties={"lrq_producer": producer})
+    misled = [("LRQ_Send_SnapSync", entry())]
+    misled += [("LRQ_Send_LogEntries", entry(kind=kind, request_id="r")) for kind in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)]
+    for number, (queue, body) in enumerate(misled, 1):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        message = pika.BasicProperties(headers={"x-lrq-id": f"{producer}/{number}"})
+        assert refused(channel, lambda c, q=queue, b=body, m=message: c.basic_publish("", q, b, m)) == 406
 
 
 @pytest.mark.parametrize("key", ["LRQ_HA_east", "LRQ_APPLIED_east", "LRQ_X_east_1", "LRQ_Recv_app_west"])
@@ -254,6 +270,37 @@ def test_a_transaction_on_a_channel_that_the_broker_closes_meanwhile(rig: Rig) -
         client.send(building.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel()
         client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+
+
+WRONG = {
+    "a channel that is not open": publish(9, "nowhere", b"x"),
+    "no frame": building.ack(1, 9)[:-1] + b"\0",
+    "an ack cut short": building.raw_method_frame(1, frames.BASIC_ACK, b"\0"),
+    "a method amid a content": building.publish_method(1, "", "nowhere") + building.method_frame(1, commands.Channel.Open()) * 3,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_what_stands_before_what_ends_a_connection_counts(rig: Rig, wrong: bytes) -> None:
+    """In one write with it. Acks were lost, and what they were of came again; before what is no frame, publishes were lost, too."""
+    channel = rig.channel(confirms=True)
+    for url in (rig.broker_url(rig.primary), rig.url):
+        queue = rig.declare(channel)
+        for body in (b"1", b"2", b"3"):
+            channel.basic_publish("", queue, body)
+        with RawClient(url) as client:
+            client.open_channel()
+            client.send(building.method_frame(1, commands.Basic.Consume(queue=queue)))
+            for _ in range(3):
+                client.expect(frames.BODY)
+            client.send(b"".join((*(building.ack(1, tag) for tag in range(1, 4)), wrong)))
+            client.expect(frames.CONNECTION_CLOSE)
+        with RawClient(url) as client:
+            client.open_channel()
+            client.send(publish(1, queue, b"last") + wrong)
+            client.expect(frames.CONNECTION_CLOSE)
+        eventually("what stands before", lambda queue=queue: rig.bodies(rig.primary, queue) == [b"last"] and not rig.unacked(rig.primary, queue))
+    rig.both_hold(queue, [b"last"])
 
 
 @pytest.mark.parametrize("cut", ["cancel", "recover"])

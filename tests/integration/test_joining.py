@@ -68,6 +68,7 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     channel.queue_declare("churn", durable=True)
     channel.queue_declare("quorum", durable=True, arguments={"x-queue-type": "quorum"})
     channel.exchange_declare("fan", "fanout", durable=True)
+    channel.exchange_bind("amq.topic", "amq.fanout")
     for queue in ("left", "right", "cache-fan", "scratch-fan"):
         channel.queue_declare(queue, durable=True)
         channel.queue_bind(queue, "fan")
@@ -94,7 +95,10 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     assert told(lab, primary)["members"] == [primary]
     assert told(lab, primary)["peers"][backup]["log_bytes_left"] == 0
     assert lab.nodes[primary].log.read_text().count("which the log no longer has") < 3
+    bound = "amq.fanout\tamq.topic"
+    assert bound in lab.ctl(backup, "-q", "list_bindings", "source_name", "destination_name")
     discard(lab, backup)
+    assert bound not in lab.ctl(backup, "-q", "list_bindings", "source_name", "destination_name")
     eventually("what an empty one says", lambda: lab.status(backup)["reason"].endswith(f"to let {backup} join, run lrq-ha renew"))
     assert told(lab, backup)["end"] == 0
 

@@ -164,6 +164,22 @@ def test_node_names_stay_different_where_groups_share_a_letter(new_lab: NewLab) 
     assert config.load(lab.nodes["n1"].config).sites == []
 
 
+def test_groups_with_dots_in_their_names(new_lab: NewLab) -> None:
+    """Dots part a node from its broker and sidecar, too, and Erlang takes none in a broker's name."""
+    lab = new_lab({"eu.east": 1, "eu.west": 1}, brokers_only=True)
+    lab.up()
+    assert list(lab.nodes) == ["eu.east1", "eu.west1"]
+    lab.kill("eu.east1")
+    lab.stop("eu.west1.broker")
+    lab.cont("eu.west1")
+    assert lab.processes()["eu.east1.broker"] is None
+    lab.start("eu.east1.broker")
+    connect(lab.nodes["eu.east1"].broker).close()
+    for unknown in ("eu", "eu.south1", "eu.east1.sidecar", "eu.east1.door"):
+        with pytest.raises(LabError, match=f"The lab has no (node )?'{unknown}'. It has eu.east1"):
+            lab.kill(unknown)
+
+
 # -- faults
 
 

@@ -6,21 +6,21 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
-from load import eventually, told
+from load import eventually, in_sync, told
 from pamqp import commands
 from patience import PATIENT_DOOR
 from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 from test_many_queues import cpu_s
 
-from broker_plugin import building, frames, headers
+from broker_plugin import assembling, building, frames, headers
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
@@ -535,6 +535,36 @@ def test_who_does_not_read_the_answer_to_its_declaration_holds_up_nobody(lab: La
     works(url)
 
 
+def test_who_writes_before_it_reads_is_not_held_up_by_its_own_declaration(lab: Lab, url: str, tmp_path: Path) -> None:
+    """The answer to the declaration of a queue of its own stands behind deliveries that it does not take before it has written the rest."""
+    size, count, limit = 100_000, 130, "client_buffer_bytes_max = 8388608\n[http]"
+    with Sidecar(lab, tmp_path, f"writes-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit)) as sidecar:
+        sidecar.becomes("active")
+        url = f"{url.rpartition('@')[0]}@{sidecar.door}"
+        with client_of(url) as other, RawClient(url, login=False) as client:
+            other.open_channel(confirms=True)
+            for queue in ("writes", "written"):
+                other.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
+            other.send(publish_in(other, size, key="writes") * count)
+            assert other.confirmed(count) == set()
+            deaf(client)
+            client.call(1, commands.Basic.Qos(0, count, False), frames.BASIC_QOS_OK)
+            client.send(building.method_frame(1, commands.Basic.Consume(queue="writes")))
+            status = "-q", "list_queues", "name", "messages_unacknowledged"
+            eventually("all to be on their way", lambda: f"writes\t{count}" in lab.ctl("e1", *status).splitlines())
+            time.sleep(1)  # in which the door has read as much as it reads
+            client.send(building.method_frame(1, commands.Queue.Declare(exclusive=True)) + publish(1, "written", b"the rest"))
+
+            def written() -> bool:
+                counts = other.call(1, commands.Queue.Declare(queue="written", passive=True), frames.QUEUE_DECLARE_OK)[-8:-4]
+                return counts == b"\0\0\0\1"
+
+            eventually("what it has written to arrive", written)
+            client.socket.close()
+            for queue in ("writes", "written"):
+                other.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+
+
 @pytest.mark.timeout(900)
 def test_what_thousands_of_idle_connections_cost(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """LRQ_IDLE_CONNECTIONS=10000 for more. The goal is 60 KB each."""
@@ -556,3 +586,28 @@ def test_what_thousands_of_idle_connections_cost(broker_version: str, tmp_path_f
                     client.socket.close()
             eventually("them to be gone", lambda: lab.status("e1")["sockets"] <= 1)
             works(url)
+
+
+def test_limits_above_the_defaults(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """Frames and messages larger than RabbitMQ takes by itself come back whole."""
+    frame_bytes, message_bytes = 1 << 20, 160 << 20
+    settings = {"frame_max": str(frame_bytes), "max_message_size": str(message_bytes)}
+    door = PATIENT_DOOR | {"frame_max_bytes": frame_bytes, "message_bytes_max": message_bytes}
+    bodies = b"\x01" * (frame_bytes - 2 * frames.HEADROOM_BYTES), b"\x02" * (assembling.BODY_BYTES_MAX + 1)
+    with new_lab({"east": 2}, broker=broker_version, door=door, settings=settings) as lab:
+        primary, _ = in_sync(lab)
+        with RawClient(lab.nodes[primary].door) as client:
+            client.open_channel(confirms=True)
+            client.call(1, commands.Queue.Declare(queue="large", durable=True), frames.QUEUE_DECLARE_OK)
+            for body in bodies:
+                content = building.content(1, headers.header_payload(len(body)), body, client.frame_max)
+                client.send(building.publish_method(1, "", "large") + b"".join(content))
+            assert client.confirmed(2) == set()
+            for body in bodies:
+                client.call(1, commands.Basic.Get(queue="large"), frames.BASIC_GET_OK)
+                heard: list[bytes] = []
+                while sum(map(len, heard)) < len(body):
+                    heard.append(client.expect(frames.BODY))
+                assert b"".join(heard) == body
+                if body == bodies[0]:
+                    assert len(heard) == 1

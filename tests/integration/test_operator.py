@@ -145,9 +145,10 @@ def test_promotions_that_make_no_sense_are_refused(lab: Lab, names: tuple[str, s
     refused(lab, rf"{primary} is said to be down, but it answers", "promote", backup, "--down", primary, "--dry-run")
     refused(lab, r"there is no node e9\. Known nodes: e1, e2", "promote", "e9")
     refused(lab, r"there is no node e9\. Known nodes: e1, e2", "promote", backup, "--down", "e9")
+    refused(lab, f"{backup} is said to be down, but it is to be promoted", "promote", backup, "--down", backup)
     refused(lab, r"there is no node e9", "remove", "e9")
-    refused(lab, f"{primary} is not in the set", "remove", primary)
-    refused(lab, f"{primary} is not in the set", "remove", primary, "--dry-run")
+    refused(lab, f"{primary} is primary: only a backup can be removed", "remove", primary)
+    refused(lab, f"{primary} is primary: only a backup can be removed", "remove", primary, "--dry-run")
     request = urllib.request.Request(f"{lab.nodes[backup].http}/promote", b'{"down": ["e9"]}', {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request)
@@ -431,6 +432,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
     assert consumed(lab.nodes[backup].door, producer, 5) == list(range(1, 6))
     lab.kill(f"{primary}.sidecar")
+    eventually("it to be out of the set", lambda: told(lab, backup)["members"] == [backup])
     before = tail.read_bytes()
     refused(lab, "exists already", "reinit", primary, "--export", str(tail))
     assert tail.read_bytes() == before, "it is the only copy"

@@ -15,11 +15,11 @@ from publisher_api import PATIENCE_S, inside, no_primary
 from raw_client import RawClient
 from raw_client import publish as raw_publish
 
-from broker_plugin.endpoints import TRANSMISSION_BYTES_MAX
 from broker_plugin.headers import field
 from lrq_ha.lab import Lab
-from lrq_ha.publisher import FencedError, FullSyncRequest, NackedError
+from lrq_ha.publisher import FencedError, FullSyncRequest, MessageTooLarge, NackedError, core
 from lrq_ha.publisher.fullsync import RequestBook
+from lrq_ha.routing.chain import TRANSMISSION_BYTES_MAX
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
@@ -142,6 +142,9 @@ def test_a_refused_entry_leaves_the_connection_and_what_it_reads(
         p.on_full_sync(lambda request, context: context.complete())
         p.transmit_log_entry_message(b"", ["west"]).result(PATIENCE_S)
         eventually("the stream to be read", lambda: bool(read))
+        with pytest.raises(MessageTooLarge):
+            p.transmit_log_entry_message(bytes(TRANSMISSION_BYTES_MAX), ["west"])
+        monkeypatch.setattr(core, "TRANSMISSION_BYTES_MAX", 2 * TRANSMISSION_BYTES_MAX)
         with pytest.raises(NackedError, match="too many for one message"):
             p.transmit_log_entry_message(bytes(TRANSMISSION_BYTES_MAX), ["west"]).result(PATIENCE_S)
         p.transmit_log_entry_message(b"", ["west"]).result(PATIENCE_S)

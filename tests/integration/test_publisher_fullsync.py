@@ -87,6 +87,19 @@ def read(lab: Lab, queue: str) -> list[bytes]:
     return found
 
 
+def announced(lab: Lab) -> list[bool]:
+    """What was said of the client: whether it has a provider."""
+    statuses = [pb.Status.FromString(body) for body in read(lab, "LRQ_Status")]
+    return [each.client.full_sync_provider for each in statuses if each.key == "client/orders"]
+
+
+def serve(lab: Lab, publisher: Any, provide: Callable[..., object], *statuses: End) -> None:
+    """A provider begins, and is asked then."""
+    publisher.on_full_sync(provide)
+    until(lambda: announced(lab))
+    write(lab, *statuses)
+
+
 def snapshot(lab: Lab) -> list[pb.Transaction]:
     return [pb.Transaction.FromString(body) for body in read(lab, "LRQ_Send_SnapSync")]
 
@@ -113,9 +126,9 @@ def transmit_for_ever(context: Any, payload: bytes) -> None:
         time.sleep(0.005)
 
 
-def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab, publisher: Make) -> None:
-    write(lab, ("west", "r1", REQUESTED), ("west", "r1", COMPLETED), ("west", "r2", REQUESTED), ("south", "r3", REQUESTED), ("x", "r4", REQUESTED))
-    write(lab, ("x", "r4", CANCELLED))
+def test_requests_are_served_and_older_ones_than_the_provider_are_not(lab: Lab, publisher: Make) -> None:
+    """A former process may have sent rows for those; the server asks anew."""
+    write(lab, ("west", "r1", REQUESTED), ("west", "r1", COMPLETED), ("x", "r4", REQUESTED), ("x", "r4", CANCELLED), ("south", "r5", REQUESTED))
     served: list[FullSyncRequest] = []
 
     def provide(request: FullSyncRequest, context: Any) -> None:
@@ -128,7 +141,7 @@ def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab, publisher: M
             context.transmit(b"more")
 
     with publisher(lab) as p:
-        p.on_full_sync(provide)
+        serve(lab, p, provide, ("west", "r2", REQUESTED), ("south", "r3", REQUESTED))
         until(lambda: len(ends(lab)) == 4)
         p.flush(PATIENCE_S)
         time.sleep(0.2)
@@ -142,8 +155,7 @@ def test_pending_requests_are_served_and_old_ones_are_not(lab: Lab, publisher: M
         assert [each.payloads[0] for each in own] == [b"%s %d" % (destination.encode(), n) for n in range(100)] + [b""]
         assert all([list(entry.destinations) for entry in each.entries] == [[destination]] for each in own)
         assert {each.client_name for each in own} == {"orders"}
-    announced = [pb.Status.FromString(body) for body in read(lab, "LRQ_Status")]
-    assert [each.client.full_sync_provider for each in announced if each.key == "client/orders"] == [True]
+    assert announced(lab) == [True]
 
     with publisher(lab) as again:
         again.on_full_sync(provide)
@@ -177,9 +189,8 @@ def test_a_newer_request_cancels_the_running_one(lab: Lab, publisher: Make) -> N
         context.transmit(b"new")
         context.complete()
 
-    write(lab, ("west", "r1", REQUESTED))
     with publisher(lab) as p:
-        p.on_full_sync(provide)
+        serve(lab, p, provide, ("west", "r1", REQUESTED))
         assert entered.wait(PATIENCE_S)
         write(lab, ("west", "r2", REQUESTED))
         assert cancelled.wait(PATIENCE_S)
@@ -198,9 +209,8 @@ def test_a_provider_that_fails_gives_up_or_forgets(lab: Lab, caplog: pytest.LogC
             with pytest.raises(FullSyncCancelled):
                 context.transmit(b"y")
 
-    write(lab, *((to, f"r-{to}", REQUESTED) for to in ("fails", "gives-up", "forgets")))
     with publisher(lab) as p:
-        p.on_full_sync(provide)
+        serve(lab, p, provide, *((to, f"r-{to}", REQUESTED) for to in ("fails", "gives-up", "forgets")))
         until(lambda: len(ends(lab)) == 3)
         write(lab, ("fails", "r-again", REQUESTED))
         until(lambda: len(ends(lab)) == 4)
@@ -225,9 +235,8 @@ def test_the_server_cancels_and_a_lost_connection_does_not(lab: Lab, publisher: 
         context.transmit(b"after")
         context.complete()
 
-    write(lab, ("west", "r1", REQUESTED), ("south", "r2", REQUESTED))
     with publisher(lab) as p:
-        p.on_full_sync(provide)
+        serve(lab, p, provide, ("west", "r1", REQUESTED), ("south", "r2", REQUESTED))
         until(lambda: snapshot(lab))
         lab.ctl("e1", "close_all_connections", "test")
         write(lab, ("south", "r2", CANCELLED))
@@ -251,16 +260,15 @@ def test_close_ends_providers_without_a_word(lab: Lab, publisher: Make) -> None:
             raised.set()
             raise
 
-    write(lab, ("west", "r1", REQUESTED))
     with publisher(lab) as p:
-        p.on_full_sync(provide)
+        serve(lab, p, provide, ("west", "r1", REQUESTED))
         assert entered.wait(PATIENCE_S)
     assert raised.is_set()
     assert ends(lab) == []
 
 
 def test_an_end_that_crossed_a_newer_request_ends_nothing(lab: Lab, publisher: Make) -> None:
-    """What a client says of r1 may land behind r2, which it had not heard of: while it reads old requests, and live."""
+    """What a client says of r1 may land behind r2, which it had not heard of."""
     served: list[tuple[str, str]] = []
 
     def provide(request: FullSyncRequest, context: Any) -> None:
@@ -272,10 +280,9 @@ def test_an_end_that_crossed_a_newer_request_ends_nothing(lab: Lab, publisher: M
         served.append((request.destination, request.request_id))
         context.complete()
 
-    write(lab, ("west", "r1", REQUESTED), ("west", "r2", REQUESTED), ("west", "r1", COMPLETED))
-    write(lab, ("south", "r3", REQUESTED), ("south", "r4", REQUESTED))
     with publisher(lab) as p:
-        p.on_full_sync(provide)
+        requests = [("west", "r1", REQUESTED), ("west", "r2", REQUESTED), ("west", "r1", COMPLETED)]
+        serve(lab, p, provide, *requests, ("south", "r3", REQUESTED), ("south", "r4", REQUESTED))
         until(lambda: ("south", "r4", COMPLETED) in ends(lab))
     assert sorted(served) == [("north", "r5"), ("south", "r4"), ("west", "r2")]
 
@@ -305,9 +312,8 @@ def test_a_full_sync_with_a_refused_entry_is_not_complete(lab: Lab, publisher: M
             raised.append("complete")
         assert context.cancelled
 
-    write(lab, ("west", "r1", REQUESTED))
     with publisher(lab) as p:
-        p.on_full_sync(provide)
+        serve(lab, p, provide, ("west", "r1", REQUESTED))
         until(lambda: ends(lab))
         write(lab, ("south", "r2", REQUESTED))
         until(lambda: len(ends(lab)) == 2)

@@ -140,7 +140,7 @@ def test_what_is_purged_later_is_gone(group: Pair, kind: str) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("what", ["purged", "deleted"])
+@pytest.mark.parametrize("what", ["purged", "deleted", "deleted, and the backup starts again"])
 def test_what_was_rejected_before_is_a_dead_letter_on_both(group: Pair, kind: str, what: str, broker_version: str) -> None:
     if broker_version.startswith("3") and kind == "quorum":
         pytest.skip("RabbitMQ 3 may forget what a busy quorum queue has not taken from a channel that is closed (docs/guarantees.md)")
@@ -155,9 +155,61 @@ def test_what_was_rejected_before_is_a_dead_letter_on_both(group: Pair, kind: st
         channel.queue_purge(queue)
     else:
         channel.queue_delete(queue)
+    if what not in ("purged", "deleted"):
+        group.lab.kill(f"{group.backup}.sidecar")
+        group.lab.start(f"{group.backup}.sidecar")
+        in_sync(group.lab)
     group.has(group.primary, dead, REJECTED)
     all_applied(group.lab, group.primary, group.backup)
     group.has(group.backup, dead, REJECTED)
+
+
+@KINDS
+def test_what_was_rejected_before_a_purge_and_after_it(group: Pair, kind: str) -> None:
+    """The later ones, which the backup comes to after the purge, do not keep back the earlier ones, which it is not to take."""
+    dead = group.declare(kind)
+    queue = group.declare(kind, dead_letter_exchange="", dead_letter_routing_key=dead)
+    channel = group.channel()
+    for numbers in (range(50), range(50, 100)):
+        group.publish(queue, numbers)
+        if not numbers.start:
+            group.has(group.backup, queue, 50)
+        for number in numbers:
+            tag, found = get(channel, queue)
+            assert found == number
+            channel.basic_reject(tag, requeue=False)
+        if not numbers.start:
+            channel.queue_purge(queue)
+    group.has(group.primary, dead, 100)
+    all_applied(group.lab, group.primary, group.backup)
+    group.has(group.backup, dead, 100)
+
+
+@KINDS
+@pytest.mark.parametrize("what", ["unbound", "its exchange deleted", "purged"])
+def test_what_was_rejected_before_dead_letters_go_elsewhere(group: Pair, kind: str, what: str) -> None:
+    """It goes where it went on the primary: before the dead-letter queue is unbound, its exchange deleted, or what came there purged."""
+    dead = group.declare(kind)
+    queue, count = group.declare(kind, dead_letter_exchange=f"{dead}-x", dead_letter_routing_key="k"), 50
+    channel = group.channel()
+    channel.exchange_declare(f"{dead}-x", "direct", durable=True)
+    channel.queue_bind(dead, f"{dead}-x", "k")
+    group.publish(queue, range(count))
+    group.has(group.backup, queue, count)
+    tags = [method.delivery_tag for method, _, _ in islice(channel.consume(queue), count)]
+    channel.basic_nack(tags[-1], multiple=True, requeue=False)
+    group.has(group.primary, dead, count)
+    if what == "unbound":
+        channel.queue_unbind(dead, f"{dead}-x", "k")
+    elif what == "purged":
+        channel.queue_purge(dead)
+    else:
+        channel.exchange_delete(f"{dead}-x")
+    all_applied(group.lab, group.primary, group.backup)
+    left = 0 if what == "purged" else count
+    group.has(group.primary, dead, left)
+    group.has(group.backup, queue, 0)
+    group.has(group.backup, dead, left)
 
 
 @KINDS

@@ -5,8 +5,10 @@ What stands at a destination is read as every reader reads it: a transaction who
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 
 import pika
@@ -239,3 +241,23 @@ def test_a_sink_that_was_away_catches_up(lab: Lab) -> None:
     arrived(lab, "w1", source)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker):
         deltas(lab, "w1", "nobody")
+
+
+def test_a_sidecar_that_starts_names_none_of_its_receive_queues_or_all(lab: Lab) -> None:
+    """It said that there were none until it had read its log."""
+    source = Source(lab, "named")
+    follows(lab, "named", "west")
+    source.finish()
+    url, told = f"{lab.nodes['w1'].http}/queues", []
+    lab.kill("w1.sidecar")
+    starting = threading.Thread(target=lab.start, args=("w1.sidecar",))
+    starting.start()
+    deadline = time.monotonic() + 240
+    while not told and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                told += json.load(answer) or ["none"]
+        except OSError:
+            time.sleep(0.005)
+    starting.join()
+    assert "LRQ_Recv_named_east" in told

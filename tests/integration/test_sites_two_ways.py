@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+import pika
 import pytest
-from load import eventually, primary_of, set_up, take_over
+from load import depth, eventually, primary_of, set_up, take_over
 from patience import PATIENT_DOOR
 from test_sites import Source, arrived, deltas, follows
 
@@ -139,6 +140,81 @@ def test_another_primary_in_the_middle_of_a_snapshot(lab: Lab, group: str) -> No
         source.go.set()
 
 
+def test_a_full_sync_beside_a_full_queue(lab: Lab) -> None:
+    """What waits for room in front of a queue of the new primary held it up."""
+    primary, backup = pair(lab, "east")
+    queue, arguments = f"limited-{time.time_ns()}", {"x-max-length": 5, "x-overflow": "reject-publish"}
+    channel = pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)).channel()
+    channel.confirm_delivery()
+    channel.queue_declare(queue, durable=True, arguments=arguments)
+    eventually("the queue at the backup", lambda: depth(lab.nodes[backup].broker, queue) == 0)
+    for number in range(10):
+        channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        if number == 4:
+            assert all(channel.basic_get(queue)[0] for _ in range(5))
+    eventually("the backup to say so", lambda: f"'{queue}' in vhost '/' is full here" in lab.status(backup)["reason"])
+    killed = fail_over(lab, "east")
+    source = Source(lab, "beside")
+    follows(lab, "beside", "west")
+    assert "is full here" in lab.status(backup)["reason"]
+    source.finish()
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].door)) as connection:
+        connection.channel().queue_delete(queue)
+    lab.start(killed)
+    pair(lab, "east")
+
+
+def test_a_publisher_that_restarts_in_the_middle_of_a_full_sync(lab: Lab) -> None:
+    """What the former process had sent of it was in the snapshot, too."""
+    former = Gated(lab, "restarts")
+    try:
+        assert former.half.wait(240)
+        primary, queue = primary_of(lab, "west"), "LRQ_Recv_restarts_east"
+        eventually("a part of it at the sink", lambda: len(received(lab.nodes[primary].admin, queue)[0]) > ROWS // 2)
+        former.finish()
+    finally:
+        former.go.set()
+    source = Source(lab, "restarts", ROWS)
+    follows(lab, "restarts", "west")
+    source.send(1, "west")
+    source.finish()
+    arrived(lab, primary, source)
+    rows, behind = snapshot(received(lab.nodes[primary].admin, queue)[0])
+    assert rows == [b"restarts row %d" % number for number in range(ROWS)]
+    assert behind == source.sent
+    assert former.requests[0].request_id != source.requests[-1].request_id
+
+
+def test_a_publisher_that_restarts_while_its_site_is_away(lab: Lab) -> None:
+    """It served what the former process had begun, and a new primary of the source, which had not heard of both, took the rows of both."""
+    pair(lab, "west")
+    former = Gated(lab, "returns")
+    try:
+        assert former.half.wait(240)
+        primary, queue = primary_of(lab, "west"), "LRQ_Recv_returns_east"
+        eventually("a part of it at the sink", lambda: len(received(lab.nodes[primary].admin, queue)[0]) > ROWS // 2)
+        for name in NODES["west"]:
+            lab.kill(f"{name}.sidecar")
+        former.finish()
+    finally:
+        former.go.set()
+    source = Source(lab, "returns", ROWS)
+    time.sleep(5)  # so that what it has read of, it serves
+    killed = fail_over(lab, "east")
+    for name in (f"{name}.sidecar" for name in NODES["west"]):
+        lab.start(name)
+    follows(lab, "returns", "west")
+    source.send(1, "west")
+    source.finish()
+    lab.start(killed)
+    pair(lab, "east")
+    pair(lab, "west")
+    arrived(lab, primary, source)
+    rows, behind = snapshot(received(lab.nodes[primary].admin, queue)[0])
+    assert rows == [b"returns row %d" % number for number in range(ROWS)]
+    assert behind == source.sent
+
+
 def test_without_a_provider_an_empty_snapshot_comes_first(lab: Lab) -> None:
     doors = [lab.nodes[name].door for name in NODES["east"]]
     payloads = [b"plain %d" % number for number in range(5)]
@@ -179,3 +255,31 @@ def test_a_source_that_was_trimmed_meanwhile(lab: Lab) -> None:
         rows, behind = snapshot(received(lab.nodes[name].admin, "LRQ_Recv_trimmed_east")[0])
         assert rows == [b"trimmed row %d" % number for number in range(20)]
         assert behind == source.sent[-5:]
+
+
+def test_a_client_that_was_quiet_while_others_sent_much(lab: Lab) -> None:
+    """What it had sent last is long dropped from the view when the link comes back. Nothing of it is missing, so no full sync is needed."""
+    quiet, noisy = Source(lab, "quiet"), Source(lab, "noisy")
+    for source in (quiet, noisy):
+        follows(lab, source.client_name, "west")
+    quiet.send(1, "west")
+    for name in pair(lab, "west"):
+        arrived(lab, name, quiet)
+    payload = b"x" * 40_000
+    for _ in range(3 * LOG_BYTES_MAX // len(payload)):
+        noisy.confirms.append(noisy.publisher.transmit_log_entry_message(payload, ["west"]))
+    noisy.send(1, "west")
+    noisy.finish()
+    primary = primary_of(lab, "west")
+    eventually("the last at the site", lambda: deltas(lab, primary, "noisy")[-1:] == noisy.sent[-1:])
+    time.sleep(1)  # a look at the view's end
+    for name in NODES["west"]:
+        lab.kill(f"{name}.sidecar")
+    for name in NODES["west"]:
+        lab.start(f"{name}.sidecar")
+    follows(lab, "quiet", "west")
+    quiet.send(1, "west")
+    quiet.finish()
+    for name in pair(lab, "west"):
+        arrived(lab, name, quiet)
+    assert [request.destination for request in quiet.requests] == ["west"], "no second full sync was needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pika
 import pytest
-from load import eventually, primary_of
+from load import command, eventually, primary_of
 from pamqp import commands
 from patience import PATIENT_DOOR
 from pika.exceptions import AMQPConnectionError, ConnectionClosedByBroker
@@ -26,7 +27,7 @@ from publisher_api import BlockingPublisher, no_primary
 from raw_client import RawClient
 from sidecar_process import Sidecar
 
-from broker_plugin import building, frames
+from broker_plugin import building, frames, headers
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import NoPrimary, Publisher
 
@@ -161,6 +162,30 @@ def test_the_spark_source(lab: Lab) -> None:
     with pytest.raises(errors.NoNode, match="CERTIFICATE_VERIFY_FAILED") as caught:
         read()
     assert not caught.value.retriable
+
+
+def test_operators_commands_through_a_door(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`adopt` and `republish`, told of the door by the environment and of its authority, or not."""
+    assert lab.authority is not None
+    queue = f"tls-tail-{time.time_ns()}"
+    made = {"vhost": "/", "name": queue, "durable": True, "auto_delete": False, "arguments": {}}
+    (tmp_path / "definitions.json").write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [made], "exchanges": [], "bindings": []}))
+    entry = {"kind": "publish", "user": "app", "replication_id": None, "epoch": 1, "sequence": 1, "vhost": "/", "exchange": "", "routing_key": queue}
+    entry |= {"header": base64.b64encode(headers.header_payload(2)).decode(), "body": base64.b64encode(b"ok").decode()}
+    (tmp_path / "tail.jsonl").write_text(json.dumps(entry) + "\n")
+    adopt = ["adopt", "--definitions", str(tmp_path / "definitions.json")]
+    republish = ["republish", str(tmp_path / "tail.jsonl")]
+    monkeypatch.setenv("LRQ_HA_DOOR", lab.nodes[primary(lab)].door)
+    for arguments in (adopt, republish):
+        code, told = command(*arguments)
+        assert code == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in told, told
+    ca = ["--ca", str(lab.authority.ca)]
+    code, told = command(*adopt, *ca)
+    assert (code, f"{queue}: 0 of 0 messages adopted (none was without a position)" in told) == (0, True), told
+    assert command(*republish, *ca) == (0, "1 messages published and confirmed")
+    with pika.BlockingConnection(parameters(lab, primary(lab))) as connection:
+        assert connection.channel().basic_get(queue, auto_ack=True)[2] == b"ok"
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")

@@ -25,7 +25,7 @@ from lrq_ha.routing.session import Session
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Sink
 from lrq_ha.routing.tables import SENDING, Reason, State
 
-ROUTE = Route("east", "orders", "west", "v1")
+ROUTE = Route("east", "orders", "west")
 LIMITS = Limits(
     batch_bytes_max=120,
     in_flight_bytes_max=300,
@@ -76,6 +76,7 @@ class Reader:
                 self.under_way, self.rows = (transaction.request_id, position), {}
                 self.waits = self.waits or position_of(batch.previous) == START
             else:
+                assert not self.rows.keys() & dict(pairs).keys(), "a row came twice in a snapshot"
                 self.rows.update(pairs)
             if transaction.type == pb.LAST_FULL_SYNC_ENTRY:
                 begun = self.under_way is not None and self.under_way[0] == transaction.request_id
@@ -159,8 +160,10 @@ class World(RuleBasedStateMachine):
     # ---- the client's provider --------------------------------------------------------------------------------------
 
     def newest_request(self) -> pb.FullSyncRequest | None:
-        """The last value of its key, as a provider sees it."""
-        values = [what.full_sync for _, what in self.log if isinstance(what, pb.Status) and what.HasField("full_sync")]
+        """The last value of its key, as a provider sees it: what was asked for before its announcement is not its own."""
+        statuses = [what for _, what in self.log if isinstance(what, pb.Status)]
+        announced = max(number for number, status in enumerate(statuses) if status.HasField("client"))
+        values = [status.full_sync for status in statuses[announced:] if status.HasField("full_sync")]
         return values[-1] if values and values[-1].state == pb.FullSyncRequest.REQUESTED else None
 
     @precondition(lambda self: self.provider)
@@ -189,6 +192,14 @@ class World(RuleBasedStateMachine):
             self.status_of(request.request_id, pb.FullSyncRequest.CANCELLED)
         elif not cancel and request is None:
             self.status_of(f"own/{len(self.log)}", pb.FullSyncRequest.REQUESTED)
+
+    @precondition(lambda self: self.provider)
+    @rule(steps=st.integers(0, 4))
+    def provider_restarts(self, steps: int) -> None:
+        """However far the former one had come, the new one serves what is asked for from then on."""
+        self.provide(steps)
+        self.answering = None
+        self.append(pb.Status(key="client/orders", client=pb.ClientStatus(client_name="orders", full_sync_provider=True)))
 
     @precondition(lambda self: self.provider)
     @rule(which=st.integers(0, 3), ends=st.booleans())
@@ -303,7 +314,7 @@ class World(RuleBasedStateMachine):
             last = position_of(status.last)
             self.bare_reports += last == START
             known = last == START or last in {position for position, _ in self.log}
-            self.tell(m.SinkReport(last, status.snapshot_request, status.snapshot_complete, "v1", known))
+            self.tell(m.SinkReport(last, status.snapshot_request, status.snapshot_complete, known))
 
     @rule(fate=st.sampled_from(["deliver"] * 6 + ["drop", "double"]), count=st.integers(1, 4))
     def carry(self, fate: str, count: int) -> None:
@@ -323,11 +334,7 @@ class World(RuleBasedStateMachine):
 
     def arrives(self, sent: m.Send) -> None:
         batch = pb.ReceivedBatch.FromString(sent.body)
-        assert (sent.first, sent.last, sent.previous) == (
-            position_of(batch.transactions[0].position),
-            position_of(batch.transactions[-1].position),
-            position_of(batch.previous),
-        )
+        assert sent.last == position_of(batch.transactions[-1].position)
         match self.sink.accept(sent.queue, batch):
             case Accept(last):
                 self.log_at_sink(batch)
@@ -444,7 +451,7 @@ class World(RuleBasedStateMachine):
             assert self.session.in_flight_bytes <= LIMITS.in_flight_bytes_max
             assert self.session.state in SENDING or not self.readings
             assert self.session.state is not State.ERROR
-            assert self.session.acked <= position_of(self.sink.status(ROUTE.queue).last)  # else the log is not pinned long enough
+            assert self.session.acked <= position_of(self.sink.status(ROUTE.queue).last)  # else it is told that the sink has what it lacks
 
     def teardown(self) -> None:
         """Faults stop: everything comes to rest, and the reader has what the source has."""

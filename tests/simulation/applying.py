@@ -317,8 +317,7 @@ class Sweeper:
                 self._close(True)
 
     def judge(self, target: QueueFilter, copy: Copy) -> Verdict:
-        verdict = target.verdict(copy.sequence, copy.generation, copy.deaths)
-        return Verdict.HOLD if verdict is Verdict.REJECT and target.is_early(copy.sequence) else verdict
+        return target.sweeping_verdict(copy.sequence, copy.generation, copy.deaths)
 
     def _close(self, seen: bool | None) -> None:
         self._missed, self._closing = seen, True

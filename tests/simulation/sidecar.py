@@ -45,6 +45,7 @@ class Streams:
     """The streams of a broker, as `rebuild` reads them."""
 
     log_queue, applied_queue = "log", "applied"
+    lost_host = False  # its exchanges are durable, so that nothing is to be declared again
 
     def __init__(self, site: Site) -> None:
         self._site = site

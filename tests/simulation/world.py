@@ -179,7 +179,7 @@ class World(Cluster):
     def _write(self, host: Host, node: Node, effect: WriteBatch) -> None:
         site = cast(Site, host)
         if isinstance(effect.body, bytes):
-            site.replica.index_batch(effect.batch.first, runs_of(StoredBatch(effect.batch, effect.body)), keep=True)
+            site.replica.index_batch(effect.batch.first, runs_of(StoredBatch(effect.batch, effect.body)))
         super()._write_batch(host, node, effect)
 
     def _encode(self, host: Host, effect: WriteBatch) -> Body:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -83,6 +85,27 @@ def test_what_is_wrong_is_said_in_one_line(spark: SparkSession, nodes: str) -> N
     assert said.startswith("lrq_ha.spark.errors.MissingQueue: Queue LRQ_Recv_none_east does not exist in vhost lrq")
     assert "\n" not in said
     assert cause("something else\nin two lines") == "something else\nin two lines"
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("matplotlib", "The job draws with matplotlib: .* pip install 'lrq-ha\\[demo\\]'"),
+        ("java", "Spark needs Java 17, which is not on this machine"),
+        ("folder", "results.json/out'"),
+    ],
+)
+def test_what_the_machine_lacks_is_said_in_one_line(missing: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").touch()
+    out = tmp_path / ("results.json/out" if missing == "folder" else "out")
+    without = "import sys; sys.modules['matplotlib'] = None; " if missing == "matplotlib" else ""
+    program = f"{without}from lrq_ha.spark.job import main; raise SystemExit(main())"
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)} if missing == "java" else None
+    arguments = ("--nodes", "amqp://127.0.0.1:1", "--queue", "LRQ_Recv_a_east", "--out", str(out))
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=500, env=environment)
+    assert done.returncode == 1
+    assert re.search(said, done.stderr)
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_nodes_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

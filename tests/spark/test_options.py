@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lrq_ha.spark.amqp import NodeConnection
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.options import ALLOWED, matching, parse_options
 
@@ -16,7 +17,7 @@ def test_defaults() -> None:
     assert options.nodes == ("amqp://u:p@h:1",)
     assert options.subscribe == ("LRQ_Recv_a_east",)
     assert (options.starting, options.ending) == (None, None)
-    assert (options.min_partitions, options.max_entries_per_trigger) == (1, None)
+    assert options.min_partitions == 1
     assert options.fail_on_data_loss
     assert not options.include_chain
 
@@ -43,13 +44,13 @@ def test_offsets() -> None:
     [
         (NODES | QUEUE | {"prefetch": "3"}, "Unknown option 'prefetch'.*startingOffsets"),
         (QUEUE, "nodes is missing"),
-        ({"nodes": "h:5672"} | QUEUE, "nodes = 'h:5672'"),
+        ({"nodes": "h:5672"} | QUEUE, "Address 1 of option nodes is malformed.*amqp://USER"),
         (NODES, "Exactly one of the options subscribe and subscribePattern"),
         (NODES | QUEUE | {"subscribePattern": ".*"}, "Exactly one of the options"),
         (NODES | {"subscribe": "orders"}, "subscribe = 'orders'.*LRQ_Recv_<client_name>_<remote_id>"),
         (NODES | {"subscribePattern": "LRQ_.*"}, "needs option http"),
         (NODES | {"subscribePattern": "(", "http": "http://h:1"}, "no regular expression"),
-        (NODES | {"subscribePattern": ".*", "http": "h:1"}, "http = 'h:1'"),
+        (NODES | {"subscribePattern": ".*", "http": "h:1"}, "Address 1 of option http is malformed.*http://HOST"),
         (NODES | QUEUE | {"startingOffsets": "latest"}, "startingOffsets = 'latest'.*earliest"),
         (NODES | QUEUE | {"startingOffsets": "[1]"}, "startingOffsets"),
         (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": "7"}'}, "startingOffsets"),
@@ -69,10 +70,22 @@ def test_what_is_refused(given: dict[str, str], said: str) -> None:
         parse_options(given)
 
 
-def test_a_refusal_shows_no_password() -> None:
-    with pytest.raises(OptionError) as caught:
-        parse_options({"nodes": "http://u:secret@h:1"} | QUEUE)
-    assert "secret" not in str(caught.value)
+@pytest.mark.parametrize("option", ["nodes", "http"])
+@pytest.mark.parametrize(
+    "address",
+    ["ftp://u:secret@h:1", "amqp://u:secret/more@h:1", "amqp://u:12/secret@h:1", "amqp://u:1?secret@h", "amqp://u:a,secret@h:1", "amqp://u:sec℀ret@h"],
+)
+def test_a_refusal_shows_no_part_of_a_password(option: str, address: str) -> None:
+    given = NODES | {"subscribePattern": ".*", "http": "http://h:1", option: address.replace("amqp", "amqp" if option == "nodes" else "http")}
+    with pytest.raises(OptionError, match=f"Address [12] of option {option} is malformed") as caught:
+        parse_options(given)
+    assert "sec" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_what_pika_does_not_know_in_an_address_is_refused() -> None:
+    with pytest.raises(OptionError, match="Address 2 of option nodes is malformed"):
+        NodeConnection.open(["amqp://127.0.0.1:1", "amqp://u:secret@h:1?what=secret"])
 
 
 def test_every_option_is_described() -> None:

@@ -19,13 +19,13 @@ Q = "LRQ_Recv_a_b"
 
 
 class Recorded:
-    """A stream that was written before."""
+    """A stream that was written before. `trimmed`: how many messages go as soon as it is read."""
 
-    def __init__(self, messages: list[Message]) -> None:
-        self.messages = messages
+    def __init__(self, messages: list[Message], trimmed: int = 0) -> None:
+        self.messages, self.trimmed = messages, trimmed
 
     def first(self, queue: str) -> Message | None:
-        return self.messages[0] if self.messages else None
+        return self.messages[self.trimmed] if self.messages else None
 
     def tail(self, queue: str) -> Message | None:
         return self.messages[-1] if self.messages else None
@@ -66,7 +66,7 @@ def read(source: Recorded, part: Range) -> list[int]:
     """Sequences that a partition gives."""
     start, same_stream = begin(source, part)
     assert start is not None
-    selection = Selection(part, strict=True)
+    selection = Selection(part, source, strict=True)
     given = []
     for message in source.messages[source.messages.index(start) :]:
         given += [one.transaction.position.sequence for one in selection.take(message, same_stream=same_stream)]
@@ -168,10 +168,54 @@ def test_a_hole_in_the_middle_is_data_loss_unless_told_otherwise() -> None:
     (part,) = plan(holed, 1)
     with pytest.raises(DataLoss, match=r"after 257\.2, up to 257\.4"):
         read(holed, part)
-    selection = Selection(part, strict=False)
+    selection = Selection(part, holed, strict=False)
     given = [one.transaction.position.sequence for message in holed.messages for one in selection.take(message, same_stream=True)]
     assert given == [1, 2, 5, 6]
     assert len(selection.holes) == 1
+
+
+def chains(*starts: int) -> Recorded:
+    """One transaction per message; each of `starts` and the two numbers behind it follow on each other, and a start on nothing."""
+    batches = []
+    for start in starts:
+        batches.append(pb.ReceivedBatch(transactions=[transaction(start)]))
+        batches += [message.batch for message in recorded(start + 1, start + 2).messages]
+    return Recorded([Message(number, batch) for number, batch in enumerate(batches)])
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_what_is_trimmed_up_to_a_restart_is_data_loss(pieces: int) -> None:
+    """What is left says nothing of what was before it."""
+    full = chains(10, 30)
+    part = plan(full, pieces)[0]
+    assert read(full, part)[0] == 10
+    with pytest.raises(DataLoss, match=r"may lack what comes after .*: what is left begins at 257\.30"):
+        read(Recorded(full.messages[3:]), part)
+
+
+def test_what_is_trimmed_up_to_a_restart_while_it_is_read_is_data_loss() -> None:
+    full = chains(10, 30)
+    (part,) = plan(full, 1)
+    with pytest.raises(DataLoss, match=r"may lack what comes after 257\.11: what is left begins at 257\.30"):
+        read(Recorded(full.messages[:2] + full.messages[3:], trimmed=2), part)
+
+
+def test_a_restart_behind_a_record_of_the_brokers_is_no_data_loss() -> None:
+    """Brokers write such records where a segment begins."""
+    full = chains(10, 30)
+    behind = Recorded([message._replace(offset=message.offset + (message.offset > 2)) for message in full.messages])
+    (part,) = plan(behind, 1)
+    assert read(behind, part) == [10, 11, 12, 30, 31, 32]
+
+
+def test_startingoffsets_before_a_restart_that_is_left() -> None:
+    trimmed = Recorded(chains(10, 30).messages[3:])
+    with pytest.raises(DataLoss, match="begins after sequence 29: startingOffsets 12 is trimmed"):
+        extent(trimmed, Q, 12, None, strict=True)
+    for starting in (None, 30, 31):
+        assert read_all(trimmed, plan(trimmed, 1, starting)) == [30, 31, 32][(starting or 30) - 30 :]
+    whole = chains(10)
+    assert read_all(whole, plan(whole, 1, 5)) == [10, 11, 12]
 
 
 def test_bounds_past_the_end_are_refused() -> None:
@@ -185,12 +229,18 @@ def test_bounds_past_the_end_are_refused() -> None:
     assert read_all(source, plan(source, 1, 4)) == []
 
 
+def test_more_pieces_than_messages_are_not_asked_for() -> None:
+    """A number that a user may give, and that would take all memory."""
+    source = recorded(1, 2, 3, 4, 5, 6)
+    assert read_all(source, plan(source, 999_999_999)) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_restart_is_marked_and_is_no_hole() -> None:
     marker = transaction(9, [], kind=pb.SNAPSHOT_SYNC, request="r")
     source = recorded(1, 2)
     source.messages.append(Message(2, pb.ReceivedBatch(transactions=[marker, transaction(10)])))
     (part,) = plan(source, 1)
-    selection = Selection(part, strict=True)
+    selection = Selection(part, source, strict=True)
     given = [
         (one.transaction.position.sequence, one.restart)
         for message in source.messages

@@ -96,6 +96,14 @@ def test_rows_and_schema(spark: SparkSession, nodes: str, receive_queue: Make) -
     assert rows(full) == expected
 
 
+def test_a_time_that_no_calendar_has_is_null(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    late = [253_402_300_800_000_000, 2**63 - 1, 2**63, 2**64 - 1]
+    queue.write(queue.batch(*(transaction(n, timestamp_us=us) for n, us in enumerate([1_000_000, *late], 1))))
+    rows = read(spark, nodes, queue.name).select("sequence", "timestamp").collect()
+    assert [(row.sequence, row.timestamp and row.timestamp.timestamp()) for row in rows] == [(1, 1.0), (2, None), (3, None), (4, None), (5, None)]
+
+
 def test_repeats_and_partitions_through_spark(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
     queue = receive_queue()
     batches = [queue.batch(transaction(2 * n), transaction(2 * n + 1)) for n in range(1, 301)]
@@ -219,6 +227,17 @@ def test_what_is_trimmed_after_planning(nodes: str, receive_queue: Make) -> None
     assert [one for _, taken in read_range(part, lenient) for one in taken if one.transaction.position.sequence <= 3] == []
 
 
+def test_restarts_where_segments_begin(nodes: str, receive_queue: Make) -> None:
+    """Offsets jump there, which was taken for a loss."""
+    queue = receive_queue(**{"x-stream-max-segment-size-bytes": 500_000})
+    queue.write(*(queue.batch(transaction(n, [b"x" * 100_000]), previous=pb.Position()) for n in range(1, 31)))
+    strict = options_of(nodes, queue.name)
+    [part] = plan(strict)
+    read = [(message.offset, one.transaction.position.sequence) for message, taken in read_range(part, strict) for one in taken]
+    assert [sequence for _, sequence in read] == list(range(1, 31))
+    assert read[-1][0] > 29, "offsets did jump"
+
+
 def test_a_hole(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
     queue = receive_queue()
     first, _, third = (queue.batch(transaction(n)) for n in (1, 2, 3))
@@ -299,13 +318,14 @@ def test_no_node_takes_us(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def listing() -> Iterator[tuple[str, list[Any]]]:
-    """Something that answers GET /queues with the first of a list."""
+    """Something that answers GET /queues with the first of a list; None: once, as a sidecar that starts does."""
     answers: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps(answers[0]).encode() if self.path == "/queues" else b""
-            self.send_response(200 if body else 404)
+            starts = answers[0] is None and answers.pop(0) is None
+            body = json.dumps(answers[0]).encode() if self.path == "/queues" and not starts else b""
+            self.send_response(200 if body else 503)
             self.end_headers()
             self.wfile.write(body)
 
@@ -322,8 +342,8 @@ def test_a_pattern_finds_queues(nodes: str, receive_queue: Make, listing: tuple[
     east, north = receive_queue("east"), receive_queue("north")
     fill(east, 2)
     fill(north, 3)
-    answers.append([east.name, north.name, "LRQ_Status"])
-    pattern = {"nodes": nodes, "http": f"http://127.0.0.1:1,{address}", "subscribePattern": "LRQ_Recv_.*_north"}
+    answers += [None, [east.name, north.name, "LRQ_Status"]]
+    pattern = {"nodes": nodes, "http": f"http://127.0.0.1:1,{address}/,{address}", "subscribePattern": "LRQ_Recv_.*_north"}
     assert sequences(parse_options(pattern)) == [1, 2, 3]
     assert sequences(parse_options(pattern | {"subscribePattern": "LRQ_Recv_.*_south"})) == []
     with pytest.raises(OptionError, match="startingOffsets does not name queue"):
@@ -331,6 +351,22 @@ def test_a_pattern_finds_queues(nodes: str, receive_queue: Make, listing: tuple[
     answers[0] = {"no": "list"}
     with pytest.raises(NoNode, match="no JSON list of names"):
         plan(parse_options(pattern))
+
+
+def test_what_is_no_sidecar_is_passed_by(
+    nodes: str, receive_queue: Make, listing: tuple[str, list[Any]], not_http: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a port that speaks AMQP, a broker's own among them; and sidecars are asked directly, whatever proxy there is."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    address, answers = listing
+    queue, broker = receive_queue("north"), f"http://127.0.0.1:{urlsplit(nodes).port}"
+    fill(queue, 2)
+    answers.append([queue.name])
+    pattern = {"nodes": nodes, "http": f"{broker},{not_http},{address}", "subscribePattern": "LRQ_Recv_.*_north"}
+    assert sequences(parse_options(pattern)) == [1, 2]
+    with pytest.raises(NoNode, match=f"{not_http}: the answer is not HTTP, or not whole"):
+        plan(parse_options(pattern | {"http": not_http}))
 
 
 def test_a_queue_deleted_while_it_is_read(nodes: str, receive_queue: Make) -> None:

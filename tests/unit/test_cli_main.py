@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import logging
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lrq_ha.cli import nodes
+from lrq_ha.cli.adopt import read_definitions
 from lrq_ha.cli.main import main
 from lrq_ha.cli.sidecar import redact, set_up_logging
 from lrq_ha.sidecar.config import sample
+
+NOBODY = "amqp://app:SECRET@127.0.0.1:1"
+QUEUE = {"vhost": "/", "name": "orders", "durable": True, "auto_delete": False, "arguments": {}}
+DEFINITIONS: dict[str, list[dict[str, Any]]] = {
+    "vhosts": [{"name": "/"}],
+    "exchanges": [QUEUE | {"name": "books", "type": "topic"}],
+    "queues": [QUEUE],
+    "bindings": [
+        {"vhost": "/", "source": "books", "destination": "orders", "destination_type": "queue", "routing_key": "#", "arguments": {}},
+    ],
+}
+ENTRY = {
+    "epoch": "1.1", "sequence": 7, "kind": "publish", "user": "app", "replication_id": "shop/3",
+    "vhost": "/", "exchange": "", "routing_key": "orders", "header": base64.b64encode(b"header").decode(), "body": "",
+}  # fmt: skip
 
 
 def exit_code(*arguments: str) -> object:
@@ -26,10 +48,44 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("command", ["adopt", "reinit", "republish"])
+def test_addresses_in_examples_have_a_password(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without one, it would be the client's default, which is refused."""
+    exit_code(command, "--help")
+    addresses = re.findall(r"amqp://\S+", capsys.readouterr().out)
+    assert addresses
+    assert all(re.match(r"amqp://\w+:\w+@", address) for address in addresses)
+
+
 @pytest.mark.parametrize("arguments", [[], ["unknown"], ["promote"], ["sidecar"], ["list", "--format", "xml"]])
 def test_wrong_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(*arguments) == 2
     assert "usage: lrq-ha" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["switchover", "demote", "renew"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e12", "-4000", "3601", "soon"])
+def test_a_timeout_that_no_node_takes_is_a_wrong_argument(command: str, seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(command, f"--timeout={seconds}") == 2
+    assert f"argument --timeout: '{seconds}' is not a number of seconds from 0 to 3600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("lab up --group", "east=²"), ("demo --flights", "-3")])
+def test_numbers_that_are_none_are_wrong_arguments(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*f"{option}={value}".split()) == 2
+    assert f"'{value}' is not " in capsys.readouterr().err
+
+
+def test_a_group_that_is_named_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last one counted, without a word."""
+    assert main(["lab", "up", "--dir", str(tmp_path), "--broker", "2.8", "--group", "east=2", "--group", "east=1"]) == 1
+    assert "A group is named twice" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["demo", "--report", str(tmp_path / "file"), "--broker", "2.8"]) == 1
+    assert "file cannot be the report's folder: File exists" in capsys.readouterr().err
 
 
 def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,3 +136,67 @@ def test_logs_have_level_and_logger_and_no_password(capsys: pytest.CaptureFixtur
     logging.getLogger("lrq_ha.door").info("to %s", "amqp://lrq:SECRET@h:1")
     text = capsys.readouterr().err
     assert "INFO lrq_ha.door: to amqp://lrq:***@h:1" in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["amqp://lrq:SECRET/more@h:1", "amqp://lrq:1234/SECRET@h:1", "amqp://lrq:1234?SECRET@h:1", "amqp://lrq:1234#SECRET@h:1",
+     "amqp://lrq:1234@SECRET/more@h:1", "amqp://lrq:SECRET\u2100@h:1", "http://lrq:SECRET@h:1"],
+)  # fmt: skip
+def test_the_address_of_a_door_is_not_shown(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text(json.dumps(DEFINITIONS))
+    for command in (["republish", str(file)], ["adopt", "--definitions", str(file)]):
+        assert main([*command, "--to", url]) == 1
+        text = capsys.readouterr().err
+        assert "Write amqp://USER:PASSWORD@HOST:PORT" in text
+        assert "SECRET" not in text
+        assert "1234" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(kind, key) for kind, given in DEFINITIONS.items() for key in given[0]],
+)
+def test_definitions_that_lack_something_are_refused_before_anything_is_declared(
+    kind: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(read_definitions(json.dumps(DEFINITIONS))[0].bindings) == 1
+    for given in ({name: value for name, value in DEFINITIONS[kind][0].items() if name != key}, DEFINITIONS[kind][0] | {key: None}):
+        (tmp_path / "definitions.json").write_text(json.dumps(DEFINITIONS | {kind: [given]}))
+        assert main(["adopt", "--definitions", str(tmp_path / "definitions.json"), "--to", NOBODY]) == 1
+        text = capsys.readouterr().err
+        assert text.startswith("lrq-ha: these are not a broker's definitions")
+        assert key in text
+
+
+def test_what_sidecars_write_is_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "definitions.json").write_text(json.dumps(DEFINITIONS | {"vhosts": [{"name": "/"}, {"name": "lrq"}]}))
+    arguments = ["adopt", "--definitions", str(tmp_path / "definitions.json"), "--to", NOBODY]
+    assert main([*arguments, "--vhost", "lrq"]) == 1
+    assert "vhost lrq holds what sidecars write, which is not adopted" in capsys.readouterr().err
+    assert main(arguments) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_definitions_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As an archive of them."""
+    archive = tmp_path / "definitions.tar.gz"
+    archive.write_bytes(b"\x1f\x8b\x08")
+    assert main(["adopt", "--definitions", str(archive), "--to", NOBODY]) == 1
+    assert capsys.readouterr().err == f"lrq-ha: {archive} cannot be read: it is not text\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(archive.read_bytes())))
+    assert main(["adopt", "--to", NOBODY]) == 1
+    assert capsys.readouterr().err == "lrq-ha: standard input cannot be read: it is not text\n"
+
+
+@pytest.mark.parametrize(("key", "value"), [*((key, None) for key in ENTRY), ("header", "no base64"), ("body", 5), ("sequence", "many")])
+def test_a_line_of_a_tail_that_was_cut_by_hand_is_named(key: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None: without that key."""
+    given = {name: each for name, each in (ENTRY | {key: value}).items() if each is not None}
+    tail = tmp_path / "tail.jsonl"
+    tail.write_text(json.dumps({"kind": "dequeue"}) + "\n" + json.dumps(given))
+    assert main(["republish", str(tail), "--to", NOBODY]) == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"lrq-ha: {tail}, line 2: not an entry of a tail (")
+    assert text.count("\n") == 1

@@ -7,7 +7,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Node:
         self.answer: tuple[bool, str] = (True, "done")
         self.error: LrqError | None = None
         self.peers: dict[str, Any] = {}
-        self.opened = False
+        self.opened = self.paused = False
 
     def status(self) -> dict[str, Any]:
         if self.error:
@@ -41,6 +41,7 @@ class Node:
         return {
             "node": self.name, "group": "east", "role": self.role.value, "epoch": 0x301, "end": 120, "safe": 119, "applied": 100, "in_set": True,
             "members": ["e1"], "primary": "e1", "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1, "reason": "started",
+            "paused": self.paused,
             "serving": self.opened or self.role is Role.ACTIVE,
         }  # fmt: skip
 
@@ -59,6 +60,21 @@ class Node:
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
         self.told.append(("remove", node, dry_run))
         return self.answer
+
+    async def pause(self, paused: bool) -> tuple[bool, str]:
+        self.told.append(("pause", paused))
+        return self.answer
+
+    async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("demote", timeout_s))
+        return self.answer
+
+    async def reinit(self, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("reinit", dry_run))
+        return self.answer
+
+    async def tail(self) -> AsyncIterator[dict[str, Any]]:
+        yield {"kind": "publish"}
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +104,8 @@ def serve() -> Iterator[Callable[[Node], Node]]:
     loop.close()
 
 
-def call(url: str, body: bytes | None = None, content_type: str = "application/json") -> tuple[int, Any]:
-    request = urllib.request.Request(url, body, {"Content-Type": content_type})
+def call(url: str, body: bytes | None = None, content_type: str = "application/json", **headers: str) -> tuple[int, Any]:
+    request = urllib.request.Request(url, body, {"Content-Type": content_type, **headers})
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT_S) as answer:
             return answer.status, json.load(answer)
@@ -158,6 +174,8 @@ def test_a_refusal_and_an_error_are_409_and_503(serve: Callable[[Node], Node]) -
         ("promote", b'{"down": "e1"}', 'down: must be a list of node names (value "e1")'),
         ("promote", b'{"down": [1]}', "down: must be a list of node names (value [1])"),
         ("promote", b'{"force": 1}', "force: must be true or false (value 1)"),
+        ("demote", b'{"timeout_s": true}', "timeout_s: must be a number of seconds from 0 to 3600 (value true)"),
+        ("demote", b'{"timeout_s": 3601}', "timeout_s: must be a number of seconds from 0 to 3600 (value 3601)"),
         ("remove", b"{}", "node: missing; must be the name of a node"),
         ("remove", b'{"node": ""}', 'node: must be the name of a node (value "")'),
     ],
@@ -174,7 +192,10 @@ def test_requests_of_the_wrong_kind(serve: Callable[[Node], Node]) -> None:
     node = serve(Node("e2"))
     assert call(f"{node.url}/promote", b"{}", "text/plain")[0] == 400
     assert call(f"{node.url}/promote") == (405, {"ok": False, "text": "/promote takes POST"})
-    assert call(f"{node.url}/nothing")[0] == 404
+    code, answer = call(f"{node.url}/nothing")
+    assert code == 404
+    assert all(f" {path}" in answer["text"] for path in ("/nothing", "/status", "/levels", "/reinit"))
+    assert call(f"{node.url}/promote", b"{}", Origin=node.url) == (403, {"ok": False, "text": "commands are not taken from web pages"})
     assert call(f"{node.url}/promote", b" " * (BODY_BYTES_MAX + 1))[0] == 413
     assert not node.told
 
@@ -230,6 +251,37 @@ def test_list_finds_a_node_and_its_peers_by_its_configuration(
     assert capsys.readouterr().out == by_environment
 
 
+def test_orders_need_nothing_that_a_configuration_names(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The node to promote has lost its certificate, or a package: the sidecar does not start with that, and who promotes has no time for it."""
+    node = serve(Node("e1"))
+    config = tmp_path / "e1.toml"
+    config.write_text(
+        '[node]\nname = "e1"\nid = 1\ngroup = "east"\n[broker]\nurl = "amqps://u:p@127.0.0.1:5672"\n[door]\nlisten = "127.0.0.1:5673"\n'
+        f'[http]\nlisten = "{node.url.removeprefix("http://")}"\n[tls]\nca = "gone.pem"\n[interceptors.gone]\n'
+    )
+    assert main(["promote", "e1", "--config", str(config)]) == 0
+    assert main(["sidecar", "--check", "--config", str(config)]) == 1
+    assert "gone.pem cannot be read" in capsys.readouterr().err
+
+
+def test_nodes_that_were_not_paused_are_an_error(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1 = serve(Node("e1"))
+    assert main(["pause", *lab(tmp_path, e1, Node("e2"))]) == 1
+    said = capsys.readouterr()
+    assert said.out == "done\n"
+    assert said.err.startswith("e2: e2 does not answer")
+
+
+def test_what_is_saved_is_its_owners_alone(serve: Callable[[Node], Node], tmp_path: Path) -> None:
+    """It holds messages."""
+    file = tmp_path / "tail.jsonl"
+    assert main(["reinit", "e1", "--export", str(file), *lab(tmp_path, serve(Node("e1")))]) == 0
+    assert file.read_text() == '{"kind": "publish"}\n'
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_nodes_that_cannot_be_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LRQ_HA_CONFIG", raising=False)
@@ -251,6 +303,35 @@ def test_promote_prints_what_the_node_says(serve: Callable[[Node], Node], tmp_pa
     assert main(["promote", "e2", "--force", *options]) == 1
     assert capsys.readouterr().err == "lrq-ha: e2 was not in sync\n"
     assert e2.told == [("promote", ["e1"], False, True), ("promote", [], True, False)]
+
+
+def test_a_pause_is_shown_while_there_is_a_primary(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before, it was only when nobody led: when it was too late."""
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2"))
+    e2.paused = True
+    assert main(["list", *lab(tmp_path, e1, e2)]) == 0
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("started")
+    assert second.endswith("started; paused: takes no epoch by itself until lrq-ha resume")
+
+
+@pytest.mark.parametrize("nodes", [{}, {"e1": {"http": "nonsense"}}])
+def test_a_lab_without_nodes_that_can_be_asked(nodes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lab.json").write_text(json.dumps({"groups": {"east": {"nodes": nodes}}}))
+    for command in (["list"], ["promote", "e1"], ["pause"]):
+        assert main([*command, "--dir", str(tmp_path)]) == 1
+        assert "lab.json is not the description of a lab" in capsys.readouterr().err
+
+
+def test_what_does_not_speak_http_is_shown_as_such(tmp_path: Path, not_http: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a door does, whose port stands in the place of the other."""
+    e1 = Node("e1")
+    e1.url = not_http
+    options = lab(tmp_path, e1)
+    assert main(["list", *options]) == 1
+    assert f"tried {e1.url}/status: the answer is not HTTP, or not whole" in capsys.readouterr().out
+    assert main(["promote", "e1", *options]) == 1
+    assert "the answer is not HTTP, or not whole" in capsys.readouterr().err
 
 
 def test_promote_of_an_unknown_or_silent_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,11 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
         pytest.param("amqp://lrq", "http://lrq", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="wrong scheme"),
         pytest.param("lrq:secret@", "", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="url without a user"),
         pytest.param("127.0.0.1:8080", "8080", ["http.listen", "'8080'", "HOST:PORT"], id="listen without a host"),
-        pytest.param('"e1"', '"e 1"', ["node.name", "'e 1'", "[A-Za-z0-9.-]"], id="bad name"),
+        pytest.param('"e1"', '"e 1"', ["node.name", "'e 1'", "letters, digits, dots or hyphens"], id="bad name"),
+        pytest.param("127.0.0.1:5673", "5673", ["door.listen", "'5673'", "HOST:PORT"], id="door without a host"),
+        pytest.param('"east"', '"-east"', ["node.group", "'-east'", "a letter or digit first"], id="hyphen first"),
+        pytest.param("[http]", "[replication]\nheartbeat_s = 5\n[http]", ["replication: heartbeat_s", "5 and 5"], id="rare heartbeat"),
+        pytest.param("[http]", "[replication]\nbackup_timeout_s = inf\n[http]", ["replication.backup_timeout_s", "finite", "inf"], id="infinite"),
         pytest.param("[http]", "[replication.completion]\n'(' = 'all'\n[http]", ["replication.completion", "regular expression"], id="bad pattern 2"),
         pytest.param("[http]", "[replication.completion]\nm = 'none'\n[http]", ["replication.completion", "'all' or 'local'"], id="bad completion"),
         pytest.param("[http]", "[replication]\nexpected_backups = 1\n[http]", ["expected_backups is 1", "0 peers"], id="too many expected"),
@@ -112,6 +116,12 @@ def test_a_bad_key_of_a_peer_is_named_with_its_place(tmp_path: Path) -> None:
 def test_a_group_is_no_site_of_its_own(tmp_path: Path) -> None:
     site = '[[sites]]\nremote_id = "east"\ndoors = ["amqp://lrq:secret@127.0.0.1:5683"]\n'
     assert "east cannot be a site of its own" in refusal(tmp_path, MINIMAL + site)
+
+
+def test_a_site_stands_once(tmp_path: Path) -> None:
+    site = '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:5683"]\n'
+    assert "each remote_id of sites stands once" in refusal(tmp_path, MINIMAL + site * 2)
+    assert len(load(write(tmp_path, MINIMAL + site)).sites) == 1
 
 
 def test_the_first_pattern_that_fits_a_name_says_when_it_is_confirmed(tmp_path: Path) -> None:
@@ -192,6 +202,7 @@ def test_users_of_certificates(tmp_path: Path, authority: Authority) -> None:
         ("id = 1", 'id = 1\npasword = "hunter2"'),
         ('"amqp://lrq:secret@127.0.0.1:5672"', '"amqp://lrq:hunter2@127.0.0.1"'),
         ('"amqp://lrq:secret@127.0.0.1:5672"', '["amqp://lrq:hunter2@127.0.0.1:5672"]'),
+        ('"amqp://lrq:secret@127.0.0.1:5672"', '"amqp://lrq:hunter2\u2100@127.0.0.1:5672"'),
         ("[http]", 'tls = "amqp://lrq:hunter2@h:1"\n[http]'),
         ("[http]", '[[peers]]\nname = "e2"\nid = 2\ndoor = "amqp://lrq:hunter2@h"\nhttp = "http://h:1"\n[http]'),
         ("[node]", 'peers = "amqp://lrq:hunter2@h:1"\n[node]'),

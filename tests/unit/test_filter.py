@@ -89,12 +89,70 @@ def test_what_is_rejected_moves_when_the_node_has_come_to_it(flt: Filter) -> Non
     assert max(seen) <= 20, "some have their turn, though others follow"
     reached = flt.at
     assert (target.due(1000), target.moves_due(1000)) == (60, 30)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_rejected_before_a_declaration_is_not_taken_for_what_came_after_it(flt: Filter, restarted: bool) -> None:
+    """The node has come to the declaration (or purge), which waits for what was rejected before it, and for that only."""
+    filter_: DeliveryFilter = flt
+    noted = []
+
+    def reject(sequence: int, queue: QueueKey = Q) -> None:
+        noted.append((Kind.REJECT, queue, sequence, flt.at + 1))
+        flt.done(Kind.REJECT, queue, sequence, sweep=True)
+
+    for sequence in range(1, 11):
+        reject(sequence)
+    reject(5, D)
+    flt.at += 1
+    change = flt.at
+    flt.note_change(change)
+    for sequence in range(11, 21):
+        reject(sequence)
+    flt.reached = lambda: change - 1
+    if restarted:
+        records, refused = flt.export()
+        filter_ = DeliveryFilter.restored(flt.generations, records, refused, flt.at)
+        filter_.reached = lambda: noted[4][-1]
+        for kind, queue, sequence, at in noted:
+            if at > change:
+                filter_.note_change(change)
+            filter_.note(at, kind, queue, (sequence, sequence), 0, "", sweep=True)
+        filter_.lose(flt.at)
+        filter_.safe(noted[4][-1])
+        assert filter_.moving("/", change) == [], "of most it is not known again that they are safe"
+        filter_.safe(flt.at)
+        filter_.reached = flt.reached
+    assert {target.key: due for target, due in filter_.moving("/", change)} == {Q: 10, D: 1}
+    assert filter_.moving("other", change) == []
+    target = filter_.queue(Q)
+    assert [one for one in range(1, 21) if target.is_early(one)] == list(range(11, 21))
+    generation = flt.generations.newest
+    for sequence in range(1, 11):
+        assert target.sweeping_verdict(sequence, generation) is Verdict.REJECT
+        target.gone(sequence, generation)
+    assert target.sweeping_verdict(11, generation) is Verdict.HOLD
+    filter_.queue(D).gone(5, generation)
+    assert filter_.moving("/", change) == []
+    filter_.reached = lambda: flt.at
+    assert [due for _, due in filter_.moving("/", flt.at + 1)] == [10]
+    assert target.sweeping_verdict(11, generation) is Verdict.REJECT
+
+
+def test_what_lost_entries_have_rejected_waits_for_the_end_of_the_log(flt: Filter) -> None:
+    """The node's host went down, and its record knows of more than its log. What its log knows, too, does not wait for that."""
+    for sequence in (1, 2):
+        flt.done(Kind.REJECT, Q, sequence, sweep=True)
     records, refused = flt.export()
     again = DeliveryFilter.restored(flt.generations, records, refused, flt.at)
-    again.reached = lambda: flt.at - 1
-    assert (again.queue(Q).due(1000), again.queue(Q).moves_due(1000)) == (30, 0), "which of them it had not come to is not recorded"
-    again.reached = lambda: flt.at
-    assert (again.queue(Q).due(1000), again.queue(Q).moves_due(1000)) == (60, 30)
+    end = flt.at - 1
+    again.reached = lambda: end - 1
+    again.note(end, Kind.REJECT, Q, (1, 1), 0, "", sweep=True)
+    again.lose(end)
+    again.safe(end)
+    assert [again.queue(Q).is_early(sequence) for sequence in (1, 2)] == [True, True]
+    again.reached = lambda: end
+    assert again.queue(Q).moves_due(1000) == 2
 
 
 @pytest.mark.parametrize("deaths", [(), FROM_Q])

@@ -165,20 +165,19 @@ def test_equal_contents_are_found_as_different_ones_are(pool: Any, order: list[i
             raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1
         parts.append(bytes(raw))
     whole = b"".join(parts)
+
+    def scanned(at: int) -> tuple[list[frames.Item], int]:
+        try:
+            return frames.scan(whole, at, frames.FRAME_MAX_BYTES, 0)
+        except FrameError as error:
+            return error.before
+
     one_by_one: list[frames.Item] = []
     at = 0
-    try:
-        while at < len(whole):  # a scan that ends behind its first item
-            items, _ = frames.scan(whole, at, frames.FRAME_MAX_BYTES, 0)
-            if not items:
-                break
-            one_by_one.append(items[0])
-            at = frames.end_of(items[0])
-    except FrameError:
-        with pytest.raises(FrameError):
-            frames.scan(whole, 0, frames.FRAME_MAX_BYTES, 0)
-    else:
-        assert frames.scan(whole, 0, frames.FRAME_MAX_BYTES, 0) == (one_by_one, at)
+    while (items := scanned(at)[0]):  # a scan that ends behind its first item
+        one_by_one.append(items[0])
+        at = frames.end_of(items[0])
+    assert scanned(0) == (one_by_one, at)
 
 
 @given(contents(), contents())
@@ -407,8 +406,9 @@ def test_deaths_that_no_broker_counts(count: int, visits: int | None) -> None:
 )
 def test_malformed_frames_are_named(raw: bytes, says: str) -> None:
     good = building.ack(1, 5)
-    with pytest.raises(FrameError, match=says):
+    with pytest.raises(FrameError, match=says) as caught:
         frames.scan(good + raw)
+    assert caught.value.before == frames.scan(good)
 
 
 def test_a_frame_at_the_limit_passes_and_one_over_does_not() -> None:

@@ -15,7 +15,7 @@ import pytest
 from node_config import MINIMAL
 
 from broker_plugin import building, frames, headers
-from lrq_ha.interceptors import Accept, Client, Delivery, Enqueue, Interceptor, Message, Point, Routing, Topology
+from lrq_ha.interceptors import Accept, Client, Delivery, Enqueue, Interceptor, Message, Outcome, Point, Routed, Routing, Topology
 from lrq_ha.interceptors.audit import Audit
 from lrq_ha.interceptors.plugins import Interceptors, Settings
 from lrq_ha.interceptors.runner import EVENT_BYTES, Runner
@@ -127,6 +127,15 @@ def test_what_is_wrong_is_named(tmp_path: Path, more: str, said: str) -> None:
 def test_what_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", {"odd": target})))
     assert f"interceptors.odd{'.' if said.startswith('options') else ': '}{said}" in refusal(tmp_path, "[interceptors.odd]\n")
+
+
+def test_a_priority_that_is_no_number_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install(tmp_path / "site", {}, "odd_priority")
+    (site / "odd_priority-1.0.dist-info" / "entry_points.txt").write_text("[lrq_ha.interceptors]\nodd = odd_priority:Odd\n")
+    (site / "odd_priority.py").write_text("class Odd:\n    priority = 'first'\n    def enqueue(self, event): pass\n")
+    monkeypatch.syspath_prepend(str(site))
+    assert "interceptors.odd: its priority is no whole number. Set interceptors.odd.priority" in refusal(tmp_path, "[interceptors.odd]\n")
+    assert Interceptors({"odd": Settings(priority=1)})
 
 
 def test_options_are_not_shown(tmp_path: Path) -> None:
@@ -265,7 +274,7 @@ def test_failures_in_a_row_switch_off_and_others_do_not(run: Callable[..., Runne
     moody.mood = "wrong"
     for _ in range(3):
         assert runner.ask(routing()) is None
-    assert "3 times in a row, the last time in routing: TypeError" in runner.off
+    assert "routing failed 3 times in a row, the last time: TypeError" in runner.off
     moody.mood = "too late"
     assert runner.ask(routing()) is None
     assert runner.status()["refused"] == 4
@@ -275,13 +284,77 @@ def test_failures_in_a_row_switch_off_and_others_do_not(run: Callable[..., Runne
     assert "SystemExit" in told[0]
 
 
+class Disk(Audit):
+    """The audit trail; each attempt to write is told."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path=path)
+        self.flushed, self.closed = threading.Semaphore(0), False
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        finally:
+            self.flushed.release()
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+def test_the_audit_trail_of_a_full_disk_is_switched_off(run: Callable[..., Runner]) -> None:
+    """What it is told goes to a buffer of its own, which always succeeds."""
+    disk = Disk("/dev/full")
+    runner = run(disk)
+    for _ in range(3):
+        runner.put(Point.ROUTED, Routed(0.0, CLIENT, 1, MESSAGE, "q", Outcome.ACCEPTED, ""))
+        assert disk.flushed.acquire(timeout=TOLD_S)
+    runner.close()
+    assert "flush failed 3 times in a row, the last time: OSError" in runner.off
+    assert disk.closed
+
+
+class Failing(Interceptor):
+    """Is slow to be told, and fails when asked."""
+
+    refuses = True
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+
+    def enqueue(self, event: Enqueue) -> None:
+        assert self.may.wait(TOLD_S)
+
+    def routing(self, event: Routing) -> str:
+        raise ValueError
+
+
+def test_one_that_is_switched_off_while_its_buffer_fills_holds_up_nobody(run: Callable[..., Runner]) -> None:
+    failing = Failing()
+    runner = run(failing, on_overflow="wait", buffer_bytes_max=EVENT_BYTES, errors_max=1)
+    runner.put(Point.ENQUEUE, enqueue())
+
+    class Meanwhile:
+        """A message at which the other thread gets its turn."""
+
+        @property
+        def header(self) -> bytes:
+            runner.ask(routing())
+            return b""
+
+    runner.put(Point.ENQUEUE, enqueue()._replace(message=Meanwhile()))  # type: ignore[arg-type]
+    assert runner.off
+    assert not runner.full
+    failing.may.set()
+
+
 def test_the_text_of_an_error_is_not_logged(run: Callable[..., Runner], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     runner = run(Moody(), errors_max=2)
     for _ in range(2):
         runner.put(Point.ENQUEUE, enqueue())
     runner.close()
-    assert "enqueue: ValueError at runner.py" in runner.off
+    assert "enqueue failed 2 times in a row, the last time: ValueError at runner.py" in runner.off
     assert "not for the log" not in caplog.text
 
 

@@ -35,7 +35,7 @@ def test_what_is_no_level_is_refused_with_those_that_there_are(value: object) ->
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [("cache.1", "configuration"), ("a-cache", "all"), ("tmp", "none"), ("t", "all"), ("", "all"), ("amq.gen-x", "none"), ("amq.topic", "none")],
+    [("cache.1", "configuration"), ("a-cache", "all"), ("tmp", "none"), ("t", "all"), ("", "none"), ("amq.gen-x", "none"), ("amq.topic", "none")],
 )
 def test_the_first_pattern_that_fits(name: str, level: str) -> None:
     assert LEVELS.of(name).value == level
@@ -59,7 +59,8 @@ def test_a_bad_pattern_or_level_is_named(patterns: dict[str, str], told: str) ->
 def relay() -> Any:
     """As much of a connection as declarations look at, on a node with an empty log."""
     replica = Replica(Node(NodeSettings(1, {1: "e1"})), LEVELS, lambda *_: None)
-    return SimpleNamespace(vhost="/", replica=replica, door=SimpleNamespace(completes_locally=lambda _queue: False))
+    default_types = SimpleNamespace(of=lambda _vhost, _logged: topology.CLASSIC)
+    return SimpleNamespace(vhost="/", replica=replica, door=SimpleNamespace(completes_locally=lambda _queue: False, default_types=default_types))
 
 
 def classify(at: Any, kind: int, method: Any) -> topology.Action:
@@ -205,7 +206,7 @@ def test_what_else_enters_the_log(kind: int, method: Any, logged: str) -> None:
 
 def test_an_auto_delete_queue_is_this_nodes_own() -> None:
     for level in (None, "none"):
-        assert declare(relay(), "q", level, auto_delete=True) == topology.PassOn("q", local=("/", "q"))
+        assert declare(relay(), "q", level, auto_delete=True) == topology.PassOn("q", local=("/", "q"), waited_for=True)
 
 
 @pytest.mark.parametrize("level", ["configuration", "all"])

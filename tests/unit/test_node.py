@@ -832,7 +832,7 @@ def test_a_node_that_is_no_longer_configured() -> None:
 @pytest.mark.parametrize(
     ("make", "node", "text"),
     [
-        (leader, 1, "e1 is not in the set"),
+        (leader, 1, "e1 is primary: only a backup can be removed"),
         (leader, 9, "node 9 is not in the set"),
         (follower, 1, "e2 is not primary: ask e1"),
         (lambda: Driver(2), 1, "e2 is not primary: ask the primary"),
@@ -983,6 +983,7 @@ def test_who_no_longer_follows_does_not_keep_others_from_an_epoch() -> None:
         (lambda: leader(active=False), [], "e1 is primary already (epoch 2.1)", False),
         (candidate, [], "e1 is taking epoch 2.1 already", False),
         (lambda: Driver(2), [9], "there is no node 9 in this group", False),
+        (lambda: met(Driver(2)), [2], "e2 is said to be down, but it is to be promoted: name only others with --down", False),
         (lambda: met(Driver(2)), [1], "e1 is said to be down, but it answers: stop it first, or use switchover", False),
         (lambda: cut_off(E2_1), [1], "e1 is said to be down, but it answers e3: stop it first, or use switchover", False),
         (lambda: Driver(2), [], "e1 does not answer: if it is down, say so with --down e1", False),

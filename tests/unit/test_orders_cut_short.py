@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from broker_plugin.door import Door
-from lrq_ha.replication.events import Answer, PromoteRequest
+from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest
+from lrq_ha.replication.node import Node
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.incarnation import Incarnation
@@ -54,6 +55,30 @@ def test_a_promotion_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPat
         return incarnation.orders.ask(PROMOTE)
 
     assert "started again" in run(check)
+
+
+def test_a_node_that_was_to_step_down_leaves_the_group_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said nothing of it, and nobody took over."""
+
+    async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    async def pause(orders: Orders, request: object) -> Answer:
+        assert isinstance(request, PauseRequest)
+        orders._node.paused = request.paused
+        return Answer(True, "")
+
+    async def nothing(*_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(Orders, "_ask_core", pause)
+    monkeypatch.setattr("broker_plugin.draining.drain", drain)
+    monkeypatch.setattr("lrq_ha.sidecar.orders.left_behind", nothing)
+    monkeypatch.setattr(Node, "serving", True)
+    told = run(lambda incarnation: incarnation.orders.demote(10.0, force=True, dry_run=False))
+    assert "started again" in told
+    assert told.endswith("The group is paused: `lrq-ha resume` ends that")
 
 
 def test_a_handover_while_consumers_finish(monkeypatch: pytest.MonkeyPatch) -> None:

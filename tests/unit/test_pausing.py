@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from pamqp import commands
 
-from broker_plugin import building, closing, frames, pausing
+from broker_plugin import building, closing, delivering, frames, pausing
 from broker_plugin.channels import Channel, Commit, Consumer
 from broker_plugin.door import Door
 from broker_plugin.pausing import Pause
@@ -75,6 +76,20 @@ def test_a_channel_is_told_nothing_while_the_broker_commits(second: int) -> None
     closing.settled(relay, channel)
     assert told == [cancel]
     assert channel.stopping[TAG] == 1
+
+
+@pytest.mark.parametrize("answer", [frames.BASIC_CONSUME_OK, frames.BASIC_CANCEL_OK])
+def test_nothing_is_kept_of_what_the_broker_owes_no_more(answer: int) -> None:
+    """A channel with consumers that come and go counted zeros for each."""
+    channel = Channel(1, resuming=Counter({TAG: 1}), stopping=Counter({TAG: 1}))
+    handle, owed = {
+        frames.BASIC_CONSUME_OK: (delivering.consume_ok, channel.resuming),
+        frames.BASIC_CANCEL_OK: (delivering.cancelled, channel.stopping),
+    }[answer]
+    data = building.raw_method_frame(1, answer, b"\x03tag")
+    [item], _ = frames.scan(data)
+    assert handle(cast(Relay, SimpleNamespace(channel=lambda _: channel)), 1, data, item) == b""
+    assert not owed
 
 
 def test_acks_of_the_doors_own_are_no_commit_that_takes_time() -> None:

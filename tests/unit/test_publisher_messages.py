@@ -160,7 +160,11 @@ def test_addresses_are_shown_without_credentials(url: str, expected: str) -> Non
     assert address(url) == expected
 
 
-@pytest.mark.parametrize("url", ["http://host", "host:5672", "amqp://u:secret@host:port", "amqp://u:secret@[::1", None, 7])
+@pytest.mark.parametrize(
+    "url",
+    ["http://host", "host:5672", "amqp://u:secret@host:port", "amqp://u:secret@[::1", "amqp://u:12/secret@host", "amqp://u:12?secret@host:5",
+     "amqp://u:12#secret@host", None, 7],
+)  # fmt: skip
 def test_bad_addresses_do_not_tell_the_password(url: object) -> None:
     with pytest.raises(InvalidArgument, match=r"amqp://user:password@host:port") as caught:
         address(url)  # type: ignore[arg-type]

@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker_plugin import assembling, building, frames, headers, wire
+from broker_plugin import assembling, building, frames, headers, publishing, wire
 from broker_plugin.permitting import Right
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.roles import Role
@@ -214,5 +215,70 @@ def test_confirms_that_wait_for_backups_are_kept_up_to_a_limit() -> None:
         relay.give_confirms()
         assert connection.client.reads
         assert len(frames.scan(connection.client.data, 0, frames.FRAME_MAX_BYTES, 0)[0]) == tag
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_before_a_malformed_publish_is_taken() -> None:
+    """As by a broker, which takes one after the other: of what came in the same read nothing was in the log."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        bad = headers.header_payload(0, b"\x20\x00\xff\xff\xff\xff")  # headers that are longer than their frame
+        sent = [message("orders", b"", True, b"%d" % n)[0] for n in range(3)]
+        data = b"".join((*sent, building.publish_method(1, "", "orders"), *building.content(1, bad, b""), sent[0]))
+        items, _ = frames.scan(data)
+        with pytest.raises(LrqError):
+            publishing.take(connection.relay, data, items, 0)
+        connection.replica.flush()
+        assert [len(run.enqueues.lengths) for run in connection.runs] == [3]
+        assert connection.broker.data.count(b"orders") == 3
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_back_is_forgotten_with_its_ack() -> None:
+    """Without IDs, too: it was noted for the life of its channel."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay = connection.relay
+        for tag, table in enumerate((b"", headers.field(ID, b"p/1"), b""), 1):
+            relay.client_data(message("orders", table, True, b"x")[0])
+            connection.replica.flush()
+            [item] = frames.scan(connection.broker.data)[0][-1:]
+            content = connection.broker.data[frames.end_of(item) - (item[6] - item[4] + 7) : item[6]]
+            relay.broker_data(building.method_frame(1, commands.Basic.Return(312, "NO_ROUTE", "", "orders")) + content)
+            assert relay.channels[1].returned == {connection.log.end}
+            relay.broker_data(building.ack(1, tag))
+            assert not relay.channels[1].returned
+        connection.replica.flush()
+        assert [list(run.refused.sequences) for run in connection.runs if run.WhichOneof("kind") == "refused"] == [[FIRST + 1, FIRST + 1]]
+
+    asyncio.run(scenario())
+
+
+def test_repeats_that_wait_for_the_own_stream_are_limited() -> None:
+    """With local completion, as those that wait for anything else: the log does not grow by them, so nothing else bounds them."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, node = connection.relay, cast(Any, connection.replica.node)
+        connection.log_is_safe, node.durable = False, FIRST - 1
+        relay.door.config = relay.door.config.model_copy(update={"questions_max": 100})
+        cast(Any, relay.door).completes_locally = lambda _: True
+        raw, _ = message("orders", headers.field(ID, b"p/1"), True, b"x")
+        sent = 0
+        while connection.client.reads and sent < 1_000:
+            relay.client_data(raw)
+            sent += 1
+        assert sent == 101
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        connection.client.data = b""
+        connection.replica.flush()
+        node.durable = FIRST
+        connection.replica.progress.durable_advanced()
+        assert connection.client.reads
+        assert connection.client.data == b"".join(building.ack(1, tag) for tag in range(1, sent + 1))
 
     asyncio.run(scenario())

@@ -414,3 +414,28 @@ def test_what_a_deletion_takes_with_it(deleted: bytes, left: list[bytes]) -> Non
     assert [row for _, row in found.rows()] == left
     found.cut(1)
     assert len(list(found.rows())) == 5
+
+
+PASSING_X, PASSING_Q = method(frames.EXCHANGE_DECLARE, "x", "direct"), method(frames.QUEUE_DECLARE, "q")
+LEAVING_X, LEAVING_Y = (method(frames.EXCHANGE_DECLARE, name, "direct", flags=b"\x04") for name in "xy")
+LASTING_Q = method(frames.QUEUE_DECLARE, "q", flags=b"\x02")
+LASTING_X, LASTING_Y = (method(frames.EXCHANGE_DECLARE, name, "fanout", flags=b"\x02") for name in "xy")
+
+
+@pytest.mark.parametrize(
+    ("rows", "exchanges", "queues"),
+    [
+        ([LASTING_X, LASTING_Y, LASTING_Q, BIND, TO_EXCHANGE], [], []),
+        ([PASSING_X, LASTING_Y, LASTING_Q, BIND, TO_EXCHANGE], [PASSING_X, BIND, TO_EXCHANGE], []),
+        ([LASTING_X, LASTING_Y, PASSING_Q, BIND, TO_EXCHANGE], [], [PASSING_Q, BIND]),
+        ([PASSING_X, LASTING_Y, PASSING_Q, BIND, TO_EXCHANGE], [PASSING_X, TO_EXCHANGE], [PASSING_Q, BIND]),
+        ([LEAVING_X, LASTING_Y, LASTING_Q, BIND, TO_EXCHANGE], [LEAVING_X, BIND, TO_EXCHANGE], []),
+        ([LEAVING_X], [], []),
+        ([LASTING_X, LEAVING_Y, TO_EXCHANGE], [], []),
+    ],
+    ids=["nothing", "an exchange", "a queue", "both", "auto-delete", "auto-delete, gone", "auto-delete, bound to, gone"],
+)
+def test_what_a_broker_forgets_when_it_goes_down(rows: list[bytes], exchanges: list[bytes], queues: list[bytes]) -> None:
+    found = Definitions(("/", row) for row in rows)
+    found.noted(1, "/", method(frames.EXCHANGE_DECLARE, "not applied", "fanout"))
+    assert found.forgotten() == ([("/", row) for row in exchanges], [("/", row) for row in queues])

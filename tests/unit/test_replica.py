@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from pamqp import commands
 from test_completion import Alone
 
 from broker_plugin import building
+from broker_plugin.channels import Settled
 from broker_plugin.declared import LocalQueues
-from broker_plugin.replica import Replica
+from broker_plugin.replica import NotPrimary, Replica
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.levels import Levels
+from lrq_ha.sidecar.core import Core
+from lrq_ha.sidecar.life import Life
 
 
 def led(count: int) -> Replica:
@@ -100,3 +106,33 @@ def test_of_its_own_queues_a_node_remembers_so_many(monkeypatch: pytest.MonkeyPa
     queues.discard(("/", "c"))
     assert [("/", name) in queues for name in "abcd"] == [True, False, False, True]
     assert len(queues) == 2
+
+
+def test_of_what_is_in_doubt_only_what_was_seen_counts_as_there() -> None:
+    """Its neighbour may be another's, and under way."""
+    replica = led(10)
+    tracker = replica.progress.tracker
+    assert tracker.needs(5, 6)
+    replica.progress.seen(5)
+    replica.progress.seen(6)
+    replica.refuse([Settled(0, 1, 5, "", 0)], unless_seen=True)
+    assert tracker.needs(5, 6).flat() == [6, 6]
+
+
+def test_nothing_is_appended_when_the_incarnation_is_over() -> None:
+    """The core would not take it, and the next entry would get its sequence: connections that ended failed then, and the rest lived on."""
+
+    async def go() -> None:
+        life, node = Life(), led(10).node
+        core = Core(node, Levels({}), life, lambda _effect: None)
+        assert not core.replica.active, "not ready"
+        core.ready = True
+        assert core.replica.active
+        life.end("superseded")
+        assert not core.replica.active
+        core.replica.refuse([Settled(0, 1, 5, "", 0)])
+        assert core.replica.end == node.log.end
+        with pytest.raises(NotPrimary):
+            core.replica.append(pb.Run(marker=pb.Marker()))
+
+    asyncio.run(go())

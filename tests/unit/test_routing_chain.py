@@ -55,6 +55,10 @@ def test_an_end_marker_goes_to_whoever_asked_even_without_payloads() -> None:
         {"type": pb.NONE},
         {"request_id": "r"},
         {"type": pb.SNAPSHOT_SYNC},
+        {"type": 77},
+        {"type": 77, "request_id": "r"},
+        {"timestamp_us": 253_402_300_800_000_000},
+        {"timestamp_us": 2**64 - 1},
         {"client_name": "a_b"},
         {"entries": [pb.RoutingTableEntryMsg(destinations=["a_b"])]},
     ],
@@ -66,6 +70,7 @@ def test_a_transaction_that_cannot_be_sent_on_is_refused(more: dict[str, object]
 
 def test_sound_transactions_pass() -> None:
     chain.check(transaction())
+    chain.check(transaction(timestamp_us=253_402_300_799_999_999))
     chain.check(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]))
 
 

@@ -17,7 +17,7 @@ from lrq_ha.routing.session import Session
 from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
 
 LOG, SNAP = Stream.LOG_ENTRIES, Stream.SNAP_SYNC
-ROUTE = Route("east", "orders", "west", "v1")
+ROUTE = Route("east", "orders", "west")
 DELTA, ROWS, END = pb.LOG_ENTRY_SYNC, pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY
 REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
 
@@ -59,8 +59,8 @@ class Bench:
         value = pb.FullSyncRequest(client_name="orders", destination=destination, request_id=name, state=state)
         self.tell(m.StatusEntry(at(sequence), pb.Status(full_sync=value)))
 
-    def report(self, last: int = 0, request: str = "", complete: bool = False, config: str = "v1", known: bool = True) -> None:
-        self.tell(m.SinkReport(at(last), request, complete, config, known))
+    def report(self, last: int = 0, request: str = "", complete: bool = False, known: bool = True) -> None:
+        self.tell(m.SinkReport(at(last), request, complete, known))
 
     def meet(self, *args: object, **more: object) -> Bench:
         """Connects, and the sink reports."""
@@ -94,9 +94,8 @@ class Bench:
                     (t.position.sequence, "M" if t.type == ROWS and not t.payloads else kinds[t.type], t.request_id)
                     for t in batch.transactions
                 ]
-                assert (effect.first.sequence, effect.last.sequence) == (rows[0][0], rows[-1][0])
-                assert effect.previous.sequence == batch.previous.sequence
-                batches.append((effect.previous.sequence, rows))
+                assert effect.last.sequence == rows[-1][0]
+                batches.append((batch.previous.sequence, rows))
         return batches
 
     @property
@@ -138,9 +137,7 @@ def in_state(state: State) -> Bench:
         case State.IN_LOG_ENTRY_SYNC:
             return in_log_sync()
         case State.ERROR:
-            bench.meet(config="v2")
-        case State.STOPPED:
-            bench.tell(m.Stop())
+            bench.meet(8, "q", True, known=False)
         case _:
             pass
     return bench
@@ -151,7 +148,7 @@ def in_state(state: State) -> Bench:
 EVENTS: list[m.Event] = [
     m.Connected(),
     m.Disconnected(),
-    m.SinkReport(at(10), "r", True, "v1"),
+    m.SinkReport(at(10), "r", True),
     m.Read(1, ((at(11), transaction()),)),
     m.ReadEnd(1, at(11)),
     m.Trimmed(1, 11),
@@ -160,7 +157,6 @@ EVENTS: list[m.Event] = [
     m.Refused(),
     m.Demand(),
     m.Tick(1.0),
-    m.Stop(),
 ]
 
 
@@ -173,16 +169,14 @@ def test_every_state_with_every_event(state: State, event: m.Event) -> None:
     """What is illegal raises and changes nothing; whatever else happens is a step of the table."""
     session = in_state(state).session
     assert session.state is state
-    if isinstance(event, m.Connected) and state not in (State.WAITING_FOR_CONNECTION, State.STOPPED):
+    if isinstance(event, m.Connected) and state is not State.WAITING_FOR_CONNECTION:
         before = repr(vars(session))
         with pytest.raises(IllegalEvent, match="Connected"):
             session.handle(event)
         assert repr(vars(session)) == before
         return
-    effects = session.handle(event)
+    session.handle(event)
     assert session.state is state or session.state in TRANSITIONS[state].values()
-    if state is State.STOPPED:
-        assert effects == []
 
 
 def test_the_tables_are_whole() -> None:
@@ -191,8 +185,6 @@ def test_the_tables_are_whole() -> None:
     assert {step for steps in TRANSITIONS.values() for step in steps} == set(Step)
     for step, _ in NEGOTIATION.values():
         assert step in TRANSITIONS[State.NEGOTIATING]
-    for state in set(State) - {State.STOPPED}:
-        assert TRANSITIONS[state][Step.STOP] is State.STOPPED
     for state in SENDING:
         assert TRANSITIONS[state][Step.LINK_LOST] is State.WAITING_FOR_CONNECTION
 
@@ -212,13 +204,6 @@ def test_a_link_that_is_up_leads_to_a_question() -> None:
     assert bench.effects == []
     bench.tick(1)
     assert bench.effects == [m.AskSink("LRQ_Recv_orders_east")]
-
-
-def test_another_configuration_is_refused_until_the_link_is_new() -> None:
-    bench = Bench().meet(10, "r", True, config="v2")
-    assert bench.effects == [m.Report(State.ERROR, Reason.OTHER_CONFIG)]
-    bench.tell(m.Disconnected())
-    assert bench.session.state is State.WAITING_FOR_CONNECTION
 
 
 def test_a_sink_that_never_had_a_snapshot_leads_to_a_request() -> None:
@@ -283,6 +268,18 @@ def test_entries_that_the_log_lost_lead_to_a_snapshot() -> None:
 def test_a_log_that_is_behind_its_sink_is_an_error() -> None:
     bench = Bench().meet(8, "q", True, known=False)
     assert bench.effects == [m.Report(State.ERROR, Reason.BEHIND_SINK)]
+    bench.tell(m.Disconnected())
+    assert bench.session.state is State.WAITING_FOR_CONNECTION
+
+
+def test_a_log_that_was_begun_anew_goes_on_in_an_epoch_above_the_sinks() -> None:
+    """What operators are told to see to; the former log's primary had epoch 1."""
+    bench = Bench()
+    bench.session = Session(ROUTE, Position(513, 3), 0.0)
+    bench.client(True)
+    bench.meet(8, "q", True, known=False)
+    assert bench.session.reason is Reason.OTHER_HISTORY
+    assert [state for _, state in bench.appended] == [REQUESTED]
 
 
 # ---- snapshots ------------------------------------------------------------------------------------------------------
@@ -375,6 +372,78 @@ def test_a_cancelled_snapshot_whose_successor_is_in_the_log_needs_no_request() -
     bench.end(SNAP, 7)
     assert bench.sent == [(5, [(7, "M", "s")])]
     assert bench.appended == []
+
+
+def test_a_client_that_announces_itself_anew_ends_what_its_former_process_had_sent() -> None:
+    """The new one would send its rows behind those."""
+    bench = in_snapshot(backoff_first_s=1)
+    bench.client(True, sequence=8)
+    bench.end(LOG, 10)
+    bench.read(SNAP, (6, transaction(ROWS, "r")), (9, transaction(ROWS, "r")), (10, transaction(END, "r")))
+    assert bench.sent == [(5, [(6, "R", "r")])]
+    assert bench.reasons == [Reason.SNAPSHOT_CANCELLED]
+    bench.tick(1)
+    ((request, state),) = bench.appended
+    assert (state, request != "r") == (REQUESTED, True)
+
+
+def test_a_client_that_announces_itself_while_the_link_is_down_is_asked_anew() -> None:
+    bench = Bench()
+    bench.request(5, "r")
+    bench.client(True, sequence=8)
+    bench.meet()
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
+def test_a_client_that_announces_itself_behind_its_whole_snapshot_ends_nothing() -> None:
+    bench = Bench()
+    bench.request(5, "r")
+    bench.request(7, "r", COMPLETED)
+    bench.client(True, sequence=8)
+    bench.meet()
+    assert bench.sent == [(0, [(5, "M", "r")])]
+
+
+def test_an_end_of_an_older_request_hides_no_request_from_an_announcement() -> None:
+    bench = Bench()
+    bench.request(5, "r")
+    bench.request(6, "q", CANCELLED)
+    bench.client(True, sequence=8)
+    bench.meet()
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_provider_that_comes_back_is_asked_soon(waits: bool) -> None:
+    """It waited for as long as the former one's absence had made the pauses grow."""
+    bench = in_snapshot(backoff_first_s=1, ack_timeout_s=10_000, snapshot_timeout_s=10_000)
+    sequence, name = 5, "r"
+    for _ in range(9):  # nobody answers
+        sequence += 1
+        bench.request(sequence, name, CANCELLED)
+        bench.end(LOG, sequence)
+        bench.end(SNAP, sequence)
+        while not bench.appended:
+            bench.tick(1)
+            assert bench.now < 10_000
+        ((name, _),) = bench.appended
+        sequence += 1
+        bench.request(sequence, name)
+        bench.end(LOG, sequence)
+    if waits:
+        sequence += 1
+        bench.request(sequence, name, CANCELLED)
+        bench.end(LOG, sequence)
+        bench.end(SNAP, sequence)
+    sequence += 1
+    bench.client(True, sequence=sequence)
+    if not waits:
+        bench.end(LOG, sequence)
+        bench.end(SNAP, sequence)
+    announced_s = bench.now
+    while not bench.appended:
+        bench.tick(1)
+        assert bench.now - announced_s <= 1
 
 
 def test_the_cancellation_of_another_request_means_nothing() -> None:
@@ -557,6 +626,32 @@ def test_trimmed_snapshot_data_cancels_only_the_snapshot() -> None:
     assert bench.reasons == [Reason.SNAPSHOT_CANCELLED]
 
 
+def test_snapshots_that_are_trimmed_again_and_again_are_told_of_until_one_is_whole() -> None:
+    """They were asked for again for ever, without a word."""
+    bench = in_snapshot(backoff_first_s=1)
+    bench.trim(SNAP, 30)
+    assert (bench.reasons, bench.session.trouble) == ([Reason.TRIMMED], "")
+    bench.request(31, "r", CANCELLED)
+    bench.end(LOG, 31)
+    bench.tick(1)
+    ((request, _),) = bench.appended
+    bench.request(32, request)
+    bench.end(LOG, 32)
+    bench.trim(SNAP, 60)
+    assert bench.reasons == [Reason.SNAPSHOT_TRIMMED_AGAIN]
+    assert "log_bytes_max" in bench.session.trouble
+    bench.request(61, request, CANCELLED)
+    bench.end(LOG, 61)
+    assert bench.session.trouble
+    bench.request(62, "s")
+    bench.end(LOG, 62)
+    bench.read(SNAP, (63, transaction(END, "s")))
+    bench.end(LOG, 63)
+    bench.tell(m.Acked(at(63)))
+    assert bench.session.state is State.IN_LOG_ENTRY_SYNC
+    assert bench.session.trouble == ""
+
+
 def test_a_snapshot_that_is_being_cancelled_is_not_cancelled_twice() -> None:
     bench = in_snapshot(snapshot_timeout_s=1, ack_timeout_s=100)
     bench.tick(1)
@@ -586,8 +681,24 @@ def test_a_demand_is_a_request_unless_one_is_there() -> None:
     assert bench.tell(m.Demand()) == []
     bench.request(11, request)
     assert bench.tell(m.Demand()) == []
-    bench.end(LOG, 11)
-    assert bench.tell(m.Demand()) == []
+    assert bench.of(m.AppendStatus) == []
+
+
+def test_a_demand_while_a_snapshot_is_under_way_is_a_request_for_another() -> None:
+    """It may lack what was read too late."""
+    bench = in_snapshot()
+    bench.end(LOG, 20)
+    bench.tell(m.Demand())
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
+def test_a_demand_is_not_answered_by_a_request_before_what_was_read() -> None:
+    bench = in_snapshot(in_flight_bytes_max=1)
+    bench.request(7, "s")
+    bench.end(LOG, 20)
+    assert bench.session.sent == at(5)
+    bench.tell(m.Demand())
+    assert [state for _, state in bench.appended] == [REQUESTED]
 
 
 def test_a_demand_to_a_client_without_provider_is_answered_at_once() -> None:
@@ -672,6 +783,35 @@ def test_a_refused_batch_leads_to_a_question_at_the_next_tick() -> None:
     assert bench.sent == [(10, [(11, "D", "")])]
 
 
+def test_a_sink_that_refuses_for_good_is_asked_less_and_less_often() -> None:
+    bench = in_log_sync(backoff_first_s=1, answer_timeout_s=3)
+    for waits_s in (0, 1, 2, 3, 3):
+        bench.read(LOG, (11, transaction()))
+        bench.tell(m.Refused())
+        if waits_s:
+            bench.tick(waits_s - 0.5)
+            assert not bench.of(m.AskSink)
+        bench.tick(0.5)
+        assert bench.of(m.AskSink)
+        bench.report(10, "r", True)
+    bench.read(LOG, (11, transaction()))
+    bench.tell(m.Acked(at(11)))
+    bench.read(LOG, (12, transaction()))
+    bench.tell(m.Refused())
+    bench.tick(0.1)
+    assert bench.of(m.AskSink), "it had taken something"
+
+
+def test_a_door_that_acks_nothing_is_left() -> None:
+    bench = in_log_sync(ack_timeout_s=10)
+    for leaves in (False, True, False):
+        bench.read(LOG, (11, transaction()))
+        bench.tick(10)
+        assert bool(bench.of(m.LeaveDoor)) == leaves
+        bench.tick(0.1)
+        bench.report(10, "r", True)
+
+
 def test_an_overdue_ack_leads_to_a_question() -> None:
     bench = in_log_sync(ack_timeout_s=10)
     bench.tick(100)
@@ -711,3 +851,46 @@ def test_a_new_link_keeps_to_the_back_off() -> None:
     assert bench.appended == []
     bench.tick(5)
     assert len(bench.appended) == 1
+
+
+def test_a_client_that_was_quiet_is_gone_on_with_where_it_was_read_to() -> None:
+    """What others had sent since its last delta was read again; where that was trimmed, it got a full sync, or an empty snapshot, for nothing."""
+    bench = in_log_sync()
+    bench.end(LOG, 60)
+    bench.tell(m.Disconnected())
+    bench.meet(10, "r", True)
+    assert bench.of(m.StartRead) == [m.StartRead(LOG, 61, 2)]
+    bench.tell(m.Disconnected())
+    bench.meet(10, "r", True)
+    bench.read(LOG, (70, transaction()))
+    assert bench.sent == [(10, [(70, "D", "")])]
+    assert bench.session.acked == at(10)
+
+
+def test_what_was_read_and_not_sent_is_read_again() -> None:
+    bench = in_log_sync(in_flight_bytes_max=1)
+    bench.read(LOG, (20, transaction()), (30, transaction()))
+    bench.end(LOG, 60)
+    assert bench.session.sent == at(20)
+    bench.tell(m.Disconnected())
+    bench.meet(20, "r", True)
+    assert bench.of(m.StartRead) == [m.StartRead(LOG, 21, 2)]
+
+
+def test_a_sink_that_lacks_what_was_sent_is_sent_it_again() -> None:
+    bench = in_log_sync()
+    bench.read(LOG, (20, transaction()))
+    bench.end(LOG, 60)
+    bench.tell(m.Disconnected())
+    bench.meet(10, "r", True)
+    assert bench.of(m.StartRead) == [m.StartRead(LOG, 11, 2)]
+
+
+def test_a_request_that_came_while_the_link_was_down_is_not_passed_over() -> None:
+    bench = in_log_sync()
+    bench.end(LOG, 60)
+    bench.tell(m.Disconnected())
+    bench.request(61, "s")
+    bench.meet(10, "r", True)
+    bench.end(LOG, 62)
+    assert bench.sent == [(10, [(61, "M", "s")])]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from pamqp import base, commands
+from test_publishing import POSITION, Connection, message
 
-from broker_plugin import building, draining, frames, settling
-from broker_plugin.channels import Channel
+from broker_plugin import building, draining, frames, headers, settling
+from broker_plugin.channels import Channel, Transaction
 from broker_plugin.door import Door
 from broker_plugin.relay import Relay
+
+
+def a_relay(outbox: SimpleNamespace, channel: Channel) -> SimpleNamespace:
+    """As much of a connection as these functions touch."""
+    relay = SimpleNamespace(outbox=outbox, ask=lambda _: None, give_back=lambda _: None, gives_back=lambda _: None, channels={1: channel})
+    relay.unseen, relay.ack_frames, relay.replica = set(), [], SimpleNamespace(last_operation=0)
+    return relay
 
 
 @pytest.mark.parametrize("kind", [frames.BASIC_RECOVER, frames.BASIC_RECOVER_ASYNC])
@@ -20,8 +30,96 @@ def test_what_the_door_kept_back_goes_back_with_a_recover(kind: int) -> None:
     outbox = SimpleNamespace(put=lambda data, _sequence=0: told.append(data), total=0)
     channel = Channel(1)
     channel.undelivered, channel.unseen = [5, 6], [building.ack(1, 4)]
-    relay = SimpleNamespace(outbox=outbox, ask=lambda _: None, give_back=lambda _: None, gives_back=lambda _: None, channels={1: channel})
+    relay = a_relay(outbox, channel)
     settling.recover(cast(Relay, relay), channel, kind, building.raw_method_frame(1, kind, b"\1")[7:-1])
     draining.give_up(cast(Door, SimpleNamespace(draining="", relays=[relay])))
     assert told == [building.raw_method_frame(1, frames.BASIC_RECOVER, b"\1")]
     assert not channel.unseen
+
+
+def test_what_was_kept_back_on_a_channel_with_transactions_goes_back_at_once() -> None:
+    """When the door gives up draining: not with whatever the client does next."""
+    told: list[bytes] = []
+    outbox = SimpleNamespace(put=lambda data, _sequence=0: told.append(data))
+    channel = Channel(1, tx=Transaction(), undelivered=[5])
+    draining.give_up(cast(Door, SimpleNamespace(draining="", relays=[a_relay(outbox, channel)])))
+    assert told == [building.nack(1, 5, requeue=True) + building.method_frame(1, commands.Tx.Commit())]
+
+
+def delivery(tag: int, sequence: int) -> bytes:
+    """Frames of a delivery to consumer c on channel 1, with a position."""
+    header = headers.header_payload(1, headers.properties(headers.field(POSITION, b"257.%d/1" % sequence)))
+    method = building.method_frame(1, commands.Basic.Deliver("c", tag, False, "", "orders"))
+    return method + b"".join(building.content(1, header, b"x"))
+
+
+class Draining:
+    """A connection whose channel has a consumer and transactions, and gets nothing for now."""
+
+    def __init__(self) -> None:
+        self.connection = Connection()
+        self.relay, self.door = self.connection.relay, self.connection.relay.door
+        self.door.relays.add(self.relay)
+        self.say(commands.Channel.Close(200, "", 0, 0))  # it was in confirm mode
+        self.hear(commands.Channel.CloseOk())
+        self.say(commands.Channel.Open())
+        self.channel = self.relay.channels[1]
+        self.say(commands.Tx.Select())
+        self.say(commands.Basic.Consume(queue="orders", consumer_tag="c"))
+        self.hear(commands.Basic.ConsumeOk("c"))
+        self.door.draining = "a test"
+        self.relay.broker_data(delivery(1, 1))
+        assert self.channel.undelivered == [1]
+
+    def say(self, method: base.Frame) -> None:
+        self.relay.client_data(building.method_frame(1, method))
+
+    def hear(self, method: base.Frame) -> None:
+        self.relay.broker_data(building.method_frame(1, method))
+
+    @property
+    def told(self) -> bool:
+        """Whether the broker has heard of what goes back."""
+        return building.nack(1, 1, requeue=True) in self.connection.broker.data
+
+    @property
+    def returning(self) -> set[tuple[str, str]]:
+        """Queues whose messages have not arrived there, as the census sees it."""
+        return self.channel.returning | set(self.relay.still_returning())
+
+
+def test_what_goes_back_and_waits_for_the_log_is_told_as_returning() -> None:
+    """Until the broker has heard of it: else the census took the queue for settled while these were in no length of it."""
+
+    async def scenario() -> None:
+        drained = Draining()
+        drained.connection.log_is_safe = False
+        drained.connection.replica.dequeue(("/", "others"), [1], ())  # somebody else's ack
+        drained.connection.replica.flush()
+        draining.give_up(drained.door)
+        assert not drained.told
+        assert drained.returning == {("/", "orders")}
+        drained.connection.replica.progress.safe_advanced(drained.connection.log.end)
+        assert drained.told
+        assert not drained.returning
+
+    asyncio.run(scenario())
+
+
+def test_what_goes_back_and_waits_for_a_commit_is_told_as_returning() -> None:
+    async def scenario() -> None:
+        drained = Draining()
+        drained.relay.client_data(message("orders", b"", True, b"committed")[0])
+        drained.say(commands.Tx.Commit())
+        drained.hear(commands.Tx.RollbackOk())
+        while not drained.channel.commits:
+            await asyncio.sleep(0)
+        drained.connection.replica.flush()
+        draining.give_up(drained.door)
+        assert not drained.told
+        assert drained.returning == {("/", "orders")}
+        drained.hear(commands.Tx.CommitOk())
+        assert drained.told
+        assert not drained.returning
+
+    asyncio.run(scenario())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import client_status, full_sync_status
+from lrq_ha.replication.errors import MalformedInput
+from lrq_ha.routing import statuses as module
 from lrq_ha.routing.statuses import Statuses
 
 REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
@@ -74,3 +78,34 @@ def test_what_fell_out_of_the_log_says_nothing() -> None:
     statuses.noted(2, full_sync("r1", COMPLETED))
     statuses.safe(2)
     assert [(told.sequence, told.status.full_sync.state) for told in statuses.since(0)] == [(2, COMPLETED)]
+
+
+def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEYS_MAX", 3)
+    client = pb.Status.FromString(client_status("orders", True))
+    statuses = noted(client, *(full_sync(f"r{number}", REQUESTED, f"site{number}") for number in range(10)))
+    statuses.safe(11)
+    assert statuses.last(client.key) == client
+    assert [told.sequence for told in statuses.since(0)] == [1, 9, 10, 11], "those told longest ago go first"
+    assert [told.sequence for told in statuses.since(9)] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pb.Status(key="client/orders"),
+        pb.Status(key="client/bills", client=pb.ClientStatus(client_name="orders")),
+        pb.Status(client=pb.ClientStatus(client_name="orders")),
+        pb.Status(key="client/a/b", client=pb.ClientStatus(client_name="a/b")),
+        pb.Status(key="client/orders", full_sync=pb.FullSyncRequest(client_name="orders", destination="west")),
+        pb.Status(key="fullsync/orders/", full_sync=pb.FullSyncRequest(client_name="orders")),
+    ],
+)
+def test_a_status_that_is_not_its_keys_is_refused(status: pb.Status) -> None:
+    with pytest.raises(MalformedInput):
+        module.check(status)
+
+
+def test_sound_statuses_pass() -> None:
+    module.check(pb.Status.FromString(client_status("orders", True)))
+    module.check(full_sync("r1", COMPLETED))

@@ -110,6 +110,15 @@ def test_pending_until_done_cut_or_deleted() -> None:
     assert tallies.keys() == ()
 
 
+def test_what_speaks_of_entries_that_were_lost() -> None:
+    """Others will take their sequences."""
+    tallies = Tallies()
+    tallies.restored(entry(Q, 115, 0))
+    tallies.restored(entry(D, 100, 0))
+    tallies.lose(100)
+    assert tallies.keys() == (D,)
+
+
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["publish", "publish", "deliver", "ack", "give back", "head goes", "limit"]), st.integers(0, 5)), max_size=60
 )

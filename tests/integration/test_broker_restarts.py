@@ -1,0 +1,158 @@
+"""A broker that goes down and comes back: what it forgets of its definitions, and what it may have forgotten of its log (R16)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pika
+import pytest
+from load import declare, depth, eventually, in_sync, primary_of, replace_primary
+from pika.exceptions import AMQPError
+
+from lrq_ha.lab import Lab
+from lrq_ha.lab.errors import LabError
+
+pytestmark = pytest.mark.broker
+
+MESSAGES = 1_000
+RECORD_S = 1.0  # what is applied is on record several times a second
+
+
+@pytest.fixture(scope="module")
+def lab(broker_version: str) -> Iterator[Lab]:
+    with Lab({"east": 2}, broker=broker_version) as lab:
+        yield lab
+
+
+@pytest.fixture
+def nodes(lab: Lab) -> tuple[str, str]:
+    """The primary and the backup."""
+    return in_sync(lab, applied=True)
+
+
+def restart(lab: Lab, name: str) -> None:
+    """Kills a broker and starts it again; its sidecar notices by itself."""
+    lab.kill(f"{name}.broker")
+    lab.start(f"{name}.broker")
+
+
+@contextmanager
+def published(lab: Lab, exchange: str) -> Iterator[None]:
+    """With confirms; the connection is still open inside."""
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary_of(lab)].door)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number in range(MESSAGES):
+            channel.basic_publish(exchange, "", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        yield
+
+
+@pytest.mark.parametrize("which", ["primary", "backup"])
+def test_exchanges_that_are_not_durable(lab: Lab, nodes: tuple[str, str], which: str) -> None:
+    """So are those of clients that do not ask otherwise. RabbitMQ 3 forgets them, and what is bound to them, when it restarts; the log does not."""
+    primary, backup = nodes
+    exchange, other, queue, far = (f"{which}-{what}" for what in ("x", "y", "q", "far"))
+    connection = pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door))
+    channel = connection.channel()
+    channel.exchange_declare(exchange, "fanout")
+    channel.exchange_declare(other, "fanout", durable=True)
+    channel.exchange_bind(other, exchange)
+    for name, source in ((queue, exchange), (far, other)):
+        channel.queue_declare(name, durable=True)
+        channel.queue_bind(name, source)
+    connection.close()
+    in_sync(lab, applied=True)
+    time.sleep(RECORD_S)
+    if which == "primary":
+        with suppress(AMQPError), published(lab, exchange):
+            restart(lab, primary)  # before all of that is on record: the rest is published again
+    else:
+        restart(lab, backup)
+        in_sync(lab, applied=True)
+        with published(lab, exchange):
+            pass
+    primary, backup = in_sync(lab, applied=True)
+    replace_primary(lab, primary, backup)
+    try:
+        assert [depth(lab.nodes[backup].door, name) for name in (queue, far)] == [MESSAGES, MESSAGES]
+    finally:
+        lab.start(primary)
+
+
+def test_a_queue_that_is_not_durable_of_a_former_primary(lab: Lab, nodes: tuple[str, str]) -> None:
+    """It follows now, so the queue is there again, with what came since: it is no primary's that has gone with its messages."""
+    primary, backup = nodes
+    queue, exchange = "passing", "passing-x"
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue)
+        channel.exchange_declare(exchange, "fanout")
+        channel.queue_bind(queue, exchange)
+    in_sync(lab, applied=True)
+    time.sleep(RECORD_S)
+    replace_primary(lab, primary, backup)
+    lab.start(primary)
+    primary, backup = in_sync(lab, applied=True)
+    with published(lab, exchange):
+        pass
+    in_sync(lab, applied=True)
+    eventually("them at the former primary", lambda: depth(lab.nodes[backup].broker, queue) == MESSAGES)
+    replace_primary(lab, primary, backup)
+    try:
+        assert depth(lab.nodes[backup].door, queue) == MESSAGES
+    finally:
+        lab.start(primary)
+
+
+@pytest.mark.parametrize("which", ["primary", "backup"])
+def test_an_auto_delete_exchange_that_has_gone(lab: Lab, nodes: tuple[str, str], which: str) -> None:
+    """It went with its last binding, and does not come again with its broker: a client makes another one of that name."""
+    primary, backup = nodes
+    exchange, queue, other = (f"{which}-gone-{what}" for what in ("x", "q", "other"))
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(exchange, "fanout", auto_delete=True)
+        for name in (queue, other):
+            channel.queue_declare(name, durable=True)
+        channel.queue_bind(queue, exchange)
+        channel.queue_unbind(queue, exchange)
+    in_sync(lab, applied=True)
+    time.sleep(RECORD_S)
+    restart(lab, primary if which == "primary" else backup)
+    primary, backup = in_sync(lab, applied=True)
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(exchange, "direct")
+        channel.queue_bind(queue, exchange, "")
+        channel.queue_bind(other, exchange, "other")
+    with published(lab, exchange):
+        pass
+    in_sync(lab, applied=True)
+    for node in (primary, backup):
+        eventually(f"them at {node}", lambda node=node: [depth(lab.nodes[node].broker, name) for name in (queue, other)] == [MESSAGES, 0])
+
+
+def test_a_backup_whose_broker_went_down_is_not_promoted(lab: Lab, nodes: tuple[str, str]) -> None:
+    """It may have lost the end of its log, which was confirmed; only what it hears of another tells."""
+    primary, backup = nodes
+    declare(lab.nodes[primary].door, "q")
+    lab.kill(primary)
+    restart(lab, backup)
+    eventually("its reason", lambda: "waiting" in lab.status(backup)["reason"])
+    try:
+        with pytest.raises(LabError, match="went down and it has not caught up since"):
+            lab.promote(backup, [primary])
+    finally:
+        lab.start(primary)
+    in_sync(lab, applied=True)
+    lab.kill(primary)
+    lab.kill(f"{backup}.sidecar")
+    lab.start(f"{backup}.sidecar")
+    eventually("its reason", lambda: "waiting" in lab.status(backup)["reason"])
+    try:
+        with pytest.raises(LabError, match="has heard no primary"):  # it has caught up, and its broker has not gone down since
+            lab.promote(backup, [primary])
+    finally:
+        lab.start(primary)

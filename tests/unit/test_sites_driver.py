@@ -1,0 +1,139 @@
+"""What the sessions with other sites are told of their own log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_config import MINIMAL
+from test_completion import Alone, publishes
+
+from broker_plugin.client import Connection, ConnectionRefused
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.events import OwnConfirmed
+from lrq_ha.routing import messages as m
+from lrq_ha.routing.tables import Reason, State
+from lrq_ha.sidecar.config import load
+from lrq_ha.sidecar.sites import Sites
+
+
+def _sites(alone: Alone, folder: Path, more: str = "") -> Sites:
+    file = folder / "node.toml"
+    file.write_text(MINIMAL + more)
+    streams: Any = None  # nothing is read here
+    return Sites(load(file), alone.replica, streams)
+
+
+def test_the_end_of_the_views_does_not_wait_for_full_queues(tmp_path: Path) -> None:
+    """A message that a full queue refused held up every full sync."""
+
+    async def go() -> None:
+        alone = Alone()
+        replica = alone.replica
+        sites = _sites(alone, tmp_path)
+        refused = replica.append(publishes(1))
+        logged = replica.append(pb.Run(transmission=pb.Transmission(queue="LRQ_Send_LogEntries")))
+        replica.flush()
+        assert sites.written_to().sequence == replica.progress.safe < refused, "nothing that may fall out of the log"
+        alone.node.handle(OwnConfirmed(1), 0.0)
+        replica.progress.safe_advanced(logged)
+        assert sites.written_to().sequence == refused, "the entry behind it is not written yet"
+        replica.to_apply.popleft()
+        replica.applying = logged
+        assert sites.written_to().sequence == refused
+        replica.applying = 0
+        assert sites.written_to().sequence == logged
+        assert replica.progress.tracker.applied < refused
+
+    asyncio.run(go())
+
+
+def test_a_provider_may_take_as_long_for_a_row_as_is_configured(tmp_path: Path) -> None:
+    async def go() -> None:
+        site = '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:1"]\n'
+        sites = _sites(Alone(), tmp_path, site + "snapshot_timeout_s = 600.0\n" + site.replace("west", "north"))
+        for client in ("orders", "bills"):
+            sites._add(client)
+        waits = {of.remote_id: {driver.session.limits.snapshot_timeout_s for driver in of.drivers.values()} for of in sites._sites}
+        assert waits == {"west": {600.0}, "north": {60.0}}
+
+    asyncio.run(go())
+
+
+def test_a_snapshot_that_never_comes_through_is_an_error_in_the_log_and_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> str:
+        sites = _sites(Alone(), tmp_path, TWO_DOORS)
+        sites._add("orders")
+        driver = sites._sites[0].drivers["orders"]
+        driver._carry_out(m.Report(State.IN_SNAPSHOT_SYNC, Reason.SNAPSHOT_TRIMMED_AGAIN))
+        assert driver.status()["problem"] == ""
+        driver.session._snapshots_trimmed = 2
+        return str(driver.status()["problem"])
+
+    assert "log_bytes_max" in asyncio.run(go())
+    assert [(record.levelname, "log_bytes_max" in record.getMessage()) for record in caplog.records] == [("ERROR", True)]
+
+
+TWO_DOORS = '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:1", "amqp://lrq:secret@127.0.0.1:2"]\n'
+
+
+async def _tries(site: Any, count: Callable[[], int], upto: int) -> None:
+    task = asyncio.create_task(site.run("east"))
+    async with asyncio.timeout(60):
+        while count() < upto:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_doors_that_stay_shut_are_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """With two of them each was told of again at each try."""
+    tried: list[object] = []
+
+    async def refuse(address: object, **_: object) -> None:
+        tried.append(address)
+        raise ConnectionRefused(f"{address} cannot be reached")
+
+    async def go() -> None:
+        [site] = _sites(Alone(), tmp_path, TWO_DOORS)._sites
+        await _tries(site, lambda: len(tried), 6)
+
+    monkeypatch.setattr(Connection, "open", refuse)
+    with caplog.at_level(logging.INFO, "lrq_ha.sites"):
+        asyncio.run(go())
+    assert [f"127.0.0.1:{number}" in record.getMessage() for number, record in enumerate(caplog.records, 1)] == [True, True]
+
+
+def test_a_door_that_is_left_is_not_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    class Link:
+        error: object = None
+
+        def __init__(self, on_close: Callable[[object], None]) -> None:
+            self._on_close = on_close
+
+        def abort(self) -> None:
+            if self.error is None:
+                self.error = "aborted"
+                self._on_close(None)
+
+    async def go() -> None:
+        sites = _sites(Alone(), tmp_path, TWO_DOORS)
+        [site] = sites._sites
+        sites._add("orders")
+
+        async def connect(address: Any, *, on_close: Callable[[object], None], **_: object) -> Link:
+            tried.append(address.port)
+            asyncio.get_running_loop().call_later(0.01, site.drivers["orders"]._carry_out, m.LeaveDoor())
+            return Link(on_close)
+
+        monkeypatch.setattr(Connection, "open", connect)
+        await _tries(site, lambda: len(tried), 4)
+
+    asyncio.run(go())
+    assert tried == [1, 2, 1, 2]
