@@ -213,11 +213,10 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     status = _parse(pb.Status, body)
     statuses.check(status)
     _check_request(status.full_sync.request_id)
-    if status.full_sync.state != pb.FullSyncRequest.REQUESTED:
-        last = relay.replica.index.statuses.last(status.key)
-        if last is not None and last.full_sync.request_id not in ("", status.full_sync.request_id):
-            publishing.ended_here(relay, channel, 0)  # the end of an older request, which a newer one has overtaken: it would hide that
-            return
+    overtaken = relay.replica.index.statuses.overtaken(status)
+    if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
+        publishing.ended_here(relay, channel, overtaken)
+        return
     entry = pb.StatusEntry(body=body)
     if identity is not None:
         entry.producer, entry.id = relay.producer_key, identity.sequence

@@ -1,8 +1,8 @@
 """What goes into a session (events) and what comes out of it (effects). Positions are the source group's log positions.
 
 Duties of the driver:
-  1. A session is told of every status entry of its client in log order (at its start: of those in LRQ_Status, with their
-     positions; the last value per key is enough), and of one at position p before it is given anything read from behind p.
+  1. A session is told of every status entry of its client in log order, as `Statuses` has them (at its start: of what that knows), and of one at
+     position p before it is given anything read from behind p. It may be told of one again.
   2. A reader that it starts gives every transaction of that view from `from_sequence` on, whole, in log order, or says
      `Trimmed` and ends. When it has reached the end it says so (`ReadEnd`), again whenever the view's end has moved on.
   3. Only safe entries are given (views hold nothing else).

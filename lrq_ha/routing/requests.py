@@ -1,9 +1,7 @@
 """The full sync requests of one (client, destination), as they stand in the source group's log.
 
 Rules: a request counts where it stands (its position is its snapshot's base), so marks are kept in log order, also those that the
-chain has passed: a sink may fall back behind them. A client that announces a provider is a new process, which begins anew with what is asked of
-it: a request before that which is not complete counts as cancelled there, here as in the client's process (`lrq_ha.publisher.fullsync`). Only
-the newest `marks_max` are kept; a request that was forgotten is asked for again.
+chain has passed: a sink may fall back behind them. Only the newest `marks_max` are kept; a request that was forgotten is asked for again.
 """
 
 from __future__ import annotations
@@ -43,19 +41,14 @@ class Requests:
         self._marks.append(mark)
         return True
 
-    def announced(self, position: Position) -> None:
-        """The client announces a provider."""
-        newest = self._newest()
-        if newest is not None and self._states(newest) == {REQUESTED}:
-            self.add(Mark(position, newest.request_id, CANCELLED))
-
     def next_after(self, position: Position) -> Mark | None:
         """The next one that means something to the chain: a request or a cancellation."""
         return next((mark for mark in self._marks if mark.position > position and mark.state != COMPLETED), None)
 
-    def is_cancelled(self, request_id: str, upto: Position) -> bool:
-        """Whether its cancellation stands at or before `upto`."""
-        return any((mark.request_id, mark.state) == (request_id, CANCELLED) and mark.position <= upto for mark in self._marks)
+    def goes_on(self, request_id: str, after: Position) -> bool:
+        """Whether what comes behind `after` still belongs to a request: it is known, and was not cancelled up to there."""
+        states = {mark.state for mark in self._marks if mark.request_id == request_id and mark.position <= after}
+        return REQUESTED in states and CANCELLED not in states
 
     def is_ahead(self, position: Position) -> bool:
         """Whether a request that was not cancelled stands behind `position`."""

@@ -184,8 +184,8 @@ class Session:
         return Holds.SNAPSHOT if event.snapshot_complete else Holds.PART_OF_SNAPSHOT
 
     def _resume_snapshot(self, request_id: str) -> None:
-        """The chain goes on inside snapshot `request_id`, unless that was given up."""
-        if not self._requests.is_cancelled(request_id, self._taken):
+        """The chain goes on inside snapshot `request_id`, unless that was given up, or (it is not known any more) overtaken by a newer one."""
+        if self._requests.goes_on(request_id, self._taken):
             self._active = request_id
             self._reading.start(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
         elif not self._asked and not self._requests.is_ahead(self._taken):
@@ -251,15 +251,14 @@ class Session:
         if status.HasField("client") and status.client.client_name == self.route.client_name:
             self._provider = status.client.full_sync_provider
             if self._provider:
-                self._provider_begins(event.position)
+                self._provider_begins()
             if self._waits_for_start and self._restarting is not None:
                 self._restart(self._restarting)
         elif status.HasField("full_sync") and self._concerns(status.full_sync):
             self._full_sync(Mark(event.position, status.full_sync.request_id, status.full_sync.state))
 
-    def _provider_begins(self, position: Position) -> None:
+    def _provider_begins(self) -> None:
         """A new process: that a former one did not answer is no reason to ask it late."""
-        self._requests.announced(position)
         self._asks = 0
         if self._ask_at is not None:
             self._ask_at = self._now

@@ -1,8 +1,14 @@
-"""The status entries of a group's log: the last value per key counts, and only once its entry is safe.
+"""The status entries of a group's log: what they say of each key, and only once they are safe.
 
-Rules: a value that is not safe may be cut off again, so the one before it is kept until then. An end of a full sync counts for its own request
-only: one that crossed a newer request on its way (the client had not heard of that yet) does not take the request's place. At most KEYS_MAX
-clients are remembered, and as many full syncs, so that these push no client out: those that were told longest ago go first.
+Rules:
+- A value that is not safe may be cut off again, so the one before it is kept until then.
+- Of a client the last value counts; of a full sync the last request, and how it ended. A session that begins needs both: where the request stands,
+  its snapshot begins.
+- An end counts for its own request only: one that crossed a newer request on its way (the client had not heard of that yet) does not take its
+  place. Nor does one that crossed a cancellation: what came between the two was left out, so the snapshot is not whole.
+- A client that announces a provider is a new process, which begins anew with what is asked of it: a request before that which has not ended is
+  cancelled there, here as in the client's process (`lrq_ha.publisher.fullsync`).
+- At most KEYS_MAX clients are remembered, and as many full syncs, so that these push no client out: those that were told longest ago go first.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing.names import check_client_name, check_remote_id, client_key, full_sync_key
 
 KEYS_MAX = 10_000
+REQUESTED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.CANCELLED
 
 
 class Told(NamedTuple):
@@ -44,8 +51,7 @@ class Statuses:
     """See above. Fed in log order."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, Told] = {}  # safe, the one told longest ago first
-        self._full_syncs: dict[str, Told] = {}  # likewise
+        self._safe = _Values({}, {})
         self._unsafe: list[Told] = []  # ascending in sequence
 
     def noted(self, sequence: int, status: pb.Status) -> None:
@@ -60,55 +66,104 @@ class Statuses:
     def safe(self, upto: int) -> None:
         """Entries up to `upto` are safe."""
         while self._unsafe and self._unsafe[0].sequence <= upto:
-            told = self._unsafe.pop(0)
-            values = self._clients if told.status.HasField("client") else self._full_syncs
-            _tell(values, told)
-            if len(values) > KEYS_MAX:
-                del values[next(iter(values))]
+            self._safe.tell(self._unsafe.pop(0))
+            self._safe.bound()
 
-    def last(self, key: str) -> pb.Status | None:
-        """The newest value of a key, safe or not."""
-        safe = self._clients.get(key) or self._full_syncs.get(key)
-        newest = next((told for told in reversed(self._unsafe) if told.status.key == key), safe)
-        return newest.status if newest is not None else None
+    def overtaken(self, status: pb.Status) -> int:
+        """If a status would say nothing if it came next: the entry, safe or not, that it comes too late for. Else 0."""
+        if not status.HasField("full_sync"):
+            return 0
+        known = self._safe.full_syncs.get(status.key, ())
+        for told in self._unsafe:
+            if told.status.key == status.key or told.status.client.client_name == status.full_sync.client_name:
+                known = _after(known, told)
+        return known[-1].sequence if known and _after(known, Told(0, status)) is known else 0
 
     def since(self, sequence: int) -> list[Told]:
         """What is safe and stands behind entry `sequence`, in log order."""
-        found: list[Told] = []
-        for values in (self._clients, self._full_syncs):
-            for told in reversed(values.values()):
-                if told.sequence <= sequence:
-                    break
-                found.append(told)
-        return sorted(found, key=_by_sequence)
+        return self._safe.since(sequence)
+
+    def of(self, client_name: str, destination: str) -> list[Told]:
+        """What is safe of a client and its full sync for a destination, in log order."""
+        client = self._safe.clients.get(client_key(client_name), ())
+        return _ordered((self._safe.full_syncs.get(full_sync_key(client_name, destination), ()), client))
 
     def rows(self) -> list[Told]:
         """The state after everything that was noted, in log order, for a checkpoint that is appended next."""
-        newest = self._clients | self._full_syncs
+        newest = _Values(dict(self._safe.clients), dict(self._safe.full_syncs))
         for told in self._unsafe:
-            _tell(newest, told)
-        return sorted(newest.values(), key=_by_sequence)
+            newest.tell(told)
+        return newest.since(0)
 
     def load(self, rows: Iterable[Told]) -> None:
         """Replaces everything by `rows` of a checkpoint that is safe."""
-        ordered = sorted(rows, key=_by_sequence)
-        self._clients = {told.status.key: told for told in ordered if told.status.HasField("client")}
-        self._full_syncs = {told.status.key: told for told in ordered if not told.status.HasField("client")}
+        self._safe = _Values({}, {})
+        for told in _ordered((rows,)):
+            values = self._safe.of(told.status)
+            values[told.status.key] = (*values.pop(told.status.key, ()), told)
         self._unsafe = []
 
 
-def _tell(values: dict[str, Told], told: Told) -> None:
-    key = told.status.key
-    if key not in values or not _crossed(values[key].status.full_sync, told.status.full_sync):
-        values.pop(key, None)
-        values[key] = told
+Known = tuple[Told, ...]
+"""What is known of a key, in log order: of a full sync its request, and how that ended."""
 
 
-def _crossed(request: pb.FullSyncRequest, end: pb.FullSyncRequest) -> bool:
-    """Whether `end` is about another full sync than the one that was asked for last."""
-    requested = pb.FullSyncRequest.REQUESTED
-    return request.state == requested and end.state != requested and request.request_id != end.request_id
+class _Values(NamedTuple):
+    """By key; the one told longest ago first."""
+
+    clients: dict[str, Known]
+    full_syncs: dict[str, Known]
+
+    def of(self, status: pb.Status) -> dict[str, Known]:
+        return self.clients if status.HasField("client") else self.full_syncs
+
+    def tell(self, told: Told) -> None:
+        if not told.status.HasField("client"):
+            self._note(told.status.key, told)
+            return
+        self.clients.pop(told.status.key, None)
+        self.clients[told.status.key] = (told,)
+        full_syncs = full_sync_key(told.status.client.client_name, "")
+        for key in [key for key in self.full_syncs if key.startswith(full_syncs)]:
+            self._note(key, told)
+
+    def _note(self, key: str, told: Told) -> None:
+        known = self.full_syncs.get(key, ())
+        after = _after(known, told)
+        if after is not known:
+            self.full_syncs.pop(key, None)
+            self.full_syncs[key] = after
+
+    def bound(self) -> None:
+        for values in self:
+            if len(values) > KEYS_MAX:
+                del values[next(iter(values))]
+
+    def since(self, sequence: int) -> list[Told]:
+        found: list[Known] = []
+        for values in self:
+            for known in reversed(values.values()):
+                if known[-1].sequence <= sequence:
+                    break
+                found.append(tuple(told for told in known if told.sequence > sequence))
+        return _ordered(found)
 
 
-def _by_sequence(told: Told) -> int:
-    return told.sequence
+def _after(known: Known, told: Told) -> Known:
+    """What is known of a full sync after `told`, of it or of its client. `known` itself if that says nothing of it."""
+    status, last = told.status, known[-1].status.full_sync if known else None
+    if status.HasField("client"):
+        if last is None or last.state != REQUESTED or not status.client.full_sync_provider:
+            return known
+        status = pb.Status(key=known[-1].status.key, full_sync=last)
+        status.full_sync.state, status.full_sync.reason = CANCELLED, "the client has announced a provider anew"
+    elif last is None or status.full_sync.state == REQUESTED:
+        return (told,)
+    elif last.request_id != status.full_sync.request_id or last.state == CANCELLED:
+        return known
+    return (known[0], Told(told.sequence, status))
+
+
+def _ordered(found: Iterable[Iterable[Told]]) -> list[Told]:
+    """In log order; where an announcement cancels requests, those before it."""
+    return sorted((told for each in found for told in each), key=lambda told: (told.sequence, told.status.HasField("client")))

@@ -7,7 +7,7 @@ Rules:
   each time the sink is asked where it stands, so that no answer to what was sent before can be taken for one to what is sent after.
 - One connection to the own broker per site, for its readers; if it is lost, the incarnation ends. A reader that gets no channel on it is its
   session's problem alone.
-- Bounded: `Limits` per session, PREFETCH_MESSAGES and WAITING_BYTES_MAX per reader, CLIENTS_MAX sessions per site, the last status per key.
+- Bounded: `Limits` per session, PREFETCH_MESSAGES and WAITING_BYTES_MAX per reader, CLIENTS_MAX sessions per site.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ BACKOFF_FIRST_S = 0.1  # after all doors of a site were tried; doubles each time
 BACKOFF_MAX_S = 2.0
 STEADY_S = 10.0  # more than CONNECT_TIMEOUT_S; a link that stood that long starts the back-off anew
 CLIENTS_MAX = 1_000
-STATUSES_MAX = 100_000
 
 
 class _Lane:
@@ -335,7 +334,6 @@ class Sites:
             for table in config.sites
         ]
         self._views = {stream: View(stream.value) for stream in Stream}
-        self._statuses: dict[str, m.StatusEntry] = {}  # the last one per key, in log order
         self._clients: dict[str, None] = {}
         self._serving = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -376,20 +374,13 @@ class Sites:
                 site.broker = None
 
     def status_entry(self, position: Position, status: pb.Status) -> None:
-        """A status entry of the log is safe; called in log order. What was told before is skipped."""
-        known = self._statuses.pop(status.key, None)
-        if known is not None and known.position >= position:
-            self._statuses[status.key] = known
-            return
-        if len(self._statuses) >= STATUSES_MAX:
-            del self._statuses[next(iter(self._statuses))]
-        entry = self._statuses[status.key] = m.StatusEntry(position, status)
+        """A status entry of the log is safe; called in log order, perhaps more than once."""
         if status.HasField("client"):
             self._know(status.client.client_name)
         if self._serving:
             for site in self._sites:
                 for driver in _concerned(site, status):
-                    driver.feed(entry)
+                    driver.feed(m.StatusEntry(position, status))
 
     def view_written(self, queue: str, sequence: int) -> None:
         """Entry `sequence` goes to the view `queue` now; called before it is written. Makes the readers' ends exact."""
@@ -403,14 +394,16 @@ class Sites:
 
     # ---- for the sessions --------------------------------------------------------------------------------------------
 
+    def at(self, sequence: int) -> Position:
+        """Position of an entry of the log."""
+        return Position(self.replica.node.log.epoch_at(sequence), sequence)
+
     def log_end(self) -> Position:
-        node_log = self.replica.node.log
-        return Position(node_log.epoch_at(node_log.end), node_log.end)
+        return self.at(self.replica.node.log.end)
 
     def written_to(self) -> Position:
         """The views have, or are about to get, every entry up to here, whatever waits in front of queues that are full."""
-        reached = min(self.replica.reached(), self.replica.progress.safe)
-        return Position(self.replica.node.log.epoch_at(reached), reached)
+        return self.at(min(self.replica.reached(), self.replica.progress.safe))
 
     def reader(self, broker: Connection, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader:
         begins = self.replica.begins_at
@@ -449,9 +442,8 @@ class Sites:
                 continue
             driver = _Driver(self, site, client_name)
             site.add(driver)
-            for entry in self._statuses.values():
-                if driver in _concerned(site, entry.status):
-                    driver.feed(entry)
+            for sequence, status in self.replica.index.statuses.of(client_name, site.remote_id):
+                driver.feed(m.StatusEntry(self.at(sequence), status))
             if site.connection is not None:
                 driver.link_up()
 

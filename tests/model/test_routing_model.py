@@ -23,6 +23,7 @@ from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Sink
+from lrq_ha.routing.statuses import Statuses, Told
 from lrq_ha.routing.tables import SENDING, Reason, State
 
 ROUTE = Route("east", "orders", "west")
@@ -57,6 +58,7 @@ class Reader:
     base: Position = START
     rows: dict[str, str] = field(default_factory=dict)
     under_way: tuple[str, Position] | None = None
+    completed: list[tuple[str, Position, Position, dict[str, str]]] = field(default_factory=list)  # request, from and to, rows
     deltas: list[tuple[Position, str, str]] = field(default_factory=list)  # behind the oldest base that may still count
     waits: bool = False
 
@@ -81,6 +83,8 @@ class Reader:
             if transaction.type == pb.LAST_FULL_SYNC_ENTRY:
                 begun = self.under_way is not None and self.under_way[0] == transaction.request_id
                 self.base = self.under_way[1] if begun and self.under_way is not None else position
+                if begun:
+                    self.completed.append((transaction.request_id, self.base, position, self.rows))
                 self.table = (self.rows if begun else {}) | {k: v for at, k, v in self.deltas if at > self.base}
                 self.under_way, self.rows, self.waits = None, {}, False
 
@@ -94,6 +98,7 @@ class World(RuleBasedStateMachine):
         self.now = 0.0
         self.term = 0
         self.log: list[tuple[Position, object]] = []  # transactions, statuses, or None for anything else
+        self.statuses = Statuses()
         self.truth: dict[str, str] = {}
         self.trimmed = dict.fromkeys(Stream, 1)  # sequences below are gone from the view
         self.answering: tuple[str, list[str]] | None = None
@@ -112,12 +117,12 @@ class World(RuleBasedStateMachine):
         self.chain: list[Position] = []
         self.asked = False
         self.pending: list[pb.Status] = []  # the session appended them and they are not yet safe
-        self.new_session(compacted=False)
+        self.new_session()
         client = pb.ClientStatus(client_name="orders", full_sync_provider=provider)
         self.append(pb.Status(key="client/orders", client=client))
 
-    def new_session(self, compacted: bool) -> None:
-        """A new primary: new epoch, its MARKER first."""
+    def new_session(self) -> None:
+        """A new primary: new epoch, its MARKER first. It has the statuses from a checkpoint and the log."""
         self.term += 1
         self.append(None)
         self.readings: dict[Stream, Reading] = {}
@@ -125,18 +130,22 @@ class World(RuleBasedStateMachine):
         self.link.clear()
         self.connected = self.asked = False
         self.session = Session(ROUTE, self.log[-1][0], self.now, LIMITS)
-        statuses = [(position, what) for position, what in self.log if isinstance(what, pb.Status)]
-        newest = {what.key: position for position, what in statuses}
-        for position, what in statuses:
-            if not compacted or newest[what.key] == position:
-                self.tell(m.StatusEntry(position, what))
+        rows, self.statuses = self.statuses.rows(), Statuses()
+        self.statuses.load(rows)
+        self.tell_statuses(self.statuses.of("orders", "west"))
 
     def append(self, what: object) -> Position:
         position = Position(self.term << 8 | 1, len(self.log) + 1)
         self.log.append((position, what))
         if isinstance(what, pb.Status):
-            self.tell(m.StatusEntry(position, what))
+            self.statuses.noted(position.sequence, what)
+            self.statuses.safe(position.sequence)
+            self.tell_statuses(self.statuses.since(position.sequence - 1))
         return position
+
+    def tell_statuses(self, found: list[Told]) -> None:
+        for sequence, status in found:
+            self.tell(m.StatusEntry(self.log[sequence - 1][0], status))
 
     def transmit(self, kind: pb.ReplicationType, payloads: list[str], request_id: str = "", destination: str = "west") -> None:
         entries = [pb.RoutingTableEntryMsg(destinations=[destination], payload=i) for i in range(len(payloads))]
@@ -202,18 +211,47 @@ class World(RuleBasedStateMachine):
         self.append(pb.Status(key="client/orders", client=pb.ClientStatus(client_name="orders", full_sync_provider=True)))
 
     @precondition(lambda self: self.provider)
-    @rule(which=st.integers(0, 3), ends=st.booleans())
+    @rule(which=st.integers(1, 4), ends=st.booleans())
     def stale_provider(self, which: int, ends: bool) -> None:
-        """One that has not heard yet that its request is no longer the newest."""
+        """One that has not heard yet that its request is no longer the newest, was cancelled, or was another process's."""
         requests = [what.full_sync for _, what in self.log if isinstance(what, pb.Status) and what.HasField("full_sync")]
         asked = list(dict.fromkeys(request.request_id for request in requests))
-        if which < len(asked) - 1:
-            kind, payloads = (pb.LAST_FULL_SYNC_ENTRY, []) if ends else (pb.SNAPSHOT_SYNC, ["a=stale"])
-            self.transmit(kind, payloads, asked[which])
+        newest = self.newest_request()
+        if which > len(asked) or (newest is not None and newest.request_id == asked[-which]):
+            return
+        if ends:
+            self.transmit(pb.LAST_FULL_SYNC_ENTRY, [], asked[-which])
+            self.status_of(asked[-which], pb.FullSyncRequest.COMPLETED)
+        else:
+            self.transmit(pb.SNAPSHOT_SYNC, [f"stale{len(self.log)}=1"], asked[-which])
+
+    @precondition(lambda self: self.provider)
+    @rule(successor=st.booleans(), asked_anew=st.booleans())
+    def provider_is_cut_off(self, successor: bool, asked_anew: bool) -> None:
+        """It ends its request without having heard that this was cancelled (or that it has a successor), while the sink gets what was left of it."""
+        request = self.newest_request()
+        if request is None:
+            return
+        if successor:
+            self.provider_restarts(0)
+        else:
+            self.status_of(request.request_id, pb.FullSyncRequest.CANCELLED)
+        self.stale_provider(1, ends=False)
+        self.delta("a", 1)
+        for stream in Stream:
+            self.read(stream, 100)
+        self.carry("deliver", 10)
+        self.safe_at_sink(10, False)
+        self.stale_provider(1, ends=True)
+        if asked_anew:
+            self.client_interferes(cancel=False)
 
     def status_of(self, request_id: str, state: pb.FullSyncRequest.State) -> None:
+        """As the door takes it."""
         value = pb.FullSyncRequest(client_name="orders", destination="west", request_id=request_id, state=state)
-        self.append(pb.Status(key="fullsync/orders/west", full_sync=value))
+        status = pb.Status(key="fullsync/orders/west", full_sync=value)
+        if not self.statuses.overtaken(status):
+            self.append(status)
 
     # ---- the session's driver ---------------------------------------------------------------------------------------
 
@@ -380,14 +418,14 @@ class World(RuleBasedStateMachine):
         else:
             self.sink.cut(first)
 
-    @rule(compacted=st.booleans(), lost=st.booleans())
-    def source_failover(self, compacted: bool, lost: bool) -> None:
+    @rule(lost=st.booleans())
+    def source_failover(self, lost: bool) -> None:
         """What the former session appended and what is under way may be lost or arrive."""
         self.acks.clear()
         pending, self.pending = ([] if lost else self.pending), []
         for status in pending:
             self.append(status)
-        self.new_session(compacted)
+        self.new_session()
 
     @rule(rounds=st.integers(1, 8), carries=st.booleans(), acks=st.booleans(), safe=st.booleans())
     def all_is_well(self, rounds: int, carries: bool, acks: bool, safe: bool) -> None:
@@ -444,6 +482,11 @@ class World(RuleBasedStateMachine):
                 self.chain.append(position)
                 previous = position
         self.checked = len(self.stream)
+        for request_id, base, end, rows in self.reader.completed:
+            logged = self.log[base.sequence : end.sequence - 1]
+            sent = [what for _, what in logged if isinstance(what, pb.Transaction) and what.request_id == request_id]
+            assert rows == dict(tuple(payload.decode().split("=")) for each in sent for payload in each.payloads), "a row is missing"
+        self.reader.completed.clear()
 
     @invariant()
     def it_is_bounded(self) -> None:
@@ -466,6 +509,9 @@ class World(RuleBasedStateMachine):
         assert self.at_rest(), (self.session.state, self.session.reason, self.reports[-5:])
         if self.provider:
             assert self.reader.table == self.truth
+            requests = [(position, what.full_sync) for position, what in self.log if isinstance(what, pb.Status) and what.HasField("full_sync")]
+            asked = max(position for position, request in requests if request.state == pb.FullSyncRequest.REQUESTED)
+            assert asked <= self.reader.base, "a full sync was asked for, and is not there"
         else:
             first = self.reader.base.sequence + 1
             assert [position for position, _, _ in self.reader.deltas if position > self.reader.base] == self.own(first, len(self.log))

@@ -10,10 +10,12 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
+from lrq_ha.routing import names
 from lrq_ha.routing.chain import START
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
+from lrq_ha.routing.statuses import Statuses
 from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
 
 LOG, SNAP = Stream.LOG_ENTRIES, Stream.SNAP_SYNC
@@ -32,12 +34,22 @@ def transaction(kind: pb.ReplicationType = DELTA, request: str = "", size: int =
     return pb.Transaction(**(values | {"entries": entries} | more))  # type: ignore[arg-type]
 
 
+def client(provider: bool, name: str = "orders") -> pb.Status:
+    return pb.Status(key=names.client_key(name), client=pb.ClientStatus(client_name=name, full_sync_provider=provider))
+
+
+def full_sync(request_id: str, state: pb.FullSyncRequest.State = REQUESTED, destination: str = "west") -> pb.Status:
+    value = pb.FullSyncRequest(client_name="orders", destination=destination, request_id=request_id, state=state)
+    return pb.Status(key=names.full_sync_key("orders", destination), full_sync=value)
+
+
 class Bench:
-    """A session and the last effects; `readers` as a driver would keep them."""
+    """A session and the last effects; `readers` as a driver would keep them. It is told what the log's statuses come to."""
 
     def __init__(self, provider: bool | None = True, **limits: float) -> None:
         self.session = Session(ROUTE, at(1), 0.0, Limits(**limits))  # type: ignore[arg-type]
         self.effects: list[m.Effect] = []
+        self.statuses = Statuses()
         self.readers: dict[Stream, m.StartRead] = {}
         self.now = 0.0
         if provider is not None:
@@ -53,11 +65,16 @@ class Bench:
         return self.effects
 
     def client(self, provider: bool, name: str = "orders", sequence: int = 1) -> None:
-        self.tell(m.StatusEntry(at(sequence), pb.Status(client=pb.ClientStatus(client_name=name, full_sync_provider=provider))))
+        self.status(sequence, client(provider, name))
 
     def request(self, sequence: int, name: str, state: pb.FullSyncRequest.State = REQUESTED, destination: str = "west") -> None:
-        value = pb.FullSyncRequest(client_name="orders", destination=destination, request_id=name, state=state)
-        self.tell(m.StatusEntry(at(sequence), pb.Status(full_sync=value)))
+        self.status(sequence, full_sync(name, state, destination))
+
+    def status(self, sequence: int, status: pb.Status) -> None:
+        self.statuses.noted(sequence, status)
+        self.statuses.safe(sequence)
+        told = self.statuses.since(sequence - 1)
+        self.effects = [effect for entry, what in told for effect in self.tell(m.StatusEntry(at(entry), what))]
 
     def report(self, last: int = 0, request: str = "", complete: bool = False, known: bool = True) -> None:
         self.tell(m.SinkReport(at(last), request, complete, known))
@@ -448,7 +465,7 @@ def test_a_provider_that_comes_back_is_asked_soon(waits: bool) -> None:
 
 def test_the_cancellation_of_another_request_means_nothing() -> None:
     bench = in_snapshot()
-    bench.request(6, "q", CANCELLED)
+    bench.tell(m.StatusEntry(at(6), full_sync("q", CANCELLED)))
     bench.end(LOG, 7)
     bench.end(SNAP, 7)
     assert SNAP in bench.readers
@@ -516,6 +533,56 @@ def test_a_sink_that_can_do_without_goes_on_with_deltas_when_the_provider_is_gon
     assert bench.effects[-1] == m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)
     bench.tick(1000)
     assert bench.appended == []
+
+
+# ---- another primary -------------------------------------------------------------------------------------------------
+
+
+def new_primary(*entries: tuple[int, pb.Status]) -> Bench:
+    """Its session is told what is left of these."""
+    statuses = Statuses()
+    for sequence, status in ((1, client(True)), *entries):
+        statuses.noted(sequence, status)
+    bench = Bench(provider=None)
+    for sequence, status in statuses.rows():
+        bench.tell(m.StatusEntry(at(sequence), status))
+    return bench
+
+
+def test_a_snapshot_that_was_cancelled_is_not_completed_by_another_primary() -> None:
+    """Its provider, which did not hear of that in time, did: the sink got the end marker, and not the rows (6) in between."""
+    bench = new_primary((2, full_sync("r")), (5, full_sync("r", CANCELLED)), (9, full_sync("r", COMPLETED))).meet(7, "r")
+    assert [state for _, state in bench.appended] == [REQUESTED]
+    assert SNAP not in bench.readers
+    bench.end(LOG, 9)
+    assert bench.sent == []
+
+
+def test_a_snapshot_that_was_cancelled_and_forgotten_is_not_completed_by_another_primary() -> None:
+    bench = new_primary((2, full_sync("r")), (5, full_sync("r", CANCELLED)), (15, full_sync("s"))).meet(7, "r")
+    assert SNAP not in bench.readers
+    assert bench.appended == []
+    bench.end(LOG, 15)
+    assert bench.sent == [(7, [(15, "M", "s")])]
+
+
+def test_a_snapshot_of_a_former_process_is_not_completed_by_another_primary() -> None:
+    """That process had not heard of its successor, or of two of them."""
+    bench = new_primary((2, full_sync("r")), (4, client(True)), (8, full_sync("r", COMPLETED)), (9, client(True))).meet(6, "r")
+    assert [state for _, state in bench.appended] == [REQUESTED]
+    assert SNAP not in bench.readers
+
+
+def test_a_whole_snapshot_that_the_sink_has_not_begun_is_sent_by_another_primary() -> None:
+    """Somebody asked for it: it was left out where it was answered before the failover."""
+    bench = new_primary((12, full_sync("s")), (20, full_sync("s", COMPLETED))).meet(10, "r", True)
+    assert bench.appended == []
+    bench.read(LOG, (11, transaction()), (13, transaction()))
+    assert bench.sent == [(10, [(11, "D", ""), (12, "M", "s")])]
+    assert bench.readers[SNAP].from_sequence == 13
+    bench.read(SNAP, (14, transaction(ROWS, "s")), (19, transaction(END, "s")))
+    bench.end(LOG, 20)
+    assert [row for _, rows in bench.sent for row in rows] == [(14, "R", "s"), (19, "E", "s")]
 
 
 # ---- without a provider ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from test_completion import Alone, publishes
 
 from broker_plugin.client import Connection, ConnectionRefused
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher.messages import client_status, full_sync_status
 from lrq_ha.replication.events import OwnConfirmed
 from lrq_ha.routing import messages as m
 from lrq_ha.routing.tables import Reason, State
@@ -62,6 +64,61 @@ def test_a_provider_may_take_as_long_for_a_row_as_is_configured(tmp_path: Path) 
         assert waits == {"west": {600.0}, "north": {60.0}}
 
     asyncio.run(go())
+
+
+def _logged(alone: Alone, *statuses: bytes) -> list[int]:
+    """They stand in the log, and are safe."""
+    sequences = [alone.replica.append(pb.Run(status=pb.StatusEntry(body=body)), 1, len(body)) for body in statuses]
+    alone.replica.flush()
+    alone.replica.index.safe(sequences[-1])
+    return sequences
+
+
+def test_a_session_that_begins_is_told_of_its_client_and_its_full_sync(tmp_path: Path) -> None:
+    async def go() -> None:
+        alone = Alone()
+        logged = _logged(
+            alone,
+            client_status("orders", True),
+            full_sync_status("orders", "west", "r1", "", pb.FullSyncRequest.REQUESTED),
+            full_sync_status("orders", "north", "r2", "", pb.FullSyncRequest.REQUESTED),
+            full_sync_status("bills", "west", "r3", "", pb.FullSyncRequest.REQUESTED),
+            full_sync_status("orders", "west", "r1", "", pb.FullSyncRequest.COMPLETED),
+        )
+        sites = _sites(alone, tmp_path, TWO_DOORS)
+        sites._add("orders")
+        session = sites._sites[0].drivers["orders"].session
+        assert session._provider is True
+        marks = [(mark.position, mark.request_id, mark.state) for mark in session._requests._marks]
+        assert marks == [(sites.at(logged[1]), "r1", pb.FullSyncRequest.REQUESTED), (sites.at(logged[4]), "r1", pb.FullSyncRequest.COMPLETED)]
+
+    asyncio.run(go())
+
+
+def test_a_session_that_begins_does_not_go_through_all_that_is_known(tmp_path: Path) -> None:
+    """A thousand clients and ten sites held everything else up for most of a minute, just after a promotion."""
+
+    async def calls(clients: int) -> int:
+        alone = Alone()
+        names = [f"client-{number}" for number in range(clients)]
+        _logged(alone, *(client_status(name, True) for name in names))
+        sites = _sites(alone, tmp_path, TWO_DOORS)
+        for status in alone.replica.index.statuses.since(0):
+            sites.status_entry(sites.log_end(), status.status)
+        found = 0
+
+        def count(_frame: object, event: str, _what: object) -> None:
+            nonlocal found
+            found += event == "call"
+
+        sys.setprofile(count)
+        try:
+            sites._add(names[0])
+        finally:
+            sys.setprofile(None)
+        return found
+
+    assert asyncio.run(calls(1)) == asyncio.run(calls(300))
 
 
 def test_a_snapshot_that_never_comes_through_is_an_error_in_the_log_and_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

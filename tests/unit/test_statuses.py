@@ -8,7 +8,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import client_status, full_sync_status
 from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing import statuses as module
-from lrq_ha.routing.statuses import Statuses
+from lrq_ha.routing.statuses import Statuses, Told
 
 REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
 
@@ -24,49 +24,93 @@ def noted(*statuses: pb.Status) -> Statuses:
     return found
 
 
-def test_the_last_value_counts_once_it_is_safe() -> None:
+def says(found: list[Told]) -> list[tuple[int, str, pb.FullSyncRequest.State]]:
+    return [(told.sequence, told.status.full_sync.request_id, told.status.full_sync.state) for told in found]
+
+
+def in_every_way(*statuses: pb.Status) -> list[Statuses]:
+    """Safe at once, step by step, from a checkpoint that was written before anything was safe, and from one of that."""
+    at_once, in_steps, restarted, again = noted(*statuses), noted(*statuses), Statuses(), Statuses()
+    restarted.load(at_once.rows())
+    again.load(restarted.rows())
+    at_once.safe(len(statuses))
+    for upto in range(len(statuses) + 1):
+        in_steps.safe(upto)
+    return [at_once, in_steps, restarted, again]
+
+
+def test_a_value_counts_once_it_is_safe() -> None:
     statuses = noted(full_sync("r1", REQUESTED), full_sync("r1", COMPLETED), full_sync("r2", REQUESTED))
+    statuses.safe(1)
+    assert says(statuses.since(0)) == [(1, "r1", REQUESTED)]
     statuses.safe(2)
-    assert [(told.sequence, told.status.full_sync.state) for told in statuses.since(0)] == [(2, COMPLETED)]
+    assert says(statuses.since(1)) == [(2, "r1", COMPLETED)]
     statuses.safe(3)
-    assert [told.sequence for told in statuses.since(0)] == [told.sequence for told in statuses.rows()] == [3]
+    assert says(statuses.since(0)) == says(statuses.rows()) == says(statuses.of("orders", "west")) == [(3, "r2", REQUESTED)]
 
 
-def test_the_newest_value_is_known_before_it_is_safe() -> None:
-    statuses = noted(full_sync("r1", REQUESTED), full_sync("r2", REQUESTED))
-    key = full_sync("r1", REQUESTED).key
-    for upto in (0, 1, 2):
+@pytest.mark.parametrize("end", [COMPLETED, CANCELLED])
+def test_a_request_is_known_with_its_end(end: pb.FullSyncRequest.State) -> None:
+    """What came with it is not at every destination yet."""
+    for statuses in in_every_way(full_sync("r1", REQUESTED), full_sync("r1", COMPLETED), full_sync("r2", REQUESTED), full_sync("r2", end)):
+        assert says(statuses.since(0)) == [(3, "r2", REQUESTED), (4, "r2", end)]
+
+
+def test_what_comes_too_late_is_known_before_anything_is_safe() -> None:
+    statuses = noted(full_sync("r1", REQUESTED), full_sync("r2", REQUESTED), full_sync("r1", REQUESTED, "south"))
+    for upto in range(4):
         statuses.safe(upto)
-        newest = statuses.last(key)
-        assert newest is not None
-        assert newest.full_sync.request_id == "r2"
-    assert statuses.last("another") is None
+        for end in (COMPLETED, CANCELLED):
+            assert statuses.overtaken(full_sync("r1", end)) == 2
+            assert statuses.overtaken(full_sync("r2", end)) == statuses.overtaken(full_sync("r1", end, "south")) == 0
+            assert statuses.overtaken(full_sync("r1", end, "north")) == 0, "nothing is known of it"
+        assert statuses.overtaken(full_sync("r3", REQUESTED)) == 0
+        assert statuses.overtaken(pb.Status.FromString(client_status("orders", True))) == 0
 
 
-def test_an_end_that_crossed_a_newer_request_does_not_hide_it() -> None:
-    """In one step, in two, after a checkpoint: whoever is told hears of the request that is open."""
-    for end in (COMPLETED, CANCELLED):
-        crossed = (full_sync("r1", REQUESTED), full_sync("r2", REQUESTED), full_sync("r1", end))
-        at_once, in_steps = noted(*crossed), noted(*crossed)
-        assert [told.sequence for told in at_once.rows()] == [2], "nothing is safe yet"
-        at_once.safe(3)
-        in_steps.safe(2)
-        in_steps.safe(3)
-        restarted = Statuses()
-        restarted.load(at_once.rows())
-        for statuses in (at_once, in_steps, restarted):
-            assert [(told.sequence, told.status.full_sync.request_id) for told in statuses.since(0)] == [(2, "r2")]
-        restarted.noted(4, full_sync("r2", COMPLETED))
-        restarted.safe(4)
-        assert [told.sequence for told in restarted.since(0)] == [4], "its own end ends it"
+@pytest.mark.parametrize("end", [COMPLETED, CANCELLED])
+def test_an_end_that_crossed_a_newer_request_does_not_hide_it(end: pb.FullSyncRequest.State) -> None:
+    crossed = (full_sync("r1", REQUESTED), full_sync("r2", REQUESTED), full_sync("r1", end))
+    for statuses in in_every_way(*crossed):
+        assert says(statuses.since(0)) == [(2, "r2", REQUESTED)]
+        statuses.noted(4, full_sync("r2", COMPLETED))
+        statuses.safe(4)
+        assert says(statuses.since(2)) == [(4, "r2", COMPLETED)], "its own end ends it"
+        assert statuses.overtaken(full_sync("r1", end)) == 4
+
+
+def test_an_end_that_crossed_a_cancellation_does_not_hide_it() -> None:
+    """A new primary took a snapshot without its rows in between for a whole one."""
+    for statuses in in_every_way(full_sync("r1", REQUESTED), full_sync("r1", CANCELLED), full_sync("r1", COMPLETED)):
+        assert says(statuses.since(0)) == [(1, "r1", REQUESTED), (2, "r1", CANCELLED)]
+        assert statuses.overtaken(full_sync("r1", COMPLETED)) == 2
+    for statuses in in_every_way(full_sync("r1", REQUESTED), full_sync("r1", COMPLETED), full_sync("r1", CANCELLED)):
+        assert says(statuses.since(0)) == [(1, "r1", REQUESTED), (3, "r1", CANCELLED)], "a completed one may be cancelled: its rows are gone, say"
+
+
+def test_an_announcement_cancels_what_is_open_where_it_stands() -> None:
+    """Of the client's; the process that it was asked of is gone, or will be. Whatever that one, or a later announcement, says behind it."""
+    announcement = pb.Status.FromString(client_status("orders", True))
+    before = (full_sync("r1", REQUESTED), full_sync("r2", REQUESTED, "south"), full_sync("r2", COMPLETED, "south"))
+    other = pb.Status.FromString(full_sync_status("orders-2", "west", "r3", "test", REQUESTED))
+    without = pb.Status.FromString(client_status("orders", False))
+    for statuses in in_every_way(*before, other, without, announcement, full_sync("r1", COMPLETED), announcement):
+        assert says(statuses.of("orders", "west")) == [(1, "r1", REQUESTED), (6, "r1", CANCELLED), (8, "", REQUESTED)]
+        assert says(statuses.of("orders", "south"))[:2] == [(2, "r2", REQUESTED), (3, "r2", COMPLETED)]
+        assert says(statuses.of("orders-2", "west")) == [(4, "r3", REQUESTED)]
+        assert statuses.overtaken(full_sync("r1", COMPLETED)) == 6
+    statuses = noted(*before, announcement)
+    assert statuses.overtaken(full_sync("r1", COMPLETED)) == 4
+    statuses.safe(4)
+    assert [told.status.HasField("client") for told in statuses.since(3)] == [False, True], "first that it is cancelled"
 
 
 def test_other_keys_are_not_concerned() -> None:
     statuses = noted(
         full_sync("r2", REQUESTED),
         full_sync("r1", COMPLETED, "south"),
-        pb.Status.FromString(client_status("orders", True)),
-        pb.Status.FromString(client_status("orders", False)),
+        pb.Status.FromString(client_status("bills", True)),
+        pb.Status.FromString(client_status("bills", False)),
     )
     statuses.safe(4)
     assert [told.sequence for told in statuses.since(0)] == [1, 2, 4]
@@ -77,7 +121,7 @@ def test_what_fell_out_of_the_log_says_nothing() -> None:
     statuses.cut(2)
     statuses.noted(2, full_sync("r1", COMPLETED))
     statuses.safe(2)
-    assert [(told.sequence, told.status.full_sync.state) for told in statuses.since(0)] == [(2, COMPLETED)]
+    assert says(statuses.since(0)) == [(1, "r1", REQUESTED), (2, "r1", COMPLETED)]
 
 
 def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +129,7 @@ def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
     client = pb.Status.FromString(client_status("orders", True))
     statuses = noted(client, *(full_sync(f"r{number}", REQUESTED, f"site{number}") for number in range(10)))
     statuses.safe(11)
-    assert statuses.last(client.key) == client
+    assert statuses.of("orders", "nowhere") == [(1, client)]
     assert [told.sequence for told in statuses.since(0)] == [1, 9, 10, 11], "those told longest ago go first"
     assert [told.sequence for told in statuses.since(9)] == [10, 11]
 
