@@ -184,6 +184,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         """Has `await provider(request, context)` run, in a task of its own, for every full sync that a destination asks of this client
         from now on; what was asked for before is asked for anew. It must end with `await context.complete()` (or `context.cancel()`)."""
         self._require_client_name("Full syncs")
+        self._check_process()
         self._check_loop()
         if self._full_syncs is not None:
             raise InvalidArgument("There is a full sync provider already", todo="One provider per publisher")
@@ -212,6 +213,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Waits until everything published before this call is settled. Arguments and errors as of `Publisher.flush`."""
+        self._check_process()
         self._check_loop()
         marks = self._marks()
         await self._until(lambda: not self._behind(marks), timeout_s)

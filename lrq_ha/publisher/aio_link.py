@@ -40,6 +40,7 @@ from lrq_ha.publisher.wire import (
     CONSUME_CHANNEL,
     CONSUME_PREFETCH,
     CONSUME_RETRY_S,
+    FRAME_MAX_BYTES,
     HELD_S,
     NOT_FOUND,
     PUBLISH_CHANNEL,
@@ -406,7 +407,7 @@ class AsyncLink:
         return await self._open(connection)
 
     async def _send(self, connection: Connection, channel: Channel) -> None:
-        frame_max = connection.connection_tune.frame_max
+        frame_max = connection.connection_tune.frame_max or FRAME_MAX_BYTES
         while True:
             self._work.clear()
             while entries := self._window.take(WRITE_BYTES_MAX):

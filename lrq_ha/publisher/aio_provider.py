@@ -12,7 +12,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.confirm import AsyncConfirm
 from lrq_ha.publisher.fullsync import FullSyncRequest
 from lrq_ha.publisher.messages import LogEntries
-from lrq_ha.publisher.provider import PROVIDER_END_S, BaseContext, BaseFullSyncs, Stage
+from lrq_ha.publisher.provider import PROVIDER_END_S, BaseContext, BaseFullSyncs
 from lrq_ha.replication.errors import LrqError
 
 Send = Callable[[LogEntries], Awaitable[AsyncConfirm]]
@@ -55,7 +55,7 @@ class AsyncFullSyncContext(BaseContext[AsyncConfirm]):
                 self._reap()
             self._check()
             confirm = await self._send(self._marker())
-            self._stage = Stage.COMPLETED
+            self._completed()
             self._report(pb.FullSyncRequest.COMPLETED)
             return confirm
 

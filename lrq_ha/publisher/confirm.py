@@ -1,4 +1,5 @@
-"""The result of one publish. Rule: it is settled once, by the publisher's I/O thread or event loop; anyone may ask, wait or be called back.
+"""The result of one publish. Rules: it is settled once, by the publisher's I/O thread or event loop; anyone may ask, wait or be called back. After a
+fork nobody settles what is not done.
 
 Not concurrent.futures.Future or asyncio.Future: a Condition per message, or a turn of the loop, costs more than the rest of a publish."""
 
@@ -6,16 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
-from lrq_ha.publisher.errors import ConfirmTimeout, anew
+from lrq_ha.publisher.errors import ConfirmTimeout, anew, forked
 from lrq_ha.replication.errors import LrqError
 
 _LOG = logging.getLogger(__name__)
 
 _WAITERS = threading.Lock()  # one for all: taken only where somebody waits for a confirm that is not there yet
+_PROCESS = os.getpid()  # asked once, not for each message
+
+
+def _after_fork() -> None:
+    """Who held the lock in the process before the fork is not in this one."""
+    global _WAITERS, _PROCESS
+    _WAITERS, _PROCESS = threading.Lock(), os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class BaseConfirm:
@@ -26,7 +39,7 @@ class BaseConfirm:
         done: Whether it was confirmed or failed.
     """
 
-    __slots__ = ("_callbacks", "_error", "_explain", "done", "observed", "replication_id")
+    __slots__ = ("_callbacks", "_error", "_explain", "_process", "done", "observed", "replication_id")
 
     def __init__(self, replication_id: str, explain: Callable[[], LrqError | None]) -> None:
         self.replication_id = replication_id
@@ -35,6 +48,7 @@ class BaseConfirm:
         self._error: LrqError | None = None
         self._callbacks: list[Callable[[], object]] | None = None
         self._explain = explain
+        self._process = _PROCESS
 
     def __repr__(self) -> str:
         state = "waiting" if not self.done else "confirmed" if self._error is None else f"failed, {self._error!r}"
@@ -78,6 +92,12 @@ class BaseConfirm:
         self.observed = self.observed or self.done
         return self._error
 
+    def _to_wait(self) -> bool:
+        """Whether it is not done yet. Raises PublisherClosed if it never will be."""
+        if not self.done and self._process != _PROCESS:
+            raise forked(f"Message {self.replication_id}")
+        return not self.done
+
     def _outcome(self) -> str:
         self.observed = True
         if self._error is not None:
@@ -108,14 +128,16 @@ class Confirm(BaseConfirm):
             Unconfirmed: The publisher was closed first.
             NoPrimary: Not done in time, and no node takes publishes now.
             ConfirmTimeout: Not done in time. (After either of these the message is still being sent.)
+            PublisherClosed: This is a forked process, and the message was not done before the fork.
         """
-        if not self.done:
+        if self._to_wait():
             event = threading.Event()
             wake = event.set
             self._when_done(wake)
             if not event.wait(timeout_s):
                 self._forget(wake)
-                raise self._timed_out(timeout_s)
+                if not self.done:
+                    raise self._timed_out(timeout_s)
         return self._outcome()
 
 
@@ -126,7 +148,7 @@ class AsyncConfirm(BaseConfirm):
 
     async def result(self, timeout_s: float | None = None) -> str:
         """Waits for the confirm; arguments, result and errors as of `Confirm.result`. Cancelling it changes nothing for the message."""
-        if not self.done:
+        if self._to_wait():
             waiter = asyncio.get_running_loop().create_future()
 
             def wake() -> None:

@@ -26,7 +26,7 @@ import pika
 from lrq_ha import urls
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import BaseConfirm
-from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, PublisherClosed, WaitTimeout, WindowFull, anew
+from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, WaitTimeout, WindowFull, anew, forked
 from lrq_ha.publisher.messages import LOG_PRODUCER_SUFFIX, MESSAGE_BYTES_MAX, LogEntries
 from lrq_ha.publisher.nodes import Addresses
 from lrq_ha.publisher.window import Settled, Window
@@ -179,13 +179,14 @@ class BasePublisher(ABC, Generic[C]):
         return self._checked(Draft(self._log, "", names.STATUS, lambda _: body, len(body)))
 
     def _checked(self, draft: Draft[C]) -> Draft[C]:
-        if os.getpid() != self._process:  # there is no I/O thread or loop here, and a lock may be held for ever
-            raise PublisherClosed(
-                f"Publisher {self.producer} belongs to the process that it was made in",
-                todo="Make a publisher after the fork, with a producer name of its own",
-            )
+        self._check_process()
         messages.checked_size("The message", draft.size_bytes, self._bytes_max(draft))
         return draft
+
+    def _check_process(self) -> None:
+        """Before any lock: in a forked process there is no I/O thread or loop, and a lock may be held for ever."""
+        if os.getpid() != self._process:
+            raise forked(f"Publisher {self.producer}")
 
     def _bytes_max(self, draft: Draft[C]) -> int:
         return min(self._message_bytes_max, TRANSMISSION_BYTES_MAX) if draft.lane is self._log else self._message_bytes_max

@@ -24,6 +24,13 @@ class PublisherClosed(LrqError):
     """The publisher is closed."""
 
 
+def forked(what: str) -> PublisherClosed:
+    """What is of the process before a fork is of no use behind it."""
+    return PublisherClosed(
+        f"{what} belongs to the process that it was made in", todo="Make a publisher after the fork, with a producer name of its own"
+    )
+
+
 class Unconfirmed(LrqError):
     """The publisher was closed before the message was confirmed: whether it was enqueued is not known."""
 

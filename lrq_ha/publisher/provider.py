@@ -57,6 +57,7 @@ class BaseContext(Generic[C]):
         self._finished = finished
         self._send_status = send_status
         self._stage = Stage.OPEN
+        self._turn = threading.Lock()  # around changes of the stage; never held while something is sent
         self._why = ""
         self._unconfirmed: deque[C] = deque()  # what was sent, from the first one on that is not confirmed
 
@@ -79,13 +80,14 @@ class BaseContext(Generic[C]):
             self._report(pb.FullSyncRequest.CANCELLED)
 
     def end(self, why: str) -> bool:
-        """Cancels without a word to the server. Returns whether the full sync was still open. Takes no lock, so that it works while
-        a transmit waits for room in the window."""
-        if self._stage is not Stage.OPEN:
-            return False
-        self._why = why
-        self._stage = Stage.CANCELLED
-        return True
+        """Cancels without a word to the server. Returns whether the full sync was still open. Waits for nobody who sends, so that it works
+        while a transmit waits for room in the window."""
+        with self._turn:
+            if self._stage is not Stage.OPEN:
+                return False
+            self._why = why
+            self._stage = Stage.CANCELLED
+            return True
 
     def _check(self) -> None:
         request = self.request
@@ -93,6 +95,12 @@ class BaseContext(Generic[C]):
             raise FullSyncCancelled(f"Full sync {request.request_id} for {request.destination!r} was cancelled: {self._why}")
         if self._stage is Stage.COMPLETED:
             raise IllegalEvent(f"Full sync {request.request_id} for {request.destination!r} is complete already")
+
+    def _completed(self) -> None:
+        """The end marker is sent. Raises FullSyncCancelled if the data was not wanted any more by then: the server is not told that it has it."""
+        with self._turn:
+            self._check()
+            self._stage = Stage.COMPLETED
 
     def _entry(self, payload: bytes) -> LogEntries:
         request = self.request
@@ -178,7 +186,7 @@ class FullSyncContext(BaseContext[Confirm]):
                 self._reap()
             self._check()
             confirm = self._send(self._marker())
-            self._stage = Stage.COMPLETED
+            self._completed()
         self._report(pb.FullSyncRequest.COMPLETED)
         return confirm
 
@@ -321,7 +329,7 @@ class FullSyncs(BaseFullSyncs[FullSyncContext]):
         """Cancels all, and waits a little for the providers."""
         self._end_all()
         with self._lock:
-            threads = list(self._threads)
+            threads = self._threads - {threading.current_thread()}
+        deadline_s = time.monotonic() + PROVIDER_END_S
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(PROVIDER_END_S)
+            thread.join(max(0.0, deadline_s - time.monotonic()))

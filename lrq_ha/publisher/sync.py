@@ -126,6 +126,7 @@ class Publisher(BasePublisher[Confirm]):
         """Has `provider(request, context)` called, in a thread of its own, for every full sync that a destination asks of this client
         from now on; what was asked for before is asked for anew. It must end with `context.complete()` (or `cancel()`)."""
         self._require_client_name("Full syncs")
+        self._check_process()
         if self._full_syncs is not None:
             raise InvalidArgument("There is a full sync provider already", todo="One provider per publisher")
         syncs = self._full_syncs = FullSyncs(
@@ -165,6 +166,7 @@ class Publisher(BasePublisher[Confirm]):
             NoPrimary, WaitTimeout: Not settled in time; it is still being sent.
             LrqError: The first failure, since the last flush, of a publish whose Confirm nobody has asked for the result.
         """
+        self._check_process()
         with self._lock:
             marks = self._marks()
             if self._behind(marks):
@@ -187,9 +189,13 @@ class Publisher(BasePublisher[Confirm]):
             self._waiting -= 1
 
     def _connect(self) -> None:
-        with self._lock:
-            self._wait(lambda: self._log.ready or self._failure is not None, self._connect_timeout_s)
-            failure = self._failure or self._log.no_primary()
+        try:
+            with self._lock:
+                self._wait(lambda: self._log.ready or self._failure is not None, self._connect_timeout_s)
+                failure = self._failure or self._log.no_primary()
+        except BaseException:  # KeyboardInterrupt: nobody will ever have this publisher to close it
+            self._shut_down(PublisherClosed("The publisher was not connected"))
+            raise
         if failure is not None:
             self._shut_down(failure)
             raise failure
@@ -209,6 +215,7 @@ class Publisher(BasePublisher[Confirm]):
         finally:
             with self._lock:
                 failure = self._failure = self._failure or failure
+            self._loop.close()
             self._settle(lambda: self._fail_all(None if isinstance(failure, PublisherClosed) else failure))
 
     def _ready(self) -> None:
@@ -273,7 +280,6 @@ class Publisher(BasePublisher[Confirm]):
         self._loop.add_callback_threadsafe(log_out)
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            self._loop.close()
 
     def __enter__(self) -> Self:
         return self

@@ -25,6 +25,7 @@ CONSUME_CHANNEL: Final = 3
 WRITE_BYTES_MAX: Final = 256 * 1024  # per write: the libraries copy what a partial send leaves over
 PERSISTENT: Final = 2
 FRAME_OVERHEAD_BYTES: Final = 8
+FRAME_MAX_BYTES: Final = 128 * 1024  # where a broker has no limit; what pika offers it
 FRAME_END: Final = b"\xce"
 CONNECTION_FORCED: Final = 320  # the node stops, or is a backup: says nothing about our messages
 NOT_FOUND: Final = 404

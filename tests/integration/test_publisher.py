@@ -429,6 +429,27 @@ def test_memory_is_bounded_by_the_window(lab: Lab, publisher: Make) -> None:
     assert sequences(lab) == list(range(1, 1002))
 
 
+def test_a_broker_without_a_limit_on_frames(lab: Lab, publisher: Make) -> None:
+    """The async publisher sent headers without bodies."""
+    lab.ctl("e1", "eval", "application:set_env(rabbit, frame_max, 0).")
+    try:
+        with publisher(lab) as p:
+            p.publish("", "s", BODY * 300).result(PATIENCE_S)
+    finally:
+        lab.ctl("e1", "eval", "application:set_env(rabbit, frame_max, 131072).")
+    assert [body for _, body in read(lab)] == [BODY * 300]
+
+
+def test_a_publisher_whose_thread_fails(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    with Publisher([lab.nodes["e1"].admin], "app-1", connect_timeout_s=PATIENCE_S) as p:
+        p._loop.add_callback_threadsafe(lambda: 1 / 0)
+        with pytest.raises(PublisherClosed, match="ZeroDivisionError"):
+            until(lambda: p.publish("", "s", b"") is None)
+        p._thread.join(PATIENCE_S)
+    assert p._loop._poller._w_interrupt is None, "closed"
+    assert "The publisher's I/O thread failed" in caplog.text
+
+
 def test_a_resource_alarm_is_waited_for(lab: Lab, publisher: Make) -> None:
     """Three times as long as a confirm may take; and when it is over, the time does not count.
 

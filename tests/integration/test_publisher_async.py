@@ -319,23 +319,35 @@ def test_where_it_may_be_used(lab: Lab, loop: LoopThread) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_is_told(lab: Lab) -> None:
-    """It has the publisher's memory, and neither its I/O thread nor its connections."""
+    """It has the publisher's memory, and neither its I/O thread nor its connections; the locks as they were."""
 
-    def child(said: multiprocessing.SimpleQueue[str]) -> None:
+    def child(said: multiprocessing.SimpleQueue[list[str]]) -> None:
+        found = []
+        for call in (lambda: p.publish("", "q", b""), p.flush, confirm.result, lambda: p.on_full_sync(lambda *_: None), p.close):
+            try:
+                call()
+                found.append("")
+            except PublisherClosed as error:
+                found.append(str(error))
+        said.put(found)
+
+    with Publisher([lab.nodes["e1"].admin], "app-1", "orders") as p:
+        lab.stop("e1.broker")
         try:
-            p.publish("", "q", b"")
-        except PublisherClosed as error:
-            said.put(str(error))
-
-    with Publisher([lab.nodes["e1"].admin], "app-1") as p:
-        context = multiprocessing.get_context("fork")
-        said: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
-        process = context.Process(target=child, args=(said,))
-        process.start()
-        process.join(2 * PATIENCE_S)
-        assert process.exitcode == 0
-        assert "after the fork" in said.get()
-        assert p.publish("", "q", b"").result(PATIENCE_S) == "app-1/1"
+            confirm = p.publish("", "q", b"")
+            context = multiprocessing.get_context("fork")
+            said: multiprocessing.SimpleQueue[list[str]] = context.SimpleQueue()
+            process = context.Process(target=child, args=(said,), daemon=True)
+            with p._lock:
+                process.start()
+            process.join(2 * PATIENCE_S)
+            process.kill()
+            assert process.exitcode == 0
+        finally:
+            lab.cont("e1.broker")
+        answers = said.get()
+        assert ["after the fork" in answer for answer in answers] == [True] * 4 + [False]
+        assert confirm.result(PATIENCE_S) == "app-1/1"
 
 
 def test_the_applications_own_connections_keep_their_log(lab: Lab, loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:

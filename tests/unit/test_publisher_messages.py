@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import confirm as confirm_module
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import AsyncConfirm, Confirm
 from lrq_ha.publisher.core import address
@@ -19,7 +22,7 @@ from lrq_ha.publisher.messages import LogEntries
 from lrq_ha.publisher.nodes import DELAY_MAX_S, STEP_S, Addresses, Rotation
 from lrq_ha.publisher.transaction import Transaction
 from lrq_ha.publisher.wire import WRITE_BYTES_MAX, Outgoing, writes
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 
 @pytest.mark.parametrize("name", ["a", "orders-app", "A.b_c-9", "x" * 64])
@@ -214,6 +217,48 @@ def test_who_stops_waiting_is_forgotten() -> None:
     confirm.settle(None)
     confirm.call_back()
     assert called == [confirm]
+
+
+def test_a_confirm_that_comes_just_as_the_time_is_over_is_one() -> None:
+    class Late(Confirm):
+        def _forget(self, callback: Callable[[], object]) -> None:
+            super()._forget(callback)
+            self.settle(None)
+
+    assert Late("p/1", lambda: None).result(0) == "p/1"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_confirm_after_a_fork() -> None:
+    """Nobody settles it there; and whoever held the lock of all who wait is not there."""
+    waiting, failed = Confirm("p/1", lambda: None), Confirm("p/2", lambda: None)
+    failed.settle(NackedError("p/2", 0, ""))
+
+    def child(said: multiprocessing.SimpleQueue[list[str]]) -> None:
+        found = []
+        for ask in (waiting.result, lambda: asyncio.run(AsyncConfirm.result(waiting)), failed.result):  # type: ignore[arg-type]
+            try:
+                ask()
+            except LrqError as error:
+                found.append(type(error).__name__)
+        mine = Confirm("p/3", lambda: None)
+        try:
+            mine.result(0)
+        except ConfirmTimeout as error:
+            found.append(type(error).__name__)
+        said.put(found)
+
+    context = multiprocessing.get_context("fork")
+    said: multiprocessing.SimpleQueue[list[str]] = context.SimpleQueue()
+    process = context.Process(target=child, args=(said,), daemon=True)
+    with confirm_module._WAITERS:
+        process.start()
+    try:
+        process.join(120)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+    assert said.get() == ["PublisherClosed", "PublisherClosed", "NackedError", "ConfirmTimeout"]
 
 
 def test_an_awaited_confirm() -> None:
