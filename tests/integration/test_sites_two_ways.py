@@ -19,6 +19,7 @@ from lrq_ha.demo.check import received
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
+from lrq_ha.publisher.messages import full_sync_status
 
 pytestmark = pytest.mark.broker
 
@@ -213,6 +214,45 @@ def test_a_publisher_that_restarts_while_its_site_is_away(lab: Lab) -> None:
     rows, behind = snapshot(received(lab.nodes[primary].admin, queue)[0])
     assert rows == [b"returns row %d" % number for number in range(ROWS)]
     assert behind == source.sent
+
+
+def test_a_full_sync_that_was_answered_while_its_site_was_away(lab: Lab) -> None:
+    """A new primary of the source knew how it had ended, and not where it was asked for: it left out all of it."""
+    pair(lab, "west")
+    answered = threading.Event()
+
+    class Answering(Source):
+        def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
+            super()._provide(request, context)
+            if request.request_id == "wanted":
+                answered.set()
+
+    source = Answering(lab, "answered", ROWS)
+    follows(lab, "answered", "west")
+    source.send(1, "west")
+    arrived(lab, primary_of(lab, "west"), source)
+    for name in NODES["west"]:
+        lab.kill(f"{name}.sidecar")
+    asked = full_sync_status("answered", "west", "wanted", "the client itself wants it", pb.FullSyncRequest.REQUESTED)
+    source.publisher._send_status(asked).result(240)
+    assert answered.wait(240)
+    source.publisher.flush(240)
+    killed = fail_over(lab, "east")
+    for name in NODES["west"]:
+        lab.start(f"{name}.sidecar")
+    pair(lab, "west")
+    source.send(1, "west")
+    source.finish()
+    primary = primary_of(lab, "west")
+    arrived(lab, primary, source)
+    found = received(lab.nodes[primary].admin, "LRQ_Recv_answered_east")[0]
+    assert [each.request_id for each in found if each.type == pb.LAST_FULL_SYNC_ENTRY][-1] == "wanted"
+    rows, behind = snapshot(found)
+    assert rows == [b"answered row %d" % number for number in range(ROWS)]
+    assert behind == source.sent[-1:]
+    assert len(source.requests) == 2, "nobody was asked again"
+    lab.start(killed)
+    pair(lab, "east")
 
 
 def test_without_a_provider_an_empty_snapshot_comes_first(lab: Lab) -> None:
