@@ -354,8 +354,9 @@ class Sites:
             for view in self._views.values():
                 await view.probe(self._streams)
             self._serving = True
-            for client in self._clients:
+            for client in list(self._clients):
                 self._add(client)
+                await asyncio.sleep(0)  # a thousand clients and ten sites take a second
             for site in self._sites:
                 self.spawn(site.run(self.group))
             self.spawn(self._ticks())

@@ -219,7 +219,7 @@ def test_a_publisher_that_restarts_while_its_site_is_away(lab: Lab) -> None:
 def test_a_full_sync_that_was_answered_while_its_site_was_away(lab: Lab) -> None:
     """A new primary of the source knew how it had ended, and not where it was asked for: it left out all of it."""
     pair(lab, "west")
-    answered = threading.Event()
+    client, answered = f"answered-{time.time_ns()}", threading.Event()
 
     class Answering(Source):
         def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
@@ -227,13 +227,13 @@ def test_a_full_sync_that_was_answered_while_its_site_was_away(lab: Lab) -> None
             if request.request_id == "wanted":
                 answered.set()
 
-    source = Answering(lab, "answered", ROWS)
-    follows(lab, "answered", "west")
+    source = Answering(lab, client, ROWS)
+    follows(lab, client, "west")
     source.send(1, "west")
     arrived(lab, primary_of(lab, "west"), source)
     for name in NODES["west"]:
         lab.kill(f"{name}.sidecar")
-    asked = full_sync_status("answered", "west", "wanted", "the client itself wants it", pb.FullSyncRequest.REQUESTED)
+    asked = full_sync_status(client, "west", "wanted", "the client itself wants it", pb.FullSyncRequest.REQUESTED)
     source.publisher._send_status(asked).result(240)
     assert answered.wait(240)
     source.publisher.flush(240)
@@ -245,10 +245,10 @@ def test_a_full_sync_that_was_answered_while_its_site_was_away(lab: Lab) -> None
     source.finish()
     primary = primary_of(lab, "west")
     arrived(lab, primary, source)
-    found = received(lab.nodes[primary].admin, "LRQ_Recv_answered_east")[0]
+    found = received(lab.nodes[primary].admin, f"LRQ_Recv_{client}_east")[0]
     assert [each.request_id for each in found if each.type == pb.LAST_FULL_SYNC_ENTRY][-1] == "wanted"
     rows, behind = snapshot(found)
-    assert rows == [b"answered row %d" % number for number in range(ROWS)]
+    assert rows == [b"%s row %d" % (client.encode(), number) for number in range(ROWS)]
     assert behind == source.sent[-1:]
     assert len(source.requests) == 2, "nobody was asked again"
     lab.start(killed)
