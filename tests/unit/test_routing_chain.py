@@ -126,8 +126,8 @@ def test_requests_count_where_they_stand() -> None:
     requests.add(Mark(at(8), "a", CANCELLED))
     assert requests.usable(at(4), 0, True) is None
     assert not requests.is_ahead(at(4))
-    assert not requests.is_cancelled("a", at(7))
-    assert requests.is_cancelled("a", at(8))
+    assert [requests.goes_on("a", at(sequence)) for sequence in (4, 5, 7, 8)] == [False, True, True, False]
+    assert not requests.goes_on("b", at(8)), "nothing is known of it"
     assert Requests(4).usable(at(0), 0, True) is None
 
 

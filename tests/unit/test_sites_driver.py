@@ -118,7 +118,7 @@ def test_a_session_that_begins_does_not_go_through_all_that_is_known(tmp_path: P
             sys.setprofile(None)
         return found
 
-    assert asyncio.run(calls(1)) == asyncio.run(calls(300))
+    assert asyncio.run(calls(300)) < asyncio.run(calls(1)) + 100
 
 
 def test_a_snapshot_that_never_comes_through_is_an_error_in_the_log_and_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
