@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import pika
 from pika.exceptions import AMQPError
 
+from broker_plugin import wire
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab, LabError
 from lrq_ha.lab.files import python_environment
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.02, 0.4
@@ -145,6 +147,22 @@ def all_applied(lab: Lab, *names: str) -> None:
     eventually("everything applied", lambda: min(lab.status(name)[key] for name in names for key in ("safe", "applied")) >= end)
 
 
+def applied_records(lab: Lab, name: str) -> list[pb.Applied]:
+    """The applied records in a node's stream."""
+    node = lab.nodes[name]
+    joiner: wire.Joiner[None] = wire.Joiner()
+    stored = checks.read_stream(node.admin, f"LRQ_APPLIED_{node.group}")
+    whole = (joiner.take(headers, None, body) for headers, body in stored if wire.OPEN not in headers)
+    return [pb.Applied.FromString(found[1]) for found in whole if found is not None]
+
+
+def on_record(lab: Lab, *names: str) -> None:
+    """Waits until what each of these nodes has applied now stands in the record that it starts from; it is written several times a second."""
+    for name in names:
+        applied = told(lab, name)["applied"]
+        eventually(f"{applied} in the applied record of {name}", lambda name=name, applied=applied: applied_records(lab, name)[-1].applied >= applied)
+
+
 def same_logs(lab: Lab) -> None:
     """Asserts that the logs of all nodes of group east, which are in sync, are the same so far, batch by batch."""
     nodes = [node for node in lab.nodes.values() if node.group == "east"]
@@ -269,16 +287,42 @@ def promote(lab: Lab, node: str, down: str) -> None:
     eventually("a promotion", done)
 
 
-def switch_over(lab: Lab, node: str) -> None:
-    """Hands over to a node in order; again, if the machine was too slow for the time that this has."""
-    again = ("did not become safe", "is not an in-sync backup", "does not answer", "has not answered", "has started again meanwhile")
+#: Why an order is refused that is given to a machine that is too slow for the time that it has, or is carried out without an answer in time.
+_TOO_SLOW = ("did not become safe", "is not an in-sync backup", "has no in-sync backup", "does not answer", "has not answered", "no answer within",
+             "has started again meanwhile", "has no primary that answers", "is primary already", "is not primary")  # fmt: skip
+
+
+def is_too_slow(said: str) -> bool:
+    """Whether an order was refused as a slow machine's are."""
+    return any(words in said for words in _TOO_SLOW)
+
+
+def ordered(lab: Lab, *order: str, over: Callable[[], bool] = lambda: False) -> list[str]:
+    """Gives an order until it is carried out: again, if the machine was too slow for the time that it has.
+
+    Args:
+        over: Whether it has been carried out, though nobody has heard it.
+
+    Returns:
+        What was said to each try.
+    """
+    heard: list[str] = []
 
     def done() -> bool:
-        code, said = command("switchover", node, lab=lab)
-        assert code == 0 or f"{node} is primary already" in said or any(words in said for words in again), said
-        return code == 0 or "is primary already" in said
+        if heard and over():
+            return True
+        code, said = command(*order, lab=lab)
+        heard.append(said)
+        assert code == 0 or is_too_slow(said), said
+        return code == 0
 
-    eventually("a switchover", done)
+    eventually(f"`{order[0]}` to be carried out", done, seen=lambda: heard)
+    return heard
+
+
+def switch_over(lab: Lab, node: str, *options: str) -> list[str]:
+    """Hands over to a node in order. Returns what was said to each try."""
+    return ordered(lab, "switchover", node, *options, over=lambda: lab.primary(lab.nodes[node].group) == node)
 
 
 def renew(lab: Lab, *arguments: str) -> str:
