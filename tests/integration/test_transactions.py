@@ -10,7 +10,7 @@ from typing import Any
 import pika
 import pytest
 from door_rig import Rig
-from load import declare, depth, eventually, in_sync, primary_of, take_over, told
+from load import declare, depth, eventually, in_sync, primary_of, take_over
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
