@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
 from broker_plugin import wire
@@ -19,6 +20,8 @@ from lrq_ha.lab.files import python_environment
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 
+#: pika's words for a node that is gone, also in the moment in which it was reached.
+LOST = (AMQPError, AMQPConnectorException, OSError, ValueError)
 PAUSE_MIN_S, PAUSE_MAX_S = 0.02, 0.4
 QUIET_S = 30.0  # so long nothing comes from a queue only if there is nothing more: a machine may stand still, too
 
@@ -38,7 +41,7 @@ def eventually(what: str, done: Callable[[], bool], timeout_s: float = 120.0, *,
         try:
             if done():
                 return
-        except (LrqError, OSError, KeyError, AMQPError):
+        except (LrqError, KeyError, *LOST):
             pass
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {timeout_s:g} s {seen()}")

@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pika
 import pytest
-from load import declare, depth, eventually, in_sync, on_record, primary_of, replace_primary
-from pika.exceptions import AMQPError
+from load import LOST, declare, depth, eventually, in_sync, on_record, primary_of, replace_primary
 
 from lrq_ha.lab import Lab
 from lrq_ha.lab.errors import LabError
@@ -75,7 +74,7 @@ def test_exchanges_that_are_not_durable(lab: Lab, nodes: tuple[str, str], which:
     connection.close()
     on_record(lab, *in_sync(lab, applied=True))
     if which == "primary":
-        with suppress(AMQPError), published(lab, exchange):
+        with suppress(*LOST), published(lab, exchange):
             restart(lab, primary)  # before all of that is on record: the rest is published again
     else:
         restart(lab, backup)

@@ -9,16 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pika
 import pytest
-from load import command, declare, depth, eventually, in_sync, is_too_slow, ordered, primary_of, switch_over, take_over, told
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
-from pika.exceptions import AMQPError
+from load import LOST, command, declare, depth, eventually, in_sync, is_too_slow, ordered, primary_of, switch_over, take_over, told
 
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one_version("4.3")]
 
 
-LOST = (AMQPError, AMQPConnectorException, OSError, ValueError)  # pika's words for a node that is gone, also in the moment in which it was reached
 JOIN_S = 120.0
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pika
 import pytest
 from door_rig import Rig
-from load import declare, depth, eventually, in_sync, primary_of, take_over
+from load import LOST, declare, depth, eventually, in_sync, primary_of, take_over
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker
 from raw_client import RawClient, publish
 
 from broker_plugin import building, frames
@@ -48,7 +48,7 @@ class Mover:
         while not self._stop.is_set():
             try:
                 self._move(self._doors[turn % len(self._doors)])
-            except (AMQPError, OSError):
+            except LOST:
                 self.interrupted += 1
                 turn += 1
                 time.sleep(0.05)
