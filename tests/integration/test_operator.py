@@ -393,7 +393,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     publish(lab, queue, 5)
     publish_with_ids(lab.nodes[backup].door, producer, range(1, 4))  # their publisher has sent again what it had no confirm of
     lab.start(primary)
-    reason = lab.wait_role(primary, "diverged", 60)["reason"]
+    reason = lab.wait_role(primary, "diverged")["reason"]
     found = re.search(rf"entries (\d+) to (\d+) may have been confirmed by this node alone; {backup} lacks them", reason)
     assert found, reason
     assert int(found[2]) - int(found[1]) >= 9, "the ten messages"
@@ -425,7 +425,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     publishes = [line for line in lines if line["kind"] == "publish"]
     assert len(publishes) == 15
     assert [(line["user"], line["replication_id"]) for line in publishes[10:]] == [("app", f"{producer}/{n}") for n in range(1, 6)]
-    lab.wait_role(primary, "ready", 60)
+    lab.wait_role(primary, "ready")
     assert set(told(lab, backup)["members"]) == {primary, backup}
     for _ in range(2):  # whoever is not sure does it again
         code, said = command("republish", str(tail), "--to", lab.nodes[backup].door)

@@ -10,7 +10,7 @@ from typing import Any
 import pika
 import pytest
 from door_rig import Rig
-from load import LOST, declare, depth, eventually, in_sync, primary_of, take_over
+from load import LOST, declare, depth, eventually, in_sync, primary_of, replace_primary
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
@@ -137,11 +137,11 @@ def test_moved_exactly_once(pair: Lab, fault: str, kind: str, late: bool) -> Non
                 pair.ctl(primary, "close_all_user_connections", "app", "test")  # at the broker behind the door; only the mover has one
             else:
                 in_sync(pair)
-                target_name = primary + (".sidecar" if fault.endswith("sidecar") else "")
-                pair.kill(target_name)
                 if fault == "primary":
-                    take_over(pair, backup, primary)
-                pair.start(target_name)
+                    replace_primary(pair, primary, backup)
+                else:
+                    pair.kill(fault.replace("primary", primary))
+                pair.start(fault.replace("primary", primary))
         now = primary_of(pair)
         eventually("all moved", lambda: mover.idle and depth(pair.nodes[now].door, source) == 0)
     finally:
