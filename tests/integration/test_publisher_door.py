@@ -9,7 +9,7 @@ from typing import Any
 
 import pika
 import pytest
-from load import eventually, in_sync, primary_of, set_up, replace_primary
+from load import eventually, in_sync, primary_of, replace_primary, set_up
 from patience import PATIENT_DOOR
 from publisher_api import PATIENCE_S, inside, no_primary
 from raw_client import RawClient
