@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import command, depth, eventually, in_sync, replace_primary
+from load import command, depth, eventually, in_sync, primary_of, replace_primary
 
 from lrq_ha.lab import Lab
 
@@ -155,7 +155,7 @@ def test_a_pass_that_does_not_see_everything_fails(pair: Lab, tmp_path: Path) ->
 
 @pytest.mark.one_version("4.3")
 def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
-    door = pair.nodes[str(pair.primary("east"))].door
+    door = pair.nodes[primary_of(pair)].door
     bad = tmp_path / "bad.json"
     for text, said in (("{}", "these are not a broker's definitions"), ("nothing", "these are not a broker's definitions")):
         bad.write_text(text)

@@ -211,7 +211,7 @@ def test_a_restarted_primary_without_its_backup_stays_closed(lab: Lab, names: tu
     assert re.search("after 1 s it went on with 0 of 1 expected backups$", told(lab, primary)["reason"])
     lab.start(backup)
     usable(lab, names)
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary
 
 
 @pytest.mark.parametrize("order", [("e1", "e2"), ("e2", "e1")])
@@ -259,7 +259,7 @@ def test_a_stalled_backup_is_taken_out_and_comes_back(lab: Lab, names: tuple[str
             lab.cont(backup)
         p.publish("", queue, b"").result(CONFIRM_S)
     usable(lab, names)
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary
     eventually("the backup's copy", lambda: depth(lab.nodes[backup].broker, queue) == 4)
     eventually("no lag", lambda: lab.status(primary)["peers"][backup]["lag_seconds"] == 0.0)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pika
 import pytest
-from load import depth, eventually, primary_of, set_up, take_over
+from load import depth, eventually, primary_of, set_up, take_over, told
 from patience import PATIENT_DOOR
 from test_sites import Source, arrived, deltas, follows, fresh
 
@@ -157,7 +157,7 @@ def test_a_full_sync_beside_a_full_queue(lab: Lab) -> None:
     killed = fail_over(lab, "east")
     source = Source(lab, name := fresh("beside"))
     follows(lab, name, "west")
-    assert "is full here" in lab.status(backup)["reason"]
+    assert "is full here" in told(lab, backup)["reason"]
     source.finish()
     with pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].door)) as connection:
         connection.channel().queue_delete(queue)
