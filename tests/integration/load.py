@@ -153,9 +153,9 @@ def all_applied(lab: Lab, *names: str) -> None:
 def applied_records(lab: Lab, name: str) -> list[pb.Applied]:
     """The applied records in a node's stream."""
     node = lab.nodes[name]
-    joiner: wire.Joiner[None] = wire.Joiner()
+    joiner: wire.Joiner[bool] = wire.Joiner()
     stored = checks.read_stream(node.admin, f"LRQ_APPLIED_{node.group}")
-    whole = (joiner.take(headers, None, body) for headers, body in stored if wire.OPEN not in headers)
+    whole = (joiner.take(headers, True, body) for headers, body in stored if wire.OPEN not in headers)
     return [pb.Applied.FromString(found[1]) for found in whole if found is not None]
 
 
@@ -163,7 +163,11 @@ def on_record(lab: Lab, *names: str) -> None:
     """Waits until what each of these nodes has applied now stands in the record that it starts from; it is written several times a second."""
     for name in names:
         applied = told(lab, name)["applied"]
-        eventually(f"{applied} in the applied record of {name}", lambda name=name, applied=applied: applied_records(lab, name)[-1].applied >= applied)
+
+        def stands(name: str = name, applied: int = applied) -> bool:
+            return any(record.applied >= applied for record in applied_records(lab, name)[-1:])
+
+        eventually(f"{applied} in the applied record of {name}", stands)
 
 
 def same_logs(lab: Lab) -> None:
