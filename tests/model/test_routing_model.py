@@ -509,9 +509,6 @@ class World(RuleBasedStateMachine):
         assert self.at_rest(), (self.session.state, self.session.reason, self.reports[-5:])
         if self.provider:
             assert self.reader.table == self.truth
-            requests = [(position, what.full_sync) for position, what in self.log if isinstance(what, pb.Status) and what.HasField("full_sync")]
-            asked = max(position for position, request in requests if request.state == pb.FullSyncRequest.REQUESTED)
-            assert asked <= self.reader.base, "a full sync was asked for, and is not there"
         else:
             first = self.reader.base.sequence + 1
             assert [position for position, _, _ in self.reader.deltas if position > self.reader.base] == self.own(first, len(self.log))
@@ -526,8 +523,13 @@ class World(RuleBasedStateMachine):
             and not self.link
             and self.sink_safe == len(self.sink_log)
             and (not own or own[-1] <= self.reader.greatest)
-            and (self.provider is False or self.newest_request() is None)
+            and (self.provider is False or (self.newest_request() is None and self.last_asked() <= self.reader.base))
         )
+
+    def last_asked(self) -> Position:
+        """Where the last request stands: what was asked for comes, whoever is primary then."""
+        requests = [(position, what.full_sync) for position, what in self.log if isinstance(what, pb.Status) and what.HasField("full_sync")]
+        return max((position for position, request in requests if request.state == pb.FullSyncRequest.REQUESTED), default=START)
 
 
 World.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
