@@ -252,11 +252,14 @@ class Door:
                         yield delivery
 
     def client_full(self, relay: Relay, waiting_bytes: int) -> None:
-        """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed."""
-        self._full.pop(relay, None)
+        """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed.
+
+        Not the only one: what it gets is bounded by itself (`flow`), but for a single message, which may be larger than the limit.
+        """
         if not waiting_bytes:
+            self._full.pop(relay, None)
             return
-        self._full[relay] = waiting_bytes
+        self._full[relay] = waiting_bytes  # it keeps its place
         total = sum(self._full.values())
         while total > self.config.client_buffers_bytes_max and len(self._full) > 1:
             slowest = next(iter(self._full))
