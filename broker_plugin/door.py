@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from lrq_ha.interceptors.plugins import Interceptors
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, place
 from lrq_ha.sidecar.config import Config
 
 from . import draining, permitting
@@ -270,8 +270,14 @@ class Door:
     def close_clients(self, reason: str) -> None:
         """Ends every connection: this node serves nobody any more."""
         for relay in list(self.relays):
-            relay.close_client(CONNECTION_FORCED, reason)
-            relay.close()
+            try:
+                relay.close_client(CONNECTION_FORCED, reason)
+                relay.close()
+            except Exception as error:  # the others are not to stay for it
+                log.error("a client's connection could not be closed in order: %s", place(error))
+                relay.cut_off()
+                relay.broker.abort()
+                self.gone(relay)
         for end in list(self.peer_ends):
             end.close()
 

@@ -70,7 +70,7 @@ class NotInSync(AssertionError):
 _OUT = ("was not in sync", "has heard no primary since it started", "it has not caught up since")
 #: What an operator is told who comes too early, or whose nodes are held up. An order that was not answered in time may be carried out all the same.
 _AGAIN = ("but it answers", "does not answer", "has not answered", "is taking epoch", "no promise from", "stopped answering", "no answer within",
-          "has started again meanwhile", "is not running", "primary already")  # fmt: skip
+          "started again meanwhile", "is not running", "primary already")  # fmt: skip
 KILLS_MAX = 5
 
 
@@ -271,7 +271,7 @@ def promote(lab: Lab, node: str, down: str) -> None:
 
 def switch_over(lab: Lab, node: str) -> None:
     """Hands over to a node in order; again, if the machine was too slow for the time that this has."""
-    again = ("did not become safe", "is not an in-sync backup", "does not answer", "has not answered", "has started again meanwhile")
+    again = ("did not become safe", "is not an in-sync backup", "does not answer", "has not answered", "started again meanwhile")
 
     def done() -> bool:
         code, said = command("switchover", node, lab=lab)
