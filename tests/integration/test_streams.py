@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -207,10 +208,10 @@ def test_a_start_beside_a_slow_broker_finds_the_generations_before_it(brokers: L
 
 def test_many_starts_that_are_cut_off(brokers: Lab) -> None:
     """No number is given twice that stands in a stream; and whoever is cut off writes nothing any more."""
-    address = Address.parse(brokers.nodes["e1"].admin, "lrq")
+    address, group = Address.parse(brokers.nodes["e1"].admin, "lrq"), f"cut-off-{time.time_ns()}"
 
     async def start(*, whole: bool) -> int:
-        async with _opened("cut-off", address) as streams:
+        async with _opened(group, address) as streams:
             if whole:
                 await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
             return streams.generation
@@ -231,7 +232,7 @@ def test_many_starts_that_are_cut_off(brokers: Lab) -> None:
         with pytest.raises(LrqError, match=f"the {PROBE_MAX - 1} starts before this one were cut off") as caught:
             await start(whole=True)
         assert caught.value.retriable
-        assert not await exists(f"LRQ_X_cut-off_{2 + PROBE_MAX}")
+        assert not await exists(f"LRQ_X_{group}_{2 + PROBE_MAX}")
         assert [await start(whole=True) for _ in range(2)] == [4, 5]
 
     asyncio.run(go())
@@ -241,19 +242,19 @@ def test_a_start_whose_broker_gives_nothing_is_tried_again(brokers: Lab, monkeyp
     """It took the first number, which was given before: fifteen starts failed for it. With nothing in the stream, none was given."""
 
     async def go() -> None:
-        address = Address.parse(brokers.nodes["e1"].admin, "lrq")
-        async with _opened("silent", address) as streams:
+        address, group = Address.parse(brokers.nodes["e1"].admin, "lrq"), f"silent-{time.time_ns()}"
+        async with _opened(group, address) as streams:
             assert streams.generation == 1
         monkeypatch.setattr(streams_module, "FIRST_S", LATE_S / 10)
-        async with _opened("silent", address) as streams:
+        async with _opened(group, address) as streams:
             assert streams.generation == 2
             await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
             async with asyncio.timeout(COUNTED_S):
                 while not (await streams._look(streams.applied_queue))[0]:
                     await asyncio.sleep(0.2)
         async with late(address, LATE_S) as slow:
-            with pytest.raises(LrqError, match="the broker has given nothing of the stream 'LRQ_APPLIED_silent' for") as caught:
-                async with _opened("silent", slow):
+            with pytest.raises(LrqError, match=f"the broker has given nothing of the stream 'LRQ_APPLIED_{group}' for") as caught:
+                async with _opened(group, slow):
                     pass
         assert caught.value.retriable
 
