@@ -110,7 +110,7 @@ class Relay(End):
         self.broker = broker
         self.user, self.vhost = user, vhost
         self.producer, self.instance = producer, instance
-        self.producer_key = producer_key(user, producer) if producer else ""
+        self.producer_key = producer_key(vhost, user, producer) if producer else ""
         self.id_prefix = f"{producer}/".encode()
         self.peer = peer
         self.may_write = may_write
