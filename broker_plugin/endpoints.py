@@ -84,7 +84,9 @@ def decide(relay: Relay, route: Route) -> Decision:
         if not logged:
             return Decision.PASSED
         plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
-        return LOCAL if plain and relay.door.completes_locally(route.routing_key) else LOGGED
+        if not (plain and relay.door.completes_locally(name)):
+            return LOGGED
+        return LOGGED if relay.replica.declared.is_stream((relay.vhost, name)) else LOCAL  # which does not take every header
     if route.exchange:
         return Decision.FORBIDDEN
     if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):

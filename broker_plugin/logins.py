@@ -28,7 +28,7 @@ OWN_PREFIX = b"lrq_"
 
 _u32 = struct.Struct(">I").unpack_from
 _pack_u32 = struct.Struct(">I").pack
-_SIGNED, _UNSIGNED = frozenset(b"bUsIl"), frozenset(b"tBuiL")
+_SIGNED, _UNSIGNED = frozenset(b"bsIl"), frozenset(b"tBuiL")
 _METHOD_BYTES = 4
 _VERSION_BYTES = 2
 

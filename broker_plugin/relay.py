@@ -27,6 +27,7 @@ from .headers import Stamps
 from .logins import producer_key
 from .outbox import Outbox
 from .protocol import FROM_BROKER, FROM_CLIENT
+from .repeats import Repeats
 
 if TYPE_CHECKING:
     from .door import Door
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 LEAVE_POLL_S = 0.05
 SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and never tell of the confirm
-STAMP_BYTES_MAX = 80  # what a position adds to a message's headers
 CLOSING_SHARE = 2  # channels that the broker has closed are kept until both sides know, so there may be more than were agreed on
 FEW_QUESTIONS = 16
 
@@ -69,7 +69,7 @@ class Relay(End):
         rights: What the broker has allowed.
         must_ask: Of the next publish the broker has to be asked before anything is done with it.
         renewed: Set when the broker has the client's new secret; None if there was none.
-        until_applied: Repeats: (channel, client's tag, sequence of the first, number in the ID).
+        repeats: Publishes with IDs that are in the log already.
         held_confirms: Confirms that wait until this primary has its expected backups: (channel, frames).
         held_bytes: What those have.
         acked, ack_frames: Acks that `settling.flush` will bring into the log, and to the broker.
@@ -115,7 +115,8 @@ class Relay(End):
         self.peer = peer
         self.may_write = may_write
         self.frame_max_bytes, self.broker_frame_max_bytes = frame_max_bytes, broker_frame_max_bytes
-        self.header_bytes_max = min(broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, door.config.header_bytes_max + STAMP_BYTES_MAX)
+        headers_bytes_max = door.config.header_bytes_max + publishing.POSITION_BYTES_MAX
+        self.header_bytes_max = min(broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, headers_bytes_max)
         self.channels_max, self._broker_channels_max = channels_max, broker_channels_max
         self.channels: dict[int, Channel] = {}
         self._channels_max = CLOSING_SHARE * ((channels_max or frames.CHANNELS_MAX) + 1)
@@ -133,7 +134,7 @@ class Relay(End):
         self.rights = permitting.Rights()
         self.must_ask = False
         self.renewed: asyncio.Event | None = None
-        self.until_applied: deque[tuple[Channel, int, int, int]] = deque()
+        self.repeats = Repeats(self)
         self.held_confirms: list[tuple[Channel, bytes]] = []
         self.held_bytes = 0
         self.acked: dict[QueueKey, list[int]] = {}
@@ -303,12 +304,6 @@ class Relay(End):
             publishing.durable_advanced(self)
             self.flow.consider_pausing()
 
-    def applied_advanced(self) -> None:
-        """More of the log is in the queues and confirmed."""
-        if not self.closed:
-            publishing.applied_advanced(self)
-            self.flow.consider_pausing()
-
     def _pump(self) -> None:
         self.outbox.pump()
         self.flow.consider_pausing()
@@ -339,7 +334,7 @@ class Relay(End):
     @property
     def busy(self) -> bool:
         """Whether the client waits for an answer to something that was taken from it."""
-        return bool(self.outbox or self.until_safe or self.until_durable or self.until_applied or self.replies or self.unanswered)
+        return bool(self.outbox or self.until_safe or self.until_durable or self.repeats.waiting or self.replies or self.unanswered)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 
@@ -408,7 +403,7 @@ class Relay(End):
         for task in self._tasks:
             task.cancel()
         self.replica.progress.waiting_safe.discard(self)
-        self.replica.progress.waiting_applied.discard(self)
+        self.repeats.forget()
         self.replica.progress.waiting_durable.discard(self)
         self.from_client.forget()
         if self.client is not None:

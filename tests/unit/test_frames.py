@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import string
 import struct
@@ -24,7 +25,7 @@ names = st.text(string.ascii_letters + "-._", max_size=30)  # pamqp refuses othe
 scalars = st.one_of(
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1),
-    st.floats(allow_nan=False, width=32),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
     st.none(),
     st.text(max_size=20),
     st.binary(max_size=12).map(bytearray),
@@ -390,6 +391,28 @@ def test_deaths_that_no_broker_counts(count: int, visits: int | None) -> None:
     died = [{"queue": "q", "count": count}]
     found = headers.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": died, "x-first-death-queue": "q"})))
     assert found == ((("q", visits),) if visits else ())
+
+
+def _table(value: bytes) -> bytes:
+    return headers.header_payload(0, headers.properties(b"\x01h" + value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"U\0\1", b"f" + struct.pack(">f", math.inf), *(b"d" + struct.pack(">d", number) for number in (math.nan, math.inf, -math.inf))],
+)
+def test_a_header_that_no_broker_reads(value: bytes) -> None:
+    """It ends the connection, so it has no place in the log: every broker's connections would end over it."""
+    inner = b"\x01i" + value
+    for whole in (value, b"F" + struct.pack(">I", len(inner)) + inner, b"A" + struct.pack(">I", len(value)) + value):
+        with pytest.raises(FrameError):
+            headers.check_header(_table(whole))
+
+
+@pytest.mark.parametrize("value", [b"f" + struct.pack(">f", 1e38), b"d" + struct.pack(">d", -1e308), b"D\2\0\0\1\0", b"L" + b"\xff" * 8, b"u\0\1"])
+def test_a_header_that_brokers_read(value: bytes) -> None:
+    headers.check_header(_table(value))
+    headers.check_header(_table(b"A" + struct.pack(">I", len(value)) + value))
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ class Socket:
     def is_closing(self) -> bool:
         return False
 
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
     def pause_reading(self) -> None:
         self.reads = False
 
@@ -254,6 +258,102 @@ def test_what_comes_back_is_forgotten_with_its_ack() -> None:
             assert not relay.channels[1].returned
         connection.replica.flush()
         assert [list(run.refused.sequences) for run in connection.runs if run.WhichOneof("kind") == "refused"] == [[FIRST + 1, FIRST + 1]]
+
+    asyncio.run(scenario())
+
+
+def test_an_ack_costs_no_look_at_every_repeat_that_waits() -> None:
+    """Each was looked at whenever anything was applied, on any connection: so a thousand of them cost all connections."""
+
+    async def scenario() -> None:
+        connection, count = Connection("p"), 500
+        relay, dedup = connection.relay, connection.replica.index.dedup
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        for _ in range(2):
+            relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in range(1, count + 1)))
+        connection.replica.flush()
+        connection.client.data = b""
+        looks: list[int] = []
+        position_of = dedup.position_of
+
+        def look(producer: str, number: int) -> int | None:
+            looks.append(number)
+            return position_of(producer, number)
+
+        cast(Any, dedup).position_of = look
+        for tag in (count, 2, *(tag for tag in range(1, count) if tag != 2)):
+            relay.broker_data(building.ack(1, tag))
+            assert len(looks) <= 2, "for the one whose first one this is"
+            looks.clear()
+        answers = [frames.tag_and_bits(connection.client.data, item[2]) for item in frames.scan(connection.client.data)[0]]
+        assert sorted(tag for tag, _ in answers) == list(range(1, 2 * count + 1))
+        assert not any(bits for _, bits in answers)
+        assert not relay.busy
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_ends_waits_for_nothing() -> None:
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, progress = connection.relay, connection.replica.progress
+        cast(Any, relay.door).gone = lambda _: None
+        relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2, 1, 2, 1)))
+        connection.replica.flush()
+        assert (relay.repeats.waiting, len(progress._awaited), progress._awaited_entries) == (3, 2, [FIRST, FIRST + 1])
+        relay.close()
+        assert (relay.repeats.waiting, progress._awaited, progress._awaited_entries) == (0, {}, [])
+
+    asyncio.run(scenario())
+
+
+def on(channel: int, data: bytes) -> bytes:
+    return building.rechannel(data, channel)
+
+
+async def commits(connection: Connection, *publishes: bytes) -> None:
+    """On channel 2, and the broker has done it."""
+    relay = connection.relay
+    relay.client_data(b"".join(on(2, each) for each in publishes) + building.method_frame(2, commands.Tx.Commit()))
+    relay.broker_data(building.method_frame(2, commands.Tx.RollbackOk()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not relay.from_client.stalled
+    connection.replica.flush()
+    relay.broker_data(building.method_frame(2, commands.Tx.CommitOk()))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_commit_stands_for_its_repeats(refused: bool) -> None:
+    """It is answered when those are in the queues, and before what was committed later. One whose first one was refused was told to be done."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, done = connection.relay, building.method_frame(2, commands.Tx.CommitOk())
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
+        of = {number: message("orders", headers.field(ID, b"p/%d" % number), True, b"abc")[0] for number in (1, 2, 3, 4)}
+        relay.client_data(of[1] + of[2])
+        connection.replica.flush()
+        connection.client.data = connection.broker.data = b""
+        await commits(connection, of[3], of[1], of[3], of[2])
+        await commits(connection, of[4])
+        assert connection.client.data == b"", "the second waits behind the first"
+        relay.broker_data(building.ack(1, 2))
+        assert connection.client.data == building.ack(1, 2)
+        assert connection.replica.progress.tracker.applied < FIRST, "it has not waited for all before that"
+        connection.client.data = connection.broker.data = b""
+        relay.broker_data(building.nack(1, 1) if refused else building.ack(1, 1))
+        connection.replica.flush()
+        if not refused:
+            assert connection.client.data == done * 2 + building.ack(1, 1)
+            return
+        assert connection.client.data == building.nack(1, 1)
+        assert frames.scan(connection.broker.data)[0][-1][:2] == (frames.CHANNEL_CLOSE, 2)
+        connection.client.data = b""
+        relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
+        text = "PRECONDITION_FAILED - partial tx completion"
+        assert connection.client.data == building.channel_close(2, 406, text, frames.TX_COMMIT)
 
     asyncio.run(scenario())
 
