@@ -319,6 +319,7 @@ class Channel:
     early: deque[tuple[int, pb.Run]] = field(default_factory=deque)  # with local completion, and not all answered: (sequence of the first, the run)
     state: Closing = Closing.NO
     on_settled: bytes = b""  # the close that goes to the broker when it has answered all publishes
+    timer: asyncio.TimerHandle | None = None  # when it goes in any case
     refusal: bytes = b""  # DOOR: what the client is told then
     last_queue: str = ""  # what an empty queue name means
     deliveries: dict[int, Delivery] = field(default_factory=dict)  # by tag, ascending: an ack of several looks at those alone
@@ -326,6 +327,7 @@ class Channel:
     returning: set[QueueKey] = field(default_factory=set)  # where deliveries go back to when the broker has closed it, or the door no longer drains
     undelivered: list[int] = field(default_factory=list)  # tags that came while the door drains
     consumers: dict[bytes, Consumer] = field(default_factory=dict)
+    ended: list[QueueKey] = field(default_factory=list)  # of consumers that the broker has ended by itself, and that hold something: see `overdue`
     limit: bytes = b""  # the last basic.qos per consumer: its payload
     unasked: deque[bool] = field(default_factory=deque)  # qos-ok that the broker owes, in order: whether to the door alone
     paused: dict[bytes, Consumer] = field(default_factory=dict)  # cancelled at the broker while their queue stands still (`pausing`)
@@ -384,6 +386,23 @@ class Channel:
     def held(self) -> list[Delivery]:
         """What goes back to its queue when the channel ends: deliveries without an ack, or with one that is not committed."""
         return [*self.deliveries.values(), *(self.tx.settled.values() if self.tx is not None else ())]
+
+    def ended_by_broker(self, consumer: Consumer) -> None:
+        """The broker has ended a consumer by itself."""
+        held = {id(delivery.queue) for delivery in self.held}
+        self.ended = [key for key in (*self.ended, consumer.queue) if id(key) in held]
+
+    @property
+    def overdue(self) -> list[Delivery]:
+        """What of that is held by consumers that the broker has ended.
+
+        RabbitMQ 4's quorum queues do that over a delivery without an ack for too long. They have that one back, and each other as its time is over,
+        without a word; an ack in time counts. So nobody may wait for acks of these, nor take them for given back before the channel ends.
+        """
+        if not self.ended:
+            return []
+        keys = set(map(id, self.ended))  # the key in a delivery is its consumer's own, not only an equal one
+        return [delivery for delivery in self.held if id(delivery.queue) in keys]
 
     @property
     def closing(self) -> bool:

@@ -79,6 +79,7 @@ class Relay(End):
         replies: Declarations that wait for the broker's answer, by channel.
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
+        timer: When it ends in any case.
         over: The broker has closed the connection.
         fenced: Another connection goes on under the producer's name.
         watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
@@ -143,6 +144,7 @@ class Relay(End):
         self.replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
+        self.timer: asyncio.TimerHandle | None = None
         self.over = False
         self.fenced = False
         self.alarm = Alarm(self, told_blocked)
@@ -378,7 +380,8 @@ class Relay(End):
         self.flow.client_gone()
         self._leave_when_done()
         if not self.closed:
-            asyncio.get_running_loop().call_later(self.door.config.drain_timeout_s, self.close)
+            closing.stop_timer(self)
+            self.timer = asyncio.get_running_loop().call_later(self.door.config.drain_timeout_s, self.close)
 
     def _leave_when_done(self) -> None:
         self._leave_if_done()
@@ -397,6 +400,7 @@ class Relay(End):
         for channel in self.channels.values():
             self.give_back(channel.held)
             closing.abandon(self, channel)
+        closing.stop_timer(self)
         if self.watch is not None:
             self.watch.client_gone()
         closing.no_reply(self)

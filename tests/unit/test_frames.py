@@ -476,7 +476,7 @@ def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
 
 def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
     budget = assembling.Budget(120, "what all hold")
-    assembly = assembling.Assembly(body_bytes_max=100, budget=budget)
+    assembly = assembling.Assembly(body_bytes_max=100, share=budget.share("app", pytest.fail))
     for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 100)):
         assert assembly.take(kind, 1, payload) is None
     assert budget.bytes == len(b"m" + headers.header_payload(101)), "only what stands before it"
@@ -490,6 +490,33 @@ def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
     for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, header)):
         assert assembly.take(kind, 1, payload) is None
     assert assembly.take(frames.BODY, 1, b"y" * 100) == assembling.Content(b"m", header, b"y" * 100)
+    assert budget.bytes == 0
+
+
+def test_room_is_made_by_who_holds_most() -> None:
+    """One user could end everybody's connections: who came when all was taken had to go, and not who had taken it."""
+    budget = assembling.Budget(100, "what all hold")
+    ended: list[str] = []
+    shares: dict[str, assembling.Share] = {}
+
+    def come(user: str, number: int) -> assembling.Share:
+        name = f"{user}{number}"
+        shares[name] = budget.share(user, lambda _: ended.append(name))
+        return shares[name]
+
+    for number in range(4):
+        come("greedy", number).take(15 + number)
+    come("app", 1).take(30)
+    assert (budget.bytes, ended) == (96, [])
+    come("other", 1).take(20)
+    assert (budget.bytes, ended) == (98, ["greedy3"]), "no connection of theirs holds as much as that of app"
+    shares["app1"].take(15)
+    assert (budget.bytes, ended) == (96, ["greedy3", "greedy2"])
+    with pytest.raises(FrameError, match="what all hold"):
+        shares["app1"].take(40)  # now it is itself the largest
+    assert (budget.bytes, ended) == (96, ["greedy3", "greedy2"])
+    for share in shares.values():
+        share.leave()
     assert budget.bytes == 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from broker_plugin import assembling, building, frames, headers, publishing, wir
 from broker_plugin.permitting import Right
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
+from broker_plugin.waiting import Moving
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
@@ -354,6 +356,68 @@ def test_a_commit_stands_for_its_repeats(refused: bool) -> None:
         relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
         text = "PRECONDITION_FAILED - partial tx completion"
         assert connection.client.data == building.channel_close(2, 406, text, frames.TX_COMMIT)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_was_closed_is_kept_by_no_timer(whole: bool) -> None:
+    """Each channel and connection that closed with publishes under way was kept for door.drain_timeout_s, when it was long over."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay, loop = connection.relay, asyncio.get_running_loop()
+        cast(Any, relay.door).gone = lambda _: None
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(message("orders", b"", True, b"x")[0])
+        connection.replica.flush()
+        number = 0 if whole else 1
+        close = (commands.Connection if whole else commands.Channel).Close(200, "", 0, 0)
+        relay.client_data(building.method_frame(number, close))
+        far = loop.time() + relay.door.config.drain_timeout_s / 2
+        timers = [timer for timer in cast(Any, loop)._scheduled if timer.when() > far]
+        assert len(timers) == 1, "the broker has not confirmed it"
+        assert not timers[0].cancelled()
+        relay.broker_data(building.ack(1, 1))
+        assert timers[0].cancelled()
+        assert frames.scan(connection.broker.data)[0][-1][:2] == (close.index, number)
+        if whole:
+            relay.client_data(message("orders", b"", True, b"x")[0])
+            relay.client_lost()
+            assert relay.closed
+            assert all(timer.cancelled() for timer in cast(Any, loop)._scheduled if timer.when() > far)
+
+    asyncio.run(scenario())
+
+
+def test_a_consume_that_waited_for_its_tag_waits_for_a_queue_that_is_moved() -> None:
+    """That had begun meanwhile: its consumer took what was to stand still."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+
+        async def until(done: Callable[[], bool]) -> None:
+            for _ in range(2_000):
+                if done():
+                    return
+                await asyncio.sleep(0.005)
+            pytest.fail("not in time")
+
+        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
+        relay.client_data(building.method_frame(1, commands.Basic.Cancel("c")))
+        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c", nowait=True)))
+        assert relay.from_client.stalled
+        moving = connection.replica.moving[("/", "orders")] = Moving(("/", "orders"))
+        connection.broker.data = b""
+        relay.broker_data(building.method_frame(1, commands.Basic.CancelOk("c")))
+        await until(lambda: relay.from_client.stalled and len(relay._tasks) == 1 and "_unstall_after" in repr(relay._tasks))
+        assert connection.broker.data == b""
+        del connection.replica.moving[("/", "orders")]
+        moving.over.set()
+        await until(lambda: connection.broker.data != b"")
+        assert frames.scan(connection.broker.data)[0][0][0] == frames.BASIC_CONSUME
 
     asyncio.run(scenario())
 
