@@ -25,6 +25,7 @@ from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
 from broker_plugin.waiting import Moving
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import BatchHeader
@@ -269,20 +270,21 @@ def test_an_ack_costs_no_look_at_every_repeat_that_waits() -> None:
 
     async def scenario() -> None:
         connection, count = Connection("p"), 500
-        relay, dedup = connection.relay, connection.replica.index.dedup
+        relay = connection.relay
+        looks: list[int] = []
+
+        class Tracker(AppliedTracker):
+            def is_applied(self, seq: int) -> bool:
+                looks.append(seq)
+                return super().is_applied(seq)
+
+        connection.replica.progress.tracker = Tracker()
         relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
         for _ in range(2):
             relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in range(1, count + 1)))
         connection.replica.flush()
         connection.client.data = b""
-        looks: list[int] = []
-        position_of = dedup.position_of
-
-        def look(producer: str, number: int) -> int | None:
-            looks.append(number)
-            return position_of(producer, number)
-
-        cast(Any, dedup).position_of = look
+        looks.clear()
         for tag in (count, 2, *(tag for tag in range(1, count) if tag != 2)):
             relay.broker_data(building.ack(1, tag))
             assert len(looks) <= 2, "for the one whose first one this is"
