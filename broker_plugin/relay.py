@@ -397,6 +397,7 @@ class Relay(End):
         if self.closed:
             return
         self.closed = True
+        self.repeats.forget()
         for channel in self.channels.values():
             self.give_back(channel.held)
             closing.abandon(self, channel)
@@ -407,7 +408,6 @@ class Relay(End):
         for task in self._tasks:
             task.cancel()
         self.replica.progress.waiting_safe.discard(self)
-        self.repeats.forget()
         self.replica.progress.waiting_durable.discard(self)
         self.from_client.forget()
         if self.client is not None:

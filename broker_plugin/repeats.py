@@ -92,8 +92,7 @@ class Repeats:
                 if sequence:
                     self._wait(sequence, channel, 0, 0)
                     return
-                if not self._seen(numbers.pop()):
-                    channel.commit_oks.clear()
+                if not self._seen(numbers.pop()):  # it stays the first of those that wait: no later one is taken for its answer
                     closing.refuse(relay, channel, 406, PARTIAL, frames.TX_COMMIT)
                     return
             channel.commit_oks.popleft()

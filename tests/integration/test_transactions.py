@@ -246,10 +246,9 @@ def test_refused_at_a_publish_that_comes_with_its_commit(rig: Rig) -> None:
 def test_a_commit_with_a_repeat_of_what_is_refused(rig: Rig) -> None:
     """The first one, not in a transaction, is on its way to a full queue when the commit comes: that was told to be done."""
     channel = rig.channel(confirms=True)
-    full, free = rig.declare(channel, kind="quorum", max_length=1, overflow="reject-publish"), rig.declare(channel)
-    for body in (b"1", b"2"):  # a quorum queue takes one more than it may have
-        channel.basic_publish("", full, body, pika.BasicProperties(delivery_mode=2))
-    for _ in range(10):
+    full, free = rig.declare(channel, max_length=1, overflow="reject-publish"), rig.declare(channel)
+    channel.basic_publish("", full, b"first", pika.BasicProperties(delivery_mode=2))
+    for _ in range(20):
         producer = rig.name("producer")
         with RawClient(rig.url, properties={"lrq_producer": producer}) as client:
             client.open_channel(1, confirms=True)

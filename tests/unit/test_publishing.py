@@ -347,13 +347,15 @@ def test_a_commit_stands_for_its_repeats(refused: bool) -> None:
         assert connection.client.data == building.ack(1, 2)
         assert connection.replica.progress.tracker.applied < FIRST, "it has not waited for all before that"
         connection.client.data = connection.broker.data = b""
+        relay.client_data(building.method_frame(2, commands.Tx.Commit()))
         relay.broker_data(building.nack(1, 1) if refused else building.ack(1, 1))
         connection.replica.flush()
+        relay.broker_data(done)
         if not refused:
-            assert connection.client.data == done * 2 + building.ack(1, 1)
+            assert connection.client.data == done * 2 + building.ack(1, 1) + done
             return
         assert connection.client.data == building.nack(1, 1)
-        assert frames.scan(connection.broker.data)[0][-1][:2] == (frames.CHANNEL_CLOSE, 2)
+        assert frames.scan(connection.broker.data)[0][-1][:2] == (frames.CHANNEL_CLOSE, 2), "and what was committed later is no answer to this"
         connection.client.data = b""
         relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
         text = "PRECONDITION_FAILED - partial tx completion"
