@@ -54,6 +54,10 @@ class Repeats:
         else:
             self._wait(sequence, channel, tag, number)
 
+    def are_in(self, numbers: list[int]) -> bool:
+        """Whether what has these numbers is in the queues."""
+        return all(self._seen(number) and not self._open_entry(number) for number in numbers)
+
     def answer_commit(self, channel: Channel, frame: bytes, numbers: list[int]) -> None:
         """The broker has committed a transaction: the client gets this frame, if these repeats in it are in the queues, and behind what waits."""
         channel.commit_oks.append((frame, numbers))

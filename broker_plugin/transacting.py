@@ -170,7 +170,7 @@ def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
         closing.settled(relay, channel)
     if commit.own:
         return b""
-    if not (commit.repeats or channel.commit_oks or replica.holds_confirms):
+    if relay.repeats.are_in(commit.repeats) and not (channel.commit_oks or replica.holds_confirms):
         return None
     relay.repeats.answer_commit(channel, data[item[2] - 7 : item[3] + 1], commit.repeats)
     return b""
