@@ -108,10 +108,6 @@ CASES: dict[str, tuple[list[Entry], dict[str, int | None]]] = {
         part(3, "r", content(x=1)) + end(4, "r") + delta(5, content(x=5)) + start(6, "s") + end(7, "s", content(a=7)),
         {"a": 7},
     ),
-    "nor does one that was trimmed up to a delta between its rows": (
-        delta(2, content(x=2)) + part(3, "r", content(x=1)) + end(4, "r") + start(6, "s", restart=True) + end(7, "s", content(a=7)),
-        {"a": 7},
-    ),
 }  # fmt: skip
 
 
