@@ -279,8 +279,14 @@ class Door:
     def close_clients(self, reason: str) -> None:
         """Ends every connection: this node serves nobody any more."""
         for relay in list(self.relays):
-            relay.close_client(CONNECTION_FORCED, reason)
-            relay.close()
+            try:
+                relay.close_client(CONNECTION_FORCED, reason)
+                relay.close()
+            except Exception as error:  # the others are not to stay for it
+                log.error("a client's connection could not be closed in order: %s", place(error))
+                relay.cut_off()
+                relay.broker.abort()
+                self.gone(relay)
         for end in list(self.peer_ends):
             end.close()
 

@@ -75,7 +75,7 @@ class NotInSync(AssertionError):
 _OUT = ("was not in sync", "has heard no primary since it started", "it has not caught up since")
 #: What an operator is told who comes too early, or whose nodes are held up. An order that was not answered in time may be carried out all the same.
 _AGAIN = ("but it answers", "does not answer", "has not answered", "is taking epoch", "no promise from", "stopped answering", "no answer within",
-          "has started again meanwhile", "is not running", "primary already")  # fmt: skip
+          "started again meanwhile", "is not running", "primary already")  # fmt: skip
 KILLS_MAX = 5
 
 
@@ -296,7 +296,7 @@ def promote(lab: Lab, node: str, down: str) -> None:
 
 #: Why an order is refused that is given to a machine that is too slow for the time that it has, or is carried out without an answer in time.
 _TOO_SLOW = ("did not become safe", "is not an in-sync backup", "has no in-sync backup", "does not answer", "has not answered", "no answer within",
-             "has started again meanwhile", "has no primary that answers", "is primary already", "is not primary")  # fmt: skip
+             "started again meanwhile", "has no primary that answers", "is primary already", "is not primary")  # fmt: skip
 
 
 def is_too_slow(said: str) -> bool:
