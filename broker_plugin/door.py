@@ -214,19 +214,20 @@ class Door:
             relay.give_confirms()
 
     def fence_producer(self, newer: Relay) -> None:
-        """A producer has one connection per vhost: with two, each would take the other's numbers for repeats of its own."""
+        """A producer has one connection: with two, each would take the other's numbers for repeats of its own."""
         for relay in list(self.relays):
-            if newer.producer and (relay.producer_key, relay.vhost) == (newer.producer_key, newer.vhost):
+            if newer.producer and relay.producer_key == newer.producer_key:
                 relay.fence(f"producer '{newer.producer}' has connected anew")
 
-    def end_unread(self, key: str, asker: Relay) -> None:
+    def end_unread(self, producer: str, asker: Relay) -> None:
         """Somebody else is told how far a producer has come: what it has sent, and the door has not read, must not go further than that.
 
         A process that takes over its name would give the same IDs to messages of its own, which would count as repeats.
         """
         for relay in list(self.relays):
-            if relay.producer_key == key and relay is not asker and not (relay.instance and relay.instance == asker.instance):
-                relay.fence(f"another connection has asked how far producer '{relay.producer}' has come")
+            same = (relay.user, relay.producer) == (asker.user, producer)
+            if same and relay is not asker and not (relay.instance and relay.instance == asker.instance):
+                relay.fence(f"another connection has asked how far producer '{producer}' has come")
 
     # ---- what connections have in common -----------------------------------------------------------------------------
 

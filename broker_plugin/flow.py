@@ -94,7 +94,7 @@ class Flow:
     def _repeats_too_much(self) -> bool:
         """Of what waits here for its confirm, repeats cost the log nothing, so nothing else bounds them."""
         relay = self._relay
-        return len(relay.until_safe) + len(relay.until_durable) + len(relay.until_applied) > relay.door.config.questions_max
+        return len(relay.until_safe) + len(relay.until_durable) + relay.repeats.waiting > relay.door.config.questions_max
 
     def pause_client(self) -> None:
         """Reads nothing more from the client."""

@@ -356,6 +356,21 @@ def test_a_message_and_all_unfinished_ones_are_limited(lab: Lab, url: str) -> No
         assert client.confirmed(1) == set()
 
 
+def test_who_holds_most_makes_room(url: str) -> None:
+    """And not whoever comes next: so one client ended the connections of all others that had a message under way."""
+    with client_of(url) as holder, client_of(url) as other:
+        for client, size in ((holder, 2 << 20), (other, 1_500_000)):
+            client.open_channel(confirms=True)
+            client.send(building.publish_method(1, "", "limited") + building.frame(frames.HEADER, 1, headers.header_payload(size)))
+        holder.send(chunk(1, 8_000) * 250)  # 2,000,000 bytes, and no more
+        holder.send(building.method_frame(2, commands.Channel.Open()))
+        holder.expect(frames.CHANNEL_OPEN_OK)
+        other.send(chunk(1, 8_000) * 187 + chunk(1, 4_000))  # more than is left of 3 MB
+        assert other.confirmed(1) == set()
+        assert "door.unfinished_bytes_max" in refused(holder)
+    works(url)
+
+
 @pytest.fixture
 def strict(lab: Lab, tmp_path: Path) -> Iterator[str]:
     """A door beside the same broker that takes 1000 bytes."""

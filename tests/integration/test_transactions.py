@@ -17,7 +17,7 @@ from pamqp.header import ContentHeader
 from pika.exceptions import ChannelClosedByBroker
 from raw_client import RawClient, publish
 
-from broker_plugin import building, frames
+from broker_plugin import building, frames, headers
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls")]
@@ -239,6 +239,33 @@ def test_refused_at_a_publish_that_comes_with_its_commit(rig: Rig) -> None:
         rig.both_hold(source, [b"taken"])
         client.open_channel(2)
         client.call(2, commands.Basic.Get(queue=source), frames.BASIC_GET_OK)
+
+
+@pytest.mark.one_version("4.3")
+def test_a_commit_with_a_repeat_of_what_is_refused(rig: Rig) -> None:
+    """The first one, not in a transaction, is on its way to a full queue when the commit comes: that was told to be done."""
+    channel = rig.channel(confirms=True)
+    full, free = rig.declare(channel, max_length=1, overflow="reject-publish"), rig.declare(channel)
+    channel.basic_publish("", full, b"first", pika.BasicProperties(delivery_mode=2))
+    for _ in range(20):
+        producer = rig.name("producer")
+        with RawClient(rig.url, properties={"lrq_producer": producer}) as client:
+            client.open_channel(1, confirms=True)
+            client.open_channel(2)
+            client.send(publish(1, "nowhere", b"may I?"))
+            assert client.confirmed(1) == set()
+            client.call(2, commands.Tx.Select(), frames.TX_SELECT_OK)
+            fields = headers.field(b"x-lrq-id", f"{producer}/1".encode())
+            repeat = publish(1, full, b"x", fields=fields) + publish(2, free, b"x") + publish(2, full, b"x", fields=fields)
+            client.send(repeat + building.method_frame(2, commands.Tx.Commit()))
+            answers: dict[int, bytes] = {}
+            while len(answers) < 2:
+                found = client.read()
+                assert found is not None
+                if found[0] in (frames.BASIC_NACK, frames.BASIC_ACK, frames.TX_COMMIT_OK, frames.CHANNEL_CLOSE):
+                    answers[found[0]] = found[2]
+            assert answers.keys() == {frames.BASIC_NACK, frames.CHANNEL_CLOSE}
+            assert b"partial tx completion" in answers[frames.CHANNEL_CLOSE]
 
 
 def test_refused_at_its_commit_its_publishes_are_taken_back(rig: Rig) -> None:

@@ -31,7 +31,7 @@ def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.Mon
         relay = Relay.__new__(Relay)
         state = {"client": MagicMock(), "outbox": MagicMock(), "flow": MagicMock(), "from_client": MagicMock(), "replica": MagicMock(), "watch": None}
         door = SimpleNamespace(config=SimpleNamespace(drain_timeout_s=60))
-        for name, value in {**state, "door": door, "closed": False, "channels": {}}.items():
+        for name, value in {**state, "door": door, "closed": False, "channels": {}, "timer": None}.items():
             setattr(relay, name, value)
         relay.outbox.__bool__.return_value = True  # type: ignore[attr-defined]
         relay.client_lost()
