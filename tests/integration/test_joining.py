@@ -319,7 +319,7 @@ def test_a_node_that_cannot_be_rebuilt(new_lab: Callable[..., Lab], broker_versi
     eventually("both logs to lose their beginning", lost)
     in_sync(lab, applied=True)
     lab.kill(f"{backup}.sidecar")
-    with pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].admin)) as connection:
+    with pika.BlockingConnection(pika.URLParameters(f"{lab.nodes[backup].admin}/lrq")) as connection:
         connection.channel().queue_delete("LRQ_APPLIED_east")
     lab.start(f"{backup}.sidecar")
     eventually("it to say so", lambda: "no longer reaches back to entry 1, which this node has not applied" in lab.status(backup)["reason"])
