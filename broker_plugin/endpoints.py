@@ -95,9 +95,9 @@ def decide(relay: Relay, route: Route) -> Decision:
     return Decision.FORBIDDEN
 
 
-def names_more(decision: Decision, method: bytes, header: bytes) -> bool:
-    """Whether a publish to a queue that is not replicated names further queues, which may be: then it enters the log all the same."""
-    return decision is Decision.PASSED and routes_on(header) and DIRECT_REPLY_TO.encode() not in method
+def names_more(decision: Decision, header: bytes) -> bool:
+    """Whether what is not replicated, or an answer to a direct reply-to, names further queues, which may be: then it enters the log all the same."""
+    return decision is Decision.PASSED and routes_on(header)
 
 
 def is_answer(method: bytes) -> bool:

@@ -94,7 +94,7 @@ class FromClient:
                 self._keep(b"")
                 raise wrong
         except Exception as error:
-            self._cannot_take(error)
+            self.cannot_take(error)
             return
         self._relay.flow.consider_pausing()
 
@@ -107,7 +107,8 @@ class FromClient:
             self._relay.door.unfinished.give(-more)
         self.left = left
 
-    def _cannot_take(self, error: Exception) -> None:
+    def cannot_take(self, error: Exception) -> None:
+        """Ends the connection: something that the client sent cannot be done."""
         relay = self._relay
         try:
             settling.flush(relay)  # what was acked before counts
@@ -233,7 +234,7 @@ class FromClient:
             try:
                 first()
             except Exception as error:
-                self._cannot_take(error)
+                self.cannot_take(error)
         if relay.closed or relay.client is None:
             return
         relay.flow.resume_client()

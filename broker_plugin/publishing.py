@@ -99,7 +99,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                 if decision is endpoints.UNASKED:
                     relay.must_ask = True
                     break
-                decision = _of_message(decision, method, data[header:header_end], stop - header_end)
+                decision = _of_message(decision, data[header:header_end], stop - header_end)
             if decision is not way:
                 if lengths:
                     break
@@ -230,11 +230,11 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
     return at
 
 
-def _of_message(decision: endpoints.Decision, method: bytes, header: bytes, size: int) -> endpoints.Decision:
+def _of_message(decision: endpoints.Decision, header: bytes, size: int) -> endpoints.Decision:
     """What becomes of one message whose route is not simply LOGGED."""
     if decision is endpoints.LOCAL:
         return decision if _may_be_early(header, size) else endpoints.LOGGED
-    return endpoints.LOGGED if endpoints.names_more(decision, method, header) else decision
+    return endpoints.LOGGED if endpoints.names_more(decision, header) else decision
 
 
 def _may_be_early(header: bytes, size: int) -> bool:

@@ -202,7 +202,12 @@ class Relay(End):
         """Runs something that ends with the connection at the latest."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception) and not self.closed:
+            self.from_client.cannot_take(error)
 
     def forget_decisions(self) -> None:
         """What is replicated has changed (a queue was declared or deleted)."""

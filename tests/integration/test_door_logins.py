@@ -19,6 +19,9 @@ from lrq_ha.proto import lrq_pb2 as pb
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
 
+HEARTBEAT_S = 6
+
+
 def field(key: str, value: str) -> bytes:
     return headers.field(key.encode(), value.encode())
 
@@ -317,15 +320,15 @@ def test_a_client_that_stops_reading_holds_up_nobody(rig: Rig) -> None:
     body = b"x" * 200_000
     for _ in range(100):
         channel.basic_publish("", queue, body)
-    with RawClient(rig.url, heartbeat_s=3) as client:
+    with RawClient(rig.url, heartbeat_s=HEARTBEAT_S) as client:
         client.open_channel()
         client.call(1, commands.Basic.Consume(queue=queue), frames.BASIC_CONSUME_OK)
         with beating(client):
-            for i in range(9):
+            for i in range(2 * HEARTBEAT_S + 3):
                 channel.basic_publish("", other, b"%d" % i)
                 time.sleep(1)
         client.send(frames.HEARTBEAT_FRAME)  # it has not been closed
-        rig.both_hold(other, [b"%d" % i for i in range(9)])
+        rig.both_hold(other, [b"%d" % i for i in range(2 * HEARTBEAT_S + 3)])
         rss = told(rig.lab, rig.primary)["rss_bytes"]
         assert rss < 400 << 20
     eventually("the messages back", lambda: rig.unacked(rig.primary, queue) == 0)
