@@ -3,12 +3,14 @@
 Rules:
 - Everything goes through the primary's door, as an ordinary client would do it: exchanges, queues and bindings are declared again as they are, and
   each message that has no position yet goes to the end of its queue once more; the old copy is acknowledged when the new one is confirmed.
-- A queue is adopted by a single pass over as many messages as it has at the beginning. Messages that are adopted already are not touched, so a run
-  that was interrupted is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as nothing identifies them.
-- Where priorities count, new copies overtake old messages: what is adopted is held, not looked at again, until everything has come by. A pass that
-  has not seen everything says so, and the command fails.
+- A queue is adopted by a single pass over as many messages as it has at the beginning. Messages that are adopted already are held until all of those
+  have come by, and given back, so a run that was interrupted is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as nothing
+  identifies them. Where priorities count, new copies overtake old messages, and are held, too. A pass that has not seen everything says so, and the
+  command fails. Where giving back counts as a delivery attempt, and there is a limit of them, it ends at the first that is adopted, and says so.
 - Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
   and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, to no effect.
+- RabbitMQ leaves internal exchanges out of definitions. On a backup nothing could be bound to or from an exchange that is not there: each such
+  binding is named, and the command fails.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ class _Definitions:
     exchanges: list[dict[str, Any]]
     queues: list[dict[str, Any]]
     bindings: list[dict[str, Any]]
+    unknown: list[tuple[str, dict[str, Any]]]  # an exchange that is not there, and what is bound to or from it
 
 
 def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_Definitions]:
@@ -93,18 +96,8 @@ def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_De
         whole = json.loads(text)
         found = {kind: [_checked(each, used) for each in whole[kind]] for kind, used in _USED.items()}
         known = [vhost["name"] for vhost in found["vhosts"]]
-        own = {(queue["vhost"], queue["name"]) for queue in found["queues"] if queue["auto_delete"] or queue["name"].startswith("amq.")}
-        own |= {(exchange["vhost"], exchange["name"]) for exchange in found["exchanges"] if exchange["auto_delete"]}
         wanted = [vhost for vhost in known if vhost != ROUTING_VHOST] if vhosts is None else list(vhosts)
-        definitions = [
-            _Definitions(
-                vhost,
-                [e for e in found["exchanges"] if e["vhost"] == vhost and not e["name"].startswith("amq.") and (vhost, e["name"]) not in own],
-                [q for q in found["queues"] if q["vhost"] == vhost and (vhost, q["name"]) not in own],
-                [b for b in found["bindings"] if b["vhost"] == vhost and not {(vhost, b["source"]), (vhost, b["destination"])} & own],
-            )
-            for vhost in wanted
-        ]
+        definitions = [_of(vhost, found) for vhost in wanted]
     except (ValueError, KeyError, TypeError) as error:
         raise LrqError(f"these are not a broker's definitions: {error!r}", todo="Get them with: rabbitmqctl export_definitions FILE") from error
     if ROUTING_VHOST in wanted:
@@ -112,6 +105,25 @@ def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_De
     missing = [vhost for vhost in wanted if vhost not in known]
     if missing:
         raise LrqError(f"the definitions have no vhost {', '.join(missing)}", todo=f"There are: {', '.join(known)}")
+    return definitions
+
+
+def _of(vhost: str, found: dict[str, list[dict[str, Any]]]) -> _Definitions:
+    exchanges, queues, bindings = ([each for each in found[kind] if each["vhost"] == vhost] for kind in ("exchanges", "queues", "bindings"))
+    exchanges = [e for e in exchanges if not e["name"].startswith("amq.")]
+    queues = [q for q in queues if not q["auto_delete"] and not q["name"].startswith("amq.")]
+    exchange_names, queue_names = {e["name"] for e in exchanges}, {q["name"] for q in queues}
+    definitions = _Definitions(vhost, exchanges, queues, [], [])
+    for b in bindings:
+        to_queue = b["destination_type"] == "queue"
+        if to_queue and b["destination"] not in queue_names:
+            continue
+        ends = [b["source"]] if to_queue else [b["source"], b["destination"]]
+        unknown = next((name for name in ends if name not in exchange_names and not name.startswith("amq.")), None)
+        if unknown is None:
+            definitions.bindings.append(b)
+        else:
+            definitions.unknown.append((unknown, b))
     return definitions
 
 
@@ -136,14 +148,19 @@ def _run(args: argparse.Namespace) -> int:
 
 async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bool:
     """Returns whether everything that was to be adopted was seen."""
-    whole = True
+    whole = not definitions.unknown
     connection = await Connection.open(replace(to, vhost=definitions.vhost))
     try:
+        channel = await connection.channel()
         if not dry_run:
-            await _declare(await connection.channel(), definitions)
+            await _declare(channel, definitions)
         said = "would be declared" if dry_run else "declared"
         counts = f"{len(definitions.exchanges)} exchanges, {len(definitions.queues)} queues, {len(definitions.bindings)} bindings"
         print(f"vhost {definitions.vhost}: {counts} {said}", flush=True)
+        for exchange, b in definitions.unknown:
+            print(f"  exchange {exchange} is not in the definitions, so {b['source']} is not bound to {b['destination']} (key '{b['routing_key']}')")
+        if definitions.unknown:
+            print('  RabbitMQ leaves internal exchanges out: add them to the definitions, with "internal": true, and run this again', flush=True)
         for queue in definitions.queues:
             name = queue["name"]
             if _kind(queue) == "stream":
@@ -153,13 +170,14 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
             if level != Level.ALL.value:
                 print(f"  {name}: {levels.ARGUMENT} is {level}; what it holds stays on this broker", flush=True)
                 continue
-            _, depth, _ = await (await connection.channel()).queue_declare(name, passive=True)
+            _, depth, _ = await channel.queue_declare(name, passive=True)
             if dry_run:
                 print(f"  {name}: {depth} messages", flush=True)
             else:
                 # Quorum queues have priorities since RabbitMQ 4.
                 by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and has_a_free_way_back(connection))
-                this = _Pass(connection, name, depth, by_priority=by_priority)
+                limited = "x-delivery-limit" in queue["arguments"] and not has_a_free_way_back(connection)
+                this = _Pass(connection, name, depth, by_priority=by_priority, limited=limited)
                 whole &= await this.run()
                 print(f"  {name}: {this.told()}", flush=True)
     finally:
@@ -173,7 +191,8 @@ def _kind(queue: dict[str, Any]) -> str:
 
 async def _declare(channel: Channel, definitions: _Definitions) -> None:
     for e in definitions.exchanges:
-        await channel.exchange_declare(e["name"], e["type"], durable=e["durable"], internal=e.get("internal", False), arguments=e["arguments"])
+        flags = {"durable": e["durable"], "auto_delete": e["auto_delete"], "internal": e.get("internal", False)}
+        await channel.exchange_declare(e["name"], e["type"], arguments=e["arguments"], **flags)
     for q in definitions.queues:
         arguments = {**q["arguments"], "x-queue-type": _kind(q)}
         await channel.queue_declare(q["name"], durable=q["durable"], arguments=arguments)
@@ -185,45 +204,44 @@ async def _declare(channel: Channel, definitions: _Definitions) -> None:
 class _Pass:
     """One pass over a queue of `depth` messages."""
 
-    def __init__(self, connection: Connection, queue: str, depth: int, *, by_priority: bool) -> None:
+    def __init__(self, connection: Connection, queue: str, depth: int, *, by_priority: bool, limited: bool) -> None:
         self._connection = connection
         self._queue = queue
         self._depth = depth
         self._by_priority = by_priority
+        self._limited = limited  # what is given back too often is lost
         self._arrived: asyncio.Queue[Delivered] = asyncio.Queue()
         self._readers: list[Channel] = []
         self._consumer = ""  # of the last reader; the others only hold what they have
         self._room = 0  # how many more the last reader may hold
         self._adopted = 0
         self._held = 0  # that had a position: given back at the end
-        self._whole = False
+        self._obstacle = ""  # why not everything was seen
 
     def told(self) -> str:
         """How it went."""
         said = f"{self._adopted} of {self._depth} messages adopted"
-        if not self._whole:
-            return f"{said}, and not all were seen: nothing more came for {IDLE_S:g} s. Does a consumer hold or take them? End it, and run this again"
+        if self._obstacle:
+            return f"{said}, and not all were seen: {self._obstacle}"
+        if self._limited and self._held:
+            return f"{said} (up to the first that has a position: to look behind it would count as delivery attempts, and there is a limit)"
         return said if self._adopted else f"{said} (none was without a position)"
 
     async def run(self) -> bool:
-        """Returns whether it has seen everything that was there. Raises LrqError if the broker refuses a message; it stays where it was."""
+        """Returns whether it has seen everything that it is to see. Raises LrqError if the broker refuses a message; it stays where it was."""
         writer = await self._connection.channel()
         await writer.confirm_select()
         try:
-            while not await self._is_over():
-                if not self._room:
+            while not self._obstacle and not await self._is_over():
+                if self._room:
+                    await self._move(writer, await self._window())
+                else:
                     await self._read_on()
-                window = await self._window()
-                if not window:
-                    break
-                await self._move(writer, window)
-            else:
-                self._whole = True
         except ChannelClosed as error:
             raise LrqError(f"queue {self._queue}: the broker refuses to take a message again: {error.text}") from error
         await self._give_back()
         await writer.close()
-        return self._whole
+        return not self._obstacle
 
     async def _give_back(self) -> None:
         """Lets go what is held, and what was delivered beyond the pass: in order, when nothing is on its way any more; and if there is a way that
@@ -247,14 +265,14 @@ class _Pass:
 
     async def _read_on(self) -> None:
         """Opens one more reader, as the one before holds as much as it may."""
-        self._room = HELD_MESSAGES if self._readers else WINDOW_MESSAGES
-        if self._readers:
-            await self._readers[-1].cancel(self._consumer)
         try:
             reader = await self._connection.channel()
         except ChannelClosed as error:
-            what = f"queue {self._queue} has {self._held} messages with a position before others, and no more can be held"
-            raise LrqError(f"{what}: {error.text}") from error
+            self._obstacle = f"{self._held} with a position came first, and no more can be held ({error.text})"
+            return
+        if self._readers:
+            await self._readers[-1].cancel(self._consumer)
+        self._room = HELD_MESSAGES if self._readers else WINDOW_MESSAGES
         await reader.qos(self._room)
         self._consumer = await reader.consume(
             self._queue,
@@ -263,12 +281,17 @@ class _Pass:
         )
         self._readers.append(reader)
 
+    @property
+    def _left(self) -> int:
+        """How many of those that were there may come yet, and have no position. Where priorities count, copies come by before them."""
+        if self._limited and self._held:
+            return 0
+        return self._depth - self._adopted - (0 if self._by_priority else self._held)
+
     async def _is_over(self) -> bool:
-        if self._adopted >= self._depth:
+        if self._left <= 0:
             return True
-        if not self._by_priority:
-            return self._held > 0  # behind the first that has a position, all have
-        if self._held < self._depth or not self._arrived.empty():
+        if not self._by_priority or self._held < self._depth or not self._arrived.empty():
             return False
         # As many as there were and as were published have come by. With what somebody else published, something may still be behind it.
         _, ready, _ = await self._readers[-1].queue_declare(self._queue, passive=True)
@@ -281,8 +304,8 @@ class _Pass:
             async with asyncio.timeout(IDLE_S):
                 window.append(await self._arrived.get())
         except TimeoutError:
-            return []
-        while not self._arrived.empty() and len(window) < min(WINDOW_MESSAGES, self._depth - self._adopted):
+            self._obstacle = f"nothing more came for {IDLE_S:g} s. Does a consumer hold or take them? End it, and run this again"
+        while not self._arrived.empty() and len(window) < min(WINDOW_MESSAGES, self._left):
             window.append(self._arrived.get_nowait())
         return window
 

@@ -6,6 +6,7 @@ Every subcommand's module has `add_parser(subparsers)`, which sets `run`, a func
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from lrq_ha.replication.errors import LrqError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+#: What becomes of a print where the disk is full, or who reads has gone.
+UNWRITABLE = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 _EPILOG = """\
 examples:
@@ -63,9 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Who read stdout has gone (`lrq-ha list --watch | head`): nothing is left to say, not even when Python flushes at exit.
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        # Nothing more goes to stdout, not even when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:  # who read it has gone (`lrq-ha list --watch | head`), and wants to hear nothing
+            print(f"lrq-ha: standard output cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_FAILED
 
 

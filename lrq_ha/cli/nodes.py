@@ -69,6 +69,11 @@ class Report:
     def is_primary(self) -> bool:
         return self.status.get("role") == Role.ACTIVE.value or bool(self.status.get("serving"))
 
+    def epoch(self) -> int:
+        """Its epoch; 0 if it names none."""
+        found = self.status.get("epoch")
+        return found if isinstance(found, int) else 0
+
 
 # ---- which nodes there are -------------------------------------------------------------------------------------------
 
@@ -202,7 +207,21 @@ def table(reports: Sequence[Report]) -> str:
 
 
 def primary_of(group: str, reports: Sequence[Report]) -> Report | None:
-    return next((report for report in reports if report.target.group == group and report.is_primary), None)
+    """The primary of a group: where several say that they are, the one with the highest epoch."""
+    return max(_primaries(group, reports), key=Report.epoch, default=None)
+
+
+def _primaries(group: str, reports: Sequence[Report]) -> list[Report]:
+    return [report for report in reports if report.target.group == group and report.is_primary]
+
+
+def say_if_several(reports: Sequence[Report]) -> None:
+    """Names all that say that they are primary, where those are several."""
+    for group in dict.fromkeys(report.target.group for report in reports):
+        primaries = _primaries(group, reports)
+        if len(primaries) > 1:
+            said = ", ".join(f"{report.target.name} (epoch {epoch_name(report.epoch())})" for report in primaries)
+            print(f"several nodes of group {group} say that they are primary: {said}; the highest epoch counts", file=sys.stderr)
 
 
 def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
@@ -297,6 +316,7 @@ def _list(args: argparse.Namespace) -> int:
             # On a terminal each table takes the place of the one before; else an empty line parts them.
             print("\x1b[H\x1b[2J", end="") if sys.stdout.isatty() else print()
         print(as_json(reports) if args.format == "json" else table(reports), flush=True)
+        say_if_several(reports)
         if not args.watch:
             return 1 if all(report.failure for report in reports) else 0
         time.sleep(WATCH_INTERVAL_S)

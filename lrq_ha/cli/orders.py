@@ -14,7 +14,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.settings import id_of_unnamed
 
-from .nodes import Target, add_command, ask_all, find_targets, named, primary_of, tell
+from .nodes import Target, add_command, ask_all, find_targets, named, primary_of, say_if_several, tell
 
 #: A renewal takes as long as the queues are deep.
 RENEWING_S = 3_600.0
@@ -207,6 +207,7 @@ def _leader(group: Sequence[Target]) -> Target:
 
 def _primary(group: Sequence[Target]) -> Target:
     reports = ask_all(group)
+    say_if_several(reports)
     primary = primary_of(group[0].group, reports)
     if primary is None:
         said = "; ".join(f"{r.target.name}: {r.failure or r.status.get('role')}" for r in reports)

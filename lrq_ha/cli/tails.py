@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from broker_plugin import headers
 from broker_plugin.client import Channel, Connection
@@ -43,13 +43,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "reinit",
         "let a backup begin anew, as after it has diverged",
         "Deletes what NODE's log brought to its broker, and the log; the node then follows its primary from the first entry. A diverged node holds "
-        "entries that it may have confirmed alone: they are saved to a file, or given up.",
+        "entries that it may have confirmed alone: they are saved to a file, or given up. It is refused where no primary answers NODE.",
         "examples:\n  lrq-ha reinit e1 --export e1-tail.jsonl\n  lrq-ha republish e1-tail.jsonl --to amqp://app:SECRET@192.0.2.2:5673",
     )
     reinit.add_argument("node", metavar="NODE", help="the backup")
     what = reinit.add_mutually_exclusive_group(required=True)
     what.add_argument("--export", type=Path, metavar="FILE", help="save what it alone holds to a new file first")
     what.add_argument("--discard", action="store_true", help="give up what it alone holds")
+    reinit.add_argument("--force", action="store_true", help="although no primary answers NODE: if no other node has what NODE has, it is lost")
     reinit.add_argument("--dry-run", action="store_true", help="only say what would happen")
     reinit.set_defaults(run=_reinit)
 
@@ -66,10 +67,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     republish.set_defaults(run=_republish)
 
 
-def _exists_already(file: Path) -> LrqError:
-    return LrqError(f"{file} exists already", todo="Name a file that does not")
-
-
 def _open_tail(target: Target) -> Any:
     """Raises LrqError if the node refuses, OSError or HTTPException if it does not answer."""
     try:
@@ -78,10 +75,20 @@ def _open_tail(target: Target) -> Any:
         raise refused(target, refusal) from refusal
 
 
+def _new(file: Path) -> BinaryIO:
+    """A new file. Raises LrqError if there is one already, or none can be made."""
+    try:
+        return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, TAIL_MODE), "wb")
+    except FileExistsError:
+        raise LrqError(f"{file} exists already", todo="Name a file that does not") from None
+    except OSError as error:
+        raise LrqError(f"{file} cannot be written: {error.strerror}") from error
+
+
 def _may_save(target: Target, file: Path) -> None:
-    """Raises LrqError for what `_save` would refuse at once: the file exists, or the node has no tail."""
-    if file.exists():
-        raise _exists_already(file)
+    """Raises LrqError for what `_save` would refuse at once: the file exists or cannot be made, or the node has no tail."""
+    _new(file).close()
+    file.unlink()
     try:
         _open_tail(target).close()
     except (OSError, http.client.HTTPException) as error:
@@ -90,30 +97,31 @@ def _may_save(target: Target, file: Path) -> None:
 
 def _reinit(args: argparse.Namespace) -> int:
     target = named(args.node, find_targets(args.config, args.dir))
-    if args.export and args.dry_run:
+    if args.export:
         _may_save(target, args.export)
-    elif args.export:
+    would = tell(target, "reinit", {"force": args.force, "dry_run": True})  # what is refused is refused before anything is saved
+    if args.dry_run:
+        print(would)
+        return 0
+    if args.export:
         count = _save(target, args.export)
         print(f"{count} entries are in {args.export}", file=sys.stderr)
-    print(tell(target, "reinit", {"dry_run": args.dry_run}))
+    print(tell(target, "reinit", {"force": args.force, "dry_run": False}))
     return 0
 
 
 def _save(target: Target, file: Path) -> int:
     """Copies a node's tail to a new file; returns the number of entries. Raises LrqError, and leaves no file, unless it is complete."""
     url = f"{target.http}/tail"
-    try:
-        # Before anything else, so that no file is deleted below that was there before.
-        out = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, TAIL_MODE), "wb")
-    except FileExistsError:
-        raise _exists_already(file) from None
-    except OSError as error:
-        raise LrqError(f"{file} cannot be written: {error.strerror}") from error
+    out = _new(file)  # before anything else, so that no file is deleted below that was there before
     count, complete = 0, False
     try:
         with out, _open_tail(target) as answer:
             for line in answer:
-                complete = json.loads(line)["kind"] == "end"
+                entry = json.loads(line)
+                complete = entry["kind"] == "end"
+                if entry["kind"] == "error":
+                    raise LrqError(f"{target.name} cannot give all of its entries, so nothing was saved, and nothing is deleted: {entry['text']}")
                 if not complete:
                     out.write(line)
                     count += 1

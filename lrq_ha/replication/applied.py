@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lrq_ha.replication.checkpoints import StartPoint
-from lrq_ha.replication.errors import IllegalEvent, MalformedInput
+from lrq_ha.replication.errors import SET_UP_ANEW, IllegalEvent, MalformedInput
 from lrq_ha.replication.positions import RangeSet
 
 STAMP_MAX_BYTES = 19 + 1 + 19 + 1 + 10
@@ -74,7 +74,7 @@ class Generations:
         if applied == self._newest_applied:  # the older one no longer decides anything
             self._generation[-1] = generation
         elif len(self._applied) >= GENERATIONS_MAX:
-            raise IllegalEvent(f"the generation table holds {GENERATIONS_MAX} entries", todo="let the node join again: lrq-ha reinit")
+            raise IllegalEvent(f"the generation table holds {GENERATIONS_MAX} entries", todo=SET_UP_ANEW)
         else:
             self._applied.append(applied)
             self._generation.append(generation)

@@ -173,7 +173,10 @@ class Node(NodeBase):
             self._follower.acknowledge()
 
     def _head_moved(self, event: HeadMoved, now: float) -> None:
-        self.head = max(self.head, event.first)
+        if event.first > self.head:
+            self.head = event.first
+            if self.leading:  # an operator may ask a backup how it would join if it had nothing any more
+                self.send_all(self.hello(wants_answer=False))
 
     # ---- connections and messages ------------------------------------------------------------------------------------
 

@@ -7,22 +7,14 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from .base import NodeBase
 from .candidate import Candidate
-from .events import Answer, PauseRequest, PromoteRequest, RemoveRequest, SwitchoverRequest
+from .events import Answer, Hello, PauseRequest, PromoteRequest, RemoveRequest, SwitchoverRequest
 from .leader import Leader
 from .positions import epoch_name, owner_of
 from .roles import Role
-
-
-class Refusal(NamedTuple):
-    """Why a node may not be promoted, and whether --force may override it."""
-
-    text: str
-    may_force: bool = False
 
 
 class Requests:
@@ -47,68 +39,77 @@ class Requests:
     # ---- promote -----------------------------------------------------------------------------------------------------
 
     def promote(self, event: PromoteRequest, now: float) -> None:
-        refusal = self._refused_as_things_are(event) or self._refused_for_its_log(event)
-        if refusal and not (event.force and refusal.may_force):
-            self._answer(False, refusal.text)
+        if contradicted := self._contradicted(event):
+            self._answer(False, contradicted)
+            return
+        losses = [text for text in (self._longer_log(event), self._own_log_lacks(event)) if text]
+        if losses and not event.force:
+            self._answer(False, losses[0])
         elif event.dry_run:
-            self._answer(True, f"would promote {self._node.name(self._node.me)}; {self._stakes(now)}")
+            although = f", although: {'; '.join(losses)}" if losses else ""
+            self._answer(True, f"would promote {self._node.name(self._node.me)}{although}; {self._stakes(now)}")
         else:
             self._candidate.start(event.down, operator=True, force=event.force, now=now)
 
-    def _refused_as_things_are(self, event: PromoteRequest) -> Refusal | None:
-        """What this node and those that answer are: the operator's word must agree with it."""
+    def _contradicted(self, event: PromoteRequest) -> str:
+        """What this node and those that answer are: the operator's word must agree with it, also with `force`. Empty if it does."""
         node, me = self._node, self._node.name(self._node.me)
         if node.leading and node.role in (Role.ACTIVE, Role.RECOVERING):
-            return Refusal(f"{me} is primary already (epoch {epoch_name(node.leading)})")
+            return f"{me} is primary already (epoch {epoch_name(node.leading)})"
         if self._candidate.epoch:
-            return Refusal(f"{me} is taking epoch {epoch_name(self._candidate.epoch)} already")
+            return f"{me} is taking epoch {epoch_name(self._candidate.epoch)} already"
         for down in event.down:
             if down == node.me:
-                return Refusal(f"{me} is said to be down, but it is to be promoted: name only others with --down")
+                return f"{me} is said to be down, but it is to be promoted: name only others with --down"
             if down not in node.peers:
-                return Refusal(f"there is no node {down} in this group")
+                return f"there is no node {down} in this group"
             if node.peers[down].answers:
-                return Refusal(f"{node.name(down)} is said to be down, but it answers: stop it first, or use switchover")
+                return f"{node.name(down)} is said to be down, but it answers: stop it first, or use switchover"
             # To ask for promises would end its epoch, though those who hear it would not let this node lead.
             if hear_it := [number for number, peer in node.peers.items() if peer.answers and owner_of(peer.epoch) == down]:
-                return Refusal(f"{node.name(down)} is said to be down, but it answers {self._names(hear_it)}: stop it first, or use switchover")
+                return f"{node.name(down)} is said to be down, but it answers {self._names(hear_it)}: stop it first, or use switchover"
         silent = [number for number, peer in node.peers.items() if number not in event.down and not peer.answers]
         if silent:
             names = self._names(silent)
-            return Refusal(f"{names} does not answer: if it is down, say so with --down {names}")
-        for number, peer in node.peers.items():
-            if not peer.answers or peer.hello is None:
-                continue
-            if peer.hello.leading or node.primary() == number:
-                return Refusal(f"{node.name(number)} is primary and answers: use switchover")
-            if peer.hello.role is not Role.DIVERGED and self._candidate.gives_way_to(peer.hello.log, event.down):
-                return Refusal(f"{node.name(number)} answers and has a longer log: promote {node.name(number)} instead", may_force=True)
-        return None
+            return f"{names} does not answer: if it is down, say so with --down {names}"
+        for number, hello in self._hellos():
+            if hello.leading or node.primary() == number:
+                return f"{node.name(number)} is primary and answers: use switchover"
+        return ""
 
-    def _refused_for_its_log(self, event: PromoteRequest) -> Refusal | None:
-        """What this node's log may lack that was confirmed."""
+    def _hellos(self) -> Iterator[tuple[int, Hello]]:
+        """What the nodes that answer have said of themselves."""
+        return ((number, peer.hello) for number, peer in self._node.peers.items() if peer.connected and peer.hello)
+
+    def _longer_log(self, event: PromoteRequest) -> str:
+        """Who is to be promoted instead; empty if nobody."""
+        for number, hello in self._hellos():
+            if hello.role is not Role.DIVERGED and self._candidate.gives_way_to(hello.log, event.down):
+                return f"{self._node.name(number)} answers and has a longer log: promote {self._node.name(number)} instead"
+        return ""
+
+    def _own_log_lacks(self, event: PromoteRequest) -> str:
+        """What this node's log may lack that was confirmed; empty if nothing."""
         node, me, down = self._node, self._node.name(self._node.me), self._names(sorted(event.down))
         if node.log.joining:
-            text = f"{me} has joined only in part: what it lacks would be lost. Wait until it has joined, or repeat with --force"
-        elif not event.down:
-            return None  # nobody can have gone on without it: all others answer, and none has more
-        elif not node.log.end:
-            text = f"the log of {me} is empty: what {down} holds would be lost. Bring {down} back, or repeat with --force"
-        elif not node.log.in_set:
-            text = (
+            return f"{me} has joined only in part: what it lacks would be lost. Wait until it has joined, or repeat with --force"
+        if not event.down:
+            return ""  # nobody can have gone on without it: all others answer, and none has more
+        if not node.log.end:
+            return f"the log of {me} is empty: what {down} holds would be lost. Bring {down} back, or repeat with --force"
+        if not node.log.in_set:
+            return (
                 f"{me} was not in sync: what was confirmed without it would be lost (its log ends at {node.log.end}, epoch "
                 f"{epoch_name(node.log.last_epoch)}). Bring {down} back, or repeat with --force"
             )
-        elif node.lost_host:
-            text = f"the broker of {me} went down and it has not caught up since: what it lost is unknown. Repeat with --force to accept that"
-        elif not node.settings.strict and node.last_heard_leader is None and not node.led_last:
-            text = (
+        if node.lost_host:
+            return f"the broker of {me} went down and it has not caught up since: what it lost is unknown. Repeat with --force to accept that"
+        if not node.settings.strict and node.last_heard_leader is None and not node.led_last:
+            return (
                 f"{me} has heard no primary since it started: if {down} went on without it, what was confirmed since would be lost (its log "
                 f"ends at {node.log.end}, epoch {epoch_name(node.log.last_epoch)}). Bring {down} back, or repeat with --force"
             )
-        else:
-            return None
-        return Refusal(text, may_force=True)
+        return ""
 
     def _stakes(self, now: float) -> str:
         node, last = self._node, self._node.last_heard_leader

@@ -13,17 +13,21 @@
                    node may join
     POST /pause    {"paused": true}: nobody takes an epoch by itself; false: again as before
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
-    POST /reinit   {"dry_run": false}: the node begins anew
+    POST /reinit   {"force": false, "dry_run": false}: the node begins anew
 
-Rules: every answer is JSON. A command is answered {"ok", "text"}: 200 done, 409 refused, 400 a body that cannot be used; an unusable
-body changes nothing. Commands come from no web page: they need the content type application/json, which a page of another origin cannot send unasked,
-and have no header Origin, which a page of this one has (its name may have been made to lead here). Those that have are answered 403.
+Rules:
+- Every answer is JSON. A command is answered {"ok", "text"}: 200 done, 409 refused, 400 a body that cannot be used; an unusable body changes nothing.
+  An error that nobody expected is a 500, and stands in the log.
+- The last line of a tail says that it is whole ("kind": "end"), or what went wrong ("error").
+- Commands come from no web page: they need the content type application/json, which a page of another origin cannot send unasked, and have no header
+  Origin, which a page of this one has (its name may have been made to lead here). Those that have are answered 403.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,6 +36,8 @@ from aiohttp import web
 
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
+
+log = logging.getLogger("lrq_ha.http")
 
 BODY_BYTES_MAX = 64 << 10
 #: The last line of a tail: without it, something is missing.
@@ -61,7 +67,7 @@ class Source(Protocol):
 
     async def pause(self, paused: bool) -> tuple[bool, str]: ...
 
-    async def reinit(self, dry_run: bool) -> tuple[bool, str]: ...
+    async def reinit(self, force: bool, dry_run: bool) -> tuple[bool, str]: ...
 
     def tail(self) -> AsyncIterator[dict[str, Any]]: ...
 
@@ -92,18 +98,18 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 3600
 
 
-_DRY_RUN = _Key("true or false", _is_bool, False)
-_PROMOTE = {"down": _Key("a list of node names", _is_names, []), "force": _Key("true or false", _is_bool, False), "dry_run": _DRY_RUN}
+_DRY_RUN = _FORCE = _Key("true or false", _is_bool, False)
+_PROMOTE = {"down": _Key("a list of node names", _is_names, []), "force": _FORCE, "dry_run": _DRY_RUN}
 _REMOVE = {"node": _Key("the name of a node", _is_name, required=True), "dry_run": _DRY_RUN}
 _DEMOTE = {
     "timeout_s": _Key("a number of seconds from 0 to 3600", _is_seconds, 30.0),
-    "force": _Key("true or false", _is_bool, False),
+    "force": _FORCE,
     "dry_run": _DRY_RUN,
 }
 _SWITCHOVER = {"node": _Key("the name of a node, or null", lambda value: value is None or _is_name(value)), **_DEMOTE}
 _RENEW = {"dead_letters_arrived": _Key("true or false", _is_bool, False), **_DEMOTE}
 _PAUSE = {"paused": _Key("true or false", _is_bool, required=True)}
-_REINIT = {"dry_run": _DRY_RUN}
+_REINIT = {"force": _FORCE, "dry_run": _DRY_RUN}
 
 
 class HttpServer:
@@ -198,16 +204,29 @@ class HttpServer:
         return await _command(self._source.pause((await _body(request, _PAUSE))["paused"]))
 
     async def _reinit(self, request: web.Request) -> web.Response:
-        return await _command(self._source.reinit((await _body(request, _REINIT))["dry_run"]))
+        return await _command(self._source.reinit(**await _body(request, _REINIT)))
 
     async def _tail(self, request: web.Request) -> web.StreamResponse:
         entries = self._source.tail()
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
-        async for entry in entries:
-            await response.write(json.dumps(entry).encode() + b"\n")
-        await response.write_eof(END_OF_TAIL)
+        async for line in _lines(entries):
+            await response.write(line)
+        await response.write_eof()
         return response
+
+
+async def _lines(entries: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Entries as JSON lines, and the last one. An error is such a line, as the answer has begun and can be no other any more."""
+    try:
+        async for entry in entries:
+            yield json.dumps(entry).encode() + b"\n"
+    except Exception as error:
+        log.error("the tail cannot be given: %s", error, exc_info=None if isinstance(error, LrqError) else error)
+        text = str(error) if isinstance(error, LrqError) else _unexpected(error)
+        yield json.dumps({"kind": "error", "text": text}).encode() + b"\n"
+    else:
+        yield END_OF_TAIL
 
 
 class _BadBody(LrqError):
@@ -220,6 +239,10 @@ async def _command(outcome: Awaitable[tuple[bool, str]]) -> web.Response:
     except LrqError as error:
         ok, text = False, str(error)
     return _answer(200 if ok else 409, text)
+
+
+def _unexpected(error: Exception) -> str:
+    return f"an internal error, see the log: {error!r}"
 
 
 def _answer(status: int, text: str) -> web.Response:
@@ -266,3 +289,10 @@ async def _errors_as_json(request: web.Request, handler: Callable[[web.Request],
         return _answer(404, f"there is no {request.path}; there are {known}")
     except web.HTTPRequestEntityTooLarge:
         return _answer(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
+    except web.HTTPException as error:
+        return _answer(error.status, error.reason)
+    except ConnectionError:
+        raise  # who asked has gone
+    except Exception as error:
+        log.exception("%s %s failed", request.method, request.path)
+        return _answer(500, _unexpected(error))

@@ -31,6 +31,7 @@ class Link:
     Args:
         me, group: This node's id and group.
         peer: The other node's id.
+        name: And its name.
         address: Its door, vhost lrq.
         on_up, on_down: Called when the link stands, and when it is lost.
         on_ack: Called with the sequence up to which the other node has the log.
@@ -41,12 +42,14 @@ class Link:
         me: int,
         group: str,
         peer: int,
+        name: str,
         address: Address,
         on_up: Callable[[int], None],
         on_down: Callable[[int], None],
         on_ack: Callable[[int, int], None],
     ) -> None:
         self.peer = peer
+        self._name = name
         self._me, self._group = me, group
         self._address = address
         self._queue = LOG_PREFIX + group
@@ -105,7 +108,7 @@ class Link:
         self.problem = problem
         if problem != self._noted:
             self._noted = problem
-            log.info("no link to node %d: %s", self.peer, problem)
+            log.info("no link to %s: %s", self._name, problem)
 
     def send(self, body: bytes) -> None:
         """Sends a control message; it is lost if the link is down."""

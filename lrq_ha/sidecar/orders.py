@@ -15,6 +15,7 @@ from broker_plugin.client_errors import Address
 from broker_plugin.left_behind import left_behind, may_be_left_behind
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest, RemoveRequest, StepDown, SwitchoverRequest
+from lrq_ha.replication.log import LogState
 from lrq_ha.replication.roles import Role
 
 from .core import Core
@@ -173,14 +174,32 @@ class Orders:
         nearest = self._log.checkpoints.start(self._node.tail_from - 1)
         return tail(self._log.streams, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
 
-    async def reinit(self, *, dry_run: bool) -> tuple[bool, str]:
-        """Lets this node begin anew: everything that its log brought to its broker is deleted, and it follows from the first entry."""
+    async def reinit(self, *, force: bool, dry_run: bool) -> tuple[bool, str]:
+        """Lets this node begin anew: everything that its log brought to its broker is deleted, and it follows its primary.
+
+        Args:
+            force: Although no primary answers, which would have what is deleted.
+        """
         name, node = self._name, self._node
         if node.leading or node.role is Role.RECOVERING:
             return False, f"{name} is primary: only a backup can be made anew"
+        primary = node.primary()
+        found = node.peers[primary].hello if primary else None
+        if found is None and not force:
+            lost = f"no primary answers {name}, so what it holds may be the last copy of what the group has: all of it would be lost"
+            return False, f"{lost}. Bring the primary back first, or promote {name}, or repeat with --force"
         dropped = f"entries {node.tail_from} to {node.log.end}, which it alone may hold" if node.role is Role.DIVERGED else "its log"
         if dry_run:
-            return True, f"would drop {dropped}, and the queues and exchanges that its log declared; it then follows from the first entry"
+            then = "no primary answers, so this may be the last copy of them" if found is None else self._joins(primary, found.log)
+            return True, f"would drop {dropped}, and the queues and exchanges that its log declared; {then}"
         await self._log.streams.mark_anew()
         self._life.end("made anew by the operator")
         return True, f"{name} drops {dropped}, and begins anew"
+
+    def _joins(self, primary: int, log: LogState) -> str:
+        """What comes when this node has nothing any more. `log`: the primary's."""
+        if not log.lacks(0):
+            return "it then follows from the first entry"
+        if log.base:
+            return f"it then follows from entry {log.base}, where {self._node.name(primary)} has renewed the log"
+        return self._node.how_to_join(self._node.me, primary, LogState(), log)

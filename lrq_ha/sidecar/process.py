@@ -46,6 +46,7 @@ class Process:
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
         self._let_in = False  # the broker has taken user and password
+        self._paused = False  # as the incarnation before was
         self._ids = {name: node for node, name in config.names.items()}
         self._http = HttpServer(config.http.listen, self)
 
@@ -77,12 +78,12 @@ class Process:
 
     async def _lives(self) -> None:
         pause = PAUSE_FIRST_S
-        shut_out, paused, defers_to = 0, False, 0
+        shut_out, defers_to = 0, 0
         doubt: Doubt | None = None
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out, paused=paused, defers_to=defers_to, doubt=doubt)
+                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out, paused=self._paused, defers_to=defers_to, doubt=doubt)
                 self.problem = await incarnation.run()
                 self._let_in = True
                 log.warning("this incarnation is over: %s", self.problem)
@@ -96,7 +97,7 @@ class Process:
                 self.problem = f"an internal error, see the log: {error!r}"
             finally:
                 self.incarnation = None
-            shut_out, paused, defers_to, doubt = incarnation.shut_out, incarnation.paused, incarnation.defers_to, incarnation.doubt
+            shut_out, self._paused, defers_to, doubt = incarnation.shut_out, incarnation.paused, incarnation.defers_to, incarnation.doubt
             if asyncio.get_running_loop().time() - began > 5 or defers_to:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
@@ -115,7 +116,7 @@ class Process:
         found["interceptors"] = self.door.interceptors.status()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status.tell()
-        return found | {"role": "standalone", "reason": self.problem, "primary": None, "in_set": False}
+        return found | {"role": "standalone", "reason": self.problem, "primary": None, "in_set": False, "paused": self._paused}
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
         """The operator's word."""
@@ -146,9 +147,9 @@ class Process:
         """Nobody is to take an epoch by itself, or may again."""
         return await self._running().orders.ask(PauseRequest(paused))
 
-    async def reinit(self, dry_run: bool) -> tuple[bool, str]:
+    async def reinit(self, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Lets this node begin anew."""
-        return await self._running().orders.reinit(dry_run=dry_run)
+        return await self._running().orders.reinit(force=force, dry_run=dry_run)
 
     def tail(self) -> AsyncIterator[dict[str, Any]]:
         """The entries that this node, being diverged, refuses to drop."""

@@ -26,7 +26,7 @@ from broker_plugin.streams import OFFSET, Streams
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations, QueueRecord, VisitRecord
 from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import SET_UP_ANEW, LrqError
 from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState
 from lrq_ha.replication.positions import RangeSet
@@ -215,8 +215,7 @@ class _LogReading:
             raise LrqError(
                 f"the log no longer reaches back to entry {self._replica.progress.tracker.applied + 1}, which this node has not applied: "
                 f"it holds no checkpoint up to there and ends at {self._skipped_upto}",
-                todo="let the node begin anew: delete every queue and exchange that is replicated and vhost lrq's streams from its broker; see "
-                "operations.md",
+                todo=SET_UP_ANEW,
             )
 
 

@@ -59,11 +59,20 @@ async def batches(streams: Streams, index: LogIndex, start: int | str = "first")
 
 
 async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) -> AsyncIterator[dict[str, Any]]:
-    """The entries from `first` on, as values for JSON. Raises LrqError as `batches` does."""
+    """The entries from `first` on, as values for JSON.
+
+    Raises:
+        LrqError: As of `batches`; or the stream lacks one of them, as the broker has dropped or lost it.
+    """
+    due = first
     async for sequence, batch in batches(streams, index, start):
         for run in batch.runs:
             for entry in _entries(run, sequence):
-                if entry["sequence"] >= first:
+                if entry["sequence"] > due:
+                    lacks = f"entries {due} to {entry['sequence'] - 1} are not in this node's stream any more"
+                    raise LrqError(lacks, todo="lrq-ha reinit with --discard gives up the others, too")
+                if entry["sequence"] == due:
+                    due += 1
                     yield {"epoch": epoch_name(batch.epoch), **entry}
             sequence += len(run.enqueues.lengths) if run.WhichOneof("kind") == "enqueues" else 1
 

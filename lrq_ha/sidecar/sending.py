@@ -54,6 +54,7 @@ class Sending:
                 config.node.id,
                 config.node.group,
                 peer.id,
+                peer.name,
                 config.door_address(peer.door, ROUTING_VHOST),
                 self._link_up,
                 self._link_down,

@@ -120,14 +120,18 @@ class Status:
         if node.leading:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
-            known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake())
+            known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake(), *self._cut_off())
             return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role is not Role.CATCH_UP or node.primary():
             return "".join(f"; {trouble}" for trouble in broker if trouble)
-        troubles = [f"{node.name(number)}: {link.problem}" for number, link in self._sending.links.items() if link.problem]
+        troubles = self._cut_off()
         if refusal := self._receiving.refused:
             troubles.append(f"refused: {refusal}")
         return f" ({'; '.join(troubles)})" if troubles else ""
+
+    def _cut_off(self) -> list[str]:
+        """Which nodes this one has no link to, and why."""
+        return [f"{self._node.name(number)}: {link.problem}" for number, link in self._sending.links.items() if link.problem]
 
     def _blocked(self) -> str:
         """Why nothing is written to the log, though there is something to write."""

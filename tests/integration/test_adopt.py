@@ -8,11 +8,14 @@ import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
 from load import command, depth, eventually, in_sync, primary_of, replace_primary
 
+from broker_plugin.client import Connection
+from lrq_ha.cli.main import main
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
@@ -31,10 +34,15 @@ def fill(url: str) -> None:
     channel.exchange_declare("orders", "topic", durable=True)
     channel.exchange_declare("audit", "fanout", durable=True, arguments={"alternate-exchange": "orders"})
     channel.exchange_bind("orders", "audit", "#")
+    channel.exchange_declare("inner", "fanout", durable=True, internal=True)
+    channel.exchange_bind("inner", "orders", "old.#")
+    channel.exchange_declare("mail", "fanout", durable=True, auto_delete=True)  # the name of a queue
     channel.queue_declare("orders.new", durable=True, arguments={"x-queue-type": "quorum"})
     channel.queue_bind("orders.new", "orders", "new.#")
     channel.queue_declare("mail", durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "mail.dead"})
     channel.queue_declare("mail.dead", durable=True)
+    channel.queue_bind("mail.dead", "inner")
+    channel.queue_bind("mail.dead", "mail")
     channel.queue_declare("temporary", auto_delete=True)
     channel.queue_declare("cache", durable=True, arguments={"x-lrq-replicate": "configuration"})
     channel.confirm_delivery()
@@ -76,11 +84,20 @@ def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_
     primary, backup = in_sync(lab)
     fill(lab.nodes[primary].broker)
     definitions = tmp_path / "definitions.json"
-    definitions.write_text(lab.ctl(primary, "export_definitions", "-"))
+    exported = json.loads(lab.ctl(primary, "export_definitions", "-"))
+    definitions.write_text(json.dumps(exported))
     door = lab.nodes[primary].door
     code, said = adopt(definitions, "--to", door, "--vhost", "/", "--dry-run")
-    assert code == 0
-    assert re.search(r"vhost /: 2 exchanges, 6 queues, 2 bindings would be declared", said), said
+    assert code == 1
+    assert re.search(r"vhost /: 3 exchanges, 6 queues, 3 bindings would be declared", said), said
+    assert "exchange inner is not in the definitions, so orders is not bound to inner (key 'old.#')" in said
+    assert "exchange inner is not in the definitions, so inner is not bound to mail.dead (key 'mail.dead')" in said
+    inner = {"vhost": "/", "name": "inner", "type": "fanout", "durable": True, "auto_delete": False, "internal": True, "arguments": {}}
+    exported["exchanges"].append(inner)
+    definitions.write_text(json.dumps(exported))
+    code, said = adopt(definitions, "--to", door, "--vhost", "/", "--dry-run")
+    assert code == 0, said
+    assert re.search(r"vhost /: 4 exchanges, 6 queues, 5 bindings would be declared", said), said
     assert f"orders.new: {MESSAGES} messages" in said
     assert depth(lab.nodes[primary].broker, "mail") == 45
     code, said = adopt(definitions, "--to", door, "--vhost", "/")
@@ -104,6 +121,9 @@ def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_
     channel = connection.channel()
     channel.basic_publish("audit", "new.one", b"7")  # through both exchanges, as bound before
     eventually("the bindings to hold", lambda: [number for number, _ in drained(door, "orders.new")] == [7])
+    for exchange, key in (("audit", "old.one"), ("mail", "")):  # through the internal one; the auto-delete one
+        channel.basic_publish(exchange, key, b"8")
+        eventually("the bindings to hold", lambda: [number for number, _ in drained(door, "mail.dead")] == [8])
     connection.close()
 
 
@@ -135,6 +155,50 @@ def test_old_messages_that_new_copies_overtake(pair: Lab, tmp_path: Path, argume
     found = [(properties.priority or 0, number) for number, properties in drained(door, queue)]
     for priority, numbers in ((9, range(300)), (0, range(300, 1_000))):
         assert [number for each, number in found if each == priority] == list(numbers), "each once, and in order"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "quorum", "x-delivery-limit": 5}], ids=["classic", "quorum"])
+def test_old_messages_behind_those_that_are_adopted(pair: Lab, tmp_path: Path, broker_version: str, arguments: dict[str, object]) -> None:
+    """Run again it looked no further than the first of these, and said that none was without a position."""
+    primary, backup = in_sync(pair)
+    queue = f"behind-{uuid.uuid4().hex[:8]}"
+    definitions, door = only(queue, arguments, tmp_path), pair.nodes[primary].door
+    for numbers in (range(300), range(300, 700)):
+        with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
+            channel = connection.channel()
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+            channel.confirm_delivery()
+            for number in numbers:
+                channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        code, said = adopt(definitions, "--to", door)
+        assert code == 0, said
+    if arguments and broker_version.startswith("3"):
+        told = "messages adopted (up to the first that has a position: to look behind it would count as delivery attempts, and there is a limit)"
+        assert f"{queue}: 0 of 700 {told}" in said, said
+        return
+    assert f"{queue}: 400 of 700 messages adopted" in said, said
+    code, said = adopt(definitions, "--to", door)
+    assert (code, f"{queue}: 0 of 700 messages adopted (none was without a position)" in said) == (0, True), said
+    eventually("all of them on the backup", lambda: depth(pair.nodes[backup].broker, queue) == 700)
+    assert [number for number, _ in drained(door, queue)] == list(range(700))
+
+
+def test_more_queues_than_a_connection_has_channels(pair: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each queue's length was asked for on a channel of its own, for good: some two thousand were too many."""
+    primary, _ = in_sync(pair)
+    names = [f"many-{number}-{uuid.uuid4().hex[:8]}" for number in range(8)]
+    definitions = json.loads(only("", {}, tmp_path).read_text())
+    definitions["queues"] = [definitions["queues"][0] | {"name": name} for name in names]
+    (tmp_path / "definitions.json").write_text(json.dumps(definitions))
+    opened = Connection.open
+
+    async def narrow(*arguments: Any, **keywords: Any) -> Connection:
+        connection = await opened(*arguments, **keywords)
+        connection._channel_max = 4
+        return connection
+
+    monkeypatch.setattr(Connection, "open", narrow)
+    assert main(["adopt", "--definitions", str(tmp_path / "definitions.json"), "--to", pair.nodes[primary].door]) == 0
 
 
 def test_a_pass_that_does_not_see_everything_fails(pair: Lab, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from history import dead, span
 from load import command, consume, declare, depth, eventually, in_sync, on_record, primary_of, renew, replace_primary, set_up, take_over, told
 from pika.exceptions import ChannelClosedByBroker
-from renewals import DEEP, SMALL_LOG, discard, empty, equal, fall_off, has, levels, part_of_it, peek, publish
+from renewals import DEEP, PORTION, SMALL_LOG, discard, empty, equal, fall_off, has, levels, part_of_it, peek, publish
 from traffic import Load, Traffic
 
 from lrq_ha.lab import Lab
@@ -98,6 +98,8 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     assert told(lab, primary)["members"] == [primary]
     assert told(lab, primary)["peers"][backup]["log_bytes_left"] == 0
     assert lab.nodes[primary].log.read_text().count(LACKS) < said_before + 3
+    code, said = command("reinit", backup, "--discard", "--dry-run", lab=lab)
+    assert (code, said.endswith(f"to let {backup} join, run lrq-ha renew")) == (0, True), said
     bound = "amq.fanout\tamq.topic"
     assert bound in lab.ctl(backup, "-q", "list_bindings", "source_name", "destination_name")
     discard(lab, backup)
@@ -299,3 +301,44 @@ def test_consumers_are_as_before(lab: Lab) -> None:
         with pytest.raises(ChannelClosedByBroker, match="ACCESS_REFUSED"):
             refusing.basic_consume("alone", take("nobody"))
         first.basic_cancel(kept)
+
+
+def test_a_node_that_cannot_be_rebuilt(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """It says what to do, and that helps (docs/operations.md, the section of that name). `reinit` cannot, and said nothing else."""
+    lab = new_lab({"east": 2}, broker=broker_version)
+    set_up(lab, SETTINGS)
+    lab.up()
+    primary, backup = in_sync(lab)
+    door = lab.nodes[primary].door
+    for queue in ("churn", "kept"):
+        declare(door, queue)
+    publish(lab, "kept", range(20))
+
+    def lost() -> bool:
+        publish(lab, "churn", range(PORTION), size=60_000)
+        assert consume(door, "churn", PORTION) == list(range(PORTION))
+        return all(told(lab, name)["head"] > 1 for name in NODES)
+
+    eventually("both logs to lose their beginning", lost)
+    in_sync(lab, applied=True)
+    lab.kill(f"{backup}.sidecar")
+    with pika.BlockingConnection(pika.URLParameters(f"{lab.nodes[backup].admin}/lrq")) as connection:
+        connection.channel().queue_delete("LRQ_APPLIED_east")
+    lab.start(f"{backup}.sidecar")
+    eventually("it to say so", lambda: "no longer reaches back to entry 1, which this node has not applied" in lab.status(backup)["reason"])
+    code, said = command("reinit", backup, "--discard", lab=lab)
+    assert code == 1
+    assert f"{backup} is not running: the log no longer reaches back to entry 1" in said
+    assert "operations.md, 'A node that cannot be rebuilt'" in said
+
+    lab.kill(f"{backup}.sidecar")
+    for step in ("stop_app", "reset", "start_app"):
+        lab.ctl(backup, step)
+    lab.ctl(backup, "import_definitions", str(lab.nodes[backup].config.with_name("definitions.json")))
+    lab.start(f"{backup}.sidecar")
+    eventually("what an empty one says", lambda: lab.status(backup)["reason"].endswith(f"to let {backup} join, run lrq-ha renew"))
+    renew(lab)
+    assert in_sync(lab, applied=True) == (primary, backup)
+    equal(lab, {"kept": 20, "churn": 0})
+    replace_primary(lab, primary, backup)
+    assert consume(lab.nodes[backup].door, "kept", 20) == list(range(20))

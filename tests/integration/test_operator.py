@@ -208,10 +208,35 @@ def test_a_restarted_primary_without_its_backup_stays_closed(lab: Lab, names: tu
     assert told(lab, primary)["members"] == [primary]
     declare(lab.nodes[primary].door, queue := f"alone-{time.time_ns()}")
     publish(lab, queue, 1)  # after expected_backups_timeout_s
-    assert re.search("after 1 s it went on with 0 of 1 expected backups$", told(lab, primary)["reason"])
+    assert re.search(f"after 1 s it went on with 0 of 1 expected backups; {backup}: .* cannot be reached", told(lab, primary)["reason"])
     lab.start(backup)
     usable(lab, names)
     assert primary_of(lab) == primary
+
+
+def test_a_primary_that_cannot_log_in_at_its_backup_says_so(lab: Lab, names: tuple[str, str]) -> None:
+    """Its backup waited for it, and nobody said why."""
+    primary, backup = names
+    config = lab.nodes[primary].config
+    before = config.read_text()
+    lab.kill(f"{primary}.sidecar")
+    config.write_text(re.sub(r'(?s)(\[\[peers\]\].*?door = "amqp://lrq:)[^@]+', r"\1wrong", before))
+    cause = rf"{backup}: .*user or password was refused"
+    try:
+        lab.start(f"{primary}.sidecar")
+        eventually("its reason", lambda: bool(re.search(cause, lab.status(primary)["reason"])))
+        code, said = run(lab, "promote", primary, "--down", backup)
+        assert code == 0, said
+        eventually("it to serve, and the cause", lambda: lab.status(primary)["serving"] and bool(re.search(cause, lab.status(primary)["reason"])))
+        code, said = run(lab, "list")
+        assert code == 0
+        assert re.search(rf"(?m)^{primary} .* {cause}", said), said
+        assert f"no link to {backup}: " in lab.nodes[primary].log.read_text()
+    finally:
+        lab.kill(f"{primary}.sidecar")
+        config.write_text(before)
+        lab.start(f"{primary}.sidecar")
+        usable(lab, names)
 
 
 @pytest.mark.parametrize("order", [("e1", "e2"), ("e2", "e1")])
@@ -305,6 +330,26 @@ def test_a_backup_that_has_heard_nobody_since_its_start_cannot_vouch_for_itself(
         usable(lab, names)
 
 
+def test_the_last_copy_is_not_made_anew(lab: Lab, names: tuple[str, str], tmp_path: Path) -> None:
+    """With its primary dead, a backup that was in sync deleted what nobody else had any more."""
+    primary, backup = names
+    queue = f"last-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue)
+    publish(lab, queue, 5)
+    all_applied(lab, *names)
+    lab.kill(f"{primary}.sidecar")
+    try:
+        eventually("the backup to miss it", lambda: lab.status(backup)["primary"] is None)
+        for arguments in (("--discard",), ("--discard", "--dry-run")):
+            refused(lab, f"no primary answers {backup}, so what it holds may be the last copy", "reinit", backup, *arguments)
+        code, said = run(lab, "reinit", backup, "--discard", "--force", "--dry-run")
+        assert (code, said.endswith("no primary answers, so this may be the last copy of them")) == (0, True), said
+        assert depth(lab.nodes[backup].broker, queue) == 5
+    finally:
+        lab.start(f"{primary}.sidecar")
+        usable(lab, names)
+
+
 def test_the_audit_trail_over_a_failover(lab: Lab, names: tuple[str, str]) -> None:
     """Between them, the trails of both nodes tell of every publish and take; the new primary's of each that it had to do with, once."""
     primary, backup = names
@@ -385,7 +430,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     refused(lab, rf"{backup} .*(would be lost|what it lost is unknown).*--force", "promote", backup, "--down", primary)
     code, said = run(lab, "promote", backup, "--down", primary, "--force", "--dry-run")
     assert code == 0
-    assert re.search(rf"would promote {backup}; it has heard no primary since it started .*its log ends at \d+", said), said
+    assert re.search(rf"would promote {backup}, although: .*--force.*; it has heard no primary since it started .*its log ends at \d+", said), said
     assert told(lab, backup)["role"] == "catch-up"
     code, said = run(lab, "promote", backup, "--down", primary, "--force")
     assert code == 0, said

@@ -170,6 +170,36 @@ def test_definitions_that_lack_something_are_refused_before_anything_is_declared
         assert key in text
 
 
+def bound(source: str, to: str, kind: str = "queue") -> dict[str, Any]:
+    return {"vhost": "/", "source": source, "destination": to, "destination_type": kind, "routing_key": "#", "arguments": {}}
+
+
+def test_queues_and_exchanges_have_names_of_their_own() -> None:
+    """A queue beside an auto-delete exchange of its name was left out, and lost at a failover. So were such exchanges, which are replicated."""
+    exchange = DEFINITIONS["exchanges"][0]
+    passing = exchange | {"name": "orders", "auto_delete": True}
+    gone = QUEUE | {"name": "books", "auto_delete": True}
+    bindings = [*DEFINITIONS["bindings"], bound("orders", "orders"), bound("orders", "books", "exchange"), bound("amq.topic", "books", "exchange")]
+    whole = DEFINITIONS | {
+        "exchanges": [exchange, passing, exchange | {"name": "amq.topic"}],
+        "queues": [QUEUE, gone, QUEUE | {"name": "amq.gen-1"}],
+        "bindings": [*bindings, bound("books", "books"), bound("books", "amq.gen-1"), bound("books", "exclusive")],
+    }
+    [found] = read_definitions(json.dumps(whole))
+    assert [queue["name"] for queue in found.queues] == ["orders"]
+    assert [exchange["name"] for exchange in found.exchanges] == ["books", "orders"]
+    assert found.bindings == bindings, "but for those of queues that are not replicated"
+    assert found.unknown == []
+
+
+def test_what_is_bound_to_an_exchange_that_is_not_there() -> None:
+    """RabbitMQ leaves internal ones out: their bindings were declared, and refused on the backups."""
+    lost = [bound("inner", "orders"), bound("books", "inner", "exchange"), bound("inner", "amq.fanout", "exchange")]
+    [found] = read_definitions(json.dumps(DEFINITIONS | {"bindings": [*DEFINITIONS["bindings"], *lost]}))
+    assert found.bindings == DEFINITIONS["bindings"]
+    assert found.unknown == [("inner", each) for each in lost]
+
+
 def test_what_sidecars_write_is_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "definitions.json").write_text(json.dumps(DEFINITIONS | {"vhosts": [{"name": "/"}, {"name": "lrq"}]}))
     arguments = ["adopt", "--definitions", str(tmp_path / "definitions.json"), "--to", NOBODY]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -31,7 +32,8 @@ class Node:
         self.name, self.role = name, role
         self.told: list[tuple[object, ...]] = []
         self.answer: tuple[bool, str] = (True, "done")
-        self.error: LrqError | None = None
+        self.error: Exception | None = None
+        self.epoch = 0x301
         self.peers: dict[str, Any] = {}
         self.opened = self.paused = False
 
@@ -39,7 +41,7 @@ class Node:
         if self.error:
             raise self.error
         return {
-            "node": self.name, "group": "east", "role": self.role.value, "epoch": 0x301, "end": 120, "safe": 119, "applied": 100, "in_set": True,
+            "node": self.name, "group": "east", "role": self.role.value, "epoch": self.epoch, "end": 120, "safe": 119, "applied": 100, "in_set": True,
             "members": ["e1"], "primary": "e1", "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1, "reason": "started",
             "paused": self.paused,
             "serving": self.opened or self.role is Role.ACTIVE,
@@ -69,12 +71,14 @@ class Node:
         self.told.append(("demote", timeout_s))
         return self.answer
 
-    async def reinit(self, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("reinit", dry_run))
+    async def reinit(self, force: bool, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("reinit", force, dry_run))
         return self.answer
 
     async def tail(self) -> AsyncIterator[dict[str, Any]]:
         yield {"kind": "publish"}
+        if self.error:
+            raise self.error
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +165,17 @@ def test_a_refusal_and_an_error_are_409_and_503(serve: Callable[[Node], Node]) -
     node.error = LrqError("the broker is gone", todo="Start it")
     assert call(f"{node.url}/promote", b"{}") == (409, {"ok": False, "text": "the broker is gone. Start it"})
     assert call(f"{node.url}/status") == (503, {"ok": False, "text": "the broker is gone. Start it"})
+
+
+@pytest.mark.parametrize(("path", "body"), [("status", None), ("promote", b"{}")])
+def test_an_error_that_nobody_expected_is_json_and_stands_in_the_log(
+    serve: Callable[[Node], Node], path: str, body: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = serve(Node("e2"))
+    node.error = RuntimeError("what?")
+    told = "an internal error, see the log: RuntimeError('what?')"
+    assert call(f"{node.url}/{path}", body) == (500, {"ok": False, "text": told})
+    assert any(record.exc_info for record in caplog.records)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +297,51 @@ def test_what_is_saved_is_its_owners_alone(serve: Callable[[Node], Node], tmp_pa
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_nothing_is_saved_where_the_node_would_not_begin_anew(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Repeated with --force, it would say that the file exists."""
+    node = serve(Node("e2"))
+    node.answer = (False, "no primary answers e2")
+    options = ["reinit", "e2", "--export", str(tmp_path / "tail.jsonl"), *lab(tmp_path, node)]
+    assert main(options) == 1
+    assert capsys.readouterr().err == "lrq-ha: no primary answers e2\n"
+    assert not (tmp_path / "tail.jsonl").exists()
+    node.answer = (True, "done")
+    assert main([*options, "--force"]) == 0
+    assert node.told == [("reinit", False, True), ("reinit", True, True), ("reinit", True, False)]
+
+
+@pytest.mark.parametrize("error", [LrqError("entries 7 to 9 are not in the stream"), RuntimeError("entries 7 to 9 are not in the stream")])
+def test_a_tail_that_breaks_off_says_why(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """A second answer came in the middle of the first: garbage that named nothing."""
+    node = serve(Node("e2"))
+    node.error = error
+    assert main(["reinit", "e2", "--export", str(tmp_path / "tail.jsonl"), *lab(tmp_path, node)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("lrq-ha: e2 cannot give all of its entries, so nothing was saved, and nothing is deleted: ")
+    assert "entries 7 to 9 are not in the stream" in said
+    assert not (tmp_path / "tail.jsonl").exists()
+    assert ("reinit", False, False) not in node.told
+    assert "the tail cannot be given: entries 7 to 9 are not in the stream" in caplog.messages
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_file_that_cannot_be_written(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], dry_run: tuple[str, ...]
+) -> None:
+    """A dry run said that all was well."""
+    node, file = serve(Node("e2")), tmp_path / "nowhere" / "tail.jsonl"
+    assert main(["reinit", "e2", "--export", str(file), *dry_run, *lab(tmp_path, node)]) == 1
+    assert capsys.readouterr().err == f"lrq-ha: {file} cannot be written: No such file or directory\n"
+    assert not node.told
+    file.parent.mkdir()
+    assert main(["reinit", "e2", "--export", str(file), "--dry-run", *lab(tmp_path, node)]) == 0
+    assert not file.exists()
+
+
 def test_nodes_that_cannot_be_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LRQ_HA_CONFIG", raising=False)
@@ -303,6 +363,33 @@ def test_promote_prints_what_the_node_says(serve: Callable[[Node], Node], tmp_pa
     assert main(["promote", "e2", "--force", *options]) == 1
     assert capsys.readouterr().err == "lrq-ha: e2 was not in sync\n"
     assert e2.told == [("promote", ["e1"], False, True), ("promote", [], True, False)]
+
+
+def test_two_that_say_that_they_are_primary(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until the older one hears of the newer. It got the orders, if it was named first, and the newer one's backups were shown by its word."""
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2", Role.ACTIVE))
+    e2.epoch, e1.peers, e2.peers = 0x402, {"e3": {"lag_entries": 77}}, {"e3": {"lag_entries": 3}}
+    options = lab(tmp_path, e1, e2, serve(Node("e3")))
+    both = "several nodes of group east say that they are primary: e1 (epoch 3.1), e2 (epoch 4.2); the highest epoch counts\n"
+    assert main(["list", *options]) == 0
+    said = capsys.readouterr()
+    assert said.err == both
+    assert "  3  " in said.out.splitlines()[3]
+    assert "77" not in said.out
+    assert main(["remove", "e3", *options]) == 0
+    assert capsys.readouterr().err == both
+    assert (e1.told, e2.told) == ([], [("remove", "e3", False)])
+
+
+def test_a_list_that_cannot_be_written(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk."""
+    options = lab(tmp_path, serve(Node("e1")))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["list", *options]) == 1
+    assert capsys.readouterr().err == "lrq-ha: standard output cannot be written: No space left on device\n"
 
 
 def test_a_pause_is_shown_while_there_is_a_primary(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from lrq_ha.replication.events import (
     EntryKind,
     Event,
     Following,
+    HeadMoved,
     Heartbeat,
     Hello,
     Lead,
@@ -645,6 +646,18 @@ def test_an_answer_to_who_leads_nothing(diverged: bool) -> None:
     assert (d.node.safe, d.node.peers[1].subscribed) == (6, False)
 
 
+def test_a_leader_says_where_its_log_begins_now() -> None:
+    """An operator may ask a backup how it would join if it had nothing any more."""
+    d = leader()
+    d.feed(HeadMoved(4))
+    assert [hello.log.head for hello in sent(d.effects, Hello)] == [4]
+    assert d.feed(HeadMoved(4)) == d.feed(HeadMoved(3)) == []
+    backup = follower()
+    assert backup.feed(HeadMoved(4)) == []
+    backup.hear(1, d.node.hello(wants_answer=False))
+    assert (backup.node.peers[1].hello, backup.node.role) == (d.node.hello(wants_answer=False), Role.READY)
+
+
 def test_heartbeats() -> None:
     d = leader()
     d.feed(Tick(), after=1.0)
@@ -971,6 +984,13 @@ def met(d: Driver, log: LogState | None = None, **hello: Any) -> Driver:
     return d
 
 
+def between() -> Driver:
+    """Node 2 of three: node 1 has a longer log, node 3 leads."""
+    d = met(Driver(2, size=3), state(LONGER))
+    d.meet(3, leading=E3_1)
+    return d
+
+
 def cut_off(epoch: int) -> Driver:
     """Node 2 of three, which hears node 3, and not the primary 1. `epoch`: which one node 3 says that it follows."""
     d = follower(size=3)
@@ -1001,6 +1021,7 @@ def test_who_no_longer_follows_does_not_keep_others_from_an_epoch() -> None:
         (lambda: met(Driver(2), leading=E2_1), [], "e1 is primary and answers: use switchover", False),
         (follower, [], "e1 is primary and answers: use switchover", False),
         (lambda: met(Driver(2), state(LONGER)), [], "e1 answers and has a longer log: promote e1 instead", True),
+        (between, [], "e3 is primary and answers: use switchover", False),
         (
             lambda: Driver(2, log=(*LOG, OUT)),
             [1],
@@ -1069,6 +1090,20 @@ def test_dry_run_tells_the_stakes() -> None:
     d.node.log.fence(E2_1, 6)
     d.ask(1, dry_run=True, force=True)
     assert "was NOT in sync then; its broker went down since, and it has not caught up" in d.answer().text
+
+
+def test_dry_run_tells_what_force_overrides() -> None:
+    """All of it: it was said that it would be done, and not in spite of what."""
+    d = Driver(2, log=(*LOG, OUT), size=3)
+    d.meet(1, state(LONGER))
+    text = d.ask(3, dry_run=True, force=True)
+    assert text == Answer(
+        True,
+        "would promote e2, although: e1 answers and has a longer log: promote e1 instead; e2 was not in sync: what was confirmed without it would be "
+        "lost (its log ends at 6, epoch 1.1). Bring e3 back, or repeat with --force; it has heard no primary since it started and was NOT in sync; "
+        "its log ends at 6",
+    )
+    assert d.open == 0
 
 
 def test_dry_run_tells_what_local_completion_puts_at_stake() -> None:

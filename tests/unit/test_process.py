@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +21,7 @@ from lrq_ha.replication.events import RemoveRequest
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import load
 from lrq_ha.sidecar.process import Process
+from lrq_ha.sidecar.rebuild import _LogReading
 from lrq_ha.sidecar.status import Status
 
 TIMEOUT_S = 60.0
@@ -60,6 +62,63 @@ def test_a_sidecar_that_starts_does_not_say_that_there_are_no_queues(tmp_path: P
             await process._http.close()
 
     asyncio.run(go())
+
+
+def test_a_node_that_does_not_run_says_that_it_is_paused(tmp_path: Path) -> None:
+    """Its next incarnation is, and `list` did not show it."""
+
+    class Paused:
+        ready, shut_out, paused, defers_to, doubt = False, 0, True, 0, None
+
+        def __init__(self, *_: object, paused: bool, **__: object) -> None:
+            began.append(paused)
+
+        async def run(self) -> str:
+            raise LrqError("the broker cannot be reached")
+
+    began: list[bool] = []
+
+    async def go() -> None:
+        file = tmp_path / "node.toml"
+        file.write_text(MINIMAL)
+        process = Process(load(file))
+        assert process.status()["paused"] is False
+        lives = asyncio.create_task(process._lives())
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(began) < 2:
+                await asyncio.sleep(0.01)
+        status = process.status()
+        lives.cancel()
+        assert (began[:2], status["role"], status["paused"]) == ([False, True], "standalone", True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lrq_ha.sidecar.process.Incarnation", Paused)
+        asyncio.run(go())
+
+
+def test_a_node_that_cannot_be_rebuilt_says_what_to_do(tmp_path: Path) -> None:
+    """`lrq-ha reinit` too, which cannot help: it said to delete what nobody can name."""
+    replica: Any = SimpleNamespace(node=None, progress=SimpleNamespace(tracker=SimpleNamespace(applied=4)))
+    nothing: Any = None
+    reading = _LogReading(replica, nothing, nothing, nothing, None)
+    reading._skipped_upto = 9
+    with pytest.raises(LrqError, match="no longer reaches back to entry 5, ") as caught:
+        reading.ended()
+
+    async def go() -> str:
+        file = tmp_path / "node.toml"
+        file.write_text(MINIMAL)
+        process = Process(load(file))
+        process.problem = str(caught.value)
+        with pytest.raises(LrqError) as refused:
+            await process.reinit(False, True)
+        return str(refused.value)
+
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8")
+    for said in (str(caught.value), asyncio.run(go())):
+        section = re.search(r"operations\.md, '(.+)'\)", said)
+        assert section, said
+        assert f"\n## {section[1]}\n" in page
 
 
 @pytest.mark.parametrize(("node", "number"), [("e1", 1), ("7", 1), ("node 3", 3), ("3", 3), ("node e3", 0), ("node 3000", 0), ("0", 0)])

@@ -1,0 +1,124 @@
+"""A node that is to begin anew: when that is refused, what is said of it, and that what is saved before is whole. No broker: nothing is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_node import E1_1, LOG, Driver, diverged, follower, leader, leaders_log
+
+from broker_plugin.client_errors import Address
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.events import Hello, PeerDisconnected
+from lrq_ha.replication.log import BatchHeader, LogIndex
+from lrq_ha.replication.roles import Role
+from lrq_ha.sidecar.life import Life
+from lrq_ha.sidecar.orders import Orders
+from lrq_ha.sidecar.reinit import tail
+
+REFUSED = "no primary answers e2, so what it holds may be the last copy of what the group has: all of it would be lost. Bring the primary back"
+
+
+def order(d: Driver, *, force: bool = False, dry_run: bool = False) -> tuple[bool, str, bool]:
+    """Whether it was obeyed, what was said, and whether anything is deleted."""
+
+    async def go() -> tuple[bool, str, bool]:
+        marked: list[bool] = []
+
+        async def mark_anew() -> None:
+            marked.append(True)
+
+        life, core = Life(), SimpleNamespace(node=d.node)
+        own_log: Any = SimpleNamespace(streams=SimpleNamespace(mark_anew=mark_anew))
+        orders = Orders("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace())  # type: ignore[arg-type]
+        ok, text = await orders.reinit(force=force, dry_run=dry_run)
+        assert life.over is bool(marked)
+        return ok, text, bool(marked)
+
+    return asyncio.run(go())
+
+
+def widowed(make: Callable[[], Driver]) -> Driver:
+    """Its primary is gone."""
+    d = make()
+    d.feed(PeerDisconnected(1))
+    return d
+
+
+@pytest.mark.parametrize("make", [follower, diverged, lambda: Driver(2)], ids=["ready", "diverged", "started"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_the_last_copy_is_kept(make: Callable[[], Driver], dry_run: bool) -> None:
+    """With the primary dead, a backup that was in sync deleted all that was left of the group's data."""
+    ok, text, deletes = order(widowed(make), dry_run=dry_run)
+    assert (ok, deletes) == (False, False)
+    assert text == f"{REFUSED} first, or promote e2, or repeat with --force"
+
+
+def test_force_gives_it_up() -> None:
+    d = widowed(follower)
+    would = "would drop its log, and the queues and exchanges that its log declared; no primary answers, so this may be the last copy of them"
+    assert order(d, force=True, dry_run=True) == (True, would, False)
+    assert order(d, force=True) == (True, "e2 drops its log, and begins anew", True)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_primary_is_not_made_anew(force: bool) -> None:
+    assert order(leader(), force=force) == (False, "e2 is primary: only a backup can be made anew", False)
+
+
+@pytest.mark.parametrize(
+    ("head", "base", "then"),
+    [
+        (1, 0, "it then follows from the first entry"),
+        (4, 0, "the log of e1 begins at entry 4, its broker has dropped what was before: to let e2 join, run lrq-ha renew"),
+        (4, 5, "it then follows from entry 5, where e1 has renewed the log"),
+    ],
+)
+def test_a_dry_run_says_how_it_joins_again(head: int, base: int, then: str) -> None:
+    """It said that the node follows from the first entry, whether the primary has that or not."""
+    d = follower()
+    d.hear(1, Hello(Role.ACTIVE, replace(leaders_log(), head=head, base=base), d.node.leader_epoch))
+    would = f"would drop its log, and the queues and exchanges that its log declared; {then}"
+    assert order(d, dry_run=True) == (True, would, False)
+    assert order(d) == (True, "e2 drops its log, and begins anew", True)
+
+
+# ---- the tail --------------------------------------------------------------------------------------------------------
+
+
+def saved(first: int, *in_stream: int) -> list[int]:
+    """What is saved from entry `first` on of a log of single entries up to 9. `in_stream`: those that its stream still gives."""
+    log = LogIndex(2)
+    for batch in (*LOG, *map(single, range(6, 10))):
+        log.accept(batch)
+
+    async def batches(_start: int | str, *, silence_s: float) -> AsyncIterator[tuple[int, BatchHeader, bytes]]:
+        for number in in_stream:
+            yield number, single(number), pb.Batch(runs=[pb.Run(dequeue=pb.Dequeue(vhost="/", queue="orders"))]).SerializeToString()
+
+    async def go() -> list[int]:
+        streams: Any = SimpleNamespace(batches=batches)
+        return [entry["sequence"] async for entry in tail(streams, log, first, "first")]
+
+    return asyncio.run(go())
+
+
+def single(sequence: int) -> BatchHeader:
+    return BatchHeader(E1_1, sequence, sequence, E1_1, E1_1)
+
+
+def test_what_is_saved_begins_where_the_logs_part() -> None:
+    assert saved(7, 5, 6, 7, 8, 9) == [7, 8, 9]
+    assert saved(7, 7, 8, 8, 9) == [7, 8, 9], "a batch may stand there twice"
+
+
+@pytest.mark.parametrize(("in_stream", "lacks"), [((8, 9), "entries 7 to 7"), ((5, 6, 7, 9), "entries 8 to 8"), ((9,), "entries 7 to 8")])
+def test_a_tail_that_is_not_whole_is_no_tail(in_stream: tuple[int, ...], lacks: str) -> None:
+    """The broker has dropped its beginning, say: the rest was saved as if it were all, and then everything was deleted."""
+    with pytest.raises(LrqError, match=f"{lacks} are not in this node's stream any more"):
+        saved(7, *in_stream)
