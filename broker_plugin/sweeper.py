@@ -96,6 +96,7 @@ class Sweeper:
         self._ended = asyncio.Event()
         self._kicked: set[QueueKey] = set()
         self._suspects: dict[QueueKey, int] = {}  # and the entry up to which all must be applied before they are gone through
+        self._given_up: dict[QueueKey, float] = {}  # where it did not get on, and when it began to try
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
         self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
         self._keeper = Keeper(replica, broker)
@@ -117,6 +118,10 @@ class Sweeper:
         for queue in queues:
             self._suspects[queue] = max(upto, self._suspects.get(queue, 0))
         self._event.set()
+
+    def given_up_at(self, queue: QueueKey) -> float:
+        """When it last began to go through a queue in which it cannot reach what is due (monotonic seconds); 0 if it can, or has not tried."""
+        return self._given_up.get(queue, 0.0)
 
     async def run(self) -> None:
         """Sweeps until `stop` or cancelled.
@@ -209,14 +214,16 @@ class Sweeper:
         tally = self._replica.index.tallies.pending(key, self._replica.progress.tracker.applied)
         pressing = bool(target.due(upto)) or tally is not None
         if not pressing and not whole:
-            self._back_off.pop(key, None)
-            self._taken.pop(key, None)
+            for known in (self._back_off, self._taken, self._given_up):
+                known.pop(key, None)
             return
         not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
         wait_s = not_before - time.monotonic()
         if wait_s > 0 and not kicked and not (pressing and wait_s > BACK_OFF_MAX_S):
             return
+        began = time.monotonic()
         if not await self._is_worth_it(target, upto, whole, tally):
+            self._given_up[key] = began
             if tally is not None:
                 self._replica.index.tallies.done(key, tally)
             return
@@ -225,6 +232,8 @@ class Sweeper:
             end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
         if tally is not None and end is not _End.STUCK and not self._stopping:
             self._replica.index.tallies.done(key, tally)
+        if end is _End.FULL:
+            self._given_up[key] = began
         if end in (_End.FULL, _End.STUCK):
             pause_s = min(pause_s, BACK_OFF_MAX_S if pressing else SUSPECT_BACK_OFF_MAX_S)
             log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)

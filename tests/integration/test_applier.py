@@ -693,7 +693,7 @@ def test_lost_connection_ends_the_run(lab: Lab) -> None:
         running = asyncio.create_task(rig.applier.run())
         rig.add(declare("lost"))
         await rig.applied()
-        rig.applier.close()
+        rig.applier._lanes["/"].abort()
         with pytest.raises(Exception, match="connection ended"):
             await asyncio.wait_for(running, 10)
 
