@@ -18,7 +18,7 @@ from broker_plugin.applier import Applier
 from broker_plugin.apply_lane import STRIKES_MAX, Doubt
 from broker_plugin.client import Address, Channel, Connection
 from broker_plugin.replica import Replica
-from broker_plugin.sweeper import Sweeper
+from broker_plugin.sweeper import WIDE_WINDOW_MESSAGES, Sweeper
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
@@ -61,6 +61,7 @@ class Rig:
         )
         self.sweeper = Sweeper(self.replica, Address.parse(url), interval_s=0.1)
         self.applier.on_full = self.sweeper.kick
+        self.applier.given_up_at = self.sweeper.given_up_at
         self.replica.progress.on_wake = self.applier.wake
         self.end = 0
 
@@ -760,6 +761,116 @@ def test_a_deletion_waits_for_what_was_rejected(lab: Lab, sweeps: bool, caplog: 
 
     asyncio.run(go())
     assert caplog.text.count("50 messages that the primary's clients rejected from queue") == (0 if sweeps else 2)
+
+
+def rejects_and_deletes(queue: str, first: int, last: int) -> list[pb.Run]:
+    reject = pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, last]))
+    return [reject, topology(commands.Queue.Delete(queue=queue))]
+
+
+def test_a_deletion_waits_for_a_sweeper_that_comes_late(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be busy for a minute with another queue. That it had found nothing was said, though it had not looked."""
+    monkeypatch.setattr(applier, "REJECTED_STILL_S", applier.REJECTED_STILL_S / 5)
+
+    async def go() -> None:
+        dead, queue, count = "dead-late", "swept-late", 10
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(dead), declare(queue, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            rig.add(*rejects_and_deletes(queue, first, first + count - 1))
+            await asyncio.sleep(4.0)
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            await rig.applied()
+            async with asyncio.timeout(PATIENCE_S):
+                while await ready(channel, dead) < count:
+                    await asyncio.sleep(0.05)
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+    assert "not waited for" not in caplog.text
+
+
+def test_a_deletion_does_not_wait_for_what_lies_too_deep(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweeper that has gone as far as it can and stands before messages that stay will not get further by waiting."""
+    monkeypatch.setattr(applier, "REJECTED_STILL_S", 10 * PATIENCE_S)
+
+    async def go() -> None:
+        queue, count = "too-deep", WIDE_WINDOW_MESSAGES + 100
+        async with rig_at(lab, window=4_000) as (rig, _):
+            rig.add(declare(queue))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            rig.add(*rejects_and_deletes(queue, first + count - 10, first + count - 1))
+            await rig.applied()
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+    assert caplog.text.count("10 messages that the primary's clients rejected from queue 'too-deep'") == 1
+
+
+def test_a_purge_or_deletion_is_on_record_before_a_restart_could_harm(lab: Lab) -> None:
+    """A restart carries out again what is not: it would take the dead letters that have come in since."""
+
+    async def go() -> None:
+        queue, recorded = "on-record", []
+        async with rig_at(lab) as (rig, channel):
+
+            async def record() -> None:
+                recorded.append(rig.replica.progress.tracker.applied)
+                rig.replica.barrier.recorded = recorded[-1]
+
+            rig.replica.barrier.write_record = record
+            rig.add(declare(queue), publishes([b"1"], queue))
+            await rig.applied()
+            purge = rig.add(pb.Run(purge=pb.Purge(vhost="/", queue=queue, before=rig.end + 1)), publishes([b"2"], queue))
+            await rig.applied()
+            assert recorded == [purge]
+            deleted = rig.add(topology(commands.Queue.Delete(queue=queue)))
+            await rig.applied()
+            before = len(recorded)
+            rig.add(declare(f"{queue}-other"))
+            await rig.applied()
+            assert len(recorded) == before, "of one that is not declared again nothing is taken"
+            rig.add(declare(queue))
+            await rig.applied()
+            assert recorded[-1] > deleted
+            await channel.queue_delete(queue)
+            await channel.queue_delete(f"{queue}-other")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("level", ["configuration", "all"])
+def test_what_is_in_no_log_does_not_go_with_an_earlier_queue(lab: Lab, level: str) -> None:
+    """This node led when its clients deleted the queue and declared it again. Nothing of that is on its record, as before a full queue."""
+
+    async def go() -> None:
+        queue = f"declared-again-{level}"
+        rig = Rig(lab.nodes["a1"].admin)
+        declared = declare(queue, **{"x-lrq-replicate": level})
+        rig.add(declared, topology(commands.Queue.Delete(queue=queue)), declared)
+        connection = await Connection.open(lab.nodes["a1"].admin)
+        channel = await connection.channel()
+        await channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic", "x-lrq-replicate": level})
+        await channel.confirm_select()
+        channel.publish("", queue, b"in no log")
+        async with asyncio.timeout(PATIENCE_S):
+            while not await ready(channel, queue):
+                await asyncio.sleep(0.05)
+        running = asyncio.create_task(rig.applier.run())
+        await rig.applied()
+        assert await ready(channel, queue) == (level == "configuration")
+        await channel.queue_delete(queue)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await connection.close()
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
