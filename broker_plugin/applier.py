@@ -82,6 +82,7 @@ class Applier:
         hurry: Apply everything that is safe at once.
         on_follow: Called before anything is applied while another node leads.
         on_spared: Called with queues that are to be gone through as a whole, when all up to an entry is applied.
+        is_rejecting: Asked whether what was rejected from a queue of a vhost may still be on its way to others.
         given_up_at: Asked when the sweeper last began to go through a queue in which it did not get on (monotonic seconds; 0: it never did).
     """
 
@@ -103,6 +104,7 @@ class Applier:
         self.on_full = on_full
         self.on_follow: Callable[[], Awaitable[None]] = _nothing
         self.on_spared: Callable[[Iterable[QueueKey], int], None] = lambda _queues, _upto: None
+        self.is_rejecting: Callable[[str], bool] = lambda _vhost: False
         self.given_up_at: Callable[[QueueKey], float] = lambda _queue: 0.0
         self._replica = replica
         self._broker = broker
@@ -352,9 +354,9 @@ class Applier:
 
     async def _moved_on(self, vhost: str, sequence: int) -> None:
         """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left its queue."""
-        kicked = 0.0
+        began, kicked = time.monotonic(), 0.0
         left: dict[QueueKey, tuple[int, float]] = {}  # how many, and since when it is so many
-        while due := self._to_move(vhost, sequence):
+        while (due := self._to_move(vhost, sequence)) or (self.is_rejecting(vhost) and time.monotonic() < began + REJECTED_STILL_S):
             now = time.monotonic()
             left = {key: left[key] if key in left and left[key][0] == count else (count, now) for key, count in due}
             for key, (count, since) in left.items():

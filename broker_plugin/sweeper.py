@@ -3,7 +3,8 @@
 Rules:
 - It consumes from a queue only while something in it is due, through a small window, one queue after the other; a consumer that stayed would
   break delivery limits, expiry and order.
-- A removal counts only after a later reply on its channel has come.
+- A removal counts only after a later reply on its channel has come. That does not say that a quorum queue has carried out what was rejected: before
+  a pass ends, the queue is asked something that stands behind it (`carried_out`), as dead letters go where they go at that moment.
 - What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
   the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window is no
   larger than the queue, and what leaves a shallow queue leaves it when all is here.
@@ -21,9 +22,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyroaring import BitMap64
 
@@ -100,6 +101,7 @@ class Sweeper:
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
         self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
         self._keeper = Keeper(replica, broker)
+        self._under_way: _Pass | None = None
 
     def kick(self, queue: QueueKey | None = None) -> None:
         """A queue (None: one that is not known) is full: sweep it now, whatever is due."""
@@ -122,6 +124,11 @@ class Sweeper:
     def given_up_at(self, queue: QueueKey) -> float:
         """When it last began to go through a queue in which it cannot reach what is due (monotonic seconds); 0 if it can, or has not tried."""
         return self._given_up.get(queue, 0.0)
+
+    def is_rejecting(self, vhost: str) -> bool:
+        """Whether what was rejected from a queue there may not have left it."""
+        sweep = self._under_way
+        return sweep is not None and sweep.rejects and sweep.target.key[0] == vhost
 
     async def run(self) -> None:
         """Sweeps until `stop` or cancelled.
@@ -260,7 +267,7 @@ class Sweeper:
         vhost, queue = target.key
         due = target.due(upto)
         connection = await self._vhosts.connection(vhost)
-        limited = not has_a_free_way_back(connection) and "x-delivery-limit" in self._arguments(target.key)
+        limited = self._uses_up_a_limit(connection, target.key)
         if not limited and (due or whole or tally is None):
             return True
         channel = await connection.channel()
@@ -272,8 +279,10 @@ class Sweeper:
             await channel.close()
         return ready <= due if limited else tally is not None and ready > tally.messages
 
-    def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
-        return topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
+    def _uses_up_a_limit(self, connection: Connection, key: QueueKey) -> bool:
+        """Whether what is given back to a queue may not come back for ever."""
+        arguments = topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
+        return not has_a_free_way_back(connection) and "x-delivery-limit" in arguments
 
     async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         async with self._keeper.away_from(target.key):
@@ -284,7 +293,23 @@ class Sweeper:
         expected = target.start_pass(self._replica.progress.tracker.applied)
         connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()
-        sweep = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
+        sweep = self._under_way = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
+        try:
+            end = await self._go_through(sweep, upto, window, whole)
+            if sweep.rejects and not self._stopping and not self._uses_up_a_limit(connection, target.key):
+                await carried_out(connection, queue)
+        finally:
+            self._under_way = None
+        if end is _End.SEEN or end is _End.GONE:
+            expected -= BitMap64(sweep.undecided)  # they were met
+            missed = target.end_pass(expected)
+            if missed:
+                log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
+        return end
+
+    async def _go_through(self, sweep: _Pass, upto: int, window: int, whole: bool) -> _End:
+        channel, target = sweep.channel, sweep.target
+        vhost, queue = target.key
         try:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
             if self._is_taken(target.key, consumers):
@@ -306,12 +331,7 @@ class Sweeper:
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
                 end = _End.STUCK
         finally:
-            await give_back(connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
-        if end is _End.SEEN or end is _End.GONE:
-            expected -= BitMap64(sweep.undecided)  # they were met
-            missed = target.end_pass(expected)
-            if missed:
-                log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
+            await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
         return end
 
     def _is_taken(self, key: QueueKey, consumers: int) -> bool:
@@ -387,6 +407,7 @@ class _Pass:
         self.met = 0
         self.kept = 0
         self.is_cancelled = False
+        self.rejects = False
         self._replica = replica
         self._event = event
         self._stopping = stopping
@@ -446,6 +467,7 @@ class _Pass:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
             rejects, self._rejects = self._rejects, []
+            self.rejects = self.rejects or bool(rejects)
             left = await in_steps(self.channel, rejects, self.channel.reject, self._stopping)
             # All before the first that stays are removed, and need one command only: see `in_steps`.
             first = min((self._kept_first or EVERYTHING, *left))
@@ -516,6 +538,18 @@ async def all_arrived(channel: Channel, queue: str, met: Callable[[], int], full
         await channel.flow()
         if met() == before:
             break
+
+
+async def carried_out(connection: Connection, queue: str) -> None:
+    """Returns when a queue has carried out what other channels had sent to it: a consumer comes and goes by the same way."""
+    channel = await connection.channel()
+    taken: list[int] = []
+    try:
+        await channel.qos(1)
+        await channel.cancel(await channel.consume(queue, lambda tag, *_: taken.append(tag)))
+    except ChannelClosed as error:
+        log.debug("queue '%s' does not tell whether all that was rejected has left it: %s", queue, error.text)
+    await give_back(connection, channel, "", len(taken), queue)
 
 
 async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker_plugin import applier, building, headers
+from broker_plugin import applier, building, headers, sweeper
 from broker_plugin.applier import Applier
 from broker_plugin.apply_lane import STRIKES_MAX, Doubt
 from broker_plugin.client import Address, Channel, Connection
@@ -61,6 +61,7 @@ class Rig:
         )
         self.sweeper = Sweeper(self.replica, Address.parse(url), interval_s=0.1)
         self.applier.on_full = self.sweeper.kick
+        self.applier.is_rejecting = self.sweeper.is_rejecting
         self.applier.given_up_at = self.sweeper.given_up_at
         self.replica.progress.on_wake = self.applier.wake
         self.end = 0
@@ -790,6 +791,43 @@ def test_a_deletion_waits_for_a_sweeper_that_comes_late(lab: Lab, caplog: pytest
 
     asyncio.run(go())
     assert "not waited for" not in caplog.text
+
+
+@pytest.mark.parametrize("stays", [0, 1])
+def test_what_a_quorum_queue_is_about_to_reject(lab: Lab, stays: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its channel has handled the rejects, and the queue a little later: they went nowhere if dead letters were unbound in between."""
+    monkeypatch.setattr(sweeper, "ACKS_PAUSE_S", 0.0)
+    monkeypatch.setattr(applier, "REJECTED_POLL_S", 0.0)
+    monkeypatch.setattr(applier, "TIMER_MIN_S", 0.0)
+
+    async def go() -> None:
+        dead, queue, count, rounds = f"dead-about-{time.time_ns()}", f"about-{time.time_ns()}", sweeper.ACKS_AT_ONCE, 20
+        exchange = f"{dead}-x"
+        async with rig_at(lab) as (rig, channel):
+            bind = topology(commands.Queue.Bind(queue=dead, exchange=exchange, routing_key="k"))
+            unbind = topology(commands.Queue.Unbind(queue=dead, exchange=exchange, routing_key="k"))
+            rig.add(topology(commands.Exchange.Declare(exchange=exchange, durable=True)), declare(dead))
+            rig.add(declare(queue, "quorum", **{"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": "k"}))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            for number in range(1, rounds + 1):
+                rig.add(bind)
+                first = rig.add(publishes(numbered(count + (stays and number == 1)), queue))
+                await rig.applied()
+                last = rig.end - (stays and number == 1)
+                rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, last])), unbind)
+                await rig.applied()
+                async with asyncio.timeout(PATIENCE_S):
+                    while await ready(channel, queue) < stays:
+                        await asyncio.sleep(0.05)
+                    seen = 0
+                    while (left := await ready(channel, dead)) > seen:
+                        seen = left
+                        await asyncio.sleep(0.2)
+                assert left == number * count
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
 
 
 def test_a_deletion_does_not_wait_for_what_lies_too_deep(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
