@@ -7,7 +7,8 @@ Rules:
   a pass ends, the queue is asked something that stands behind it (`carried_out`), as dead letters go where they go at that moment.
 - What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
   the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window is no
-  larger than the queue, and what leaves a shallow queue leaves it when all is here.
+  larger than the queue, and what leaves a shallow queue leaves it when all is here. Where a message of higher priority came in meanwhile, another
+  was not met, and nothing is concluded from that.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
@@ -312,6 +313,7 @@ class Sweeper:
         vhost, queue = target.key
         try:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
+            sweep.newest = self._replica.barrier.published_upto
             if self._is_taken(target.key, consumers):
                 end = _End.STUCK
             else:
@@ -364,7 +366,7 @@ class Sweeper:
             if sweep.is_cancelled:
                 return _End.GONE
             if shallow and met >= window:
-                return _End.SEEN
+                return _End.DONE if sweep.overtaken else _End.SEEN
             if not shallow:
                 await sweep.settle()
             if self._stopping or not (shallow or whole or sweep.tally or target.due(upto)):
@@ -408,6 +410,8 @@ class _Pass:
         self.kept = 0
         self.is_cancelled = False
         self.rejects = False
+        self.newest = EVERYTHING  # of what may have been there when it was asked how much there is
+        self.overtaken = False  # something younger came before it: by its priority
         self._replica = replica
         self._event = event
         self._stopping = stopping
@@ -426,6 +430,7 @@ class _Pass:
             self._keep(tag)
             return
         sequence, generation = stamp
+        self.overtaken = self.overtaken or sequence > self.newest
         path = deaths(header)
         verdict = self.target.sweeping_verdict(sequence, generation, path)
         if verdict is Verdict.ACK:

@@ -764,6 +764,41 @@ def test_a_deletion_waits_for_what_was_rejected(lab: Lab, sweeps: bool, caplog: 
     assert caplog.text.count("50 messages that the primary's clients rejected from queue") == (0 if sweeps else 2)
 
 
+def test_what_another_has_overtaken_is_still_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of higher priority came in just before the sweeper's consumer: the one that it was to find was taken for gone."""
+    qos = Channel.qos
+
+    async def go() -> None:
+        dead, queue = f"dead-overtaken-{time.time_ns()}", f"overtaken-{time.time_ns()}"
+        async with rig_at(lab) as (rig, channel):
+            to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+            rig.add(declare(dead), declare(queue, **to_dead, **{"x-max-priority": 5}))
+            first = rig.add(publishes([b"rejected"], queue, priority=1))
+            await rig.applied()
+            came: list[int] = []
+
+            async def late(it: Channel, prefetch: int, **options: Any) -> None:
+                await qos(it, prefetch, **options)
+                if not came:
+                    came.append(rig.add(publishes([b"overtakes"], queue, priority=5)))
+                    await rig.applied()
+                    while await ready(channel, queue) < 2:
+                        await asyncio.sleep(0.05)
+
+            monkeypatch.setattr(Channel, "qos", late)
+            rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, first])))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            async with asyncio.timeout(SOON_S):
+                while not await ready(channel, dead):
+                    await asyncio.sleep(0.05)
+            await rig.sweeper.stop()
+            await sweeping
+            assert came
+            assert await ready(channel, queue) == 1
+
+    asyncio.run(go())
+
+
 def rejects_and_deletes(queue: str, first: int, last: int) -> list[pb.Run]:
     reject = pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, last]))
     return [reject, topology(commands.Queue.Delete(queue=queue))]
