@@ -4,7 +4,7 @@ Rules:
 - It consumes from a queue only while something in it is due, through a small window, one queue after the other; a consumer that stayed would
   break delivery limits, expiry and order.
 - A removal counts only after a later reply on its channel has come. That does not say that a quorum queue has carried out what was rejected: before
-  a pass ends, the queue is asked something that stands behind it (`carried_out`), as dead letters go where they go at that moment.
+  a pass ends, the queue has done something that stands behind it (`_returned`, `carried_out`), as dead letters go where they go at that moment.
 - What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
   the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window is no
   larger than the queue, and what leaves a shallow queue leaves it when all is here. Where a message of higher priority came in meanwhile, another
@@ -297,7 +297,8 @@ class Sweeper:
         sweep = self._under_way = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
         try:
             end = await self._go_through(sweep, upto, window, whole)
-            if sweep.rejects and not self._stopping and not self._uses_up_a_limit(connection, target.key):
+            # What was given back stands behind what was rejected, and has come back by now. Whoever took some of it would change its order.
+            if sweep.rejects and not (sweep.kept or self._stopping or self._uses_up_a_limit(connection, target.key)):
                 await carried_out(connection, queue)
         finally:
             self._under_way = None
