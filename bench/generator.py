@@ -57,7 +57,9 @@ def flood(url: str, queue: str, messages: int, size_bytes: int, window: int, war
             pending = pending[connection.socket.send(pending) :]
     seconds = time.monotonic() - began
     connection.close()
-    return {"messages": total - first, "seconds": seconds, "rate": (total - first) / seconds, "refused": confirms.refused}
+    if confirms.refused:
+        raise wire.Refused(f"{confirms.refused} publishes were refused")
+    return {"messages": total - first, "seconds": seconds, "rate": (total - first) / seconds}
 
 
 class Failover:

@@ -17,6 +17,7 @@ from typing import Any
 from pamqp import commands
 
 from lrq_ha.lab import Lab
+from lrq_ha.lab.keeper import end_with_parent
 from lrq_ha.replication.errors import LrqError
 
 from . import wire
@@ -71,9 +72,9 @@ def note(text: str) -> None:
 
 
 def start(kind: str, **settings: Any) -> subprocess.Popen[str]:
-    """Starts a generator. Its settings go by stdin, as they hold passwords."""
+    """Starts a generator, which ends with the calling thread. Its settings go by stdin, as they hold passwords."""
     process = subprocess.Popen([sys.executable, "-m", "bench.generator", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                               cwd=Path(__file__).parents[1])
+                               cwd=Path(__file__).parents[1], preexec_fn=end_with_parent)
     if process.stdin is not None:
         process.stdin.write(json.dumps(settings) + "\n")
         process.stdin.flush()

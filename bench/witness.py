@@ -36,7 +36,8 @@ class Witness:
     def __init__(self, urls: list[str], queue: str, acks: bool) -> None:
         self._urls, self._queue, self._acks = urls, queue, acks
         self._acked = RangeSet()
-        self._again = 0  # came once more although an ack had been sent
+        self._sent: list[tuple[float, int, int]] = []  # when acks were sent, for which messages
+        self._again: list[float] = []  # of what came once more: when its ack had been sent
         self._ending = False
 
     def run(self) -> dict[str, Any]:
@@ -50,7 +51,7 @@ class Witness:
             except OSError:
                 turn += 1
                 self._ending = bool(select.select([sys.stdin], [], [], RETRY_S)[0])
-        return {"acked": self._acked.flat(), "again": self._again}
+        return {"acks": self._sent, "again": self._again}
 
     def _consume(self, connection: wire.Raw) -> None:
         told = False
@@ -78,7 +79,13 @@ class Witness:
                 numbers.append(struct.unpack(">Q", frames.body_of(data, item[5], item[6])[:8])[0])
         if numbers and self._acks:
             connection.socket.sendall(building.ack(wire.CHANNEL, tag, True))
+            now = time.monotonic()
             for number in numbers:
-                self._again += number in self._acked
+                if number in self._acked:
+                    self._again.append(next(at for at, first, last in reversed(self._sent) if first <= number <= last))
+                if self._sent and self._sent[-1][0] == now and self._sent[-1][2] == number - 1:
+                    self._sent[-1] = (now, self._sent[-1][1], number)
+                else:
+                    self._sent.append((now, number, number))
                 self._acked.add(number)
         return told

@@ -6,7 +6,8 @@ Rules:
   everything else goes on: what is parked has no place in the window. It is tried again until it is in, or until the log says that nobody needs it.
 - Where the broker closes a channel, what has no answer yet may be in its queue, or a full one was about to refuse it. To send that again needs a
   new generation (R8), so this ends the incarnation. An exchange that is missing here is seldom a reason: it is asked for before anything goes there.
-- The channel of a direct reply-to has gone with its broker, or with this one's sidecar: a request gets an address where nobody hears the answer.
+- The channel of a direct reply-to has gone with its broker, or with this one's sidecar: a request gets an address where nobody hears the answer,
+  and an answer that is in the log, for the sake of further queues that it names, goes there.
 - A message that the broker will never take (a malformed property, an internal exchange) must not end one incarnation after the other. AMQP does not
   say which it was, so the next one sends what is in doubt one by one; a channel that is closed over a message that was alone on it is that one's,
   and it is passed over.
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from lrq_ha.replication.errors import LrqError
 
-from . import building, frames
+from . import building, endpoints, frames
 from .apply_declarations import PASSED_OVER, Declarer
 from .channels import QueueKey
 from .client import Channel, Connection
@@ -234,8 +235,9 @@ class Lane:
             if len(self._routes) >= frames.ROUTES_MAX:
                 self._routes.clear()
             named = frames.publish_route(method)
-            queues = () if named.exchange else ((self.vhost, named.routing_key),)
-            found = self._routes[method] = Route(named.exchange, named.routing_key, queues)
+            key = endpoints.NOBODY if endpoints.is_answer(method) else named.routing_key
+            queues = () if named.exchange else ((self.vhost, key),)
+            found = self._routes[method] = Route(named.exchange, key, queues)
         return found
 
     async def has_exchange(self, exchange: str, sequence: int) -> bool:

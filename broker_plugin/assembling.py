@@ -3,12 +3,14 @@
 Rules:
 - A frame that has no place where it stands, and a body that no broker takes, end the connection, in RabbitMQ's words (UnexpectedFrame, BodyTooLong).
 - A body over the limit is read to its end, but not kept: BodyTooLarge is told then, and the connection goes on.
-- What is held of unfinished contents is taken from a Budget that connections may share.
+- What is held of unfinished contents is taken from a Budget that connections share.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lrq_ha.replication.errors import MalformedInput
@@ -83,40 +85,90 @@ class BodyTooLarge(MalformedInput):
 class Budget:
     """Bytes that may be held by all who share it.
 
+    Where there is no room it is made: of the user whose connections hold most, the one that holds most is ended. So nobody can take what all others
+    need, with one connection or many.
+
     Args:
         limit: How many.
         name: The limit's, for the error.
     """
 
-    __slots__ = ("_limit", "_name", "bytes")
+    __slots__ = ("_limit", "_name", "_shares", "bytes")
 
     def __init__(self, limit: int, name: str) -> None:
         self.bytes = 0
         self._limit, self._name = limit, name
+        self._shares: set[Share] = set()
+
+    def share(self, user: str, end: Callable[[FrameError], None]) -> Share:
+        """One more connection, of this user, holds something; `end` ends it, so that it holds nothing."""
+        share = Share(self, user, end)
+        self._shares.add(share)
+        return share
+
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes more may be held."""
+        return self.bytes + size <= self._limit
+
+    def make_room(self, asker: Share, size: int) -> None:
+        """Raises FrameError if it is the asker that is to end."""
+        while not self.has_room(size):
+            held = Counter({asker.user: size})
+            for share in self._shares:
+                held[share.user] += share.bytes
+            user = held.most_common(1)[0][0]
+            largest = max((share for share in self._shares if share.user == user), key=lambda share: share.bytes + size * (share is asker))
+            error = FrameError(f"frames and messages of which a part has arrived hold {self.bytes} bytes already; the limit is {self._name}")
+            if largest is asker:
+                raise error
+            largest.end(error)
+            largest.leave()
+
+    def left(self, share: Share) -> None:
+        """One connection less."""
+        self._shares.discard(share)
+
+
+class Share:
+    """What one connection holds of a Budget."""
+
+    __slots__ = ("_budget", "bytes", "end", "user")
+
+    def __init__(self, budget: Budget, user: str, end: Callable[[FrameError], None]) -> None:
+        self.bytes = 0
+        self.user, self.end = user, end
+        self._budget = budget
 
     def take(self, size: int) -> None:
-        """Raises FrameError if there is no room."""
-        if self.bytes + size > self._limit:
-            raise FrameError(f"frames and messages of which a part has arrived hold {self.bytes} bytes already; the limit is {self._name}")
+        """So many bytes more are held. Raises FrameError if the connection is to end over it."""
+        if not self._budget.has_room(size):
+            self._budget.make_room(self, size)
         self.bytes += size
+        self._budget.bytes += size
 
     def give(self, size: int) -> None:
         """So many bytes are held no more."""
         self.bytes -= size
+        self._budget.bytes -= size
+
+    def leave(self) -> None:
+        """The connection has ended."""
+        self.give(self.bytes)
+        self._budget.left(self)
 
 
 class Assembly:
     """Puts contents together whose frames `scan` gave out one by one, per channel.
 
-    Holds at most `body_bytes_max` bytes of body per open channel, and of all that share it, methods and headers included, what is left of `budget`.
-    A larger body is read to its end, as a broker does, but not kept.
+    Holds at most `body_bytes_max` bytes of body per open channel, and of these, methods and headers together what `share` may take. A larger body is
+    read to its end, as a broker does, but not kept.
     """
 
-    __slots__ = ("_body_bytes_max", "_budget", "_open")
+    __slots__ = ("_body_bytes_max", "_open", "_share")
 
-    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX, budget: Budget | None = None) -> None:
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX, share: Share | None = None) -> None:
         self._body_bytes_max = body_bytes_max
-        self._budget = budget
+        self._share = share
         self._open: dict[int, tuple[bytes, bytes, int, bytearray]] = {}  # method, header (b"" before it came), missing, body so far
 
     def take(self, kind: int, channel: int, payload: bytes) -> Content | None:
@@ -181,12 +233,12 @@ class Assembly:
             self.drop(channel)
 
     def _hold(self, payload: bytes) -> None:
-        if self._budget is not None:
-            self._budget.take(len(payload))
+        if self._share is not None:
+            self._share.take(len(payload))
 
     def _release(self, *held: Buffer) -> None:
-        if self._budget is not None:
-            self._budget.give(sum(map(len, held)))
+        if self._share is not None:
+            self._share.give(sum(map(len, held)))
 
 
 def whole(channel: int, parts: Content, frame_max_bytes: int) -> tuple[bytes, list[Item]]:

@@ -8,12 +8,12 @@ Expiry, length limits and operators (management page, rabbitmqctl) take messages
   everything that was in the queues at the first of the equal looks is counted at the last; and a queue on whose consumers deliveries may be under
   way that the door has not seen is passed over, as is one that somebody consumes around the door.
 - RabbitMQ says 0 messages and 0 consumers also of a quorum queue that does not answer within a quarter of a second, and 404 also of a queue that
-  does not come up. Neither is believed.
+  does not come up. Neither is believed. That one cannot be looked at keeps nobody from looking at the others of its vhost.
 - What clients have given back may be there or gone, and a quorum queue may hold it back unseen (delayed retries): it is spared. So is everything of
   earlier epochs, of which nobody knows what was given back, while the queue is not empty. Until the broker has heard of it, the queue is passed over.
 - A queue that is gone is deleted in the log, in a barrier. A client may have declared it again in this very moment, in words that the log knows and
   which are therefore passed on: that is waited for, and then it is not gone. Nor is one that was never here (this broker may have refused the
-  declaration), unless it may have gone by itself.
+  declaration), unless it may have gone by itself. Where a connection's own is found (exclusive), the log's, which never is one, is gone.
 - Of a queue that is not replicated as a whole, only that it is gone is told: what is in it is each broker's own.
 - A queue that goes with its last consumer (`topology.goes_unused`) is deleted here, when clients of this node have consumed from it and none does
   any more; not while the door closes, as its clients come again elsewhere.
@@ -117,6 +117,7 @@ class Census:
         self._turn: Iterator[QueueKey] = iter(())
         self._again: dict[QueueKey, None] = {}  # looked at next time, too: something has changed
         self._not_before: dict[str, float] = {}  # vhosts that could not be looked at
+        self._unlooked: dict[QueueKey, float] = {}  # queues that could not be, and when to try again
         self._in_use: dict[QueueKey, float] = {}  # queues without consumers here that have some all the same, and when to ask again
 
     async def run(self) -> None:
@@ -139,7 +140,8 @@ class Census:
         if len(turn) < LOOKS_PER_ROUND:
             listed = self._replica.declared
             declared = [key for key in listed.existing() if key[0] != ROUTING_VHOST and listed.knows(key)]
-            gone = (self._seen, self._told, self._missed, self._probed, self._in_use, self._replica.given_out.given_back)
+            given_back = self._replica.given_out.given_back
+            gone = (self._seen, self._told, self._missed, self._probed, self._in_use, self._unlooked, given_back)
             for known in gone:
                 for key in known.keys() - set(declared):
                     known.pop(key)
@@ -160,7 +162,7 @@ class Census:
         for key in queues:
             if not self._replica.active:
                 return
-            if time.monotonic() < self._not_before.get(key[0], 0.0):
+            if time.monotonic() < max(self._not_before.get(key[0], 0.0), self._unlooked.get(key, 0.0)):
                 continue
             try:
                 await self._look(key, clients)
@@ -171,10 +173,17 @@ class Census:
             self._gone = []
 
     def _cannot_look(self, key: QueueKey, error: LrqError) -> None:
-        """Rights that are missing, a vhost that is gone: clients go on."""
+        """A queue that does not come up; rights that are missing, a vhost that is gone: clients go on."""
         self._seen.pop(key, None)
-        self._not_before[key[0]] = time.monotonic() + BACK_OFF_S
-        log.warning("what leaves queues by itself in vhost '%s' cannot be seen now: %s", key[0], error)
+        vhost, queue = key
+        again_at = time.monotonic() + BACK_OFF_S
+        if isinstance(error, ChannelClosed) and error.of_queue:
+            if key not in self._unlooked:  # said once
+                log.warning("what leaves queue '%s' in vhost '%s' by itself cannot be seen now: %s", queue, vhost, error)
+            self._unlooked[key] = again_at
+            return
+        self._not_before[vhost] = again_at
+        log.warning("what leaves queues by itself in vhost '%s' cannot be seen now: %s", vhost, error)
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -229,23 +238,23 @@ class Census:
         return await (await self._vhosts.connection(vhost, anew=True)).channel()
 
     async def _length(self, key: QueueKey) -> tuple[int, int] | None:
-        """(ready messages, consumers) of a queue; None: there is none."""
+        """(ready messages, consumers) of a queue; None: there is none of the log's."""
         try:
             _, ready, consumers = await (await self._channel(key[0])).queue_declare(key[1], passive=True)
         except ChannelClosed as error:
-            if error.no_such_queue:
+            if error.no_such_queue or error.is_exclusive:
                 return None
             raise
         return ready, consumers
 
     async def _exists(self, key: QueueKey) -> bool:
-        """Whether there is such a queue; unlike a passive declaration this is no use of it."""
+        """Whether there is such a queue, and it is the log's; unlike a passive declaration this is no use of it."""
         try:
             channel = await self._channel(key[0])
             await channel.queue_bind(key[1], "amq.direct", "lrq-ha-census")
             await channel.queue_unbind(key[1], "amq.direct", "lrq-ha-census")
         except ChannelClosed as error:
-            if error.no_such_queue:
+            if error.no_such_queue or error.is_exclusive:
                 return False
             raise
         return True
@@ -349,14 +358,16 @@ class Census:
     def _there(self, key: QueueKey) -> None:
         self._existed.add(key)
         self._missed.pop(key, None)
+        self._unlooked.pop(key, None)
 
     def _missing(self, key: QueueKey) -> None:
         self._seen.pop(key, None)
         vhost, queue = key
         was_here = key in self._existed or key in self._replica.declared.here
-        if not was_here and self._replica.declared.level(key) is Level.NONE:
+        declaration = self._replica.declared.declarations.get(key, b"")
+        if not was_here and topology.level_of(declaration) is Level.NONE:
             return  # another node's
-        if not was_here and not topology.may_vanish(self._replica.declared.declarations.get(key, b"")):
+        if not was_here and not topology.may_vanish(declaration):
             if key not in self._said:
                 self._said.add(key)
                 log.warning("queue '%s' in vhost '%s' is in the log, and was not on this broker when it became primary", queue, vhost)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -44,11 +45,38 @@ class Settled(NamedTuple):
     number: int
 
 
+class Tags:
+    """Tags that ascend as they are added, and go in any order. However many there are, the first is at hand."""
+
+    __slots__ = ("_tags",)
+
+    def __init__(self) -> None:
+        self._tags: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._tags)
+
+    def __contains__(self, tag: int) -> bool:
+        at = bisect_left(self._tags, tag)
+        return at < len(self._tags) and self._tags[at] == tag
+
+    @property
+    def first(self) -> int:
+        return self._tags[0]
+
+    def add(self, tag: int) -> None:
+        self._tags.append(tag)
+
+    def discard(self, tag: int) -> None:
+        if tag in self:
+            del self._tags[bisect_left(self._tags, tag)]
+
+
 class Confirms:
     """Publishes of one channel that wait for an answer. broker tags in `_runs` ascend and are consecutive within a run.
 
     Attributes:
-        local: Client's tags of publishes that do not go to the broker.
+        local: Client's tags of publishes that do not go to the broker, and wait.
         early: Client's first tags of runs with local completion that are not confirmed yet, ascending.
         waiting: How many publishes have their confirm from the broker.
     """
@@ -57,7 +85,7 @@ class Confirms:
 
     def __init__(self) -> None:
         self.selected = False
-        self.local: set[int] = set()
+        self.local = Tags()
         self.early: deque[int] = deque()
         self.waiting = 0
         self._client_tag = 0
@@ -92,7 +120,7 @@ class Confirms:
 
     def covers_others(self, tag: int) -> bool:
         """Whether a `multiple` ack up to `tag` would cover what is still waiting here."""
-        return bool(self.local and min(self.local) <= tag) or bool(self.early and self.early[0] <= tag)
+        return (bool(self.local) and self.local.first <= tag) or bool(self.early and self.early[0] <= tag)
 
     @property
     def oldest(self) -> int:
@@ -163,15 +191,15 @@ class Commit:
 
     Attributes:
         runs: Its publishes: (sequence of the first, the run).
-        after: The client is answered only when this entry is applied too: the greatest that a repeat in the transaction stands for.
+        repeats: Numbers in the IDs of its publishes that are not logged, as others with these IDs are: the client is answered when those are applied.
         own: The client knows nothing of it: acks of the door's own.
     """
 
-    __slots__ = ("after", "own", "runs")
+    __slots__ = ("own", "repeats", "runs")
 
     def __init__(self, *, own: bool = False) -> None:
         self.runs: list[tuple[int, pb.Run]] = []
-        self.after = 0
+        self.repeats: list[int] = []
         self.own = own
 
 
@@ -291,6 +319,7 @@ class Channel:
     early: deque[tuple[int, pb.Run]] = field(default_factory=deque)  # with local completion, and not all answered: (sequence of the first, the run)
     state: Closing = Closing.NO
     on_settled: bytes = b""  # the close that goes to the broker when it has answered all publishes
+    timer: asyncio.TimerHandle | None = None  # when it goes in any case
     refusal: bytes = b""  # DOOR: what the client is told then
     last_queue: str = ""  # what an empty queue name means
     deliveries: dict[int, Delivery] = field(default_factory=dict)  # by tag, ascending: an ack of several looks at those alone
@@ -298,6 +327,7 @@ class Channel:
     returning: set[QueueKey] = field(default_factory=set)  # where deliveries go back to when the broker has closed it, or the door no longer drains
     undelivered: list[int] = field(default_factory=list)  # tags that came while the door drains
     consumers: dict[bytes, Consumer] = field(default_factory=dict)
+    ended: list[QueueKey] = field(default_factory=list)  # of consumers that the broker has ended by itself, and that hold something: see `overdue`
     limit: bytes = b""  # the last basic.qos per consumer: its payload
     unasked: deque[bool] = field(default_factory=deque)  # qos-ok that the broker owes, in order: whether to the door alone
     paused: dict[bytes, Consumer] = field(default_factory=dict)  # cancelled at the broker while their queue stands still (`pausing`)
@@ -315,6 +345,7 @@ class Channel:
     tx: Transaction | None = None  # after tx.select, but while what is in it is done in earnest:
     committing: Commit | None = None
     commits: deque[Commit] = field(default_factory=deque)  # that the broker has not answered, in order
+    commit_oks: deque[tuple[bytes, list[int]]] = field(default_factory=deque)  # for the client, and the repeats in those that wait (`repeats`)
     after_commit: list[bytes] = field(default_factory=list)  # what the door itself has to say, and must not while the broker commits (`pausing`)
     unseen: list[bytes] = field(default_factory=list)  # the door's own acks, that wait for their turn between the client's transactions
     recovers: deque[bool] = field(default_factory=deque)  # basic.recover that the broker has not answered, in order: whether the client wants to know
@@ -355,6 +386,23 @@ class Channel:
     def held(self) -> list[Delivery]:
         """What goes back to its queue when the channel ends: deliveries without an ack, or with one that is not committed."""
         return [*self.deliveries.values(), *(self.tx.settled.values() if self.tx is not None else ())]
+
+    def ended_by_broker(self, consumer: Consumer) -> None:
+        """The broker has ended a consumer by itself."""
+        held = {id(delivery.queue) for delivery in self.held}
+        self.ended = [key for key in (*self.ended, consumer.queue) if id(key) in held]
+
+    @property
+    def overdue(self) -> list[Delivery]:
+        """What of that is held by consumers that the broker has ended.
+
+        RabbitMQ 4's quorum queues do that over a delivery without an ack for too long. They have that one back, and each other as its time is over,
+        without a word; an ack in time counts. So nobody may wait for acks of these, nor take them for given back before the channel ends.
+        """
+        if not self.ended:
+            return []
+        keys = set(map(id, self.ended))  # the key in a delivery is its consumer's own, not only an equal one
+        return [delivery for delivery in self.held if id(delivery.queue) in keys]
 
     @property
     def closing(self) -> bool:

@@ -138,6 +138,16 @@ class ChannelClosed(AmqpError):
         """Whether there is no such queue; RabbitMQ says 404 also of one that is there and does not answer, or does not come up."""
         return self.code == 404 and "no queue '" in self.text
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether the queue is another connection's own."""
+        return self.code == 405
+
+    @property
+    def of_queue(self) -> bool:
+        """Whether that one queue is the reason, and not a right or a channel that is missing."""
+        return self.code not in (0, 200, 403)
+
 
 class NoChannelLeft(ChannelClosed):
     said = "no channel could be opened"

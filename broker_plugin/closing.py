@@ -85,7 +85,7 @@ def connection_close(relay: Relay, _channel: Channel, _kind: int, payload: bytes
     relay.on_settled = building.frame(METHOD, 0, payload)
     relay.from_client.hear_nothing_more()
     if relay.unanswered:
-        _in_time(relay, lambda: _settle_all(relay))
+        _in_time(relay, relay, lambda: _settle_all(relay))
     else:
         _settle_all(relay)
 
@@ -121,14 +121,22 @@ def _end(relay: Relay, channel: Channel, state: Closing, frame: bytes) -> None:
     if relay.watch is not None:
         relay.watch.channel_ended(channel.number)
     if channel.unanswered:
-        _in_time(relay, lambda: _settle(relay, channel))
+        _in_time(relay, channel, lambda: _settle(relay, channel))
     else:
         _settle(relay, channel)
 
 
-def _in_time(relay: Relay, done: Callable[[], None]) -> None:
-    """A broker that does not answer publishes must not keep a channel or connection for ever."""
-    asyncio.get_running_loop().call_later(relay.door.config.drain_timeout_s, done)
+def _in_time(relay: Relay, of: Relay | Channel, done: Callable[[], None]) -> None:
+    """A broker that does not answer publishes must not keep a channel or connection for ever; nor must its timer, when it has answered."""
+    stop_timer(of)
+    of.timer = asyncio.get_running_loop().call_later(relay.door.config.drain_timeout_s, done)
+
+
+def stop_timer(of: Relay | Channel) -> None:
+    """The broker has answered, or need not any more."""
+    if of.timer is not None:
+        of.timer.cancel()
+        of.timer = None
 
 
 def settled(relay: Relay, channel: Channel) -> None:
@@ -142,6 +150,7 @@ def settled(relay: Relay, channel: Channel) -> None:
 
 
 def _settle(relay: Relay, channel: Channel) -> None:
+    stop_timer(channel)
     if relay.closed:
         return
     if channel.second:
@@ -163,6 +172,7 @@ def _settle_connection(relay: Relay) -> None:
 
 
 def _settle_all(relay: Relay) -> None:
+    stop_timer(relay)
     if relay.on_settled and not relay.closed:
         frame, relay.on_settled = relay.on_settled, b""
         relay.outbox.put(frame)
@@ -181,6 +191,8 @@ def abandon(relay: Relay, channel: Channel, *, refused: bool = False, commits: b
     Those that have been confirmed, as their completion is local, are logged anew instead.
     """
     channel.rehearsal_is_over()
+    if commits:
+        stop_timer(channel)
     replica = relay.replica
     left = [(run, channel.early_run(run.sequence)) for run in channel.confirms.abandon() if run.sequence]
     replica.refuse([run for run, early in left if early is None], unless_seen=True)

@@ -24,7 +24,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 from lrq_ha.replication.positions import owner_of
 
-from . import frames, topology
+from . import frames
 from .apply_declarations import PASSED_OVER, unconditional
 from .channels import QueueKey
 from .client import Channel
@@ -117,19 +117,16 @@ class Configured:
 
     async def _empty(self, key: QueueKey) -> None:
         """Purges a queue if there is something in it."""
-        if not self._is_stream(key) and await self._ready(key):
+        if not self._replica.declared.is_stream(key) and await self._ready(key):
             await self._do(key, lambda channel: channel.queue_purge(key[1]))
 
     async def _empty_for_good(self, key: QueueKey, method: bytes) -> None:
         """Nothing of what is in the queue now is left in it. `method`: declares it."""
-        if not self._is_stream(key):
+        if not self._replica.declared.is_stream(key):
             await self._do(key, lambda channel: channel.queue_purge(key[1]))
         elif await self._ready(key):
             await self._do(key, lambda channel: channel.queue_delete(key[1]))
             await self._execute(key, method)
-
-    def _is_stream(self, key: QueueKey) -> bool:
-        return topology.is_stream(self._replica.declared.definitions.queue(key) or b"")
 
     async def _ready(self, key: QueueKey) -> int:
         """How many messages are in a queue; 0 if it is not there (yet)."""

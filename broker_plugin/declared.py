@@ -95,6 +95,10 @@ class Declared:
         """Whether a queue's messages, and what becomes of them, go into the log."""
         return self.level(key) is Level.ALL
 
+    def is_stream(self, key: QueueKey) -> bool:
+        """Whether a queue is a stream, as far as the log tells."""
+        return topology.is_stream(self.definitions.queue(key) or b"")
+
     def knows(self, key: QueueKey) -> bool:
         """Whether a queue's declarations go into the log, or have."""
         return self.level(key) is not Level.NONE or self.definitions.queue(key) is not None

@@ -39,7 +39,6 @@ class DefaultTypes:
         self._known: dict[str, tuple[bytes, float]] = {}  # by vhost; and until when it counts
         self._untold: dict[str, float] = {}  # vhosts where it could not be found out, and until when that counts
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._turn = asyncio.Lock()
 
     def of(self, vhost: str, logged: bytes = b"") -> bytes | None:
         """The type of a queue of a vhost that is declared without one; None: it has to be found out.
@@ -61,15 +60,14 @@ class DefaultTypes:
         await asyncio.shield(self._asking[vhost])  # who waits may be gone before the queue is deleted
 
     async def _find_out(self, vhost: str) -> None:
-        async with self._turn:
-            try:
-                found = await self._asked(vhost)
-            except LrqError as error:
-                text = "the default queue type of vhost '%s' cannot be found out; it is taken for %s where the log does not know the queue: %s"
-                log.warning(text, vhost, self._known.get(vhost, UNKNOWN)[0].decode(), error)
-                self._untold[vhost] = time.monotonic() + AGAIN_S
-            else:
-                self._known[vhost] = found, time.monotonic() + KNOWN_S
+        try:
+            found = await self._asked(vhost)
+        except LrqError as error:
+            text = "the default queue type of vhost '%s' cannot be found out; it is taken for %s where the log does not know the queue: %s"
+            log.warning(text, vhost, self._known.get(vhost, UNKNOWN)[0].decode(), error)
+            self._untold[vhost] = time.monotonic() + AGAIN_S
+        else:
+            self._known[vhost] = found, time.monotonic() + KNOWN_S
 
     async def _asked(self, vhost: str) -> bytes:
         connection = await open_vhost(self._broker, vhost)

@@ -24,7 +24,7 @@ from lrq_ha.replication.visits import Deaths
 from . import assembling, brought, building, closing, endpoints, frames, pausing, settling
 from .channels import Channel, Closing, Consumer, Delivery
 from .farewell import NOT_ALLOWED
-from .frames import BASIC_CANCEL_OK, BASIC_CONSUME, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN, FrameError, Item, decode_method, scan
+from .frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN, FrameError, Item, decode_method, scan
 from .headers import cut, deaths
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def qos(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     relay.outbox.put(building.frame(frames.METHOD, channel.number, payload))
 
 
-def consume(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
+def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """basic.consume."""
     method: Any = decode_method(payload)
     if not _may_read(relay, channel, method):
@@ -65,7 +65,7 @@ def consume(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         raise TagInUse(method.consumer_tag)
     if method.nowait and _is_ending(channel, tag):
         relay.from_client.stall()
-        relay.spawn(_consume_when_free(relay, channel, tag, kind, payload))
+        relay.spawn(_consume_when_free(relay, channel, tag, payload))
         return
     relay.ask(channel)
     consumer = _consumer(relay, channel, method)
@@ -89,15 +89,11 @@ def _is_ending(channel: Channel, tag: bytes) -> bool:
     return latest is not None and latest.cancelled
 
 
-async def _consume_when_free(relay: Relay, channel: Channel, tag: bytes, kind: int, payload: bytes) -> None:
+async def _consume_when_free(relay: Relay, channel: Channel, tag: bytes, payload: bytes) -> None:
     while not channel.closing and _is_ending(channel, tag):
         await asyncio.sleep(ENDED_POLL_S)
 
-    def again() -> None:
-        if not channel.closing:
-            relay.on_client[kind](relay, channel, kind, payload)
-
-    relay.from_client.unstall(again)
+    relay.from_client.unstall(lambda: relay.from_client.take_again(building.frame(frames.METHOD, channel.number, payload)))
 
 
 def cancel(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
@@ -189,7 +185,9 @@ def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
         if consumer is not None and consumer.cancelled and not channel.stopping[tag]:  # by a client that wants no answer
             del channel.consumers[tag]
         return b""
-    channel.consumers.pop(tag, None)
+    consumer = channel.consumers.pop(tag, None)
+    if consumer is not None and item[0] == BASIC_CANCEL:
+        channel.ended_by_broker(consumer)
     return None
 
 

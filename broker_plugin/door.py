@@ -14,11 +14,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from lrq_ha.interceptors.plugins import Interceptors
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, place
 from lrq_ha.sidecar.config import Config
 
 from . import draining, permitting
@@ -38,6 +38,14 @@ from .tls import TlsError
 log = logging.getLogger("lrq_ha.door")
 
 TICK_MAX_S = 2.0
+
+
+def _unstopped(part: Callable[..., object], *arguments: object) -> None:
+    """Does one of the things that are done each second: it must not keep the others from being done, nor end the clock."""
+    try:
+        part(*arguments)
+    except Exception as error:
+        log.error("what is done each second could not be done: %s", place(error))
 
 
 class Host(Protocol):
@@ -128,12 +136,10 @@ class Door:
             await asyncio.sleep(1.0)
             # A pause of this process itself must not look like a silence of all others.
             self._now += min(time.monotonic() - began, TICK_MAX_S)
-            for relay in list(self.relays):
-                relay.flow.tick(self._now)
-            for end in list(self.peer_ends):
-                end.tick(self._now)
-            self.interceptors.check()
-            self.reload()
+            for tick in (*(relay.flow.tick for relay in self.relays), *(end.tick for end in self.peer_ends)):
+                _unstopped(tick, self._now)
+            _unstopped(self.interceptors.check)
+            _unstopped(self.reload)
 
     def reload(self, force: bool = False) -> None:
         """Reads certificates and keys again if their files have changed; `force`: in any case, and interceptors open theirs again."""
@@ -208,19 +214,20 @@ class Door:
             relay.give_confirms()
 
     def fence_producer(self, newer: Relay) -> None:
-        """A producer has one connection per vhost: with two, each would take the other's numbers for repeats of its own."""
+        """A producer has one connection: with two, each would take the other's numbers for repeats of its own."""
         for relay in list(self.relays):
-            if newer.producer and (relay.producer_key, relay.vhost) == (newer.producer_key, newer.vhost):
+            if newer.producer and relay.producer_key == newer.producer_key:
                 relay.fence(f"producer '{newer.producer}' has connected anew")
 
-    def end_unread(self, key: str, asker: Relay) -> None:
+    def end_unread(self, producer: str, asker: Relay) -> None:
         """Somebody else is told how far a producer has come: what it has sent, and the door has not read, must not go further than that.
 
         A process that takes over its name would give the same IDs to messages of its own, which would count as repeats.
         """
         for relay in list(self.relays):
-            if relay.producer_key == key and relay is not asker and not (relay.instance and relay.instance == asker.instance):
-                relay.fence(f"another connection has asked how far producer '{relay.producer}' has come")
+            same = (relay.user, relay.producer) == (asker.user, producer)
+            if same and relay is not asker and not (relay.instance and relay.instance == asker.instance):
+                relay.fence(f"another connection has asked how far producer '{producer}' has come")
 
     # ---- what connections have in common -----------------------------------------------------------------------------
 
@@ -252,11 +259,14 @@ class Door:
                         yield delivery
 
     def client_full(self, relay: Relay, waiting_bytes: int) -> None:
-        """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed."""
-        self._full.pop(relay, None)
+        """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed.
+
+        Not the only one: what it gets is bounded by itself (`flow`), but for a single message, which may be larger than the limit.
+        """
         if not waiting_bytes:
+            self._full.pop(relay, None)
             return
-        self._full[relay] = waiting_bytes
+        self._full[relay] = waiting_bytes  # it keeps its place
         total = sum(self._full.values())
         while total > self.config.client_buffers_bytes_max and len(self._full) > 1:
             slowest = next(iter(self._full))
@@ -270,8 +280,14 @@ class Door:
     def close_clients(self, reason: str) -> None:
         """Ends every connection: this node serves nobody any more."""
         for relay in list(self.relays):
-            relay.close_client(CONNECTION_FORCED, reason)
-            relay.close()
+            try:
+                relay.close_client(CONNECTION_FORCED, reason)
+                relay.close()
+            except Exception as error:  # the others are not to stay for it
+                log.error("a client's connection could not be closed in order: %s", place(error))
+                relay.cut_off()
+                relay.broker.abort()
+                self.gone(relay)
         for end in list(self.peer_ends):
             end.close()
 

@@ -23,8 +23,8 @@ POLL_S = 0.02
 
 
 def held(door: Door) -> int:
-    """Messages that consumers have and have not settled, or not committed."""
-    return sum(len(channel.held) for relay in door.relays for channel in relay.channels.values())
+    """Messages that consumers have and have not settled, or not committed; but for what their brokers no longer wait for."""
+    return sum(len(channel.held) - len(channel.overdue) for relay in door.relays for channel in relay.channels.values())
 
 
 async def drain(door: Door, why: str, timeout_s: float) -> int:

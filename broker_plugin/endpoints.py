@@ -7,6 +7,7 @@ Rules:
   whether the user may publish to queues by their names (write on `amq.default`); who announces no producer, publishes nothing here.
 - Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold what belongs to others.
 - Only another sidecar (its user is the one that this sidecar itself uses at its broker) pushes batches, control messages and receptions.
+- How far a producer has come is asked in vhost `lrq` only, whatever vhost it publishes in: the answer is the greatest number of any.
 - A question is a passive declaration. What a client library asks is answered in the two counts of declare-ok (pika takes only an answer that
   names the queue it asked for), what another sidecar asks in the name, which has room for 255 bytes.
 """
@@ -28,7 +29,7 @@ from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 from . import building, frames, publishing
 from .channels import Channel
 from .headers import cut, replication_id, routes_on
-from .logins import producer_key
+from .logins import keys_of
 
 if TYPE_CHECKING:
     from .frames import Route
@@ -83,7 +84,9 @@ def decide(relay: Relay, route: Route) -> Decision:
         if not logged:
             return Decision.PASSED
         plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
-        return LOCAL if plain and relay.door.completes_locally(route.routing_key) else LOGGED
+        if not (plain and relay.door.completes_locally(name)):
+            return LOGGED
+        return LOGGED if relay.replica.declared.is_stream((relay.vhost, name)) else LOCAL  # which does not take every header
     if route.exchange:
         return Decision.FORBIDDEN
     if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
@@ -95,9 +98,9 @@ def decide(relay: Relay, route: Route) -> Decision:
     return Decision.FORBIDDEN
 
 
-def names_more(decision: Decision, method: bytes, header: bytes) -> bool:
-    """Whether a publish to a queue that is not replicated names further queues, which may be: then it enters the log all the same."""
-    return decision is Decision.PASSED and routes_on(header) and DIRECT_REPLY_TO.encode() not in method
+def names_more(decision: Decision, header: bytes) -> bool:
+    """Whether what is not replicated, or an answer to a direct reply-to, names further queues, which may be: then it enters the log all the same."""
+    return decision is Decision.PASSED and routes_on(header)
 
 
 def is_answer(method: bytes) -> bool:
@@ -254,9 +257,9 @@ def answer(relay: Relay, question: str) -> tuple[str, int] | None:
     """Queue name and number that answer a passive declaration; None: it is no question."""
     producer = names.parse_producer_queue(question)
     if producer is not None:
-        key = producer_key(relay.user, producer)
-        relay.door.end_unread(key, relay)
-        return question, relay.replica.index.dedup.last(key)
+        relay.door.end_unread(producer, relay)
+        dedup = relay.replica.index.dedup
+        return question, max(map(dedup.last, keys_of(relay.user, producer, dedup.producers())), default=0)
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"

@@ -2,6 +2,8 @@
 
 Rules:
 - Reading from a side stops while the other side, or the log, does not keep up, and goes on when nothing is against it any more.
+- While the broker owes the client an answer before which nothing more is taken from it, the broker is read from though the client reads nothing: it
+  may be writing. What stands before that answer is bounded, too: whose client then goes on reading nothing is given up.
 - A side that is not read from is not silent: what it said nobody has heard.
 """
 
@@ -20,6 +22,7 @@ log = logging.getLogger("lrq_ha.door")
 
 RESUME_SHARE = 0.5  # reading goes on when what held it up has fallen below this share of its limit
 DEAF_SHARE = 2  # of the limit on what is on its way to a client; from 1 on, nothing is read from the broker for it
+ANSWER_SHARE = 16  # of it, while the broker owes an answer: far more than all sockets between hold; from there on, nothing is read for that either
 ACKS_SHARE = 5  # of the limit on what is not safe yet: so much, a client may acknowledge that publishes nothing
 
 
@@ -37,8 +40,10 @@ class Flow:
         "_full_since",
         "_heartbeat_s",
         "_held_up",
+        "_read_at",
         "_relay",
         "_stopping",
+        "_unread",
         "broker_heard_at",
         "client_heard_at",
     )
@@ -48,11 +53,13 @@ class Flow:
         self._heartbeat_s = heartbeat_s
         self.client_heard_at = self.broker_heard_at = relay.door.now()
         self._client_paused = False
-        self._client_full = False  # nothing is read from the broker meanwhile
+        self._client_full = False  # nothing is read from the broker meanwhile, but for an answer
         self._full_since = 0.0
+        self._unread = 0  # what was on its way to a client that is full at the last look, and when it was last seen to have read, or asked for more
+        self._read_at = 0.0
         self._held_up = False  # nothing is read from either side until interceptors have caught up
         self._stopping = False  # nothing more is read from the client until what is under way is confirmed
-        self._asking = False
+        self._asking = False  # the broker owes the client an answer before which nothing more is taken from it
 
     def consider_pausing(self) -> None:
         """Whether the client is read from on the grounds of what waits: for the log, for the broker, for backups, for the client itself."""
@@ -70,16 +77,24 @@ class Flow:
     @property
     def _deaf(self) -> bool:
         """The client does not read what the door itself answers: so nothing more is taken from it that could be answered."""
-        relay = self._relay
-        if not self._client_full or relay.client is None:
-            return False
-        return relay.client.get_write_buffer_size() > DEAF_SHARE * relay.door.config.client_buffer_bytes_max
+        return self._waiting_bytes > DEAF_SHARE * self._relay.door.config.client_buffer_bytes_max
+
+    @property
+    def _buried(self) -> bool:
+        """The answer that the client waits for stands behind more than is kept for one that does not read."""
+        return self._asking and self._waiting_bytes > ANSWER_SHARE * self._relay.door.config.client_buffer_bytes_max
+
+    @property
+    def _waiting_bytes(self) -> int:
+        """What is on its way to a client that is full."""
+        client = self._relay.client
+        return client.get_write_buffer_size() if self._client_full and client is not None and not client.is_closing() else 0
 
     @property
     def _repeats_too_much(self) -> bool:
         """Of what waits here for its confirm, repeats cost the log nothing, so nothing else bounds them."""
         relay = self._relay
-        return len(relay.until_safe) + len(relay.until_durable) + len(relay.until_applied) > relay.door.config.questions_max
+        return len(relay.until_safe) + len(relay.until_durable) + relay.repeats.waiting > relay.door.config.questions_max
 
     def pause_client(self) -> None:
         """Reads nothing more from the client."""
@@ -95,17 +110,33 @@ class Flow:
             self.client_heard_at = relay.door.now()
             relay.client.resume_reading()
 
-    def pause_broker(self) -> None:
-        """Reads nothing more from the broker."""
-        if not self._relay.broker.is_closing():
-            self._relay.broker.pause_reading()
-
-    def resume_broker(self) -> None:
-        """Reads from the broker again, if nothing else is against it."""
+    def consider_broker(self) -> None:
+        """Whether the broker is read from, on the grounds of what waits: for the client, for the log, for interceptors."""
         relay = self._relay
-        if (not self._client_full or self._asking) and not self._held_up and not relay.broker.is_closing():
+        if relay.broker.is_closing():
+            return
+        if self._held_up or relay.from_broker.withholds_too_much or (self._client_full and not self._asking) or self._buried:
+            relay.broker.pause_reading()
+        else:
             self.broker_heard_at = relay.door.now()
             relay.broker.resume_reading()
+
+    def broker_heard(self) -> None:
+        """Something came from the broker, and the client was given what is for it."""
+        self.broker_heard_at = self._relay.door.now()
+        if self._asking and self._client_full:
+            self._look_at_client()
+
+    def _look_at_client(self) -> None:
+        """How much is on its way to a client that is full now; and whether it has read of that."""
+        relay = self._relay
+        unread = self._waiting_bytes
+        if unread < self._unread:
+            self._read_at = relay.door.now()
+        self._unread = unread
+        relay.door.client_full(relay, unread)
+        if self._asking:
+            self.consider_broker()
 
     def stop(self) -> None:
         """Reads nothing more from the client before `go_on`."""
@@ -120,6 +151,7 @@ class Flow:
     def client_gone(self) -> None:
         """Nobody reads what the broker sends, but its answers are still needed."""
         relay = self._relay
+        self._client_full = False
         relay.door.client_full(relay, 0)
         if not relay.closed and not relay.broker.is_closing():
             relay.broker.resume_reading()
@@ -127,67 +159,67 @@ class Flow:
     def client_full(self, full: bool) -> None:
         """The client does not read as fast as the broker sends: stop reading from the broker."""
         relay = self._relay
-        self._client_full = full
-        self._full_since = relay.door.now()
-        if relay.closed or relay.client is None or relay.broker.is_closing():
+        if relay.closed or relay.client is None:
             return
-        relay.door.client_full(relay, relay.client.get_write_buffer_size() if full else 0)
-        if not full:
-            self.resume_broker()
-        elif not self._asking:
-            self.pause_broker()
+        self._client_full = full
+        self._full_since = self._read_at = relay.door.now()
+        self._unread = self._waiting_bytes
+        relay.door.client_full(relay, self._unread)
+        self.consider_broker()
         self.consider_pausing()
 
     def asks(self, asking: bool) -> None:
-        """Nothing is taken from the client before the broker has answered, or no longer. That is read though the client reads nothing: it may be
-        writing.
-        """
+        """Nothing is taken from the client before the broker has answered, or no longer."""
         self._asking = asking
-        if not self._client_full or self._relay.client is None:
-            return
-        if asking:
-            self.resume_broker()
-        else:
-            self.pause_broker()
+        if self._client_full:
+            self._read_at = self._relay.door.now()
+            self.consider_broker()
 
     def hold_up(self, held: bool) -> None:
         """An interceptor that must be told everything is behind (or no longer): nothing more is read from either side."""
         if held == self._held_up or self._relay.closed:
             return
         self._held_up = held
+        self.consider_broker()
         if held:
             self.pause_client()
-            self.pause_broker()
-            return
-        self.resume_broker()
-        self.consider_pausing()
+        else:
+            self.consider_pausing()
 
     @property
     def reads_late(self) -> bool:
         """Whether the broker may have sent deliveries that have not been looked at."""
         return self._client_full or self._held_up or bool(self._relay.from_broker.withheld) or self._relay.client is None
 
-    @property
-    def _what_waits(self) -> str:
-        """What waits for answers of the broker to this client; empty if nothing does.
+    def _what_waits(self, now: float) -> str:
+        """What has waited for too long for this client, as it does not read; empty if nothing has.
 
-        A declaration: another's, or its own, for which everybody waits. And the log: it must not lose what is not known to be applied.
+        Answers of the broker that cannot reach it: a declaration, another's or its own, for which everybody waits; and the log, which must not lose
+        what is not known to be applied. And it itself, for its broker's answer, unless it goes on reading.
         """
+        if not self._client_full:
+            return ""
         relay = self._relay
-        if relay.replica.barrier.is_up and (relay.unanswered or relay.replies):
-            return "a declaration"
-        progress = relay.replica.progress
-        return "the log" if relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back() else ""
+        limit_s = relay.door.config.hold_up_timeout_s
+        if now - self._full_since >= limit_s:
+            progress = relay.replica.progress
+            if relay.replica.barrier.is_up and (relay.unanswered or relay.replies):
+                return "a declaration"
+            if relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back():
+                return "the log"
+        return "the answer that it waits for itself" if self._buried and now - self._read_at >= limit_s else ""
 
     def tick(self, now: float) -> None:
         """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up.
 
-        So is a client whose broker's confirms and answers are not read any more as it reads nothing itself, when others wait for them.
+        So is a client whose broker's confirms and answers are not read any more as it reads nothing itself, when others wait for them, or it does.
         """
         relay = self._relay
         if relay.closed:
             return
-        waits = self._what_waits if self._client_full and now - self._full_since >= relay.door.config.hold_up_timeout_s else ""
+        if self._client_full:
+            self._look_at_client()
+        waits = self._what_waits(now)
         if waits:
             log.warning("a client of %s that does not read holds up %s, and is closed: door.hold_up_timeout_s", relay.user, waits)
             relay.door.counters["closed_slow"] += 1

@@ -45,11 +45,11 @@ class FromBroker:
 
     def data(self, data: bytes) -> None:
         """Bytes came from the broker."""
-        self._relay.flow.broker_heard_at = self._relay.door.now()
         try:
             self._from_the_broker(data)
         except Exception as error:
             self._cannot_handle(error)
+        self._relay.flow.broker_heard()
 
     def _cannot_handle(self, error: Exception) -> None:
         relay = self._relay
@@ -136,7 +136,7 @@ class FromBroker:
         self.withheld[channel].append(data)
         self._withheld_bytes += len(data)
         if self.withholds_too_much:
-            self._relay.flow.pause_broker()
+            self._relay.flow.consider_broker()
 
     @property
     def withholds_too_much(self) -> bool:
@@ -147,7 +147,7 @@ class FromBroker:
         """Looks again at what was withheld; what is not decided yet is withheld again."""
         withheld, self.withheld = self.withheld, {}
         self._withheld_bytes = 0
-        self._relay.flow.resume_broker()
+        self._relay.flow.consider_broker()
         try:
             for parts in withheld.values():
                 data = b"".join(parts)

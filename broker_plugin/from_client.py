@@ -55,11 +55,12 @@ class FromClient:
         stalled: Nothing more is taken from the client until something that is under way is done.
     """
 
-    __slots__ = ("_backlog", "_deafened", "_relay", "left", "parts", "stalled")
+    __slots__ = ("_backlog", "_deafened", "_relay", "_share", "left", "parts", "stalled")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self.parts = assembling.Assembly(relay.door.config.message_bytes_max, relay.door.unfinished)
+        self._share = relay.door.unfinished.share(relay.user, self.cannot_take)
+        self.parts = assembling.Assembly(relay.door.config.message_bytes_max, self._share)
         self.left = b""
         self.stalled = False
         self._backlog: deque[bytes] = deque()  # what came while it was stalled
@@ -94,7 +95,7 @@ class FromClient:
                 self._keep(b"")
                 raise wrong
         except Exception as error:
-            self._cannot_take(error)
+            self.cannot_take(error)
             return
         self._relay.flow.consider_pausing()
 
@@ -102,12 +103,13 @@ class FromClient:
         """The beginning of a frame or content that waits for its end, which counts as a message of which a part has arrived. Raises FrameError."""
         more = len(left) - len(self.left)
         if more > 0:
-            self._relay.door.unfinished.take(more)
-        else:
-            self._relay.door.unfinished.give(-more)
+            self._share.take(more)
+        elif more:
+            self._share.give(-more)
         self.left = left
 
-    def _cannot_take(self, error: Exception) -> None:
+    def cannot_take(self, error: Exception) -> None:
+        """Ends the connection: something that the client sent cannot be done."""
         relay = self._relay
         try:
             settling.flush(relay)  # what was acked before counts
@@ -219,6 +221,7 @@ class FromClient:
         self._backlog.clear()
         self._keep(b"")
         self.parts.clear()
+        self._share.leave()
 
     def stall(self) -> None:
         """Takes nothing more from the client for now."""
@@ -233,7 +236,7 @@ class FromClient:
             try:
                 first()
             except Exception as error:
-                self._cannot_take(error)
+                self.cannot_take(error)
         if relay.closed or relay.client is None:
             return
         relay.flow.resume_client()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from math import isfinite
 
 from pamqp import decode
 
@@ -41,8 +42,11 @@ _u32 = struct.Struct(">I").unpack_from
 _pack_u32 = struct.Struct(">I").pack
 _pack_i64 = struct.Struct(">q").pack
 _pack_header = struct.Struct(">IQ").pack
-_FIXED_BYTES = {ord(k): n for k, n in zip("tbBsuUIifdlLTDV", (1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8, 8, 5, 0))}
+#: What RabbitMQ reads, 3.10 as 4.3 (measured): the kind `U` of AMQP's own list ends the connection, and so does a float that is not finite.
+_FIXED_BYTES = {ord(k): n for k, n in zip("tbBsuIifdlLTDV", (1, 1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 5, 0))}
 _LONG_KINDS, _NESTING_KINDS, _STRING_KINDS = frozenset(b"SxFA"), frozenset(b"FA"), frozenset(b"Sx")
+_FLOATS = {ord("f"): struct.Struct(">f").unpack_from, ord("d"): struct.Struct(">d").unpack_from}
+_CHECKED_KINDS = _NESTING_KINDS | _FLOATS.keys()
 
 
 def table(payload: bytes) -> tuple[int, int]:
@@ -312,15 +316,15 @@ def check_header(payload: bytes, depth_max: int = TABLE_DEPTH_MAX) -> None:
     A broker closes the connection over a malformed header; what goes into the log must therefore be checked before.
 
     Raises:
-        FrameError: It is malformed, or nested deeper than `depth_max`.
+        FrameError: It is malformed, holds a number that no broker reads, or is nested deeper than `depth_max`.
     """
     at, end = table(payload)
     fixed, short, more_fixed, more_short = _shape(payload[12] << 8 | payload[13])
     try:
         if end >= 0:
             for _, value, after in fields(payload, at, end):
-                if payload[value] in _NESTING_KINDS:
-                    _check_nested(payload, value, after, 1, depth_max)
+                if payload[value] in _CHECKED_KINDS:
+                    _check_value(payload, value, after, 1, depth_max)
             at = end
         at += fixed
         for _ in range(short):
@@ -334,7 +338,13 @@ def check_header(payload: bytes, depth_max: int = TABLE_DEPTH_MAX) -> None:
         raise FrameError("the properties of a content header do not end where it ends")
 
 
-def _check_nested(payload: bytes, value: int, end: int, depth: int, depth_max: int) -> None:
+def _check_value(payload: bytes, value: int, end: int, depth: int, depth_max: int) -> None:
+    """Of a kind that its length alone does not tell all of."""
+    as_number = _FLOATS.get(payload[value])
+    if as_number is not None:
+        if not isfinite(as_number(payload, value + 1)[0]):
+            raise FrameError("a header's number is not finite")
+        return
     if depth > depth_max:
         raise FrameError(f"headers nested deeper than {depth_max}: door.header_depth_max")
     at = value + 5
@@ -343,8 +353,8 @@ def _check_nested(payload: bytes, value: int, end: int, depth: int, depth_max: i
     else:
         values = elements(payload, at, end)
     for inner, after in values:
-        if payload[inner] in _NESTING_KINDS:
-            _check_nested(payload, inner, after, depth + 1, depth_max)
+        if payload[inner] in _CHECKED_KINDS:
+            _check_value(payload, inner, after, depth + 1, depth_max)
 
 
 def routes_on(payload: bytes) -> bool:
@@ -412,7 +422,7 @@ def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
         return ()
     try:
         end = _value_end(payload, at)
-        _check_nested(payload, at, end, 1, TABLE_DEPTH_MAX)
+        _check_value(payload, at, end, 1, TABLE_DEPTH_MAX)
         entries = decode.field_array(payload[at + 1 : end])[1]
     except (FrameError, IndexError, struct.error, ValueError, OverflowError):
         return ()

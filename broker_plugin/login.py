@@ -293,7 +293,7 @@ class ClientSide(asyncio.Protocol):
         assert host is not None
         agreed = self._handshake
         limit = self.door.config.producers_max
-        if agreed.producer and not host.replica.index.dedup.has_room(logins.producer_key(agreed.user, agreed.producer), limit):
+        if agreed.producer and not host.replica.index.dedup.has_room(logins.producer_key(agreed.vhost, agreed.user, agreed.producer), limit):
             text = f"NOT_ALLOWED - the log remembers {limit} producers (door.producers_max), and '{agreed.producer}' is none of them"
             raise Refusal(farewell.NOT_ALLOWED, text)
         relay = Relay(

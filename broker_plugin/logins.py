@@ -12,9 +12,10 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from . import headers
 from .building import short_string
@@ -27,7 +28,7 @@ OWN_PREFIX = b"lrq_"
 
 _u32 = struct.Struct(">I").unpack_from
 _pack_u32 = struct.Struct(">I").pack
-_SIGNED, _UNSIGNED = frozenset(b"bUsIl"), frozenset(b"tBuiL")
+_SIGNED, _UNSIGNED = frozenset(b"bsIl"), frozenset(b"tBuiL")
 _METHOD_BYTES = 4
 _VERSION_BYTES = 2
 
@@ -190,9 +191,21 @@ def with_address(properties: bytes, address: str) -> bytes:
     return b"".join(kept)
 
 
-def producer_key(user: str, producer: str) -> str:
-    """Whose replication IDs these are. A producer's name has no slash, a user's may have one: read from the right, it has one meaning."""
-    return f"{user}/{producer}"
+def producer_key(vhost: str, user: str, producer: str) -> str:
+    """Whose replication IDs these are: in another vhost, the same name is another producer's. `split_key` has the way back."""
+    return f"{quote(vhost, safe='')}/{user}/{producer}"
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """User and producer. A user's name may have slashes; a producer's has none, nor has the vhost as it stands there."""
+    user, _, producer = key.partition("/")[2].rpartition("/")
+    return user, producer
+
+
+def keys_of(user: str, producer: str, keys: Iterable[str]) -> list[str]:
+    """Those of these keys that are this user's and producer's, whatever the vhost."""
+    end = f"/{user}/{producer}"
+    return [key for key in keys if key.endswith(end) and "/" not in key[: -len(end)]]
 
 
 def is_loopback(host: str) -> bool:

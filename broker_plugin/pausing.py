@@ -9,7 +9,8 @@ Rules:
   consumer that is new could shut out one that is exclusive, or take the place of one that is single, and a deletion would find them gone.
 - Where what was given back may be held back unseen (`unseen`), nobody consumes for as long before that; publishers still go on.
 - A channel on which the broker commits is told nothing before it has answered.
-- If consumers do not finish in time, the queue goes on, and its pause has failed; by force, their channels are closed instead.
+- If consumers do not finish in time, the queue goes on, and its pause has failed; by force, their channels are closed instead. So are at once
+  those of consumers that the broker itself has ended: what of theirs it has back, nobody can know before.
 - A queue that expires when it is not used is not left without a consumer for long.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -25,7 +26,7 @@ from pamqp import commands
 from lrq_ha.replication.errors import LrqError
 
 from . import building, closing, frames, unseen
-from .channels import Channel, Closing, Consumer, QueueKey
+from .channels import Channel, Closing, Consumer, Delivery, QueueKey
 from .waiting import Moving
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Pause:
                     await self.end()
                     raise Busy(f"consumers hold {self._held()} messages of queue '{self._key[1]}' in vhost '{self._key[0]}'", retriable=True)
                 force, deadline = False, time.monotonic() + FORCED_S
-                self._close_holders()
+                self._close(lambda channel: channel.held)
             await asyncio.sleep(POLL_S)
         await self._replica.progress.wait_safe(self._replica.last_operation)
 
@@ -120,6 +121,7 @@ class Pause:
         # Not beside a deletion that is under way: its consumers would be gone from the queue, and hear 404 instead of its end.
         async with self._replica.barrier.nobody_declares():
             self._stop_consumers()
+        self._close(lambda channel: channel.overdue)
         if self._door.log_blocked or not self._is_idle():
             self._idle_since = 0.0
             return False
@@ -185,9 +187,10 @@ class Pause:
     def _held(self) -> int:
         return sum(1 for _ in self._door.held(self._key))
 
-    def _close_holders(self) -> None:
+    def _close(self, held: Callable[[Channel], list[Delivery]]) -> None:
+        """Closes the channels on which this of the queue is held."""
         for relay, channel in self._channels():
-            if channel.state is Closing.NO and any(delivery.queue == self._key for delivery in channel.held):
+            if channel.state is Closing.NO and any(delivery.queue == self._key for delivery in held(channel)):
                 text = f"PRECONDITION_FAILED - queue '{self._key[1]}' in vhost '{self._key[0]}' is moved: what you hold is delivered again"
                 closing.refuse(relay, channel, PRECONDITION_FAILED, text, frames.BASIC_CONSUME)
 

@@ -5,7 +5,7 @@ Rules:
   connection, in a transaction that is taken back. So nothing comes of it, and a refusal is in the broker's own words.
 - Shown is what the broker has not allowed this connection before: a publish to an exchange once; where the exchange judges routing keys (topic),
   once with each; once with each user-id; and what is not plainly right of expiration, CC and BCC. Nothing more is taken from the client until
-  the broker has answered, so order is kept.
+  the broker has answered, so order is kept. An answer to a direct reply-to is shown as one to nobody: RabbitMQ 3 delivers them at once.
 - A transaction of the client needs none of this: it is rehearsed at the broker (`transacting`).
 - What was allowed is forgotten when the broker refuses this connection something (403), when the client renews its secret, and when the exchange
   is declared or deleted.
@@ -94,7 +94,7 @@ def missing(relay: Relay, method: bytes, header: bytes) -> Right | None:
     """
     route = publish_route(method)
     decision = endpoints.decide(relay, route)
-    if decision not in endpoints.IN_LOG and not endpoints.names_more(decision, method, header):
+    if decision not in endpoints.IN_LOG and not endpoints.names_more(decision, header):
         return None
     right = of_route(relay, route)
     if headers.is_judged(header):
@@ -196,7 +196,7 @@ def ask(relay: Relay, data: bytes, items: list[Item], at: int) -> asyncio.Event:
                 raise
             break
         if right is not None:
-            shown.setdefault(right, method)
+            shown.setdefault(right, endpoints.answer_to_nobody(method) if endpoints.is_answer(method) else method)
     _, _, start, end, header, header_end, _ = items[at]
     question = Question(channel, list(shown), (bytes(data[start:end]), data[header:header_end]))
     number = relay.number_apart()

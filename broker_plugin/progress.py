@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -34,6 +35,12 @@ class AppliedWaiter(Protocol):
     """Something that waits until more is applied."""
 
     def applied_advanced(self) -> None: ...
+
+
+class EntryWaiter(Protocol):
+    """Something that waits until one entry is applied."""
+
+    def applied_advanced(self, sequence: int) -> None: ...
 
 
 class DurableWaiter(Protocol):
@@ -80,6 +87,8 @@ class Progress:
         self._done_when_safe: deque[tuple[int, int, int]] = deque()  # (when this is safe, first, last); the first ones ascend
         self._safe_futures: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._applied_futures: list[tuple[int, asyncio.Future[None]]] = []
+        self._awaited: dict[int, list[EntryWaiter]] = {}  # entries that are not applied, and who waits for each
+        self._awaited_entries: list[int] = []  # the same entries, ascending
 
     # ---- what happens ------------------------------------------------------------------------------------------------
 
@@ -139,8 +148,7 @@ class Progress:
         """These are in the queues and confirmed, or not needed there."""
         moved = self.tracker.mark(first, last)
         if not moved:
-            if self.waiting_applied:
-                self._wake_applied()
+            self._wake_applied(first, last)
             return
         applied = self.tracker.applied
         self._index.dedup.completed(applied)
@@ -150,8 +158,7 @@ class Progress:
             self.early.remove(0, applied)
         self._node.applied = applied
         self._index.let_go(applied)
-        if self.waiting_applied:
-            self._wake_applied()
+        self._wake_applied(first, last)
         if self._applied_futures:
             due = [future for upto, future in self._applied_futures if upto <= applied]
             self._applied_futures = [(upto, future) for upto, future in self._applied_futures if upto > applied]
@@ -159,10 +166,19 @@ class Progress:
                 if not future.done():
                     future.set_result(None)
 
-    def _wake_applied(self) -> None:
-        waiting, self.waiting_applied = self.waiting_applied, set()
-        for waiter in waiting:
-            waiter.applied_advanced()
+    def _wake_applied(self, first: int, last: int) -> None:
+        if self.waiting_applied:
+            waiting, self.waiting_applied = self.waiting_applied, set()
+            for waiter in waiting:
+                waiter.applied_advanced()
+        if self._awaited:
+            entries = self._awaited_entries
+            begin = bisect_left(entries, first)
+            end = bisect_right(entries, last, begin)
+            due, entries[begin:end] = entries[begin:end], ()
+            for sequence in due:
+                for each in self._awaited.pop(sequence):
+                    each.applied_advanced(sequence)
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
@@ -172,6 +188,23 @@ class Progress:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._safe_futures.append((sequence, future))
             await future
+
+    def when_applied(self, sequence: int, waiter: EntryWaiter) -> None:
+        """Tells who waits when entry `sequence`, which is not applied, is; once, however often it asks."""
+        waiters = self._awaited.get(sequence)
+        if waiters is None:
+            insort(self._awaited_entries, sequence)
+            self._awaited[sequence] = [waiter]
+        elif waiter not in waiters:
+            waiters.append(waiter)
+
+    def applied_no_matter(self, sequence: int, waiter: EntryWaiter) -> None:
+        """That one waits no more."""
+        waiters = self._awaited.get(sequence, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._awaited[sequence], self._awaited_entries[bisect_left(self._awaited_entries, sequence)]
 
     async def wait_applied(self, sequence: int) -> None:
         """Returns when everything up to `sequence` is in the queues and confirmed."""

@@ -6,7 +6,7 @@ Rules:
   rebuilt, its body never.
 - The broker's answers become the client's through channels.Confirms; what the broker refuses, or whose fate nobody can know, becomes REFUSED,
   unless a copy of it has been seen.
-- R6: an ID that is in the log is not appended again; its confirm waits for the first entry's.
+- R6: an ID that is in the log is not appended again (`repeats`).
 - Local completion: the confirm comes when the own stream has the entry; what is done with it is the same. So that nothing which was confirmed is
   lost while this node lives, it is only for what the broker will take: what it has allowed, and is not too large. What remains is a full
   reject-publish queue: its nack comes too late.
@@ -14,7 +14,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from pamqp import commands
@@ -99,7 +98,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                 if decision is endpoints.UNASKED:
                     relay.must_ask = True
                     break
-                decision = _of_message(decision, method, data[header:header_end], stop - header_end)
+                decision = _of_message(decision, data[header:header_end], stop - header_end)
             if decision is not way:
                 if lengths:
                     break
@@ -154,7 +153,7 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                         if lengths:
                             break
                         at += 1
-                        _repeat(relay, channel, producer_key, identity.sequence, early=way is local)
+                        relay.repeats.take(channel, identity.sequence, early=way is local)
                         if relay.watch is not None:
                             relay.watch.repeated(number, method, payload)
                         continue
@@ -230,11 +229,11 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
     return at
 
 
-def _of_message(decision: endpoints.Decision, method: bytes, header: bytes, size: int) -> endpoints.Decision:
+def _of_message(decision: endpoints.Decision, header: bytes, size: int) -> endpoints.Decision:
     """What becomes of one message whose route is not simply LOGGED."""
     if decision is endpoints.LOCAL:
         return decision if _may_be_early(header, size) else endpoints.LOGGED
-    return endpoints.LOGGED if endpoints.names_more(decision, method, header) else decision
+    return endpoints.LOGGED if endpoints.names_more(decision, header) else decision
 
 
 def _may_be_early(header: bytes, size: int) -> bool:
@@ -258,7 +257,7 @@ def _forwarded_early(relay: Relay, channel: Channel, first: int, run: pb.Run) ->
     tag = channel.confirms.forwarded_early(count, first, entry.producer, entry.id_first)
     channel.early.append((first, run))
     relay.replica.progress.early.add(first, first + count - 1)
-    _until_durable(relay, channel, tag, count, first + count - 1, len(entry.frames))
+    until_durable(relay, channel, tag, count, first + count - 1, len(entry.frames))
 
 
 def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, items: list[Item], at: int) -> int:
@@ -341,7 +340,7 @@ def ended_here(relay: Relay, channel: Channel, sequence: int) -> None:
     if not tag:
         return
     if sequence <= relay.replica.progress.safe:
-        _confirm(relay, channel, tag)
+        confirm(relay, channel, tag)
     else:
         relay.until_safe.append((channel, tag, sequence))
         relay.replica.progress.waiting_safe.add(relay)
@@ -359,31 +358,14 @@ def too_large(relay: Relay, channel: Channel, size: int, limit: int) -> None:
     refuse(relay, channel, settling.PRECONDITION_FAILED, text)
 
 
-def _until_durable(relay: Relay, channel: Channel, tag: int, count: int, sequence: int, size: int) -> None:
+def until_durable(relay: Relay, channel: Channel, tag: int, count: int, sequence: int, size: int) -> None:
+    """`count` publishes, the client's from `tag` on, are confirmed when the own stream has everything up to this entry."""
     relay.until_durable.append((channel, tag, tag + count - 1, sequence, size))
     relay.replica.progress.waiting_durable.add(relay)
 
 
-def _repeat(relay: Relay, channel: Channel, producer: str, number: int, *, early: bool) -> None:
-    relay.door.counters["repeats"] += 1
-    if channel.committing is not None:
-        channel.committing.after = max(channel.committing.after, relay.replica.index.dedup.position_of(producer, number) or 0)
-        return
-    tag = channel.confirms.ended_here()
-    if not tag:
-        return
-    sequence = relay.replica.index.dedup.position_of(producer, number)
-    if sequence is None or relay.replica.progress.tracker.is_applied(sequence):
-        _confirm(relay, channel, tag)
-    elif early and sequence in relay.replica.progress.early:
-        _until_durable(relay, channel, tag, 1, sequence, 0)
-        durable_advanced(relay)
-    else:
-        relay.until_applied.append((channel, tag, sequence, number))
-        relay.replica.progress.waiting_applied.add(relay)
-
-
-def _confirm(relay: Relay, channel: Channel, tag: int, ok: bool = True) -> None:
+def confirm(relay: Relay, channel: Channel, tag: int, ok: bool = True) -> None:
+    """A publish that has not gone to the broker is answered."""
     channel.confirms.local.discard(tag)
     relay.confirm(channel, building.ack(channel.number, tag) if ok else building.nack(channel.number, tag), held=ok)
 
@@ -408,7 +390,7 @@ def safe_advanced(relay: Relay) -> None:
     waiting = relay.until_safe
     while waiting and waiting[0][2] <= safe:
         channel, tag, _ = waiting.popleft()
-        _confirm(relay, channel, tag)
+        confirm(relay, channel, tag)
     if waiting:
         relay.replica.progress.waiting_safe.add(relay)
 
@@ -429,31 +411,12 @@ def durable_advanced(relay: Relay) -> None:
         if not is_repeat:
             relay.replica.progress.confirmed_early(sequence, last - first + 1, size)
         if first < last and not (confirms.waiting or relay.held_confirms or confirms.covers_others(last)):
-            confirm = building.ack(channel.number, last, True)
+            answer = building.ack(channel.number, last, True)
         else:
-            confirm = b"".join(building.ack(channel.number, tag) for tag in range(first, last + 1))
-        relay.confirm(channel, confirm, held=False)
+            answer = b"".join(building.ack(channel.number, tag) for tag in range(first, last + 1))
+        relay.confirm(channel, answer, held=False)
     if waiting:
         relay.replica.progress.waiting_durable.add(relay)
-
-
-def applied_advanced(relay: Relay) -> None:
-    """More of the log is in the queues and confirmed: answers repeats."""
-    tracker, dedup = relay.replica.progress.tracker, relay.replica.index.dedup
-    left: deque[tuple[Channel, int, int, int]] = deque()
-    for channel, tag, sequence, number in relay.until_applied:
-        if not tracker.is_applied(sequence):
-            left.append((channel, tag, sequence, number))
-            continue
-        later = dedup.position_of(relay.producer_key, number)
-        if later is not None and not tracker.is_applied(later):  # the first one was refused, and a third has taken its place
-            left.append((channel, tag, later, number))
-        else:
-            # The first one was refused: its ID is free again, and the repeat is refused too.
-            _confirm(relay, channel, tag, dedup.seen(relay.producer_key, number))
-    relay.until_applied = left
-    if left:
-        relay.replica.progress.waiting_applied.add(relay)
 
 
 def selected(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:

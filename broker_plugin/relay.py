@@ -27,6 +27,7 @@ from .headers import Stamps
 from .logins import producer_key
 from .outbox import Outbox
 from .protocol import FROM_BROKER, FROM_CLIENT
+from .repeats import Repeats
 
 if TYPE_CHECKING:
     from .door import Door
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 LEAVE_POLL_S = 0.05
 SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and never tell of the confirm
-STAMP_BYTES_MAX = 80  # what a position adds to a message's headers
 CLOSING_SHARE = 2  # channels that the broker has closed are kept until both sides know, so there may be more than were agreed on
 FEW_QUESTIONS = 16
 
@@ -69,7 +69,7 @@ class Relay(End):
         rights: What the broker has allowed.
         must_ask: Of the next publish the broker has to be asked before anything is done with it.
         renewed: Set when the broker has the client's new secret; None if there was none.
-        until_applied: Repeats: (channel, client's tag, sequence of the first, number in the ID).
+        repeats: Publishes with IDs that are in the log already.
         held_confirms: Confirms that wait until this primary has its expected backups: (channel, frames).
         held_bytes: What those have.
         acked, ack_frames: Acks that `settling.flush` will bring into the log, and to the broker.
@@ -79,6 +79,7 @@ class Relay(End):
         replies: Declarations that wait for the broker's answer, by channel.
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
+        timer: When it ends in any case.
         over: The broker has closed the connection.
         fenced: Another connection goes on under the producer's name.
         watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
@@ -110,12 +111,13 @@ class Relay(End):
         self.broker = broker
         self.user, self.vhost = user, vhost
         self.producer, self.instance = producer, instance
-        self.producer_key = producer_key(user, producer) if producer else ""
+        self.producer_key = producer_key(vhost, user, producer) if producer else ""
         self.id_prefix = f"{producer}/".encode()
         self.peer = peer
         self.may_write = may_write
         self.frame_max_bytes, self.broker_frame_max_bytes = frame_max_bytes, broker_frame_max_bytes
-        self.header_bytes_max = min(broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, door.config.header_bytes_max + STAMP_BYTES_MAX)
+        headers_bytes_max = door.config.header_bytes_max + publishing.POSITION_BYTES_MAX
+        self.header_bytes_max = min(broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, headers_bytes_max)
         self.channels_max, self._broker_channels_max = channels_max, broker_channels_max
         self.channels: dict[int, Channel] = {}
         self._channels_max = CLOSING_SHARE * ((channels_max or frames.CHANNELS_MAX) + 1)
@@ -133,7 +135,7 @@ class Relay(End):
         self.rights = permitting.Rights()
         self.must_ask = False
         self.renewed: asyncio.Event | None = None
-        self.until_applied: deque[tuple[Channel, int, int, int]] = deque()
+        self.repeats = Repeats(self)
         self.held_confirms: list[tuple[Channel, bytes]] = []
         self.held_bytes = 0
         self.acked: dict[QueueKey, list[int]] = {}
@@ -142,6 +144,7 @@ class Relay(End):
         self.replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
+        self.timer: asyncio.TimerHandle | None = None
         self.over = False
         self.fenced = False
         self.alarm = Alarm(self, told_blocked)
@@ -202,7 +205,12 @@ class Relay(End):
         """Runs something that ends with the connection at the latest."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception) and not self.closed:
+            self.from_client.cannot_take(error)
 
     def forget_decisions(self) -> None:
         """What is replicated has changed (a queue was declared or deleted)."""
@@ -303,12 +311,6 @@ class Relay(End):
             publishing.durable_advanced(self)
             self.flow.consider_pausing()
 
-    def applied_advanced(self) -> None:
-        """More of the log is in the queues and confirmed."""
-        if not self.closed:
-            publishing.applied_advanced(self)
-            self.flow.consider_pausing()
-
     def _pump(self) -> None:
         self.outbox.pump()
         self.flow.consider_pausing()
@@ -339,7 +341,7 @@ class Relay(End):
     @property
     def busy(self) -> bool:
         """Whether the client waits for an answer to something that was taken from it."""
-        return bool(self.outbox or self.until_safe or self.until_durable or self.until_applied or self.replies or self.unanswered)
+        return bool(self.outbox or self.until_safe or self.until_durable or self.repeats.waiting or self.replies or self.unanswered)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 
@@ -383,7 +385,8 @@ class Relay(End):
         self.flow.client_gone()
         self._leave_when_done()
         if not self.closed:
-            asyncio.get_running_loop().call_later(self.door.config.drain_timeout_s, self.close)
+            closing.stop_timer(self)
+            self.timer = asyncio.get_running_loop().call_later(self.door.config.drain_timeout_s, self.close)
 
     def _leave_when_done(self) -> None:
         self._leave_if_done()
@@ -399,16 +402,17 @@ class Relay(End):
         if self.closed:
             return
         self.closed = True
+        self.repeats.forget()
         for channel in self.channels.values():
             self.give_back(channel.held)
             closing.abandon(self, channel)
+        closing.stop_timer(self)
         if self.watch is not None:
             self.watch.client_gone()
         closing.no_reply(self)
         for task in self._tasks:
             task.cancel()
         self.replica.progress.waiting_safe.discard(self)
-        self.replica.progress.waiting_applied.discard(self)
         self.replica.progress.waiting_durable.discard(self)
         self.from_client.forget()
         if self.client is not None:

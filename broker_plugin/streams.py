@@ -3,7 +3,8 @@
 Rules:
 - Everything is published through the exchange of this incarnation. A start declares its own first, then deletes the older ones, then publishes
   OPEN and reads up to it: what a killed predecessor still had under way can no longer land.
-- Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always found.
+- Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always found. Where too many starts in a
+  row were cut off before OPEN to find it by going on from the last OPEN, it is deleted, and the next start goes on from that OPEN.
 - Each incarnation consumes, alone, from a queue named as its exchange. A newer one deletes that queue, and so tells the older at once, however
   idle it is. A process whose incarnation was shut out so takes nothing back while the newer one lives (its queue has a consumer).
 - One connection publishes and does nothing else: a broker with an alarm (memory, disk) stops reading from it, and then nothing else would be
@@ -157,7 +158,7 @@ class Streams:
                 young.add(queue)
         if young:
             await asyncio.sleep(YOUNG_STREAM_S)
-        hint = await self._generation_hint(first_s=QUIET_S if self.applied_queue in young else FIRST_S)
+        hint = await self._generation_hint(young=self.applied_queue in young)
         existing = [n for n in range(max(hint, 1), hint + PROBE_MAX) if await self._exists(f"{self._exchange_prefix}{n}")]
         if self.shut_out and any([await self._lives(n) for n in existing if n > self.shut_out]):
             raise LrqError(
@@ -166,15 +167,19 @@ class Streams:
                 retriable=True,
             )
         self.generation = max([hint, *existing]) + 1
+        channel = await connection.channel()
         if self.generation >= hint + PROBE_MAX:
-            raise LrqError(f"{PROBE_MAX} starts in a row left an exchange {self._exchange_prefix}… behind and got no further")
+            await self._shut_out(channel, {*existing, hint} - {0})
+            raise LrqError(
+                f"the {PROBE_MAX - 1} starts before this one were cut off before their OPEN was in the stream '{self.applied_queue}'; the next one "
+                "begins behind the last that was not",
+                todo="look in the log for what ended them",
+                retriable=True,
+            )
         self.exchange = f"{self._exchange_prefix}{self.generation}"
         await self._announce()
-        channel = await connection.channel()
         await channel.exchange_declare(self.exchange, "direct", durable=True)
-        for n in {*existing, hint} - {0}:
-            await channel.exchange_delete(f"{self._exchange_prefix}{n}")
-            await channel.queue_delete(f"{self._exchange_prefix}{n}")
+        await self._shut_out(channel, {*existing, hint} - {0})
         for queue in self._declared:
             await channel.queue_bind(queue, self.exchange, queue)
         await channel.close()
@@ -185,6 +190,12 @@ class Streams:
         self.lost_host = not marks
         self.begins_anew = await self._exists(self._anew_mark)
         self.shut_out = 0
+
+    async def _shut_out(self, channel: Channel, generations: Iterable[int]) -> None:
+        """What these incarnations publish lands nowhere any more, and they are told."""
+        for n in generations:
+            await channel.exchange_delete(f"{self._exchange_prefix}{n}")
+            await channel.queue_delete(f"{self._exchange_prefix}{n}")
 
     async def _declare(self, queue: str, bytes_max: int, segment: int) -> bool:
         """Makes a stream unless it exists; returns whether it is new."""
@@ -267,13 +278,22 @@ class Streams:
         self.shut_out = self.generation
         self._fail("a newer sidecar beside this broker has taken over")
 
-    async def _generation_hint(self, first_s: float) -> int:
+    async def _generation_hint(self, *, young: bool) -> int:
         """The newest generation that an applied record names, read without a barrier: only where to begin to look.
 
         But to begin at the first one, as nothing has come yet, would be to miss an exchange with a higher number than PROBE_MAX: its writer would
         not be shut out, and this start and many after it would fail for a number that was given before.
+
+        Raises:
+            LrqError: The stream is not `young`, gives nothing, and has something: the broker counts that, five seconds late (3.10 and 4.3).
         """
-        records = await self._read_quiet(self.applied_queue, first_s)
+        records = await self._read_quiet(self.applied_queue, QUIET_S if young else FIRST_S)
+        if not (records or young) and (await self._look(self.applied_queue))[0]:
+            raise LrqError(
+                f"the broker has given nothing of the stream '{self.applied_queue}' for {FIRST_S:g} s, and there is something in it",
+                todo="If this stays so, look at the broker's log, and whether its disk is slow",
+                retriable=True,
+            )
         return max((int(headers.get(wire.OPEN, headers.get(wire.GENERATION, 0))) for headers, _ in records), default=0)
 
     async def _read_quiet(self, queue: str, first_s: float) -> list[Record]:

@@ -131,6 +131,8 @@ def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
             raise TlsError(f"{key} is not the key of {certificate}", todo="Replace both") from error
         todo = "Look at them with openssl x509 and openssl pkey"
         raise TlsError(f"{certificate} and {key} hold no certificate and its key in PEM form", todo=todo) from error
+    except OSError as error:  # one has gone since
+        raise _unreadable(f"{certificate} or {key}", error) from error
 
 
 def _load_ca(context: ssl.SSLContext, ca: str) -> None:
@@ -139,6 +141,8 @@ def _load_ca(context: ssl.SSLContext, ca: str) -> None:
         context.load_verify_locations(ca)
     except ssl.SSLError as error:
         raise TlsError(f"{ca} holds no certificate in PEM form", todo="Look at it with openssl x509") from error
+    except OSError as error:  # it has gone since
+        raise _unreadable(ca, error) from error
 
 
 def _readable(file: str) -> None:
@@ -146,5 +150,9 @@ def _readable(file: str) -> None:
         with open(file, "rb"):
             pass
     except OSError as error:
-        todo = "Correct the path, or give the sidecar's user the right to read it"
-        raise TlsError(f"{file} cannot be read: {error.strerror}", todo=todo) from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(files: str, error: OSError) -> TlsError:
+    todo = "Correct the path, or give the sidecar's user the right to read it"
+    return TlsError(f"{files} cannot be read: {error.strerror}", todo=todo)

@@ -170,20 +170,10 @@ def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
         closing.settled(relay, channel)
     if commit.own:
         return b""
-    applied = replica.progress.tracker.is_applied(commit.after)
-    if applied and not replica.holds_confirms:
+    if relay.repeats.are_in(commit.repeats) and not (channel.commit_oks or replica.holds_confirms):
         return None
-    frame = data[item[2] - 7 : item[3] + 1]
-    if applied:
-        relay.confirm(channel, frame)
-    else:
-        relay.spawn(_answer_when_applied(relay, channel, commit.after, frame))
+    relay.repeats.answer_commit(channel, data[item[2] - 7 : item[3] + 1], commit.repeats)
     return b""
-
-
-async def _answer_when_applied(relay: Relay, channel: Channel, sequence: int, frame: bytes) -> None:
-    await relay.replica.progress.wait_applied(sequence)
-    relay.confirm(channel, frame)
 
 
 def rollback_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:

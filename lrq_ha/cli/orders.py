@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.roles import Role
+from lrq_ha.replication.settings import id_of_unnamed
 
 from .nodes import Target, add_command, ask_all, find_targets, named, primary_of, tell
 
@@ -41,10 +43,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "remove",
         "take a silent backup out of the in-sync set",
-        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told.",
-        "",
+        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told. This comes before "
+        "a node is taken out of the configuration for good.",
+        "examples:\n  lrq-ha remove e3\n  lrq-ha remove 3      the node with the id 3, which is not configured any more (`lrq-ha list`: node 3)",
     )
-    remove.add_argument("node", metavar="NODE", help="node to remove")
+    _add_group(remove)
+    remove.add_argument("node", metavar="NODE", help="node to remove; of one that is not configured any more, its id")
     remove.add_argument("--dry-run", action="store_true", help="only say what would happen")
     remove.set_defaults(run=_remove)
 
@@ -131,9 +135,9 @@ def _promote(args: argparse.Namespace) -> int:
 
 def _remove(args: argparse.Namespace) -> int:
     targets = find_targets(args.config, args.dir)
-    target = named(args.node, targets)
-    primary = _primary([other for other in targets if other.group == target.group])
-    print(tell(primary, "remove", {"node": target.name, "dry_run": args.dry_run}))
+    unnamed = id_of_unnamed(args.node) and all(target.name != args.node for target in targets)
+    group = _group(targets, args.group if unnamed else named(args.node, targets).group)
+    print(tell(_leader(group), "remove", {"node": args.node, "dry_run": args.dry_run}))
     return 0
 
 
@@ -189,6 +193,16 @@ def _group(targets: Sequence[Target], group: str | None) -> list[Target]:
     if not found:
         raise LrqError(f"there is no group {group}", todo=f"Known groups: {', '.join(sorted(groups))}")
     return found
+
+
+def _leader(group: Sequence[Target]) -> Target:
+    """The primary, or else a node that takes an epoch: it may wait for the very node that is to be removed."""
+    reports = ask_all(group)
+    if primary_of(group[0].group, reports) is None:
+        for report in reports:
+            if report.status.get("role") == Role.RECOVERING.value and report.status.get("primary") == report.target.name:
+                return report.target
+    return _primary(group)
 
 
 def _primary(group: Sequence[Target]) -> Target:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
 from . import data
@@ -47,10 +48,9 @@ class PublisherApp:
         """Runs until every flight is confirmed."""
         began, turn = time.time(), 0
         while self.confirmed < len(self.bodies):
-            parameters = pika.URLParameters(self.nodes[turn % len(self.nodes)])
+            parameters = _parameters(self.nodes[turn % len(self.nodes)])
             parameters.client_properties = {"lrq_producer": PRODUCER}
-            parameters.heartbeat = 5
-            parameters.socket_timeout = parameters.blocked_connection_timeout = 5
+            parameters.blocked_connection_timeout = 5
             connection = pika.SelectConnection(
                 parameters, on_open_callback=self._opened, on_open_error_callback=self._stop, on_close_callback=self._stop
             )
@@ -133,16 +133,14 @@ class ConsumerApp:
         turn = 0
         while True:
             try:
-                parameters = pika.URLParameters(self.nodes[turn % len(self.nodes)])
-                parameters.heartbeat = 5
-                parameters.socket_timeout = 5
-                connection = pika.BlockingConnection(parameters)
+                connection = pika.BlockingConnection(_parameters(self.nodes[turn % len(self.nodes)]))
                 channel = connection.channel()
                 channel.basic_qos(prefetch_count=PREFETCH)
                 if self._consume(channel):
                     connection.close()
                     break
-            except (AMQPError, OSError, ValueError):  # ValueError: pika's, of a node that dies just after it has taken a connection
+            # ValueError: pika's, of a node that dies just after it has taken a connection; AMQPConnectorException: of one that stands still then.
+            except (AMQPError, AMQPConnectorException, OSError, ValueError):
                 turn += 1
                 time.sleep(RETRY_S)
         numbers = array.array("Q", sorted(self.seen))
@@ -174,9 +172,10 @@ class ConsumerApp:
     def _ack(self, channel: Any, tag: int, held: list[tuple[int, int]], now: float) -> None:
         channel.basic_ack(tag, multiple=True)
         for number, redelivered in held:
-            before = self.seen.setdefault(number, now)
-            if before != now:
-                self.twice.append((number, before, bool(redelivered)))
+            if number in self.seen:
+                self.twice.append((number, self.seen[number], bool(redelivered)))
+            else:
+                self.seen[number] = now
         held.clear()
         if len(self.seen) % 2_000 < ACK_EVERY:
             self._save()
@@ -222,6 +221,13 @@ class LogPublisherApp:
         _write(self.report, {"done": True, "snapshots": snapshots, "transactions": len(ids), "ids": ids, "seconds": seconds})
 
 
+def _parameters(url: str) -> pika.URLParameters:
+    """A node that dies or stands still is to be noticed within seconds."""
+    parameters = pika.URLParameters(url)
+    parameters.heartbeat = parameters.socket_timeout = parameters.stack_timeout = 5
+    return parameters
+
+
 def _write(path: Path, report: dict[str, Any]) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(report))
@@ -229,8 +235,8 @@ def _write(path: Path, report: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """`python -m lrq_ha.demo.apps KIND JSON`: one application."""
-    kind, settings = arguments[0], json.loads(arguments[1])
+    """`python -m lrq_ha.demo.apps KIND`, settings as JSON on stdin, as they hold passwords: one application."""
+    kind, settings = arguments[0], json.load(sys.stdin)
     flights = data.load_flights(Path(settings["flights"]))
     report = Path(settings["report"])
     if kind == "publisher":

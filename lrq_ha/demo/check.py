@@ -87,7 +87,7 @@ def view_digest(url: str, queue: str) -> list[tuple[int, int]]:
 
 
 def received(url: str, queue: str) -> tuple[list[pb.ReceivedTransaction], int]:
-    """The transactions of a receive queue as readers see them, and how many repeats were skipped. Raises ValueError on disorder."""
+    """The transactions of a receive queue as readers see them, and how many repeats were skipped."""
     last, found, repeats = 0, [], 0
     for _, body in read_stream(url, queue):
         for transaction in pb.ReceivedBatch.FromString(body).transactions:

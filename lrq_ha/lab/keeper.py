@@ -184,8 +184,13 @@ def _children() -> list[int]:
     return children
 
 
-def _prepare_child() -> None:
+def end_with_parent() -> None:
+    """For a child process, before it begins: it is killed when the thread that forked it ends, by whatever cause."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prepare_child() -> None:
+    end_with_parent()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

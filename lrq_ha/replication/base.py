@@ -21,7 +21,7 @@ from .log import Acceptance, BatchHeader, LogIndex, LogState, Members
 from .positions import epoch_name, owner_of
 from .remote import RemoteBackup
 from .roles import Role, require_legal
-from .settings import NodeSettings
+from .settings import NodeSettings, unnamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class NodeBase:
     # ---- queries -----------------------------------------------------------------------------------------------------
 
     def name(self, node: int) -> str:
-        return self.settings.names.get(node, f"node {node}")
+        return self.settings.names.get(node, unnamed(node))
 
     def state(self) -> LogState:
         return self.log.state(lost_host=self.lost_host, head=self.head, safe=self.safe)
@@ -144,6 +144,8 @@ class NodeBase:
 
     def write_batch(self, batch: BatchHeader, kind: EntryKind, body: object) -> None:
         """Writes what the log has accepted to the own stream."""
+        if batch.sets:
+            self.log.merge_sets(self.safe, self.settings.sets_kept)
         self._pending.append(Written(batch.last))
         self._effects.append(WriteBatch(batch, kind, body))
 

@@ -292,6 +292,13 @@ class Subscribe:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Stop sending the log to `peer`; it is subscribed again when it has answered a new Lead."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnect:
     """Close the connection to `peer` (it will be opened again) and stop sending to it."""
 
@@ -374,6 +381,7 @@ Effect = (
     | WriteFence
     | Send
     | Subscribe
+    | Unsubscribe
     | Disconnect
     | Ack
     | RefusePush

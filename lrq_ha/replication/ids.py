@@ -112,7 +112,7 @@ class _Forgotten(NamedTuple):
 class Dedup:
     """Which replication IDs are in the log, and where those are that are not completed.
 
-    Producers are keys chosen by the caller (user and announced name). Log positions are sequences of the group's log.
+    Producers are keys chosen by the caller (vhost, user and announced name). Log positions are sequences of the group's log.
     """
 
     def __init__(self) -> None:
@@ -133,6 +133,10 @@ class Dedup:
         """The greatest sequence in the log; 0 for a producer that has none."""
         ids = self._ids.get(producer)
         return ids.last if ids else 0
+
+    def producers(self) -> Iterable[str]:
+        """All that have an ID in the log, or had."""
+        return self._ids
 
     def has_room(self, producer: str, limit: int) -> bool:
         """Whether this producer may log in: it is known, or there are fewer than `limit`. A log that is read is never refused."""

@@ -16,7 +16,22 @@ from enum import Enum
 
 from .base import NodeBase
 from .errors import IllegalEvent
-from .events import Append, CannotSend, EntryKind, Following, Handover, Lead, OpenDoor, PeerAcked, Recover, Recovered, Restart, StepDown, Subscribe
+from .events import (
+    Append,
+    CannotSend,
+    EntryKind,
+    Following,
+    Handover,
+    Lead,
+    OpenDoor,
+    PeerAcked,
+    Recover,
+    Recovered,
+    Restart,
+    StepDown,
+    Subscribe,
+    Unsubscribe,
+)
 from .in_sync import InSyncSet
 from .log import Members, safe_position
 from .positions import epoch_name
@@ -145,10 +160,13 @@ class Leader:
         """Calls a node that answers to follow; who has lost its log, or its end, leaves the set first (R16)."""
         node, remote = self._node, self._node.peers[peer]
         if remote.connected and remote.hello:
+            if remote.subscribed:
+                # From its FENCE to its answer it would refuse a push, and end the connection: it would have to be called once more.
+                self.set.unsubscribe(peer)
+                node.emit(Unsubscribe(peer))
             lost_host = remote.hello.log.lost_host
             if (lost_host or not remote.hello.log.end) and peer in node.log.members:
                 self.set.leaves(peer, "its broker went down" if lost_host else "it was made anew")
-            self.set.unsubscribe(peer)
             remote.called = True
             node.send(peer, Lead(node.leading, peer in node.log.members, node.state()))
 

@@ -231,6 +231,23 @@ class LogIndex:
         """The last set in the log; empty if it has none."""
         return self._sets[-1][1] if self._sets else frozenset()
 
+    def merge_sets(self, upto: int, keep: int) -> None:
+        """Makes one of the oldest sets, of those that were over by `upto`, which is safe.
+
+        All stand in each CHECKPOINT and Hello, and one more comes whenever a node leaves the set or is back. The one that is made of them holds who
+        was in all of them: by R14 it refuses what any of them did. What it refuses beyond that begins before what is safe, and is refused anyway.
+
+        Args:
+            upto: Safe position.
+            keep: So many stay as they are, the newest ones (>= 1).
+        """
+        count = len(self._sets) - keep
+        while count > 1 and self._sets[count][0] > upto:
+            count -= 1
+        if count > 1:
+            in_all = frozenset.intersection(*(members for _, members in self._sets[:count]))
+            self._sets[:count] = [(self._sets[0][0], in_all)]
+
     def in_set_upto(self, node: int) -> int:
         """The last entry at which a set with `node` was in force, as far as this log tells; 0 if there is none. The node has no more of it."""
         upto = self.end

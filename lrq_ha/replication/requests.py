@@ -160,9 +160,10 @@ class Requests:
             return f"{node.name(to)} is not an in-sync backup: wait until it has caught up"
         if node.group_paused:
             return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"
-        silent = self._names(number for number, peer in node.peers.items() if not peer.answers)
+        silent = [number for number, peer in node.peers.items() if not peer.answers]
         if silent:
-            return f"{silent} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it out of the configuration"
+            out = f"out of the {'set with lrq-ha remove, then of the ' if node.log.members.intersection(silent) else ''}configuration"
+            return f"{self._names(silent)} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it {out}"
         return ""
 
     def pause(self, event: PauseRequest, now: float) -> None:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+
+def unnamed(node: int) -> str:
+    """What a node is called that is not configured."""
+    return f"node {node}"
+
+
+def id_of_unnamed(text: str) -> int:
+    """The id of a node that is called so, or by its id alone; 0 if nobody is."""
+    found = re.fullmatch("(?:node )?([0-9]{1,3})", text)
+    return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,7 @@ class NodeSettings:
         expected_backups: So many backups must be in the set before a new primary confirms anything.
         expected_backups_timeout_s: How long it waits for them, from the moment its door opens.
         local_completion: Some publishes are confirmed before they are safe (what an operator is told of a promotion).
+        sets_kept: So many of the log's sets, the newest ones, are told of one by one, older ones as one (LogIndex.merge_sets).
     """
 
     node: int
@@ -40,3 +53,4 @@ class NodeSettings:
     expected_backups: int = 0
     expected_backups_timeout_s: float = 10.0
     local_completion: bool = False
+    sets_kept: int = 64

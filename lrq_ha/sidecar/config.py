@@ -177,7 +177,8 @@ class DoorTable(_Table):
         description="body of one message; the broker has a limit, too",
     )
     unfinished_bytes_max: int = Field(
-        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; who would exceed it is closed"
+        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; past it, of the user that holds "
+        "most, the connection that does is closed"
     )
     transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
     questions_max: int = Field(
@@ -193,14 +194,17 @@ class DoorTable(_Table):
         description="memory for what publishers sent and is not safe yet; past it, or a quarter of log_bytes_max, the door stops reading from them",
     )
     connection_buffer_bytes_max: int = Field(4 << 20, ge=1 << 16, description="bytes on their way to the broker for one client")
-    client_buffer_bytes_max: int = Field(1 << 20, ge=1 << 12, description="bytes on their way to one client; past it nothing more is read for it")
+    client_buffer_bytes_max: int = Field(
+        1 << 20, ge=1 << 12, description="bytes on their way to one client; past it nothing more is read for it, past 16 times as much "
+        "not even for an answer that it waits for"
+    )
     client_buffers_bytes_max: int = Field(
         512 << 20, ge=1 << 20, description="the same of all clients that do not keep up; past it the one that is behind longest is closed"
     )
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
     hold_up_timeout_s: float = Field(
         10.0, gt=0, description="a client that has not read for so long, while others wait for what it has published to be confirmed, is closed; "
-        "so it is where a quarter of the log follows on that"
+        "so it is where a quarter of the log follows on that, or what the client itself waits for stands behind 16 times client_buffer_bytes_max"
     )
     drain_timeout_s: float = Field(30.0, gt=0, description="how long what a vanished client published is still sent to the broker")
     stop_timeout_s: float = Field(10.0, ge=0, description="how long a stop waits for confirms that are under way and for clients to say goodbye")

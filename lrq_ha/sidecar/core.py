@@ -1,14 +1,14 @@
 """The pure core of an incarnation, driven: one event after the other goes in, and its effects are carried out in order, at once.
 
 Rules:
-- No event comes while the effects of another one are carried out. That, and an event that the core does not take, ends the incarnation.
+- No event comes while the effects of another one are carried out. That, an event that the core does not take, and effects that cannot be carried
+  out, ends the incarnation: a core that is left half changed would go on to tell others of what the stream does not have.
 - What the core appends by itself comes after the sequences that the replica has given out already.
 - Nothing goes in before the incarnation is ready, or when it is over.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -21,8 +21,6 @@ from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 
 from .life import Life
-
-log = logging.getLogger("lrq_ha.node")
 
 
 class Core:
@@ -49,20 +47,19 @@ class Core:
         self._feeding = False
 
     def feed(self, event: Event) -> None:
-        """Gives an event to the core and carries out what follows. Never raises for what the core refuses: that ends the incarnation."""
+        """Gives an event to the core and carries out what follows. Never raises: a failure ends the incarnation."""
         if not self._takes():
             return
-        if not isinstance(event, Append) and self._may_append(event):
-            self.replica.flush()  # what the core appends by itself comes after the sequences that were given out already
         try:
+            if not isinstance(event, Append) and self._may_append(event):
+                self.replica.flush()  # what the core appends by itself comes after the sequences that were given out already
             if self._feeding:
                 raise IllegalEvent(f"{type(event).__name__} while the effects of another event are carried out")
             self._feeding = True
             for effect in self.node.handle(event, time.monotonic()):
                 self._carry_out(effect)
-        except IllegalEvent as error:
-            log.error("%s", error)
-            self._life.end(str(error))
+        except Exception as error:
+            self._life.fail(error)
         finally:
             self._feeding = False
 

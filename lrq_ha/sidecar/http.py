@@ -6,7 +6,7 @@
     GET  /queues   names of the receive queues here, a JSON list; 503 if this node is not primary and no in-sync backup: it may lack some
     GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
     POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
-    POST /remove   {"node": "e2", "dry_run": false}
+    POST /remove   {"node": "e2", "dry_run": false}; a node of the set that is not configured any more: "node 3", by its id
     POST /switchover  {"node": "e2", "timeout_s": 30, "force": false, "dry_run": false}; without a node: to any in-sync backup
     POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}
     POST /renew    {"timeout_s": 30, "force": false, "dead_letters_arrived": false, "dry_run": false}: everything live is published again, so that a

@@ -43,6 +43,7 @@ from lrq_ha.replication.events import (
     Send,
     Subscribe,
     Tick,
+    Unsubscribe,
     WriteBatch,
     WriteFence,
 )
@@ -124,6 +125,7 @@ class Incarnation:
             WriteFence: self._log.write_fence,
             Send: self._sending.send,
             Subscribe: self._sending.subscribe,
+            Unsubscribe: self._sending.unsubscribe,
             Disconnect: self._sending.disconnect,
             Ack: self._receiving.ack,
             RefusePush: self._receiving.refuse_push,
@@ -206,6 +208,7 @@ class Incarnation:
             self._sending.start()
             return await self._life.ended()
         finally:
+            self._life.end("this sidecar stops")  # unless it was over: whoever waits for an order is told
             self._core.ready = False
             self._door.host = None
             self._door.block("")
@@ -213,7 +216,7 @@ class Incarnation:
             try:
                 self._door.close_clients(f"node {self._config.node.name} starts again")
             finally:
-                await self._life.stop(self._sending.tasks())
+                await self._life.stop()
                 self._configured.abort()
                 try:
                     if rebuilt and self._log.streams.begins_anew:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 log = logging.getLogger("lrq_ha.node")
 
@@ -38,9 +38,15 @@ class Life:
         if not self._ended.done():
             self._ended.set_result(reason)
 
+    def fail(self, error: BaseException) -> None:
+        """Ends it for an error; one that nobody expected is logged with where it comes from."""
+        if isinstance(error, IllegalEvent) or not isinstance(error, LrqError):
+            log.error("this incarnation fails", exc_info=error)
+        self.end(str(error) or repr(error))
+
     async def ended(self) -> str:
-        """Returns when it is over: why."""
-        return await self._ended
+        """Returns when it is over: why. Who waits here and is cancelled does not end it."""
+        return await asyncio.shield(self._ended)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs a task that goes on no longer than this life."""
@@ -51,19 +57,16 @@ class Life:
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
-            if not isinstance(error, LrqError):
-                log.error("a task failed", exc_info=error)
-            self.end(f"{error}")
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
 
     async def wait(self, task: asyncio.Future[Any], timeout_s: float | None = None) -> None:
         """Returns when the task is done, or this is over, or so much later."""
         await asyncio.wait({task, self._ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
-    async def stop(self, others: Iterable[asyncio.Task[Any]] = ()) -> None:
-        """Cancels every task, and `others`; returns when they are gone."""
-        running = [*self._tasks, *others]
+    async def stop(self) -> None:
+        """Cancels every task; returns when they are gone."""
+        running = list(self._tasks)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -71,7 +71,7 @@ class Orders:
 
     def _over(self) -> str:
         """What an operator is told whose order this incarnation can no longer carry out."""
-        return f"{self._name} has started again meanwhile ({self._life.reason}): see `lrq-ha list` before trying again"
+        return f"{self._name} has stopped or started again meanwhile ({self._life.reason}): see `lrq-ha list` before trying again"
 
     def answered(self, effect: Answer) -> None:
         """The core's answer."""

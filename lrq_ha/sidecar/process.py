@@ -19,6 +19,7 @@ from broker_plugin.client_errors import AuthenticationFailed
 from broker_plugin.door import Door
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
+from lrq_ha.replication.settings import id_of_unnamed
 
 from .config import Config
 from .http import HttpServer
@@ -122,8 +123,10 @@ class Process:
         return await self._running().orders.ask(PromoteRequest(nodes, force, dry_run))
 
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
-        """Takes a node out of the set."""
-        [number] = self._numbers(node)
+        """Takes a node out of the set; one that is not configured any more is named by its id."""
+        number = 0 if node in self._ids else id_of_unnamed(node)
+        if not number:
+            [number] = self._numbers(node)
         return await self._running().orders.ask(RemoveRequest(number, dry_run))
 
     async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:

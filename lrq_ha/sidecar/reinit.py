@@ -20,6 +20,7 @@ from broker_plugin.apply_declarations import unconditional
 from broker_plugin.client_errors import Address, VhostNotFound
 from broker_plugin.definitions import Definitions
 from broker_plugin.endpoints import ROUTING_VHOST
+from broker_plugin.logins import split_key
 from broker_plugin.streams import Streams
 from broker_plugin.vhosts import open_vhost
 from lrq_ha.proto import lrq_pb2 as pb
@@ -96,7 +97,7 @@ def _publishes(run: pb.Enqueues, first: int) -> list[dict[str, Any]]:
 
 
 def _publish(sequence: int, vhost: str, exchange: str, key: str, header: bytes, body: bytes, producer_key: str, number: int) -> dict[str, Any]:
-    user, _, producer = producer_key.rpartition("/")
+    user, producer = split_key(producer_key)
     return {
         "sequence": sequence,
         "kind": "publish",

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from contextlib import aclosing
 
 from broker_plugin import wire
 from broker_plugin.endpoints import ROUTING_VHOST
 from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.events import Disconnect, PeerAcked, PeerConnected, PeerDisconnected, Send, Subscribe
+from lrq_ha.replication.events import Disconnect, PeerAcked, PeerConnected, PeerDisconnected, Send, Subscribe, Unsubscribe
 from lrq_ha.replication.subscription import ReplicatingSubscription, StoredBatch
 
 from .config import Config
@@ -70,10 +69,6 @@ class Sending:
         for link in self.links.values():
             self._life.spawn(link.run())
 
-    def tasks(self) -> Iterator[asyncio.Task[None]]:
-        """Those that read the own stream for a peer."""
-        yield from self._catching_up.values()
-
     def in_flight_bytes(self, peer: int) -> int | None:
         """What a peer was sent and has not acknowledged; None if the log does not go to it."""
         subscription = self._subscriptions.get(peer)
@@ -93,6 +88,10 @@ class Sending:
         start, push_bytes_max = effect.start, self._config.replication.push_bytes_max
         self._subscriptions[effect.peer] = ReplicatingSubscription(start, self._node.log.end, push_bytes_max)
         self._pump(effect.peer)
+
+    def unsubscribe(self, effect: Unsubscribe) -> None:
+        """The log goes to a peer no more."""
+        self._unsubscribe(effect.peer)
 
     def disconnect(self, effect: Disconnect) -> None:
         """Ends the link to a peer; it is opened again."""
@@ -125,7 +124,7 @@ class Sending:
         index = memory.starting_at(subscription.sent + 1)
         if index is None:
             if subscription.sent < self._node.log.end:
-                self._catching_up[peer] = asyncio.get_running_loop().create_task(self._catch_up(peer, subscription))
+                self._catching_up[peer] = self._life.spawn(self._catch_up(peer, subscription))
             return
         link = self.links[peer]
         while index < len(memory) and subscription.has_room():

@@ -1,7 +1,8 @@
 """Reading streams over AMQP 0-9-1 from whichever node takes readers. All I/O of the Spark source is here.
 
 Rules: a stream is consumed with a bounded prefetch and acks for many at once; a consumer is never cancelled with messages under way,
-because the client library would reject them and a stream closes the connection for that (540).
+because the client library would reject them and a stream closes the connection for that (540). A node that does not answer is left: its
+connection is cut with a private method of pika (as pika's own heartbeats do, which would need somebody to send them).
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pika
-from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
@@ -27,12 +29,15 @@ ACK_MESSAGES = 100
 TCP_TIMEOUT_S = 5
 CONNECT_TIMEOUT_S = 10.0  # all nodes in turn, again and again
 ROUND_PAUSE_S = 0.25
+ANSWER_TIMEOUT_S = 10.0  # a node that stands still
 IDLE_TIMEOUT_S = 30.0  # a message that must be there does not come
 TAIL_ROUNDS_MAX = 64  # times the prefetch: more than any chunk holds; bounds the chase after a writer that goes on
-EMPTY_WAIT_S = 1.0  # no message, and the broker counts none either
+EMPTY_WAIT_S = 10.0  # no message, and the broker counts none either: its writer, who tells readers and counts, may be busy with its disk
 POLL_S = 0.05
 NOT_FOUND = 404
 REFUSED = (403, 530)  # ACCESS_REFUSED; NOT_ALLOWED, as for a vhost that does not exist
+# What pika raises instead of a connection. ValueError: of a node that dies just after it has taken one.
+NOT_CONNECTED = (AMQPError, AMQPConnectorException, OSError, ValueError)
 
 
 class ConnectionLost(LrqError):
@@ -81,7 +86,7 @@ class NodeConnection:
                 address = f"{parameters.host}:{parameters.port}"
                 try:
                     return cls(pika.BlockingConnection(parameters), address)
-                except (AMQPError, OSError, ValueError) as error:  # ValueError: pika's, of a node that dies just after it has taken a connection
+                except NOT_CONNECTED as error:
                     answers[address] = _answer(error)
                     hopeless = hopeless and _is_hopeless(error)
             if hopeless or time.monotonic() + ROUND_PAUSE_S >= deadline:
@@ -96,8 +101,9 @@ class NodeConnection:
 
     def close(self) -> None:
         try:
-            self._connection.close()
-        except (AMQPError, OSError):
+            if self._connection.is_open:
+                self.guarded(self._connection.close)
+        except LrqError:
             pass  # it is gone
 
     def count(self, queue: str) -> int:
@@ -128,28 +134,28 @@ class NodeConnection:
     def at(self, queue: str, offset: int) -> Message:
         """The message at `offset`, or the first after it. Raises StreamSilent if there is none."""
         with closing(_Consumer(self, queue, offset, 1)) as consumer:
-            return consumer.next(IDLE_TIMEOUT_S)
+            return consumer.next()
 
-    def read(self, queue: str, offset: int, idle_s: float = IDLE_TIMEOUT_S) -> Generator[Message, None, None]:
+    def read(self, queue: str, offset: int) -> Generator[Message, None, None]:
         """Messages from `offset` on (from the first that is left if that is trimmed), without end.
 
         Raises:
-            StreamSilent: None came for `idle_s` seconds.
-            ConnectionLost: The node went away.
+            StreamSilent: None came for IDLE_TIMEOUT_S.
+            ConnectionLost: The node went away, or stands still.
         """
         with closing(_Consumer(self, queue, offset, PREFETCH_MESSAGES)) as consumer:
             while True:
-                yield consumer.next(idle_s)
+                yield consumer.next()
 
     def _look(self, queue: str, where: str) -> Message | None:
         to_end = where == "last"
         with closing(_Consumer(self, queue, where, PREFETCH_MESSAGES if to_end else 1)) as consumer:
-            if not consumer.wait(EMPTY_WAIT_S) and self.count(queue) == 0:
+            if not consumer.wait(EMPTY_WAIT_S) and self.count(queue) == 0 and not consumer.wait(0):
                 return None
-            found = consumer.next(IDLE_TIMEOUT_S)
+            found = consumer.next()
             for _ in range(TAIL_ROUNDS_MAX if to_end else 0):
                 while consumer.waiting:
-                    found = consumer.next(0)
+                    found = consumer.next()
                 consumer.settle()
                 if not consumer.waiting:
                     break
@@ -168,16 +174,31 @@ class NodeConnection:
         Raises:
             MissingQueue: The queue does not exist.
             QueueRefused: The node does not let us read it.
-            ConnectionLost: The connection is gone.
+            ConnectionLost: The connection is gone; it is cut if the call takes longer than ANSWER_TIMEOUT_S.
         """
         try:
-            return call()
+            with self._time_limit():
+                return call()
         except ChannelClosedByBroker as error:
             if error.reply_code == NOT_FOUND:
                 raise MissingQueue(queue) from error
             raise QueueRefused(queue, self.address, error.reply_text) from error
         except (AMQPError, OSError) as error:
             raise ConnectionLost(self.address, error) from error
+
+    @contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        """Pika itself waits for an answer, or for its turn to write, for as long as the connection stands."""
+        connection = self._connection._impl
+        if connection.is_closed:  # the call says so
+            yield
+            return
+        late = AMQPConnectionError(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+        timer = connection._adapter_call_later(ANSWER_TIMEOUT_S, lambda: connection._terminate_stream(late))
+        try:
+            yield
+        finally:
+            connection._adapter_remove_timeout(timer)
 
 
 class _Consumer:
@@ -212,10 +233,12 @@ class _Consumer:
                 break
         return bool(self.waiting)
 
-    def next(self, idle_s: float) -> Message:
-        """The next message. Raises StreamSilent if none comes within `idle_s` seconds."""
-        if not self.wait(idle_s):
-            raise StreamSilent(self._queue, idle_s, "the next message")
+    def next(self) -> Message:
+        """The next message. Raises StreamSilent if none comes within IDLE_TIMEOUT_S, though the node answers."""
+        if not self.wait(IDLE_TIMEOUT_S):
+            self.settle()
+            if not self.waiting:
+                raise StreamSilent(self._queue, IDLE_TIMEOUT_S, "the next message")
         offset, self._tag, body = self.waiting.popleft()
         self._unacked += 1
         if self._unacked >= ACK_MESSAGES:

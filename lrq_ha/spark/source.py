@@ -1,8 +1,8 @@
 """The data source `lrq` as Spark sees it: options -> ranges (on the driver) -> Arrow record batches (in the workers).
 
 Rules: planning reads a handful of messages, never a queue; a partition is one immutable Range; rows come in the order of the source;
-what Spark gets has exactly the announced schema. A lost connection in mid-range is not an error: the reader goes to whichever node
-takes it then and goes on behind the last position it gave.
+what Spark gets has exactly the announced schema. A lost connection, or a node that stands still, is not an error: planning begins again
+on whichever node takes it then; in mid-range, the reader goes on there behind the last position it gave.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, St
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.routing.chain import TIMESTAMP_US_MAX
-from lrq_ha.spark.amqp import ConnectionLost, NodeConnection
+from lrq_ha.spark.amqp import CONNECT_TIMEOUT_S, ConnectionLost, NodeConnection
 from lrq_ha.spark.errors import NoNode, OptionError, StreamSilent
 from lrq_ha.spark.options import EARLIEST, LATEST, ReadOptions, Sequences, matching, parse_options
 from lrq_ha.spark.ranges import Hint, Message, Range, Selection, Taken, begin, extent, split
@@ -112,41 +112,66 @@ class LrqReader(DataSourceReader):
 def plan(options: ReadOptions) -> list[Range]:
     """The ranges that `options` ask for, as the queues stand now."""
     queues = options.subscribe or _discover(options)
-    with NodeConnection.open(options.nodes, tls_ca=options.tls_ca) as node:
-        for queue in queues:
-            node.count(queue)  # a queue that is missing is named before anything is read
-        extents = [
-            extent(
-                node,
-                queue,
-                _bound(options.starting, queue, "startingOffsets", EARLIEST),
-                _bound(options.ending, queue, "endingOffsets", LATEST),
-                strict=options.fail_on_data_loss,
-            )
-            for queue in queues
-        ]
-        return split(node, [one for one in extents if one is not None], options.min_partitions)
+    patience, timeout_s = _Patience(), CONNECT_TIMEOUT_S
+    while True:
+        try:
+            with NodeConnection.open(options.nodes, timeout_s, options.tls_ca) as node:
+                return _plan(node, queues, options)
+        except (ConnectionLost, StreamSilent) as error:
+            patience.bear(error, "planning again")
+            timeout_s = RECONNECT_TIMEOUT_S
+
+
+def _plan(node: NodeConnection, queues: Sequence[str], options: ReadOptions) -> list[Range]:
+    for queue in queues:
+        node.count(queue)  # a queue that is missing is named before anything is read
+    extents = [
+        extent(
+            node,
+            queue,
+            _bound(options.starting, queue, "startingOffsets", EARLIEST),
+            _bound(options.ending, queue, "endingOffsets", LATEST),
+            strict=options.fail_on_data_loss,
+        )
+        for queue in queues
+    ]
+    return split(node, [one for one in extents if one is not None], options.min_partitions)
 
 
 def read_range(part: Range, options: ReadOptions) -> Iterator[tuple[Message, list[Taken]]]:
     """The messages of a range with the transactions that are its own, from whichever nodes take us in turn."""
-    deadline: float | None = None  # set while nothing comes
+    patience = _Patience()
     while True:
         try:
-            with NodeConnection.open(options.nodes, tls_ca=options.tls_ca) as node, closing(_read_from(node, part, options)) as steps:
+            with (
+                NodeConnection.open(options.nodes, RECONNECT_TIMEOUT_S, options.tls_ca) as node,
+                closing(_read_from(node, part, options)) as steps,
+            ):
                 for message, taken, rest in steps:
-                    deadline = None
+                    if rest is not None and rest.after > part.after:  # else it is where the last node stopped, too
+                        patience = _Patience()
                     yield message, taken
                     if rest is None:
                         return
                     part = rest
-        except (ConnectionLost, NoNode) as error:
-            now = time.monotonic()
-            deadline = deadline or now + RECONNECT_TIMEOUT_S
-            if not error.retriable or now >= deadline:
-                raise
-            _log.warning("%s; going on behind %s of %s", error, part.after, part.queue)
-            time.sleep(RECONNECT_PAUSE_S)
+        except (ConnectionLost, StreamSilent) as error:
+            patience.bear(error, f"going on behind {part.after} of {part.queue}")
+
+
+class _Patience:
+    """With nodes that are lost while nothing is gained."""
+
+    def __init__(self) -> None:
+        self._deadline: float | None = None
+
+    def bear(self, error: ConnectionLost | StreamSilent, then: str) -> None:
+        """Returns after a pause. Raises `error` if nothing has come for too long."""
+        now = time.monotonic()
+        self._deadline = self._deadline or now + RECONNECT_TIMEOUT_S
+        if now >= self._deadline:
+            raise error
+        _log.warning("%s; %s", error, then)
+        time.sleep(RECONNECT_PAUSE_S)
 
 
 def _read_from(

@@ -5,7 +5,8 @@ The rule for readers of a receive queue (see lrq_ha.routing), per queue:
        The base is where the snapshot begins: deltas that came while it was under way are applied after it, older ones are covered by it.
     2. A snapshot that ended after a newer one had begun does not count, nor does one that never ended.
     3. Where the chain starts anew there is a hole before it: deltas from there on wait for the next end marker.
-    4. A snapshot whose beginning was trimmed does not count, for its first rows may be missing.
+    4. A snapshot without its beginning (a start marker, or what restarts the chain) does not count: it was trimmed, or is not
+       part of what was read, and rows may be missing with it.
 Before the first completed snapshot there are no tables: reading any of them then is an error, unless told otherwise.
 
 The frame of entries is used several times: persist it, or fix its endingOffsets, so that all tables show the same moment.
@@ -116,11 +117,9 @@ def _moments(entries: DataFrame, need_snapshot: bool) -> DataFrame:
     is_part = F.col("type").isin(*SNAPSHOT_TYPES)
     position = F.struct("epoch", "sequence")
     begin, end, follower, newest = F.col("_begin"), F.col("_end"), F.col("_next"), F.col("_newest")
-    of_queue = Window.partitionBy("queue")
     is_snapshot = F.col("_request").isNotNull()
-    counts = (
-        is_snapshot & end.isNotNull() & (follower.isNull() | (end < follower)) & (F.col("_restart") | (begin > F.col("_first")))
-    )
+    is_whole = F.col("_marked") | F.col("_restart")  # an empty snapshot has no start marker: it restarts the chain
+    counts = is_snapshot & is_whole & end.isNotNull() & (follower.isNull() | (end < follower))
     hole = is_snapshot & F.col("_restart") & (newest.isNull() | (begin > newest["_begin"]))
     runs = (  # all deltas of a queue, or one of its snapshots; a marker that restarts the chain is the first of its run
         entries.groupBy("queue", F.when(is_part, F.coalesce("request_id", F.lit(""))).alias("_request"))
@@ -128,10 +127,10 @@ def _moments(entries: DataFrame, need_snapshot: bool) -> DataFrame:
             F.min(position).alias("_begin"),
             F.min(F.when(F.col("type") == "LAST_FULL_SYNC_ENTRY", position)).alias("_end"),
             F.min_by("restart", F.struct("epoch", "sequence", "index")).alias("_restart"),
+            F.max((F.col("type") == "SNAPSHOT_SYNC") & F.col("payload").isNull()).alias("_marked"),
         )
-        .withColumn("_first", F.min("_begin").over(of_queue))
         .withColumn("_next", F.lead("_begin").over(Window.partitionBy("queue", is_snapshot).orderBy("_begin")))
-        .withColumn("_newest", F.max(F.when(counts, F.struct("_begin", "_end", "_request"))).over(of_queue))
+        .withColumn("_newest", F.max(F.when(counts, F.struct("_begin", "_end", "_request"))).over(Window.partitionBy("queue")))
     )
     found = runs.groupBy("queue").agg(F.first("_newest").alias("_newest"), F.min(F.when(hole, begin)).alias("_hole"))
     base = newest["_begin"]

@@ -204,7 +204,7 @@ def payloads(data: bytes) -> list[bytes]:
 def test_putting_contents_together_keeps_count(pieces: list[tuple[int, int, bytes]]) -> None:
     """Whatever comes in whatever order: what is held is counted, within its limit, and nothing is counted when all is gone."""
     budget = assembling.Budget(500, "limit")
-    parts = assembling.Assembly(400, budget)
+    parts = assembling.Assembly(400, budget.share("app", lambda _: None))
     for kind, channel, payload in pieces:
         if kind == frames.HEADER and len(payload) % 2:
             payload = headers.header_payload(len(payload))

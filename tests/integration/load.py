@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
+from broker_plugin import wire
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab, LabError
 from lrq_ha.lab.files import python_environment
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 
+#: pika's words for a node that is gone, also in the moment in which it was reached.
+LOST = (AMQPError, AMQPConnectorException, OSError, ValueError)
 PAUSE_MIN_S, PAUSE_MAX_S = 0.02, 0.4
 QUIET_S = 30.0  # so long nothing comes from a queue only if there is nothing more: a machine may stand still, too
 
@@ -36,7 +41,7 @@ def eventually(what: str, done: Callable[[], bool], timeout_s: float = 120.0, *,
         try:
             if done():
                 return
-        except (LrqError, OSError, KeyError, AMQPError):
+        except (LrqError, KeyError, *LOST):
             pass
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {timeout_s:g} s {seen()}")
@@ -70,7 +75,7 @@ class NotInSync(AssertionError):
 _OUT = ("was not in sync", "has heard no primary since it started", "it has not caught up since")
 #: What an operator is told who comes too early, or whose nodes are held up. An order that was not answered in time may be carried out all the same.
 _AGAIN = ("but it answers", "does not answer", "has not answered", "is taking epoch", "no promise from", "stopped answering", "no answer within",
-          "has started again meanwhile", "is not running", "primary already")  # fmt: skip
+          "started again meanwhile", "is not running", "primary already")  # fmt: skip
 KILLS_MAX = 5
 
 
@@ -143,6 +148,26 @@ def all_applied(lab: Lab, *names: str) -> None:
     """Waits until what is in the longest log now is safe and applied on all these nodes. A primary goes on adding entries of its own."""
     end = max(told(lab, name)["end"] for name in names)
     eventually("everything applied", lambda: min(lab.status(name)[key] for name in names for key in ("safe", "applied")) >= end)
+
+
+def applied_records(lab: Lab, name: str) -> list[pb.Applied]:
+    """The applied records in a node's stream."""
+    node = lab.nodes[name]
+    joiner: wire.Joiner[bool] = wire.Joiner()
+    stored = checks.read_stream(node.admin, f"LRQ_APPLIED_{node.group}")
+    whole = (joiner.take(headers, True, body) for headers, body in stored if wire.OPEN not in headers)
+    return [pb.Applied.FromString(found[1]) for found in whole if found is not None]
+
+
+def on_record(lab: Lab, *names: str) -> None:
+    """Waits until what each of these nodes has applied now stands in the record that it starts from; it is written several times a second."""
+    for name in names:
+        applied = told(lab, name)["applied"]
+
+        def stands(name: str = name, applied: int = applied) -> bool:
+            return any(record.applied >= applied for record in applied_records(lab, name)[-1:])
+
+        eventually(f"{applied} in the applied record of {name}", stands)
 
 
 def same_logs(lab: Lab) -> None:
@@ -269,16 +294,42 @@ def promote(lab: Lab, node: str, down: str) -> None:
     eventually("a promotion", done)
 
 
-def switch_over(lab: Lab, node: str) -> None:
-    """Hands over to a node in order; again, if the machine was too slow for the time that this has."""
-    again = ("did not become safe", "is not an in-sync backup", "does not answer", "has not answered", "has started again meanwhile")
+#: Why an order is refused that is given to a machine that is too slow for the time that it has, or is carried out without an answer in time.
+_TOO_SLOW = ("did not become safe", "is not an in-sync backup", "has no in-sync backup", "does not answer", "has not answered", "no answer within",
+             "started again meanwhile", "has no primary that answers", "is primary already", "is not primary")  # fmt: skip
+
+
+def is_too_slow(said: str) -> bool:
+    """Whether an order was refused as a slow machine's are."""
+    return any(words in said for words in _TOO_SLOW)
+
+
+def ordered(lab: Lab, *order: str, over: Callable[[], bool] = lambda: False) -> list[str]:
+    """Gives an order until it is carried out: again, if the machine was too slow for the time that it has.
+
+    Args:
+        over: Whether it has been carried out, though nobody has heard it.
+
+    Returns:
+        What was said to each try.
+    """
+    heard: list[str] = []
 
     def done() -> bool:
-        code, said = command("switchover", node, lab=lab)
-        assert code == 0 or f"{node} is primary already" in said or any(words in said for words in again), said
-        return code == 0 or "is primary already" in said
+        if heard and over():
+            return True
+        code, said = command(*order, lab=lab)
+        heard.append(said)
+        assert code == 0 or is_too_slow(said), said
+        return code == 0
 
-    eventually("a switchover", done)
+    eventually(f"`{order[0]}` to be carried out", done, seen=lambda: heard)
+    return heard
+
+
+def switch_over(lab: Lab, node: str, *options: str) -> list[str]:
+    """Hands over to a node in order. Returns what was said to each try."""
+    return ordered(lab, "switchover", node, *options, over=lambda: lab.primary(lab.nodes[node].group) == node)
 
 
 def renew(lab: Lab, *arguments: str) -> str:

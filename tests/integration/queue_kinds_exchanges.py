@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from load import eventually
-from queue_stage import RUN, Kind, Site, Stage, kind
+from queue_stage import Kind, Site, Stage, kind
 
 
 @kind
 class AlternateExchange(Kind):
     """What an exchange cannot route goes where it went before."""
 
-    exchange = f"alternate-of-{RUN}"
-
     def prepare(self, at: Stage) -> None:
+        self.exchange = at.door.named("alternate-of")
         self.name = at.door.declare("alternate", exchange="alternate")
         self.bound = at.door.declare("not-alternate")
         channel = at.door.channel()
-        channel.exchange_declare(self.exchange, "direct", durable=True, arguments={"alternate-exchange": f"alternate-{RUN}"})
+        channel.exchange_declare(self.exchange, "direct", durable=True, arguments={"alternate-exchange": at.door.named("alternate")})
         channel.queue_bind(self.bound, self.exchange, "known")
         channel.connection.close()
         at.door.publish("unknown", range(5), self.exchange)
@@ -36,9 +35,8 @@ class AlternateExchange(Kind):
 class AutoDeleteExchange(Kind):
     """It is there after the failover, and goes with its last binding then."""
 
-    exchange = f"auto-delete-{RUN}"
-
     def prepare(self, at: Stage) -> None:
+        self.exchange = at.door.named("auto-delete")
         self.name = at.door.declare("of-auto-delete")
         channel = at.door.channel()
         channel.exchange_declare(self.exchange, "topic", durable=True, auto_delete=True)

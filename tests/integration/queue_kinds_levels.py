@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pika
-from load import eventually
-from queue_stage import RUN, Kind, Site, Stage, kind
+from load import QUIET_S, eventually
+from queue_stage import Kind, Site, Stage, kind
 
 
 @kind
@@ -17,7 +17,7 @@ class Configuration(Kind):
 
     def prepare(self, at: Stage) -> None:
         what = f"configuration-{self.type}"
-        self.exchange = f"{what}-{RUN}"
+        self.exchange = at.door.named(what)
         self.other = at.door.declare(f"beside-{what}", exchange=what)
         self.name = at.door.declare(what, self.type, exchange=what, lrq_replicate="configuration", max_length=1_000)
         if self.type == "stream":
@@ -49,7 +49,7 @@ class ConfigurationStream(Configuration):
     type = "stream"
 
     def prepare(self, at: Stage) -> None:
-        self.exchange = f"configuration-stream-{RUN}"
+        self.exchange = at.door.named("configuration-stream")
         self.other = at.door.declare("beside-configuration-stream", exchange="configuration-stream")
         self.name = at.door.declare("configuration-stream", "stream", exchange="configuration-stream", lrq_replicate="configuration")
         time.sleep(1.5)  # one that is younger is gone with its broker (RabbitMQ's own)
@@ -61,7 +61,7 @@ class ConfigurationStream(Configuration):
         channel = door.channel()
         channel.basic_qos(prefetch_count=10)
         found = []
-        for method, _, body in channel.consume(self.name, arguments={"x-stream-offset": "first"}, inactivity_timeout=5):
+        for method, _, body in channel.consume(self.name, arguments={"x-stream-offset": "first"}, inactivity_timeout=QUIET_S):
             if method is None:
                 break
             found.append(int(body))
@@ -100,9 +100,8 @@ class ConfigurationOfDeadLetters(Kind):
 class ConfigurationBehindAnAutoDeleteExchange(Kind):
     """The exchange would go with its last binding; on a backup there is none."""
 
-    exchange = f"auto-delete-configuration-{RUN}"
-
     def prepare(self, at: Stage) -> None:
+        self.exchange = at.door.named("auto-delete-configuration")
         self.name = at.door.declare("behind-auto-delete", lrq_replicate="configuration")
         channel = at.door.channel()
         channel.exchange_declare(self.exchange, "fanout", durable=True, auto_delete=True)
@@ -120,7 +119,7 @@ class LevelNone(Kind):
     """Nothing of it is on the backup. Its level is: declared anew, it is as it was."""
 
     def prepare(self, at: Stage) -> None:
-        self.exchange = f"level-none-{RUN}"
+        self.exchange = at.door.named("level-none")
         self.other = at.door.declare("beside-level-none", exchange="level-none")
         self.name = at.door.declare("level-none", exchange="level-none", lrq_replicate="none")
         at.door.publish(self.name, range(5))
@@ -145,7 +144,7 @@ class AutoDeleteAsked(Kind):
     """It is there with its messages, and goes with its last consumer on the new primary."""
 
     def prepare(self, at: Stage) -> None:
-        self.name = f"auto-delete-asked-{RUN}"
+        self.name = at.door.named("auto-delete-asked")
         self.declare(at.door)
         at.door.publish(self.name, range(20))
         assert at.door.get(self.name, 5) == list(range(5))
@@ -169,7 +168,7 @@ class AutoDeleteAskedAndLeft(Kind):
     """It went with its last consumer before the failover, and stays gone."""
 
     def prepare(self, at: Stage) -> None:
-        self.name = f"auto-delete-left-{RUN}"
+        self.name = at.door.named("auto-delete-left")
         channel = at.door.channel()
         channel.queue_declare(self.name, auto_delete=True, arguments={"x-lrq-replicate": "all"})
         for number in range(3):

@@ -6,9 +6,9 @@ import time
 
 import pika
 import pytest
-from load import eventually
+from load import QUIET_S, eventually
 from pika.exceptions import ChannelClosedByBroker
-from queue_stage import RUN, Kind, Site, Stage, kind
+from queue_stage import Kind, Site, Stage, kind
 
 
 @kind
@@ -39,7 +39,7 @@ class DropHeadOfAPriorityQueue(Kind):
         arguments = {"max_priority": 3, "max_length": 5}
         self.name = at.door.declare("priority-ring", **arguments)
         channel = at.broker.channel()
-        twin = f"twin-{RUN}"
+        twin = at.door.named("twin")
         channel.queue_declare(twin, exclusive=True, arguments={"x-max-priority": 3, "x-max-length": 5})
         for number in range(12):
             at.door.publish(self.name, range(number, number + 1), priority=number % 4)
@@ -152,7 +152,8 @@ class LostByADeliveryLimit(Kind):
         channel = at.door.channel()
         channel.basic_qos(prefetch_count=10)
         seen = []
-        for method, _, body in channel.consume(self.name, inactivity_timeout=20):
+        for method, _, body in channel.consume(self.name, inactivity_timeout=QUIET_S):
+            assert method is not None, seen
             seen.append(int(body))
             if body == b"0":
                 channel.basic_reject(method.delivery_tag, requeue=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from load import eventually
-from queue_stage import RUN, Kind, Site, Stage, kind
+from queue_stage import Kind, Site, Stage, kind
 
 
 @kind
@@ -85,7 +85,7 @@ class DeletedByAnOperator(Kind):
 
     def check(self, door: Site) -> None:
         assert door.depth(self.name) == -1
-        door.declare(self.name.removesuffix(f"-{RUN}"), "quorum")
+        door.declare(self.name.removesuffix(f"-{door.run}"), "quorum")
         door.publish(self.name, range(1))
         assert door.content(self.name) == [0]
 
@@ -120,15 +120,15 @@ class DeletedByAnOperatorAndBoundAnew(Kind):
 
     def prepare(self, at: Stage) -> None:
         self.name = at.door.declare("bound", exchange="bound")
-        at.door.publish("", range(10), exchange=f"bound-{RUN}")
+        at.door.publish("", range(10), exchange=at.door.named("bound"))
         eventually("the backup to have them", lambda: at.backup.depth(self.name) == 10)
         at.broker.channel().queue_delete(self.name)
         eventually("the backup to delete it", lambda: not at.backup.has(self.name))
         at.door.declare("bound", exchange="bound")
-        at.door.publish("", range(10, 13), exchange=f"bound-{RUN}")
+        at.door.publish("", range(10, 13), exchange=at.door.named("bound"))
 
     def check(self, door: Site) -> None:
-        door.publish("", range(13, 14), exchange=f"bound-{RUN}")
+        door.publish("", range(13, 14), exchange=door.named("bound"))
         assert door.content(self.name) == [10, 11, 12, 13]
 
 
@@ -136,7 +136,7 @@ class DeletedByAnOperatorAndBoundAnew(Kind):
 class PurgedBehindAnExchange(Kind):
     def prepare(self, at: Stage) -> None:
         self.name = at.door.declare("purged-bound", exchange="purged-bound")
-        at.door.publish("", range(10), exchange=f"purged-bound-{RUN}")
+        at.door.publish("", range(10), exchange=at.door.named("purged-bound"))
         eventually("the backup to have them", lambda: at.backup.depth(self.name) == 10)
         at.broker.channel().queue_purge(self.name)
 
@@ -153,9 +153,9 @@ class UnboundByAnOperator(Kind):
 
     def prepare(self, at: Stage) -> None:
         self.name = at.door.declare("unbound", exchange="unbound")
-        at.door.publish("", range(5), exchange=f"unbound-{RUN}")
-        at.broker.channel().queue_unbind(self.name, f"unbound-{RUN}")
-        at.door.publish("", range(5, 10), exchange=f"unbound-{RUN}")
+        at.door.publish("", range(5), exchange=at.door.named("unbound"))
+        at.broker.channel().queue_unbind(self.name, at.door.named("unbound"))
+        at.door.publish("", range(5, 10), exchange=at.door.named("unbound"))
         assert at.broker.depth(self.name) == 5
 
     def check(self, door: Site) -> None:

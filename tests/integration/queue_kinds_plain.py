@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from load import eventually
-from queue_stage import RUN, Kind, Site, Stage, kind
+from load import QUIET_S, eventually
+from queue_stage import Kind, Site, Stage, kind
 
 
 class _Plain(Kind):
@@ -72,7 +72,7 @@ class Stream(Kind):
         channel = door.channel()
         channel.basic_qos(prefetch_count=10)
         found = []
-        for method, properties, body in channel.consume(self.name, arguments={"x-stream-offset": "first"}, inactivity_timeout=5):
+        for method, properties, body in channel.consume(self.name, arguments={"x-stream-offset": "first"}, inactivity_timeout=QUIET_S):
             if method is None:
                 break
             found.append((int(body), properties.headers["x-stream-offset"]))
@@ -111,11 +111,11 @@ class SingleActiveConsumer(Kind):
                         channel.connection.process_data_events(0.2)
                 return len(got[at]) == 2
 
-            eventually("the first consumer to get its two", lambda: arrived(0), 20, seen=lambda: got)
+            eventually("the first consumer to get its two", lambda: arrived(0), seen=lambda: got)
             second.connection.process_data_events(0.5)
             assert got == {0: [0, 1], 1: []}, f"the first alone is active: {got}"
             first.connection.close()
-            eventually("the second to take over", lambda: arrived(1), 20, seen=lambda: got)
+            eventually("the second to take over", lambda: arrived(1), seen=lambda: got)
         finally:  # a second try of this test finds the queue as the first did
             for channel in (first, second):
                 if channel.connection.is_open:
@@ -127,7 +127,7 @@ class Exclusive(Kind):
     """This connection's own: gone with it, and may be declared anew."""
 
     def prepare(self, at: Stage) -> None:
-        self.name = f"exclusive-{RUN}"
+        self.name = at.door.named("exclusive")
         self.channel = at.door.channel()
         self.channel.queue_declare(self.name, exclusive=True)
         at.door.publish(self.name, range(1))
@@ -144,7 +144,7 @@ class Exclusive(Kind):
 @kind
 class AutoDelete(Kind):
     def prepare(self, at: Stage) -> None:
-        self.name = f"auto-{RUN}"
+        self.name = at.door.named("auto")
         self.channel = at.door.channel()
         self.channel.queue_declare(self.name, auto_delete=True)
         self.channel.basic_consume(self.name, lambda *_: None)
@@ -230,7 +230,7 @@ class DeadLettersInAChain(Kind):
 
     def prepare(self, at: Stage) -> None:
         self.third = at.door.declare("chain-3")
-        self.second = at.door.declare("chain-2", dead_letter_exchange="", dead_letter_routing_key=self.third, message_ttl=3_000)
+        self.second = at.door.declare("chain-2", dead_letter_exchange="", dead_letter_routing_key=self.third, message_ttl=30_000)
         self.name = at.door.declare("chain-1", dead_letter_exchange="", dead_letter_routing_key=self.second, message_ttl=500)
         at.door.publish(self.name, range(12))
         assert at.door.take(self.second, 3) == [0, 1, 2]
@@ -251,12 +251,12 @@ class RetryLoop(Kind):
     primary dies, it goes the rest of the way on the new primary.)"""
 
     def prepare(self, at: Stage) -> None:
-        waiting = f"retry-wait-{RUN}"
+        waiting = at.door.named("retry-wait")
         self.name = at.door.declare("retry", "quorum", dead_letter_exchange="", dead_letter_routing_key=waiting)
         self.waiting = at.door.declare("retry-wait", dead_letter_exchange="", dead_letter_routing_key=self.name, message_ttl=500)
         at.door.publish(self.name, range(6))
         channel = at.door.channel()
-        for method, properties, body in channel.consume(self.name, inactivity_timeout=20):
+        for method, properties, body in channel.consume(self.name, inactivity_timeout=QUIET_S):
             assert method is not None
             tries = next((d["count"] for d in (properties.headers.get("x-death") or ()) if d["queue"] == self.name), 0)
             if int(body) < 2 and tries >= 2:
@@ -283,12 +283,12 @@ class ExpiresUsed(Kind):
     type = "classic"
 
     def prepare(self, at: Stage) -> None:
-        self.name = at.door.declare(f"expires-used-{self.type}", self.type, expires=3_000)
+        self.name = at.door.declare(f"expires-used-{self.type}", self.type, expires=10_000)
         self.channel = at.door.channel()
         self.channel.basic_qos(prefetch_count=1)
         self.channel.basic_consume(self.name, lambda *_: None)
         at.door.publish(self.name, range(5))
-        self.until = time.monotonic() + 7
+        self.until = time.monotonic() + 20
 
     def before(self, at: Stage) -> bool:
         self.channel.connection.process_data_events(0)

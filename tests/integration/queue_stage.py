@@ -10,20 +10,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError
 
-RUN = f"{time.time_ns()}"
+from lrq_ha.lab import Lab
 
 
 @dataclass
 class Site:
-    """A broker or a door, as a client sees it."""
+    """A broker or a door, as a client sees it. `run`: ends every name of this try."""
 
     url: str
+    run: str
+
+    def named(self, name: str) -> str:
+        return f"{name}-{self.run}"
 
     def channel(self, *, confirms: bool = True) -> BlockingChannel:
         parameters = pika.URLParameters(self.url)
@@ -35,13 +40,13 @@ class Site:
 
     def declare(self, queue: str, kind: str = "classic", *, exchange: str = "", **arguments: Any) -> str:
         """Declares `queue` of this run and binds it to a fanout `exchange` of this run, if any. Returns its whole name."""
-        name = f"{queue}-{RUN}"
+        name = self.named(queue)
         channel = self.channel()
         table = {"x-queue-type": kind, **{f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}}
         channel.queue_declare(name, durable=True, arguments=table)
         if exchange:
-            channel.exchange_declare(f"{exchange}-{RUN}", "fanout", durable=True)
-            channel.queue_bind(name, f"{exchange}-{RUN}")
+            channel.exchange_declare(self.named(exchange), "fanout", durable=True)
+            channel.queue_bind(name, self.named(exchange))
         channel.connection.close()
         return name
 
@@ -159,6 +164,12 @@ class Stage:
     broker: Site
     backup: Backup
     ctl: Callable[..., str]
+
+    @classmethod
+    def of(cls, lab: Lab, primary: str, backup: str) -> Self:
+        run, nodes = f"{time.time_ns()}", lab.nodes
+        broker, other = Site(nodes[primary].broker, run), Backup(nodes[backup].broker, run)
+        return cls(Site(nodes[primary].door, run), broker, other, partial(lab.ctl, primary))
 
 
 class Kind:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pika
-from load import QUIET_S, all_applied, command, consume, depth, eventually, primary_of, told
+from load import QUIET_S, all_applied, command, consume, declare, depth, eventually, primary_of, told
 from pika.exceptions import ChannelClosedByBroker
 
 from broker_plugin import wire
@@ -33,6 +33,17 @@ def publish(lab: Lab, queue: str, numbers: range, *, size: int = 0, exchange: st
         for number in numbers:
             publisher.publish(exchange, queue, b"%d" % number + b" " * size, properties)
         publisher.flush(FLUSH_S)
+
+
+def empty(lab: Lab, primary: str, *backups: str) -> None:
+    """Deletes every queue in vhost /: what a try that failed has left would be renewed, too, or keep a renewal from beginning."""
+    left = {queue for name in (primary, *backups) for queue in lab.ctl(name, "list_queues", "name").split()}
+    for url in (lab.nodes[primary].door, *(lab.nodes[backup].broker for backup in backups)):
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            channel = connection.channel()
+            for queue in left:
+                channel.queue_delete(queue)
+        all_applied(lab, primary, *backups)  # so that on the brokers of the others only what is not replicated is left to delete
 
 
 def peek(url: str, queue: str, count: int) -> list[bytes]:
@@ -60,7 +71,8 @@ def discard(lab: Lab, *backups: str) -> None:
 
 
 def fall_off(lab: Lab, primary: str, *backups: str) -> None:
-    """These backups are away while the beginning of the primary's log is dropped. There is a queue `churn`."""
+    """These backups are away while the beginning of the primary's log is dropped, over a queue `churn`."""
+    declare(lab.nodes[primary].door, "churn")
     end = max(told(lab, backup)["end"] for backup in backups)
     for backup in backups:
         lab.kill(f"{backup}.sidecar")

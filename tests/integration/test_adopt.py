@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import command, depth, eventually, in_sync
+from load import command, depth, eventually, in_sync, primary_of, replace_primary
 
 from lrq_ha.lab import Lab
 
@@ -92,8 +92,7 @@ def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_
     assert f"orders.new: 0 of {MESSAGES} messages adopted (none was without a position)" in said, "it may be repeated"
     for queue, count in (("orders.new", MESSAGES), ("mail", 45), ("mail.dead", 5), ("cache", 0), ("copied", 3), ("copies", 3)):
         eventually(f"{queue} on the backup", lambda queue=queue, count=count: depth(lab.nodes[backup].broker, queue) == count)
-    lab.kill(primary)
-    lab.promote(backup, down=[primary])
+    replace_primary(lab, primary, backup)
     door = lab.nodes[backup].door
     orders = drained(door, "orders.new")
     assert [number for number, _ in orders] == list(range(MESSAGES))
@@ -156,7 +155,7 @@ def test_a_pass_that_does_not_see_everything_fails(pair: Lab, tmp_path: Path) ->
 
 @pytest.mark.one_version("4.3")
 def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
-    door = pair.nodes[str(pair.primary("east"))].door
+    door = pair.nodes[primary_of(pair)].door
     bad = tmp_path / "bad.json"
     for text, said in (("{}", "these are not a broker's definitions"), ("nothing", "these are not a broker's definitions")):
         bad.write_text(text)

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 import pika
 import pytest
 from load import eventually, in_sync, same_logs
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_stage import RUN, Backup, Site, Stage
+from queue_stage import Stage
 
 from lrq_ha.lab import Lab
 
@@ -153,7 +152,7 @@ class Rebound(Case):
 
     def prepare(self, at: Stage) -> None:
         self.first, self.second = (at.door.declare(f"away-bound-{number}") for number in (1, 2))
-        self.exchange = f"away-{RUN}"
+        self.exchange = at.door.named("away")
         channel = at.door.channel()
         channel.exchange_declare(self.exchange, "topic", durable=True)
         channel.queue_bind(self.first, self.exchange, "#")
@@ -179,7 +178,7 @@ class DeclaredAndDeletedInTurn(Case):
     """By two clients, the same name, before, while and after the backup is away."""
 
     def prepare(self, at: Stage) -> None:
-        self.name = f"away-turn-{RUN}"
+        self.name = at.door.named("away-turn")
         self.turn(at)
 
     def turn(self, at: Stage) -> None:
@@ -273,8 +272,7 @@ class Absence:
 
     def __init__(self, pair: Lab) -> None:
         primary, backup = in_sync(pair)
-        door, broker = Site(pair.nodes[primary].door), Site(pair.nodes[primary].broker)
-        self.stage = Stage(door, broker, Backup(pair.nodes[backup].broker), partial(pair.ctl, primary))
+        self.stage = Stage.of(pair, primary, backup)
         self.cases = {name: cls() for name, cls in CASES.items()}
         self.failed: dict[str, BaseException] = {}
         self._each(lambda one: one.prepare(self.stage))

@@ -177,6 +177,44 @@ def test_for_a_client_that_does_not_read_nothing_is_read(lab: Lab, names: tuple[
         publisher.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
 
 
+@pytest.mark.parametrize("cause", ["an alarm", "the log"])
+def test_what_stands_before_an_answer_that_does_not_come_is_bounded(lab: Lab, names: tuple[str, str], cause: str) -> None:
+    """A consumer that reads nothing is given everything, and waits for its broker: for leave to publish, which that does not hear of in an alarm; or
+    for a queue of its own, behind a message that is not safe. It alone is closed.
+    """
+    primary, backup = names
+    url = lab.nodes[primary].door
+    queue, replicated, count = queue_of(lab, primary, lrq_replicate="none"), queue_of(lab, primary), MANY_BYTES // len(BODY)
+    with RawClient(url) as publisher, RawClient(url) as reader, RawClient(url) as client:
+        publisher.open_channel(confirms=True)
+        writer = Writer(publisher, publish(1, queue, BODY), count)
+        assert publisher.confirmed(count, timeout_s=WRITE_TIMEOUT_S) == set()
+        writer.join()
+        reader.open_channel()
+        client.open_channel(confirms=True)
+        asks = building.method_frame(1, commands.Basic.Consume(queue=queue, no_ack=True)) + publish(1, replicated, b"x")
+        if cause == "the log":
+            client.send(publish(1, replicated, b"leave is given"))
+            assert client.confirmed(1) == set()
+            asks += building.method_frame(1, commands.Queue.Declare(exclusive=True))
+        before, most = told(lab, primary), 0
+
+        def closed() -> bool:
+            nonlocal most
+            now = told(lab, primary)
+            most = max(most, now["rss_bytes"])
+            return bool(now["counters"].get("closed_slow", 0) > before["counters"].get("closed_slow", 0))
+
+        with alarm(lab, primary, "memory") if cause == "an alarm" else standing_still(lab, f"{backup}.sidecar"):
+            client.send(asks)
+            eventually("it to be closed", closed, seen=lambda: most - before["rss_bytes"])
+            assert most < before["rss_bytes"] + MEMORY_BYTES
+            reader.send(building.method_frame(1, commands.Basic.Get(queue=replicated)))
+            reader.expect(frames.BASIC_GET_OK, frames.BASIC_GET_EMPTY)
+        publisher.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+        assert told(lab, primary)["counters"]["closed_slow"] == before["counters"].get("closed_slow", 0) + 1
+
+
 def test_what_a_vanished_client_published_is_waited_for_only_so_long(lab: Lab, names: tuple[str, str]) -> None:
     """What is not safe by then was not confirmed, and gets into no queue."""
     primary, backup = names

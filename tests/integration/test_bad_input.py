@@ -29,6 +29,8 @@ from lrq_ha.publisher import Publisher
 
 pytestmark = pytest.mark.broker
 
+PATIENT_S = 600.0
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
@@ -126,12 +128,25 @@ def test_no_vhost_lrq(lab: Lab, tmp_path: Path, group: str) -> None:
         sidecar.becomes("active")
 
 
-@pytest.mark.parametrize("rights", [("", "", ""), (".*", "", ""), (".*", ".*", "")])
+@pytest.mark.parametrize("rights", [("", "", ""), (".*", "", ""), (".*", ".*", ""), (".*", "", ".*")])
 def test_missing_rights(lab: Lab, tmp_path: Path, group: str, rights: tuple[str, str, str]) -> None:
     lab.ctl("e1", "set_permissions", "-p", "lrq", "lrq", *rights)
     with Sidecar(lab, tmp_path, group) as sidecar:
         try:
             sidecar.complains(r"user 'lrq' .*vhost 'lrq'.*: rabbitmqctl set_permissions -p lrq lrq '\.\*' '\.\*' '\.\*'")
+        finally:
+            lab.ctl("e1", "set_permissions", "-p", "lrq", "lrq", ".*", ".*", ".*")
+        sidecar.becomes("active")
+
+
+def test_a_right_is_missing_for_more_starts_than_are_looked_for(lab: Lab, tmp_path: Path, group: str) -> None:
+    """Each left the next one a number. Beyond so many of them no start was tried any more, also when the right was there."""
+    with Sidecar(lab, tmp_path, group) as sidecar:
+        sidecar.becomes("active")  # a start that finds no record waits for one
+    lab.ctl("e1", "set_permissions", "-p", "lrq", "lrq", ".*", "", ".*")
+    with Sidecar(lab, tmp_path, group) as sidecar:
+        try:
+            eventually("so many starts", lambda: bool(re.search("starts before this one|starts in a row", sidecar.said())), PATIENT_S)
         finally:
             lab.ctl("e1", "set_permissions", "-p", "lrq", "lrq", ".*", ".*", ".*")
         sidecar.becomes("active")

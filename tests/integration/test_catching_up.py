@@ -71,7 +71,7 @@ def listed(lab: Lab) -> str:
 
 def test_the_log_is_kept_for_who_is_away_up_to_its_size(lab: Lab) -> None:
     primary, backup = in_sync(lab, applied=True)
-    queue, size = "kept", 60_000
+    queue, size = f"kept-{time.time_ns()}", 60_000
     declare(lab.nodes[primary].door, queue)
     eventually("it to lack nothing", lambda: gauge(lab, primary, backup) == (0, LOG_BYTES_MAX * 7 // 8))
 

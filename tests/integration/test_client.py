@@ -30,7 +30,7 @@ pytestmark = pytest.mark.broker
 
 STREAM = {"x-queue-type": "stream"}
 PATIENCE_S = 120.0  # for what must come, and is not about time: a machine may stand still for half a minute
-BEAT_S = 3  # long enough for a heartbeat to be in time on a machine that is busy
+BEAT_S = 8  # twice that a machine may stand still
 Use = Callable[[Connection], Awaitable[None]]
 
 
@@ -221,43 +221,47 @@ def test_both_sides_close_a_channel_at_once(url: str, loops: Any) -> None:
 
 def test_topology_calls(url: str, loops: Any) -> None:
     async def main(connection: Connection) -> None:
+        queue = f"größe-{time.time_ns()}"
+        there = f"hin-{time.time_ns()}"
+        back = f"her-{time.time_ns()}"
         channel = await connection.channel()
         name, ready, consumers = await channel.queue_declare("", exclusive=True)
         assert name.startswith("amq.gen-")
         assert (ready, consumers) == (0, 0)
-        await channel.queue_declare("größe", arguments={"x-max-length": 100, "x-overflow": "reject-publish"})
-        await channel.exchange_declare("hin", "topic", arguments={"x-note": "é"})
-        await channel.exchange_declare("her", "fanout", durable=False, auto_delete=True)
-        await channel.exchange_declare("hin", passive=True)
-        await channel.queue_bind("größe", "hin", "a.#")
-        await channel.exchange_bind("her", "hin", "b.#")
+        await channel.queue_declare(queue, arguments={"x-max-length": 100, "x-overflow": "reject-publish"})
+        await channel.exchange_declare(there, "topic", arguments={"x-note": "é"})
+        await channel.exchange_declare(back, "fanout", durable=False, auto_delete=True)
+        await channel.exchange_declare(there, passive=True)
+        await channel.queue_bind(queue, there, "a.#")
+        await channel.exchange_bind(back, there, "b.#")
         await channel.confirm_select()
-        channel.publish("hin", "a.b", b"1", {"n": 1, "s": "x"})
-        channel.publish("hin", "a.b", b"2", persistent=False)
+        channel.publish(there, "a.b", b"1", {"n": 1, "s": "x"})
+        channel.publish(there, "a.b", b"2", persistent=False)
         await channel.confirmed()
-        assert (await channel.queue_declare("größe", passive=True))[1] == 2
-        assert await channel.queue_purge("größe") == 2
-        await channel.queue_unbind("größe", "hin", "a.#")
-        await channel.exchange_delete("hin")
-        assert await channel.queue_delete("größe") == 0
+        assert (await channel.queue_declare(queue, passive=True))[1] == 2
+        assert await channel.queue_purge(queue) == 2
+        await channel.queue_unbind(queue, there, "a.#")
+        await channel.exchange_delete(there)
+        assert await channel.queue_delete(queue) == 0
 
     loops(with_connection(url, main))
 
 
 def test_deliveries_and_giving_back(url: str, loops: Any) -> None:
     async def main(connection: Connection) -> None:
+        queue = f"give-{time.time_ns()}"
         channel = await connection.channel()
-        await channel.queue_declare("give")
+        await channel.queue_declare(queue)
         await channel.confirm_select()
         for number in range(4):
-            channel.publish("", "give", b"%d" % number, {"x-lrq-id": f"p/{number}", "note": b"\xff"})
+            channel.publish("", queue, b"%d" % number, {"x-lrq-id": f"p/{number}", "note": b"\xff"})
         await channel.confirmed()
         got: list[tuple[int, bool, str, str, bytes, bytes]] = []
         await channel.qos(2)
-        tag = await channel.consume("give", lambda *delivery: got.append(delivery))
+        tag = await channel.consume(queue, lambda *delivery: got.append(delivery))
         await until(lambda: len(got) == 2)
         assert [d[5] for d in got] == [b"0", b"1"]
-        assert got[0][1:4] == (False, "", "give")
+        assert got[0][1:4] == (False, "", queue)
         assert headers.replication_id(got[1][4]) == b"p/1"
         channel.ack(got[0][0])
         channel.nack(got[1][0], requeue=True)
@@ -268,8 +272,8 @@ def test_deliveries_and_giving_back(url: str, loops: Any) -> None:
         await channel.flow()
         await channel.close()
         channel = await connection.channel()
-        assert (await channel.queue_declare("give", passive=True))[1] == 2
-        await channel.queue_delete("give")
+        assert (await channel.queue_declare(queue, passive=True))[1] == 2
+        await channel.queue_delete(queue)
 
     loops(with_connection(url, main))
 
@@ -305,14 +309,15 @@ def test_a_return_comes_before_its_ack(url: str) -> None:
 
 def test_refused_publishes_are_counted(url: str) -> None:
     async def main(connection: Connection) -> None:
+        queue = f"full-{time.time_ns()}"
         channel = await connection.channel()
-        await channel.queue_declare("full", arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+        await channel.queue_declare(queue, arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
         await channel.confirm_select()
         for _ in range(10):
-            channel.publish("", "full", b"x")
+            channel.publish("", queue, b"x")
             await channel.confirmed()
         assert (channel.answered_to, channel.refused) == (10, 7)
-        await channel.queue_delete("full")
+        await channel.queue_delete(queue)
 
     asyncio.run(with_connection(url, main))
 
@@ -363,11 +368,12 @@ def test_headers_larger_than_its_own_frames(url: str) -> None:
 
 def test_a_stream_is_written_and_read(lab: Lab, loops: Any) -> None:
     async def main(connection: Connection) -> None:
+        stream = f"LRQ_client_test-{time.time_ns()}"
         channel = await connection.channel()
-        await channel.queue_declare("LRQ_client_test", arguments=STREAM)
+        await channel.queue_declare(stream, arguments=STREAM)
         await channel.confirm_select()
         for number in range(1_000):
-            channel.publish("", "LRQ_client_test", b"%d" % number, {"x-lrq-first": str(number)})
+            channel.publish("", stream, b"%d" % number, {"x-lrq-first": str(number)})
         await channel.confirmed()
         got: list[tuple[int, bytes]] = []
 
@@ -381,10 +387,10 @@ def test_a_stream_is_written_and_read(lab: Lab, loops: Any) -> None:
             channel.ack(tag)
 
         await channel.qos(100)
-        await channel.consume("LRQ_client_test", take, arguments={"x-stream-offset": "first"})
+        await channel.consume(stream, take, arguments={"x-stream-offset": "first"})
         await until(lambda: len(got) == 1_000)
         assert got == [(n, b"%d" % n) for n in range(1_000)]
-        await channel.queue_delete("LRQ_client_test")
+        await channel.queue_delete(stream)
 
     loops(with_connection(Address.parse(lab.nodes["c1"].admin, "lrq"), main))
 
@@ -408,21 +414,22 @@ def test_a_callback_that_fails_ends_the_connection(url: str) -> None:
 
 def test_closing_while_publishing_loses_nothing_that_was_sent(url: str, loops: Any) -> None:
     async def main() -> None:
+        queue = f"closing-{time.time_ns()}"
         ends: list[Any] = []
         connection = await opened(url, on_close=ends.append)
         channel = await connection.channel()
-        await channel.queue_declare("closing")
+        await channel.queue_declare(queue)
         for _ in range(20_000):
-            channel.publish("", "closing", b"x" * 200)
+            channel.publish("", queue, b"x" * 200)
         await connection.close()
         assert ends == [None]
         with pytest.raises(ConnectionClosed):
-            channel.publish("", "closing", b"")
+            channel.publish("", queue, b"")
         with pytest.raises(ConnectionClosed):
             await connection.channel()
         connection = await opened(url)
         channel = await connection.channel()
-        assert await channel.queue_delete("closing") == 20_000
+        assert await channel.queue_delete(queue) == 20_000
         await connection.close()
         await connection.close()
 
@@ -464,7 +471,7 @@ def test_a_stalled_broker_is_noticed(lab: Lab, url: str, loops: Any) -> None:
     async def main() -> None:
         ends: list[Any] = []
         connection = await opened(url, heartbeat_s=BEAT_S, on_close=ends.append)
-        await asyncio.sleep(3 * BEAT_S)
+        await asyncio.sleep(2.5 * BEAT_S)
         assert connection.error is None  # heartbeats alone keep it
         lab.stop("c1.broker")
         try:

@@ -5,7 +5,6 @@ Rule: what the door has for the broker waits behind an entry that is not safe, a
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from door_rig import Rig
+from load import told
 from pamqp import commands
 from raw_client import RawClient, publish
 from talk import Talk
@@ -23,7 +23,6 @@ from broker_plugin.headers import field
 from lrq_ha.routing.names import producer_queue
 
 B, C = commands.Basic, commands.Channel
-READ_S = 0.5  # in which the door has read what was sent
 
 
 @contextmanager
@@ -33,6 +32,12 @@ def nothing_gets_safe(rig: Rig) -> Iterator[None]:
         yield
     finally:
         rig.lab.cont(f"{rig.backup}.sidecar")
+
+
+def has_read(rig: Rig) -> None:
+    """The door has read what was sent, when its sidecar has answered."""
+    for _ in range(2):
+        told(rig.lab, rig.primary)
 
 
 def at_the_broker(rig: Rig, queue: str) -> Talk:
@@ -65,7 +70,7 @@ def test_a_delivery_that_crosses_a_recover_goes_back_too(rig: Rig, ask: Any) -> 
             with nothing_gets_safe(rig):
                 talk.publish(other, b"waits")
                 talk.say(ask(True))
-                time.sleep(READ_S)
+                has_read(rig)
                 holder.close()
                 assert [(d.delivery_tag, d.body) for d in talk.deliveries(1)] == [(2, b"1")]
         assert [(d.delivery_tag, d.body) for d in talk.deliveries(2)] == [(3, b"0"), (4, b"1")]
@@ -91,7 +96,7 @@ def test_without_acks_what_crosses_a_recover_comes_once(rig: Rig, how: str) -> N
                 with nothing_gets_safe(rig):
                     talk.publish(other, b"waits")
                     talk.say(B.Recover(True))
-                    time.sleep(READ_S)
+                    has_read(rig)
                     holder.close()
                     talk.quiet()
         else:
@@ -100,7 +105,7 @@ def test_without_acks_what_crosses_a_recover_comes_once(rig: Rig, how: str) -> N
                 talk.say(B.Get(queue=queue, no_ack=True))
                 talk.publish(other, b"waits")
                 talk.say(B.Recover(True))
-                time.sleep(READ_S)
+                has_read(rig)
                 rig.lab.cont(f"{rig.primary}.broker")
                 assert talk.hear(frames.BASIC_GET_OK, frames.BASIC_GET_EMPTY).index == frames.BASIC_GET_EMPTY
         talk.hear(frames.BASIC_RECOVER_OK)
@@ -135,7 +140,7 @@ def test_a_close_of_the_broker_that_crosses_one_of_the_other_side(rig: Rig, by: 
                 else:
                     refused = commands.Exchange.Declare(exchange=rig.name("random"), exchange_type="x-random")
                     client.send(wrong + building.ack(1, tag) + building.method_frame(1, refused))
-                time.sleep(READ_S)
+                has_read(rig)
             finally:
                 rig.lab.cont(f"{rig.primary}.broker")
             client.got.clear()
@@ -222,7 +227,7 @@ def test_a_commit_that_waits_of_a_producer_whose_name_another_one_has_now(rig: R
         older.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
         with nothing_gets_safe(rig):
             older.send(publish(2, other, b"waits") + publish(1, queue, b"older", fields=fields) + building.method_frame(1, commands.Tx.Commit()))
-            time.sleep(READ_S)
+            has_read(rig)
             older.socket.close()
             with RawClient(rig.url, "lrq" if how == "asks" else "/", properties=properties) as newer:
                 newer.open_channel()

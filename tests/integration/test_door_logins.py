@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
+from typing import Any
 
 import pika
 import pytest
@@ -14,9 +16,13 @@ from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, Unroutab
 from raw_client import RawClient, beating, publish
 
 from broker_plugin import building, frames, headers
+from lrq_ha.lab.files import APP_USER, SIDECAR_USER
 from lrq_ha.proto import lrq_pb2 as pb
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+
+
+HEARTBEAT_S = 6
 
 
 def field(key: str, value: str) -> bytes:
@@ -135,6 +141,31 @@ def test_a_repeat_is_confirmed_and_queued_once(rig: Rig) -> None:
             client.send(b"".join(publish(1, queue, b"%d" % i, fields=field("x-lrq-id", f"{producer}/{i}")) for i in ids))
             assert client.confirmed(len(ids)) == set()
     rig.both_hold(queue, [b"1", b"2", b"3", b"4"])
+
+
+def test_a_name_in_two_vhosts_is_two_producers(rig: Rig) -> None:
+    """What the second one published was taken for repeats of the first one's: confirmed, and nowhere."""
+    producer, vhost = rig.name("producer"), f"second-{uuid.uuid4().hex[:6]}"
+    for node in rig.lab.nodes:
+        rig.lab.ctl(node, "add_vhost", vhost)
+        for user in (APP_USER, SIDECAR_USER):
+            rig.lab.ctl(node, "set_permissions", "-p", vhost, user, ".*", ".*", ".*")
+    queue = rig.declare(rig.channel())
+    named: Any = {"lrq_producer": producer}
+    with RawClient(rig.url, properties=named) as one, RawClient(rig.url, vhost, properties=named) as other:
+        other.open_channel()
+        other.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
+        for channel, (client, ids) in enumerate(((one, [1, 2, 1]), (other, [1, 2, 3, 4, 3])), 2):
+            client.open_channel(channel, confirms=True)
+            client.send(b"".join(publish(channel, queue, b"%d" % i, fields=field("x-lrq-id", f"{producer}/{i}")) for i in ids))
+            assert client.confirmed(len(ids)) == set()
+        depth: Any = frames.decode_method(other.call(1, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK))
+        assert depth.message_count == 4
+        rig.both_hold(queue, [b"1", b"2"])
+        answer = rig.channel(vhost="lrq").queue_declare(f"LRQ_Producer_{producer}", passive=True).method
+        assert answer.message_count == 4, "whoever goes on from there repeats a number in no vhost"
+        assert one.closed(), "and what these two have sent goes no further"
+        assert other.closed()
 
 
 def test_a_repeat_of_what_was_refused_is_refused_or_stored(rig: Rig) -> None:
@@ -317,15 +348,15 @@ def test_a_client_that_stops_reading_holds_up_nobody(rig: Rig) -> None:
     body = b"x" * 200_000
     for _ in range(100):
         channel.basic_publish("", queue, body)
-    with RawClient(rig.url, heartbeat_s=3) as client:
+    with RawClient(rig.url, heartbeat_s=HEARTBEAT_S) as client:
         client.open_channel()
         client.call(1, commands.Basic.Consume(queue=queue), frames.BASIC_CONSUME_OK)
         with beating(client):
-            for i in range(9):
+            for i in range(2 * HEARTBEAT_S + 3):
                 channel.basic_publish("", other, b"%d" % i)
                 time.sleep(1)
         client.send(frames.HEARTBEAT_FRAME)  # it has not been closed
-        rig.both_hold(other, [b"%d" % i for i in range(9)])
+        rig.both_hold(other, [b"%d" % i for i in range(2 * HEARTBEAT_S + 3)])
         rss = told(rig.lab, rig.primary)["rss_bytes"]
         assert rss < 400 << 20
     eventually("the messages back", lambda: rig.unacked(rig.primary, queue) == 0)

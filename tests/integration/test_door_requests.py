@@ -44,6 +44,28 @@ def test_requests_are_on_the_backup(rig: Rig) -> None:
             assert [event[0] for event in heard] == told
 
 
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+def test_an_answer_that_names_further_queues(rig: Rig, header: str) -> None:
+    """Who asked hears it, and it is in those queues, on the backup too."""
+    heard = []
+    for url in (rig.broker_url(rig.primary), rig.url):
+        with client(url) as t:
+            t.open(confirms=True)
+            queue = t.queue()
+            t.do(B.Consume(queue=ASK, no_ack=True))
+            t.publish(queue, b"request", reply_to=ASK)
+            asked = t.do(B.Get(queue=queue, no_ack=True))
+            t.publish(asked.properties.reply_to, b"answer", headers={header: [queue]})
+            t.confirms()
+            t.quiet()
+            heard.append([event[3] for event in t.heard[1] if event[0] == "basic.deliver"])
+            if url == rig.url:
+                rig.both_hold(queue, [b"answer"])
+            heard.append(t.do(B.Get(queue=queue, no_ack=True)).body)
+            t.do(commands.Queue.Delete(queue=queue))
+    assert heard == 2 * [[b"answer"], b"answer"]
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_answers_in_a_transaction(rig: Rig, late: bool) -> None:
     """An answer comes once, at the commit, as everything of a transaction."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import command, consume, declare, depth, eventually, in_sync, same_logs, set_up, told
+from load import command, consume, declare, depth, eventually, in_sync, primary_of, same_logs, set_up, told
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Confirm, Publisher
@@ -84,7 +84,7 @@ class Source:
 
     def __init__(self, lab: Lab, queue: str) -> None:
         self.queue = f"{queue}-{time.time_ns()}"
-        declare(lab.nodes[str(lab.primary("east"))].door, self.queue)
+        declare(lab.nodes[primary_of(lab)].door, self.queue)
         self.confirms: list[Confirm] = []
         self.refused: list[int] = []
         self._publisher = Publisher([node.door for node in lab.nodes.values()], self.queue, confirm_timeout_s=200)
@@ -164,4 +164,4 @@ def test_an_alarm_before_the_disk_is_full(lab: Lab, where: str) -> None:
     source.close()
     assert "its broker takes nothing" not in row(lab, full)
     everything_is_there(lab, source)
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary

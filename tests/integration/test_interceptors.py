@@ -166,9 +166,11 @@ def test_consumers(watched: Watched) -> None:
         channel.basic_nack(got[2], requeue=False)
         channel.basic_cancel(tag)
         again = watched.queue()
-        channel.basic_consume(again, lambda *_: None)
+        cancelled: list[str] = []
+        channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
+        ended = channel.basic_consume(again, lambda *_: None)
         channel.queue_delete(again)
-        channel.connection.process_data_events(0.1)
+        eventually("the broker's cancel", lambda: (channel.connection.process_data_events(0.05), cancelled == [ended])[1])
     eventually("the release at the connection's end", lambda: "release" in watched.points(queue))
     events = [event for event in watched.told(queue) if event["point"] not in (*PUBLISHED, "topology", "acquire")]
     assert [event["point"] for event in events if event["point"] not in ("dequeue", "rejected")] == [

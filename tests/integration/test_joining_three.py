@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from history import span
 from load import command, consume, declare, eventually, renew, set_up, take_over, told
-from renewals import DEEP, MIDDLE_S, SMALL_LOG, discard, equal, fall_off, part_of_it, peek, publish
+from renewals import DEEP, MIDDLE_S, SMALL_LOG, discard, empty, equal, fall_off, part_of_it, peek, publish
 from test_three_nodes import all_in_sync, promoted
 from traffic import Load
 
@@ -57,9 +57,9 @@ def part_of_joining(lab: Lab, name: str) -> None:
 def test_a_promotion_in_the_middle_of_it(lab: Lab, kind: str, broker_version: str) -> None:
     """Whoever is promoted goes on with it, and the newcomer joins there."""
     primary, heir, newcomer = all_in_sync(lab, applied=True)
+    empty(lab, primary, heir, newcomer)
     deep, steady = f"deep-{kind}", f"steady-{time.time_ns()}"
     door = lab.nodes[primary].door
-    declare(door, "churn")
     declare(door, steady)
     declare(door, deep, queue_type=kind)
     publish(lab, deep, range(DEEP))
@@ -114,9 +114,9 @@ def test_a_promotion_in_the_middle_of_it(lab: Lab, kind: str, broker_version: st
 def test_two_that_need_it_at_once(lab: Lab) -> None:
     """One renewal serves both, also if one is killed before it begins to join, and one in the middle of joining."""
     primary, one, other = all_in_sync(lab, applied=True)
+    empty(lab, primary, one, other)
     deep, steady = "deep-for-two", f"steady-{time.time_ns()}"
     door = lab.nodes[primary].door
-    declare(door, "churn")
     declare(door, steady)
     declare(door, deep)
     publish(lab, deep, range(DEEP))

@@ -20,9 +20,10 @@ pytestmark = pytest.mark.broker
 
 EPOCH = 257
 BATCHES = 30
+PATIENCE_S = 60.0
 
 
-def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab) -> None:
+def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         confirmed = asyncio.Event()
         left = BATCHES
@@ -52,8 +53,9 @@ def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab) -> None:
                 body = bytes(5 * wire.PART_BYTES_MAX // 2 if number % 7 == 3 else 100)
                 streams.write_batch(BatchHeader(EPOCH, end + 1, end + count, EPOCH if end else 0, EPOCH), body, 0)
                 end += count
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await confirmed.wait()
+            monkeypatch.setattr("broker_plugin.streams.QUIET_S", PATIENCE_S)  # a machine that stands still is no end of a stream
             where = {}
             async with aclosing(streams.batches()) as records:
                 async for offset, batch, _ in records:

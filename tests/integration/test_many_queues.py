@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from load import eventually, in_sync, take_over, write_down
+from load import eventually, in_sync, replace_primary, write_down
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
@@ -105,9 +105,8 @@ def test_many_queues(pair: Lab) -> None:
 
     write_down(pair, primary, backup)  # 3.10
     in_sync(pair)
-    pair.kill(primary)
     began = time.monotonic()
-    take_over(pair, backup, primary)
+    replace_primary(pair, primary, backup)
     tell(pair, "promoted", began)
     recovered = [line for line in pair.nodes[backup].log.read_text().splitlines() if "recovered: epoch taken" in line]
     print(recovered[-1].partition("recovered: ")[2], flush=True)

@@ -12,7 +12,7 @@ from itertools import islice
 
 import pika
 import pytest
-from load import all_applied, consume, depth, eventually, in_sync
+from load import all_applied, consume, depth, eventually, in_sync, replace_primary
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
@@ -113,8 +113,7 @@ def test_a_purge_spares_what_clients_hold(group: Pair, kind: str) -> None:
     group.has(group.primary, queue, 3)
     group.has(group.backup, queue, 4)
     all_applied(group.lab, group.primary, group.backup)
-    group.lab.kill(group.primary)
-    group.lab.promote(group.backup, down=[group.primary])
+    replace_primary(group.lab, group.primary, group.backup)
     door = group.lab.nodes[group.backup].door
     assert sorted(consume(door, queue, 4)) == [1, 2, 10, 11]
     assert depth(door, queue) == 0

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import queue_kinds_exchanges  # noqa: F401 - the cases register themselves
@@ -19,8 +18,8 @@ import queue_kinds_levels  # noqa: F401
 import queue_kinds_limits  # noqa: F401
 import queue_kinds_operator  # noqa: F401
 import queue_kinds_plain  # noqa: F401
-from load import eventually, in_sync
-from queue_stage import KINDS, Backup, Kind, Site, Stage
+from load import eventually, in_sync, replace_primary
+from queue_stage import KINDS, Kind, Site, Stage
 
 from lrq_ha.lab import Lab
 
@@ -42,8 +41,7 @@ class After:
 @pytest.fixture(scope="module")
 def after(pair: Lab) -> Iterator[After]:
     primary, backup = in_sync(pair)
-    door, broker = Site(pair.nodes[primary].door), Site(pair.nodes[primary].broker)
-    stage = Stage(door, broker, Backup(pair.nodes[backup].broker), partial(pair.ctl, primary))
+    stage = Stage.of(pair, primary, backup)
     kinds = {name: cls() for name, cls in KINDS.items()}
     failed: dict[str, str] = {}
 
@@ -69,9 +67,8 @@ def after(pair: Lab) -> Iterator[After]:
         eventually("the backup's queues to be as the primary's", all_there)
     except AssertionError:
         pass
-    pair.kill(primary)
-    pair.promote(backup, down=[primary])
-    door = Site(pair.nodes[backup].door)
+    replace_primary(pair, primary, backup)
+    door = Site(pair.nodes[backup].door, stage.door.run)
     each(lambda one: one.first(door))
     yield After(door, kinds, failed, waiting)
     pair.start(primary)

@@ -305,6 +305,29 @@ def test_who_waits_comes_behind_who_was_there(lab: Lab) -> None:
 
 
 @pytest.mark.one_version("4.3")
+def test_what_a_consumer_has_held_for_too_long_is_not_waited_for(lab: Lab) -> None:
+    """RabbitMQ 4's quorum queues end such a consumer, and have its messages back; the door took them for held for as long as its channel lived."""
+    primary, backup = in_sync(lab, applied=True)
+    door, queue = lab.nodes[primary].door, "overdue"
+    declare(door, queue, queue_type="quorum", consumer_timeout=8_000)
+    publish(lab, queue, range(3))
+    with Taker(door, queue, prefetch=10) as late:
+        for _ in range(3):
+            late.expect(frames.BODY)
+        late.send(building.ack(1, 2))  # in time
+        late.expect(frames.BASIC_CANCEL)
+        late.send(building.ack(1, 3))  # too late for the broker
+        late.call(1, commands.Basic.Qos(), frames.BASIC_QOS_OK)
+        code, said = command("switchover", backup, "--dry-run", lab=lab)
+        assert (code, said.partition("; this")[0]) == (0, f"would hand over to {backup}; consumers hold 0 messages")
+        renew(lab, "--timeout", "60")
+        assert "is moved" in late.answer(frames.CHANNEL_CLOSE).reply_text
+        late.ask(commands.Channel.CloseOk())
+    equal(lab, {queue: 1})
+    assert consume(door, queue, 1) == [0]
+
+
+@pytest.mark.one_version("4.3")
 def test_a_queue_whose_consumers_are_to_finish_is_in_use(lab: Lab) -> None:
     primary, _ = in_sync(lab, applied=True)
     node, queue = lab.nodes[primary], "finishing"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pika
 import pytest
-from load import all_applied, consume, declare, depth, eventually, in_sync
+from load import all_applied, consume, declare, depth, eventually, in_sync, replace_primary
 from pamqp import commands
 from raw_client import RawClient
 from raw_client import publish as publish_frames
@@ -18,6 +18,7 @@ from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
 
+QUIET_S, FIRST_QUIETS = 0.5, 20
 LOOKED_AT_S = 20.0  # the census looks once a second, and tells what it has seen three times
 
 
@@ -35,8 +36,7 @@ class Pair:
 
     def fail_over(self) -> str:
         """SIGKILL of the primary, and the promotion; returns the new primary's door."""
-        self.lab.kill(self.primary)
-        self.lab.promote(self.backup, down=[self.primary])
+        replace_primary(self.lab, self.primary, self.backup)
         return self.lab.nodes[self.backup].door
 
     @property
@@ -83,13 +83,19 @@ def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
 
 
 def read(url: str, stream: str) -> list[int]:
-    """All of a stream."""
+    """All of a stream: it has ended when nothing more comes, though the broker has answered a question meanwhile."""
     channel = channel_to(url)
     channel.basic_qos(prefetch_count=100)
-    found = []
-    for method, _, body in channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=3):
+    found: list[int] = []
+    quiets = 0
+    for method, _, body in channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=QUIET_S):
         if method is None:
-            break
+            quiets += 1
+            if quiets > (1 if found else FIRST_QUIETS):
+                break
+            channel.queue_declare(stream, passive=True)
+            continue
+        quiets = 0
         found.append(int(body))
         channel.basic_ack(method.delivery_tag)
     channel.connection.close()
@@ -102,7 +108,7 @@ def test_what_a_restart_publishes_again_is_read_from_a_stream_once(group: Pair) 
     declare(group.door, stream, queue_type="stream")
     time.sleep(2)
     count, copies = 0, 0
-    while copies == count:  # usually the first time: the applied record is written five times a second
+    while copies <= count:  # usually the first time: the applied record is written five times a second
         assert count < 500
         publish(channel_to(group.door), stream, range(count, count + 50))
         count += 50
@@ -120,7 +126,7 @@ def test_what_is_refused_as_in_doubt_is_read_from_a_stream_once(group: Pair) -> 
     time.sleep(2)
     count, copies = 0, 0
     with RawClient(group.door, properties={"lrq_producer": producer}) as client:
-        while copies == count:  # usually the first time
+        while copies <= count:  # usually the first time
             assert count < 500
             numbers = range(count, count + 50)
             ids = {n: headers.field(b"x-lrq-id", b"%b/%d" % (producer.encode(), n + 1)) for n in numbers}

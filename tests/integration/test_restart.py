@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pika
 import pytest
-from load import consume, declare, depth, eventually, in_sync, primary_of, replace_primary, same_logs, set_up, told
+from load import applied_records, consume, declare, depth, eventually, in_sync, on_record, primary_of, replace_primary, same_logs, set_up, told
 from pamqp import commands
 from pika.exceptions import AMQPError
 from raw_client import RawClient
@@ -49,7 +49,7 @@ def rebuilt(lab: Lab, name: str) -> tuple[int, int]:
 def restart(lab: Lab, name: str) -> tuple[int, int]:
     """SIGKILL of a sidecar, and its next start."""
     before = lab.nodes[name].log.read_text().count("rebuilt: ")
-    time.sleep(1.0)  # the applied record is written several times a second
+    on_record(lab, name)
     lab.kill(f"{name}.sidecar")
     lab.start(f"{name}.sidecar")
     eventually(f"{name} to be rebuilt", lambda: lab.nodes[name].log.read_text().count("rebuilt: ") > before)
@@ -72,11 +72,6 @@ def publish(lab: Lab, queue: str, numbers: range) -> None:
 
 def drain(lab: Lab, queue: str, count: int) -> list[int]:
     return consume(lab.nodes[primary_of(lab)].door, queue, count)
-
-
-def records(lab: Lab, name: str) -> list[bytes]:
-    """The applied records in a node's stream."""
-    return [body for headers, body in checks.read_stream(lab.nodes[name].admin, "LRQ_APPLIED_east") if "x-lrq-open" not in headers]
 
 
 def batches(lab: Lab, name: str) -> list[pb.Batch]:
@@ -123,7 +118,7 @@ def test_a_restart_reads_from_the_last_checkpoint(new_lab: Callable[..., Lab], b
 
 def name_another_place(lab: Lab, name: str, further: int) -> None:
     """Leaves an applied record whose CHECKPOINT is so many records behind where it is."""
-    record = pb.Applied.FromString(records(lab, name)[-1])
+    record = applied_records(lab, name)[-1]
     assert record.HasField("start")
     record.start.offset += further
     connection = pika.BlockingConnection(pika.URLParameters(checks.with_vhost(lab.nodes[name].admin, "lrq")))
@@ -141,7 +136,7 @@ def test_a_record_that_names_another_place_is_not_believed(new_lab: Callable[...
     publish(lab, queue, range(1, MESSAGES + 1))
     _, backup = in_sync(lab, applied=True)
     for round_number, further in enumerate((1, BEYOND_THE_END), 1):
-        time.sleep(1.0)
+        on_record(lab, backup)
         lab.kill(f"{backup}.sidecar")
         name_another_place(lab, backup, further)
         lab.start(f"{backup}.sidecar")
@@ -255,7 +250,7 @@ def test_short_lived_queues_leave_nothing_behind(new_lab: Callable[..., Lab], br
                 channel.queue_delete(queue)
 
     def remembers(name: str) -> set[str]:
-        return {known.queue for known in pb.Applied.FromString(records(lab, name)[-1]).queues}
+        return {known.queue for known in applied_records(lab, name)[-1].queues}
 
     declare(lab.nodes["e1"].door, staying)
     for _ in range(rounds):

@@ -35,6 +35,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield found
 
 
+def fresh(client_name: str) -> str:
+    """One that no try of a test has used before: what came for it then is still there."""
+    return f"{client_name}-{time.time_ns() % 10**10}"
+
+
 class Source:
     """A publisher whose full syncs send `rows`; what it transmits is numbered."""
 
@@ -124,41 +129,41 @@ class Tail:
 
 
 def test_a_full_sync_comes_first_whole_and_marked(lab: Lab) -> None:
-    source = Source(lab, "full", rows=50)
-    follows(lab, "full", "west")
+    source = Source(lab, name := fresh("full"), rows=50)
+    follows(lab, name, "west")
     source.send(5, "west")
     source.finish()
     arrived(lab, "w1", source)
-    found, repeats = received(lab.nodes["w1"].admin, "LRQ_Recv_full_east")
+    found, repeats = received(lab.nodes["w1"].admin, f"LRQ_Recv_{name}_east")
     assert repeats == 0
     request = next(r for r in source.requests if r.destination == "west")
     assert request.request_id
     snapshot, end = found[:-6], found[-6]
     assert {each.type for each in snapshot} == {pb.SNAPSHOT_SYNC}
-    assert [payload for each in snapshot for payload in each.payloads if payload] == [b"full row %d" % number for number in range(50)]
+    assert [payload for each in snapshot for payload in each.payloads if payload] == [b"%s row %d" % (name.encode(), number) for number in range(50)]
     assert end.type == pb.LAST_FULL_SYNC_ENTRY
     assert {each.request_id for each in (*snapshot, end)} == {request.request_id}
     assert {each.type for each in found[-5:]} == {pb.LOG_ENTRY_SYNC}
 
 
 def test_an_unknown_destination_is_refused_with_the_known_ones(lab: Lab) -> None:
-    source = Source(lab, "lost")
+    source = Source(lab, name := fresh("lost"))
     wrong = source.publisher.transmit_log_entry_message(b"x", ["south"])
     mixed = source.publisher.transmit_log_entry_messages([(b"x", ["west"]), (b"y", ["south"])])
     for confirm in (wrong, mixed):
         with pytest.raises(NackedError, match="destination 'south' is not known to group 'east'; known: north, west"):
             confirm.result(120)
-    follows(lab, "lost", "west")
+    follows(lab, name, "west")
     source.send(3, "west")  # what was refused holds nothing up, and nothing of it arrives
     source.finish()
     arrived(lab, "w1", source)
 
 
 def test_two_clients_do_not_mix_and_two_destinations_share_a_payload(lab: Lab) -> None:
-    first, second = Source(lab, "one"), Source(lab, "two")
-    for name in ("one", "two"):
-        follows(lab, name, "west", "north")
-    marker = b"only once " + b"#" * 4000
+    first, second = Source(lab, fresh("one")), Source(lab, fresh("two"))
+    for source in (first, second):
+        follows(lab, source.client_name, "west", "north")
+    marker = b"only once %s " % first.client_name.encode() + b"#" * 4000
     for number in range(50):
         first.send(2, "west", "north")
         second.send(1, "west", "north")
@@ -177,8 +182,8 @@ def test_two_clients_do_not_mix_and_two_destinations_share_a_payload(lab: Lab) -
 
 def test_each_entry_once_and_in_order_through_kills_and_a_promotion(lab: Lab) -> None:
     """While entries flow: the sink's sidecar is killed, then the source's, then the source's primary for good."""
-    source = Source(lab, "kills")
-    follows(lab, "kills", "west")
+    source = Source(lab, name := fresh("kills"))
+    follows(lab, name, "west")
     stop = threading.Event()
     failed: list[BaseException] = []
 
@@ -197,7 +202,7 @@ def test_each_entry_once_and_in_order_through_kills_and_a_promotion(lab: Lab) ->
         payload = source.sent[mark]
         eventually("entries to arrive", lambda: payload in tail.payloads)
 
-    tail = Tail(lab, "w1", "kills")
+    tail = Tail(lab, "w1", name)
     thread = threading.Thread(target=flow)
     thread.start()
     try:
@@ -228,13 +233,13 @@ def test_each_entry_once_and_in_order_through_kills_and_a_promotion(lab: Lab) ->
 
 
 def test_a_sink_that_was_away_catches_up(lab: Lab) -> None:
-    source = Source(lab, "away")
-    follows(lab, "away", "west", "north")
+    source = Source(lab, name := fresh("away"))
+    follows(lab, name, "west", "north")
     source.send(1, "west", "north")
     lab.kill("n1.sidecar")
     source.send(300, "west", "north")
     arrived_at_west = source.sent[-1]
-    eventually("the other site not to wait", lambda: arrived_at_west in deltas(lab, "w1", "away"))
+    eventually("the other site not to wait", lambda: arrived_at_west in deltas(lab, "w1", name))
     lab.start("n1.sidecar")
     source.finish()
     arrived(lab, "n1", source)
@@ -245,8 +250,8 @@ def test_a_sink_that_was_away_catches_up(lab: Lab) -> None:
 
 def test_a_sidecar_that_starts_names_none_of_its_receive_queues_or_all(lab: Lab) -> None:
     """It said that there were none until it had read its log."""
-    source = Source(lab, "named")
-    follows(lab, "named", "west")
+    source = Source(lab, name := fresh("named"))
+    follows(lab, name, "west")
     source.finish()
     url, told = f"{lab.nodes['w1'].http}/queues", []
     lab.kill("w1.sidecar")
@@ -260,4 +265,4 @@ def test_a_sidecar_that_starts_names_none_of_its_receive_queues_or_all(lab: Lab)
         except OSError:
             time.sleep(0.005)
     starting.join()
-    assert "LRQ_Recv_named_east" in told
+    assert f"LRQ_Recv_{name}_east" in told

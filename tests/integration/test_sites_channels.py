@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from load import eventually, told
 from patience import PATIENT_DOOR
-from test_sites import Source, arrived, follows
+from test_sites import Source, arrived, follows, fresh
 
 from broker_plugin.client import Channel, Connection
 from lrq_ha.lab import Lab
@@ -46,7 +46,7 @@ def test_each_session_gets_its_turn(lab: Lab) -> None:
     go = threading.Event()
     epoch = told(lab, "e1")["epoch"]
     try:
-        sources = [Held(lab, f"crowd{number}", go) for number in range(CLIENTS)]
+        sources = [Held(lab, fresh(f"crowd{number}"), go) for number in range(CLIENTS)]
 
         def problems(site: str) -> list[str]:
             return [client["problem"] for client in lab.status("e1")["sessions"][site]["clients"].values() if client["problem"]]

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pika
 import pytest
-from load import depth, eventually, primary_of, set_up, take_over
+from load import depth, eventually, primary_of, set_up, take_over, told
 from patience import PATIENT_DOOR
-from test_sites import Source, arrived, deltas, follows
+from test_sites import Source, arrived, deltas, follows, fresh
 
 from lrq_ha.demo.check import received
 from lrq_ha.lab import Lab
@@ -86,9 +86,10 @@ def snapshot(found: list[pb.ReceivedTransaction]) -> tuple[list[bytes], list[byt
 
 def test_both_ways_at_once(lab: Lab) -> None:
     """Clients of the same name on both sides, through a change of primary on both: each entry once, in order, and none comes back."""
-    east, west = Source(lab, "both", group="east"), Source(lab, "both", group="west")
-    follows(lab, "both", "west", group="east")
-    follows(lab, "both", "east", group="west")
+    both = fresh("both")
+    east, west = Source(lab, both, group="east"), Source(lab, both, group="west")
+    follows(lab, both, "west", group="east")
+    follows(lab, both, "east", group="west")
     for _ in range(100):
         east.send(1, "west")
         west.send(1, "east")
@@ -110,7 +111,7 @@ def test_both_ways_at_once(lab: Lab) -> None:
 @pytest.mark.parametrize("group", ["east", "west"])
 def test_another_primary_in_the_middle_of_a_snapshot(lab: Lab, group: str) -> None:
     """Of the source (east) or of the sink (west): the snapshot is whole and in order, log entries that went on meanwhile are there once."""
-    client_name = f"snapshot-{group}"
+    client_name = fresh(f"snapshot-{group}")
     source = Gated(lab, client_name)
     try:
         assert source.half.wait(240)
@@ -154,9 +155,9 @@ def test_a_full_sync_beside_a_full_queue(lab: Lab) -> None:
             assert all(channel.basic_get(queue)[0] for _ in range(5))
     eventually("the backup to say so", lambda: f"'{queue}' in vhost '/' is full here" in lab.status(backup)["reason"])
     killed = fail_over(lab, "east")
-    source = Source(lab, "beside")
-    follows(lab, "beside", "west")
-    assert "is full here" in lab.status(backup)["reason"]
+    source = Source(lab, name := fresh("beside"))
+    follows(lab, name, "west")
+    assert "is full here" in told(lab, backup)["reason"]
     source.finish()
     with pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].door)) as connection:
         connection.channel().queue_delete(queue)
@@ -166,21 +167,21 @@ def test_a_full_sync_beside_a_full_queue(lab: Lab) -> None:
 
 def test_a_publisher_that_restarts_in_the_middle_of_a_full_sync(lab: Lab) -> None:
     """What the former process had sent of it was in the snapshot, too."""
-    former = Gated(lab, "restarts")
+    former = Gated(lab, name := fresh("restarts"))
     try:
         assert former.half.wait(240)
-        primary, queue = primary_of(lab, "west"), "LRQ_Recv_restarts_east"
+        primary, queue = primary_of(lab, "west"), f"LRQ_Recv_{name}_east"
         eventually("a part of it at the sink", lambda: len(received(lab.nodes[primary].admin, queue)[0]) > ROWS // 2)
         former.finish()
     finally:
         former.go.set()
-    source = Source(lab, "restarts", ROWS)
-    follows(lab, "restarts", "west")
+    source = Source(lab, name, ROWS)
+    follows(lab, name, "west")
     source.send(1, "west")
     source.finish()
     arrived(lab, primary, source)
     rows, behind = snapshot(received(lab.nodes[primary].admin, queue)[0])
-    assert rows == [b"restarts row %d" % number for number in range(ROWS)]
+    assert rows == [b"%s row %d" % (name.encode(), number) for number in range(ROWS)]
     assert behind == source.sent
     assert former.requests[0].request_id != source.requests[-1].request_id
 
@@ -188,22 +189,22 @@ def test_a_publisher_that_restarts_in_the_middle_of_a_full_sync(lab: Lab) -> Non
 def test_a_publisher_that_restarts_while_its_site_is_away(lab: Lab) -> None:
     """It served what the former process had begun, and a new primary of the source, which had not heard of both, took the rows of both."""
     pair(lab, "west")
-    former = Gated(lab, "returns")
+    former = Gated(lab, client_name := fresh("returns"))
     try:
         assert former.half.wait(240)
-        primary, queue = primary_of(lab, "west"), "LRQ_Recv_returns_east"
+        primary, queue = primary_of(lab, "west"), f"LRQ_Recv_{client_name}_east"
         eventually("a part of it at the sink", lambda: len(received(lab.nodes[primary].admin, queue)[0]) > ROWS // 2)
         for name in NODES["west"]:
             lab.kill(f"{name}.sidecar")
         former.finish()
     finally:
         former.go.set()
-    source = Source(lab, "returns", ROWS)
+    source = Source(lab, client_name, ROWS)
     time.sleep(5)  # so that what it has read of, it serves
     killed = fail_over(lab, "east")
     for name in (f"{name}.sidecar" for name in NODES["west"]):
         lab.start(name)
-    follows(lab, "returns", "west")
+    follows(lab, client_name, "west")
     source.send(1, "west")
     source.finish()
     lab.start(killed)
@@ -211,19 +212,19 @@ def test_a_publisher_that_restarts_while_its_site_is_away(lab: Lab) -> None:
     pair(lab, "west")
     arrived(lab, primary, source)
     rows, behind = snapshot(received(lab.nodes[primary].admin, queue)[0])
-    assert rows == [b"returns row %d" % number for number in range(ROWS)]
+    assert rows == [b"%s row %d" % (client_name.encode(), number) for number in range(ROWS)]
     assert behind == source.sent
 
 
 def test_without_a_provider_an_empty_snapshot_comes_first(lab: Lab) -> None:
     doors = [lab.nodes[name].door for name in NODES["east"]]
-    payloads = [b"plain %d" % number for number in range(5)]
-    with Publisher(doors, f"plain-{time.time_ns()}", "plain", confirm_timeout_s=60) as publisher:
+    client_name, payloads = fresh("plain"), [b"plain %d" % number for number in range(5)]
+    with Publisher(doors, f"plain-{time.time_ns()}", client_name, confirm_timeout_s=60) as publisher:
         for payload in payloads:
             publisher.transmit_log_entry_message(payload, ["west"]).result(240)
     for name in NODES["west"]:
-        eventually(f"all at {name}", lambda name=name: deltas(lab, name, "plain") == payloads)
-        found = received(lab.nodes[name].admin, "LRQ_Recv_plain_east")[0]
+        eventually(f"all at {name}", lambda name=name: deltas(lab, name, client_name) == payloads)
+        found = received(lab.nodes[name].admin, f"LRQ_Recv_{client_name}_east")[0]
         kinds = [each.type for each in found]
         assert kinds == [pb.LAST_FULL_SYNC_ENTRY, *[pb.LOG_ENTRY_SYNC] * len(payloads)]
         assert not any(found[0].payloads)
@@ -231,8 +232,8 @@ def test_without_a_provider_an_empty_snapshot_comes_first(lab: Lab) -> None:
 
 def test_a_source_that_was_trimmed_meanwhile(lab: Lab) -> None:
     """The sink is away while RabbitMQ drops what it lacks from the source's view: a full sync, and log entries behind it. Never a silent gap."""
-    source = Source(lab, "trimmed")
-    follows(lab, "trimmed", "west")
+    source = Source(lab, client_name := fresh("trimmed"))
+    follows(lab, client_name, "west")
     source.send(3, "west")
     for name in NODES["west"]:
         arrived(lab, name, source)
@@ -247,19 +248,19 @@ def test_a_source_that_was_trimmed_meanwhile(lab: Lab) -> None:
     for name in NODES["west"]:
         lab.start(f"{name}.sidecar")
     eventually("another full sync", lambda: len(source.requests) == 2)
-    follows(lab, "trimmed", "west")
+    follows(lab, client_name, "west")
     source.send(5, "west")
     source.finish()
     for name in NODES["west"]:
-        eventually(f"the last at {name}", lambda name=name: deltas(lab, name, "trimmed")[-1:] == source.sent[-1:])
-        rows, behind = snapshot(received(lab.nodes[name].admin, "LRQ_Recv_trimmed_east")[0])
-        assert rows == [b"trimmed row %d" % number for number in range(20)]
+        eventually(f"the last at {name}", lambda name=name: deltas(lab, name, client_name)[-1:] == source.sent[-1:])
+        rows, behind = snapshot(received(lab.nodes[name].admin, f"LRQ_Recv_{client_name}_east")[0])
+        assert rows == [b"%s row %d" % (client_name.encode(), number) for number in range(20)]
         assert behind == source.sent[-5:]
 
 
 def test_a_client_that_was_quiet_while_others_sent_much(lab: Lab) -> None:
     """What it had sent last is long dropped from the view when the link comes back. Nothing of it is missing, so no full sync is needed."""
-    quiet, noisy = Source(lab, "quiet"), Source(lab, "noisy")
+    quiet, noisy = Source(lab, fresh("quiet")), Source(lab, fresh("noisy"))
     for source in (quiet, noisy):
         follows(lab, source.client_name, "west")
     quiet.send(1, "west")
@@ -271,13 +272,13 @@ def test_a_client_that_was_quiet_while_others_sent_much(lab: Lab) -> None:
     noisy.send(1, "west")
     noisy.finish()
     primary = primary_of(lab, "west")
-    eventually("the last at the site", lambda: deltas(lab, primary, "noisy")[-1:] == noisy.sent[-1:])
+    eventually("the last at the site", lambda: deltas(lab, primary, noisy.client_name)[-1:] == noisy.sent[-1:])
     time.sleep(1)  # a look at the view's end
     for name in NODES["west"]:
         lab.kill(f"{name}.sidecar")
     for name in NODES["west"]:
         lab.start(f"{name}.sidecar")
-    follows(lab, "quiet", "west")
+    follows(lab, quiet.client_name, "west")
     quiet.send(1, "west")
     quiet.finish()
     for name in pair(lab, "west"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 from late import late
 
+from broker_plugin import streams as streams_module
 from broker_plugin import wire
 from broker_plugin.client import Connection
-from broker_plugin.client_errors import Address
+from broker_plugin.client_errors import Address, ChannelClosed
 from broker_plugin.door import Door
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.streams import APPLIED_RECORD_BYTES_MAX, PROBE_MAX, READ_PREFETCH, Streams
@@ -30,6 +32,7 @@ from lrq_ha.sidecar.view_reader import View
 pytestmark = pytest.mark.broker
 
 LATE_S = 1.0
+COUNTED_S = 120.0
 CONFIG = """\
 [node]
 name = "e1"
@@ -157,7 +160,7 @@ def test_a_backup_is_sent_a_log_whose_stream_has_a_longer_tail_that_was_cut(brok
             await incarnation._log.rebuild()
             incarnation._sending.subscribe(Subscribe(2, 0))
             async with asyncio.timeout(60):
-                await asyncio.gather(*incarnation._sending.tasks())
+                await asyncio.gather(*incarnation._sending._catching_up.values())
         finally:
             await incarnation._life.stop()
             await incarnation._log.streams.close()
@@ -199,6 +202,61 @@ def test_a_start_beside_a_slow_broker_finds_the_generations_before_it(brokers: L
                 await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
         async with late(address, LATE_S) as slow, _opened("hinted", slow) as streams:
             assert streams.generation == PROBE_MAX + 2
+
+    asyncio.run(go())
+
+
+def test_many_starts_that_are_cut_off(brokers: Lab) -> None:
+    """No number is given twice that stands in a stream; and whoever is cut off writes nothing any more."""
+    address, group = Address.parse(brokers.nodes["e1"].admin, "lrq"), f"cut-off-{time.time_ns()}"
+
+    async def start(*, whole: bool) -> int:
+        async with _opened(group, address) as streams:
+            if whole:
+                await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
+            return streams.generation
+
+    async def exists(exchange: str) -> bool:
+        connection = await Connection.open(address)
+        try:
+            await (await connection.channel()).exchange_declare(exchange, passive=True)
+        except ChannelClosed:
+            return False
+        finally:
+            await connection.close()
+        return True
+
+    async def go() -> None:
+        assert [await start(whole=True) for _ in range(3)] == [1, 2, 3]
+        assert [await start(whole=False) for _ in range(PROBE_MAX - 1)] == list(range(4, 3 + PROBE_MAX))
+        with pytest.raises(LrqError, match=f"the {PROBE_MAX - 1} starts before this one were cut off") as caught:
+            await start(whole=True)
+        assert caught.value.retriable
+        assert not await exists(f"LRQ_X_{group}_{2 + PROBE_MAX}")
+        assert [await start(whole=True) for _ in range(2)] == [4, 5]
+
+    asyncio.run(go())
+
+
+def test_a_start_whose_broker_gives_nothing_is_tried_again(brokers: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the first number, which was given before: fifteen starts failed for it. With nothing in the stream, none was given."""
+
+    async def go() -> None:
+        address, group = Address.parse(brokers.nodes["e1"].admin, "lrq"), f"silent-{time.time_ns()}"
+        async with _opened(group, address) as streams:
+            assert streams.generation == 1
+        monkeypatch.setattr(streams_module, "FIRST_S", LATE_S / 10)
+        async with _opened(group, address) as streams:
+            assert streams.generation == 2
+            await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
+            async with asyncio.timeout(COUNTED_S):
+                while not (await streams._look(streams.applied_queue))[0]:
+                    await asyncio.sleep(0.2)
+        async with late(address, LATE_S) as slow:
+            with pytest.raises(LrqError, match=f"the broker has given nothing of the stream 'LRQ_APPLIED_{group}' for") as caught:
+                async with _opened(group, slow):
+                    pass
+        assert caught.value.retriable
 
     asyncio.run(go())
 

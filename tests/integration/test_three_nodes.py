@@ -97,7 +97,7 @@ def promoted(lab: Lab, candidates: Sequence[str], down: Sequence[str]) -> str:
             if code == 0:
                 done.append(name)
                 return True
-            assert re.search("answer|longer log|is not running|is over|promise|is taking epoch|has started again", said), said
+            assert re.search("answer|longer log|is not running|is over|promise|is taking epoch|started again meanwhile", said), said
         return False
 
     eventually("a promotion", promote)
@@ -265,6 +265,39 @@ def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -
         confirmed(publish())
     assert bodies(lab.nodes[all_in_sync(lab)[0]].door, queue) == list(range(next(numbers)))
     equal(lab, queue)
+
+
+def test_strict_waits_for_who_is_configured_no_more_until_he_is_removed(strict: Lab) -> None:
+    """It did for ever: no order knew that node any more, and nothing was confirmed."""
+    lab = strict
+    primary, other, third = all_in_sync(lab)
+    configured = {name: lab.nodes[name].config.read_text() for name in (primary, other)}
+    number = re.search(r"(?m)^id = ([0-9]+)$", lab.nodes[third].config.read_text())
+    assert number is not None
+    unnamed = f"node {number[1]}"
+    lab.kill(f"{third}.sidecar")
+    try:
+        for name, text in configured.items():
+            lab.kill(f"{name}.sidecar")
+            without, count = re.subn(rf'\[\[peers\]\]\nname = "{third}"\n(.+\n)+', "", text)
+            assert count == 1
+            lab.nodes[name].config.write_text(without)
+            lab.start(f"{name}.sidecar")
+        eventually("one to wait for him", lambda: any(unnamed in lab.status(name)["reason"] for name in configured))
+        code, said = command("remove", third, lab=lab)
+        assert (code, "no such node in group east" in said) == (1, True), said
+        code, said = command("remove", unnamed, "--group", "east", "--dry-run", lab=lab)
+        assert (code, said) == (0, f"would take {unnamed} out of the set; it must not be promoted before it has rejoined")
+        code, said = command("remove", number[1], "--group", "east", lab=lab)
+        assert (code, said) == (0, f"{unnamed} is removed from the set; do not promote it before it has rejoined")
+        eventually("the others to go on", lambda: any(lab.status(name)["role"] == "active" for name in configured))
+    finally:
+        for name, text in configured.items():
+            lab.nodes[name].config.write_text(text)
+            lab.kill(f"{name}.sidecar")
+            lab.start(f"{name}.sidecar")
+        lab.start(f"{third}.sidecar")
+        all_in_sync(lab)
 
 
 def test_local_completion_waits_for_no_backup(strict: Lab) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pika
 import pytest
-from load import command, consume, declare, depth, eventually, in_sync, renew, switch_over, told
+from load import command, consume, declare, depth, eventually, in_sync, on_record, renew, switch_over, told
 
 from lrq_ha.lab import Lab, brokers
 
@@ -75,7 +75,7 @@ def test_a_vhost_that_is_deleted(lab: Lab) -> None:
     publish(extra, "lost", range(10))
     in_sync(lab, applied=True)
     consume(extra, "lost", 5)
-    time.sleep(1.0)  # that it has had the vhost stands in the applied record, which is written several times a second
+    on_record(lab, backup)  # that it has had the vhost
     lab.kill(f"{backup}.sidecar")
     publish(door, kept, range(10))
     publish(extra, "lost", range(10, 20))

@@ -8,7 +8,7 @@ import pika
 import pytest
 from load import command, consume, declare, depth, eventually, in_sync, primary_of, renew, replace_primary, set_up, told
 from pika.adapters.blocking_connection import BlockingChannel
-from renewals import SMALL_LOG, discard, equal, fall_off, publish
+from renewals import SMALL_LOG, discard, empty, equal, fall_off, publish
 
 from lrq_ha.lab import Lab
 
@@ -22,7 +22,6 @@ def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     lab = Lab({"east": 2}, tmp_path_factory.mktemp("unseen") / "lab", broker_version)
     set_up(lab, f"{SMALL_LOG}backup_timeout_s = 10.0\n")
     with lab:
-        declare(lab.nodes[primary_of(lab)].door, "churn")
         yield lab
 
 
@@ -56,6 +55,7 @@ def test_what_is_held_back_for_a_retry(lab: Lab, broker_version: str, kind: str)
     if broker_version.startswith("3"):
         pytest.skip("RabbitMQ 3 has no delayed retries")
     primary, backup = in_sync(lab, applied=True)
+    empty(lab, primary, backup)
     door, queue, long = lab.nodes[primary].door, f"retried-{kind}", f"long-{kind}"
     for name, seconds in ((queue, HELD_BACK_S), (long, LONG_S)):
         declare(door, name, queue_type="quorum", delayed_retry_type=kind, delayed_retry_min=1_000 * seconds, delayed_retry_max=1_000 * seconds)
@@ -83,6 +83,7 @@ def test_what_is_held_back_for_a_retry(lab: Lab, broker_version: str, kind: str)
 
 def test_dead_letters_that_wait(lab: Lab) -> None:
     primary, backup = in_sync(lab, applied=True)
+    empty(lab, primary, backup)
     door = lab.nodes[primary].door
     keeps = {"queue_type": "quorum", "dead_letter_strategy": "at-least-once", "dead_letter_exchange": "", "overflow": "reject-publish"}
     declare(door, "arrived")

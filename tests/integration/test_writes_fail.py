@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from load import eventually, in_sync, promote, set_up
+from load import eventually, in_sync, primary_of, promote, set_up, told
 from test_full_disk import DISK_BYTES, Source, disk, disks, everything_is_there, row
 
 from lrq_ha.lab import Lab
@@ -65,9 +65,9 @@ def start_again(lab: Lab, full: str, other: str) -> None:
         return lab.status(full)["role"] in ("active", "ready") or time.monotonic() > lost_since + LOST_S
 
     eventually("it to be back, or to be lost", known)
-    if LOST in lab.status(full)["reason"]:
+    if LOST in told(lab, full)["reason"]:
         lab.kill(full)
-        if lab.status(other)["role"] != "active":
+        if told(lab, other)["role"] != "active":
             promote(lab, other, full)
         for entry in disk(lab, full).iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -99,4 +99,4 @@ def test_writes_that_fail(lab: Lab, where: str) -> None:
     source.close()
     everything_is_there(lab, source)
     if where == "primary, promoted over":
-        assert lab.primary("east") == backup
+        assert primary_of(lab) == backup

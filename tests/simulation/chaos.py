@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Callable
 
-from cluster import Cluster, Entry, Host, Violation, owner_of
+from cluster import Cluster, Entry, Host, Violation, owner_of, read_index
 
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.log import common_end
@@ -294,7 +294,7 @@ class Chaos:
         log = [Entry(0, 0), *primary.entries]
         markers = [e for before, e in zip(log[common:], log[common + 1 :]) if e.epoch != before.epoch]
         taker = owner_of(markers[0].epoch) if markers else primary.id
-        sets = host.node.log.sets
+        sets = read_index(host.id, [*host.stream, *host.pending]).sets
         return any(taker not in m for s, m in sets if s > common) or any(taker not in m for _, m in [x for x in sets if x[0] <= common][-1:])
 
     def describe_all(self) -> str:

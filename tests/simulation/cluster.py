@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lrq_ha.replication.checkpoints import Checkpoints
@@ -50,6 +50,7 @@ from lrq_ha.replication.events import (
     Subscribe,
     SwitchoverRequest,
     Tick,
+    Unsubscribe,
     WriteBatch,
     WriteFence,
 )
@@ -62,6 +63,7 @@ from lrq_ha.replication.subscription import ReplicatingSubscription, RoutingQueu
 
 #: About as long as it takes to notice that a backup is silent, and to take it out of the set.
 EXPECTED_BACKUPS_TIMEOUT_S = 1.0
+SETS_KEPT = 2  # few, so that there are older ones in each life
 
 
 class Violation(Exception):
@@ -194,6 +196,14 @@ def read_index(node: int, records: Iterable[Record]) -> LogIndex:
     return index
 
 
+def with_old_sets_merged(log: LogState, safe: int) -> LogState:
+    """A log as it is told of when all sets that were over by `safe` are told of as one: which of them a node has merged depends on its life."""
+    index = LogIndex(0)
+    index.restore(log)
+    index.merge_sets(safe, 1)
+    return replace(log, sets=tuple(index.sets))
+
+
 def begins_log(record: StoredBatch, index: LogIndex) -> bool:
     return record.header.begins_renewal and record.header.first > 1 and not index.end
 
@@ -270,6 +280,7 @@ class Cluster:
             admit_lag_entries_max=50,
             expected_backups=self.expected_backups,
             expected_backups_timeout_s=EXPECTED_BACKUPS_TIMEOUT_S,
+            sets_kept=SETS_KEPT,
         )
 
     def say(self, text: str) -> None:
@@ -669,6 +680,9 @@ class Cluster:
         host.subscriptions[effect.peer] = ReplicatingSubscription(effect.start, node.log.end, in_flight_bytes_max=self.in_flight_bytes_max)
         self._pump(host, effect.peer)
 
+    def _unsubscribe(self, host: Host, node: Node, effect: Unsubscribe) -> None:
+        host.subscriptions.pop(effect.peer, None)
+
     def _disconnect(self, host: Host, node: Node, effect: Disconnect) -> None:
         host.subscriptions.pop(effect.peer, None)
         if (host.id, effect.peer) in self.conns:
@@ -731,6 +745,7 @@ class Cluster:
         WriteFence: _write_fence,
         Send: _send,
         Subscribe: _subscribe,
+        Unsubscribe: _unsubscribe,
         Disconnect: _disconnect,
         Ack: _ack,
         RefusePush: _refuse_push,
@@ -868,7 +883,7 @@ class Cluster:
                 f"stream to {len(log)}, top {epoch_name(top)}"
             )
         index = read_index(host.id, [*host.stream, *host.pending])
-        if index.state() != node.log.state():
+        if with_old_sets_merged(index.state(), node.safe) != with_old_sets_merged(node.log.state(), node.safe):
             raise Violation(f"A: n{host.id} would rebuild {index.state()}, and has {node.log.state()}")
         self._check_restart(host, node)
 
@@ -888,7 +903,8 @@ class Cluster:
                 index.fence(record.epoch, record.out_end)
             else:
                 index.accept(record.header)
-        if (index.state(), index.out_since) != (whole, node.log.out_since):
+        same = with_old_sets_merged(index.state(), node.safe) == with_old_sets_merged(whole, node.safe)
+        if not same or index.out_since != node.log.out_since:
             raise Violation(f"A: n{host.id} would restart at entry {point.sequence} with {index.state()}, and has {whole}")
 
     # ---- convenience -------------------------------------------------------------------------------------------------

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
+import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -20,9 +24,9 @@ from receive_queues import ReceiveQueue, transaction
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import MalformedInput
-from lrq_ha.spark import source
+from lrq_ha.spark import amqp, source
 from lrq_ha.spark.amqp import NodeConnection
-from lrq_ha.spark.errors import DataLoss, MissingQueue, NoNode, OptionError, QueueRefused
+from lrq_ha.spark.errors import DataLoss, MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
 from lrq_ha.spark.options import ReadOptions, parse_options
 from lrq_ha.spark.source import plan, read_range
 
@@ -157,7 +161,7 @@ def test_an_idle_and_an_empty_queue(spark: SparkSession, nodes: str, receive_que
     empty, full = receive_queue(), receive_queue()
     fill(full, 3)
     assert read(spark, nodes, empty.name).count() == 0
-    assert read(spark, nodes, empty.name, full.name, minPartitions=4).count() == 3
+    assert sequences(options_of(nodes, empty.name, full.name, minPartitions="4")) == [1, 2, 3]
 
 
 def test_a_missing_queue(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
@@ -279,6 +283,26 @@ def test_another_copy_of_the_queue_gives_the_same(nodes: str, receive_queue: Mak
     assert given == list(range(1, 201))
 
 
+def test_another_copy_that_lacks_the_end_is_waited_for(nodes: str, receive_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a new primary's broker has not taken all of the log yet."""
+    here, there = receive_queue(), receive_queue()
+    bodies = [here.batch(transaction(n)) for n in range(1, 101)]
+    here.write_burst(bodies)
+    there.write_burst(bodies[:60])
+    options = options_of(nodes, here.name)
+    (planned,) = plan(options)
+    part = replace(planned, queue=there.name)
+    monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(source, "RECONNECT_TIMEOUT_S", 4.0)
+    with pytest.raises(StreamSilent):
+        list(read_range(part, options))
+    monkeypatch.undo()
+    monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 1.0)
+    rest = iter([bodies[60:]])
+    monkeypatch.setattr(source._log, "warning", lambda *_: there.write_burst(next(rest, [])))
+    assert [one.transaction.position.sequence for _, taken in read_range(part, options) for one in taken] == list(range(1, 101))
+
+
 def test_connections_lost_in_mid_range(lab: Lab, nodes: str, receive_queue: Make) -> None:
     queue = receive_queue()
     fill(queue, 3_000, 2_000)
@@ -298,6 +322,55 @@ def test_nodes_are_tried_in_turn(nodes: str, receive_queue: Make) -> None:
     queue = receive_queue()
     fill(queue, 3)
     assert sequences(options_of(f"amqp://u:p@127.0.0.1:1,{nodes}", queue.name)) == [1, 2, 3]
+
+
+def test_a_node_that_does_not_answer_is_passed_by(nodes: str) -> None:
+    """Its machine takes connections, but it stands still."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        NodeConnection.open([f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}", nodes], timeout_s=60) as node,
+    ):
+        assert node.address == nodes.rpartition("@")[2].rstrip("/")
+
+
+def test_a_first_message_that_takes_its_time(nodes: str, receive_queue: Make) -> None:
+    """Its queue is not taken for an empty one, though the broker, which counts now and then, may count none yet."""
+    queue = receive_queue()
+    queue.write(queue.batch(transaction(1)))
+    with late_deliveries(urlsplit(nodes).port or 0) as port, NodeConnection.open([re.sub(r":\d+$", f":{port}", nodes)]) as node:
+        last = node.tail(queue.name)
+        assert last is not None
+        assert last.offset == 0
+
+
+@contextmanager
+def late_deliveries(broker_port: int) -> Iterator[int]:
+    """A way to the broker on which the first delivery, and what comes after it, is held up for a while."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def forward(source: Any, target: socket.socket) -> None:
+            with suppress(OSError):
+                while data := source.read1():
+                    target.sendall(data)
+
+        def deliver(source: Any, target: socket.socket) -> None:
+            held = False
+            while header := source.read(7):
+                kind, _, size = struct.unpack(">BHI", header)
+                frame = source.read(size + 1)
+                if (kind, frame[:4]) == (1, b"\x00\x3c\x00\x3c") and not held:  # a method, basic.deliver
+                    held = True
+                    time.sleep(1.5)
+                target.sendall(header + frame)
+
+        def serve() -> None:
+            client, broker = listener.accept()[0], socket.create_connection(("127.0.0.1", broker_port))
+            with client, broker, suppress(OSError):
+                threading.Thread(target=forward, args=(client.makefile("rb"), broker), daemon=True).start()
+                deliver(broker.makefile("rb"), client)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
 
 
 def test_no_node_takes_us(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from receive_queues import ReceiveQueue, transaction
 
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.spark.tables import TableSpec, build_tables, live_entries
 
 SCHEMA = "queue STRING, type STRING, epoch BIGINT, sequence BIGINT, index INT, payload BINARY, request_id STRING, restart BOOLEAN"
@@ -136,6 +139,8 @@ def test_tables_with_a_key_of_two_columns(spark: SparkSession) -> None:
     [
         (delta(5, content(a=1)), "Queue q holds no completed full snapshot"),
         (part(3, "r", content(x=1)) + end(4, "r") + delta(5, content(a=5)), "Queue q holds no completed full snapshot"),
+        (delta(2, content(a=2)) + part(3, "r", content(x=1)) + end(4, "r"), "Queue q holds no completed full snapshot"),
+        (delta(2, content(a=2)) + end(4, "r"), "Queue q holds no completed full snapshot"),
         (end(4, "r") + delta(5, content(a=5)), "Queue q holds no completed full snapshot"),
         (first(1, "r", a=1) + delta(5, content("weather", a=1)), "a payload names an unknown table, at q 257 5"),
         (first(1, "r", a=1) + delta(5, content(op="upsert", a=1)), "op is neither put nor delete, at q 257 5"),
@@ -148,6 +153,27 @@ def test_tables_with_a_key_of_two_columns(spark: SparkSession) -> None:
 def test_what_is_refused(spark: SparkSession, entries: list[Entry], said: str) -> None:
     with pytest.raises(Exception, match=said):
         build_tables(frame(spark, {"q": entries}), SPECS)["t"].collect()
+
+
+@pytest.mark.broker
+def test_what_is_read_from_the_middle_of_a_snapshot_on(spark: SparkSession, nodes: str, receive_queue: Callable[..., ReceiveQueue]) -> None:
+    queue = receive_queue()
+    rows = {"kind": pb.SNAPSHOT_SYNC, "request": "r"}
+    written = (
+        transaction(1, [], **rows),
+        transaction(2, [content(a=1)], **rows),
+        transaction(3, [content(c=3)]),
+        transaction(4, [content(b=2)], **rows),
+        transaction(5, [], kind=pb.LAST_FULL_SYNC_ENTRY, request="r"),
+    )
+    queue.write(*map(queue.batch, written))
+    reader = spark.read.format("lrq").options(nodes=nodes, subscribe=queue.name, includeChain=True)
+    tables = build_tables(reader.load(), SPECS)
+    assert {row.k: row.v for row in tables["t"].collect()} == {"a": 1, "b": 2, "c": 3}
+    for sequence in (2, 3):
+        entries = reader.option("startingOffsets", json.dumps({queue.name: sequence})).load()
+        with pytest.raises(Exception, match="holds no completed full snapshot"):
+            build_tables(entries, SPECS)["t"].collect()
 
 
 def test_a_queue_without_snapshot_if_that_is_wanted(spark: SparkSession) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_plugin.channels import Channel, Closing, Confirms, Delivery, Settled, Transaction
+from broker_plugin.channels import Channel, Closing, Confirms, Delivery, Settled, Tags, Transaction
 from lrq_ha.replication.errors import IllegalEvent
 
 
@@ -54,8 +54,25 @@ def test_publishes_that_end_here_have_numbers_of_the_client_only() -> None:
     confirms.forwarded(1, 1)
     assert confirms.ended_here() == 2
     confirms.forwarded(1, 3)
-    assert confirms.local == {2}
+    assert 2 in confirms.local
+    assert len(confirms.local) == 1
     assert flat(confirms.answered(2, True)) == [(1, 1), (3, 3)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30)), max_size=60))
+def test_tags_ascend_and_go_in_any_order(steps: list[tuple[bool, int]]) -> None:
+    tags, known, last = Tags(), set(), 0
+    for adds, tag in steps:
+        if adds:
+            last += tag
+            tags.add(last)
+            known.add(last)
+        else:
+            tags.discard(tag)
+            known.discard(tag)
+        assert len(tags) == len(known)
+        assert (tag in tags) == (tag in known)
+        assert not known or tags.first == min(known)
 
 
 def test_publishes_before_confirm_select_have_no_number() -> None:

@@ -350,6 +350,11 @@ def test_remove_is_told_to_the_primary(serve: Callable[[Node], Node], tmp_path: 
     options = lab(tmp_path, e1, e2)
     assert main(["remove", "e2", *options]) == 0
     assert e1.told == [("remove", "e2", False)]
+    e1.role = Role.RECOVERING
+    assert main(["remove", "3", *options]) == 0, "it waits for one that nobody has configured any more"
+    assert e1.told[1:] == [("remove", "3", False)]
+    assert main(["remove", "e3", *options]) == 1
+    assert capsys.readouterr().err == "lrq-ha: there is no node e3. Known nodes: e1, e2\n"
     e1.role = Role.CATCH_UP
     assert main(["remove", "e2", *options]) == 1
     assert "group east has no primary that answers" in capsys.readouterr().err

@@ -73,7 +73,7 @@ class Connection:
         confirms, channel = self.one.confirms, self.one
         tag = confirms.forwarded_early(count, sequence)
         channel.early.append((sequence, run))
-        publishing._until_durable(self, channel, tag, count, sequence + count - 1, count)  # type: ignore[arg-type]
+        publishing.until_durable(self, channel, tag, count, sequence + count - 1, count)  # type: ignore[arg-type]
 
     def broker(self, tag: int, *, multiple: bool, ok: bool) -> None:
         answer = building.ack(1, tag, multiple) if ok else building.nack(1, tag, multiple)
@@ -195,6 +195,7 @@ def test_only_what_the_broker_will_take(flags: int, fields: bytes, size: int, ma
     ("exchange", "key", "mandatory", "decision"),
     [
         ("", "metrics.cpu", False, endpoints.LOCAL),
+        ("", "metrics.stream", False, endpoints.LOGGED),  # its broker ends the connection over some headers
         ("", "metrics.cpu", True, endpoints.LOGGED),  # its return comes before its confirm
         ("", "orders", False, endpoints.LOGGED),
         ("metrics.x", "metrics.cpu", False, endpoints.LOGGED),
@@ -202,9 +203,12 @@ def test_only_what_the_broker_will_take(flags: int, fields: bytes, size: int, ma
     ],
 )
 def test_which_publishes_have_local_completion(exchange: str, key: str, mandatory: bool, decision: endpoints.Decision) -> None:
+    declared = SimpleNamespace(
+        replicates=lambda _key: True, replicates_exchange=lambda _name: True, is_stream=lambda key: key == ("/", "metrics.stream")
+    )
     relay: Any = SimpleNamespace(
         vhost="/",
-        replica=SimpleNamespace(declared=SimpleNamespace(replicates=lambda _key: True, replicates_exchange=lambda _name: True)),
+        replica=SimpleNamespace(declared=declared),
         door=SimpleNamespace(completes_locally=lambda name: name.startswith("metrics.")),
     )
     assert endpoints.decide(relay, frames.Route(exchange, key, mandatory, False)) is decision

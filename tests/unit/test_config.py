@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from node_config import MINIMAL
 
+from broker_plugin import tls
 from lrq_ha.lab.certificates import Authority
 from lrq_ha.sidecar.config import ConfigError, load, sample
 
@@ -178,6 +179,23 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, authority: Authority)
         said = refusal(tmp_path, text)
         assert re.search(told, said), said
         assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("gone", ["certificate", "key", "ca"])
+def test_a_file_that_goes_while_it_is_read_again_changes_nothing(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """After the look whether it can be read: whoever replaces it may delete it first."""
+    files = dict(zip(("certificate", "key"), authority.issue("door"))) | {"ca": authority.ca}
+    found = tls.server_files(*(str(files[name]) for name in ("certificate", "key", "ca")), "required", "1.2")
+    context = found.context
+    monkeypatch.setattr(tls, "_readable", lambda file: Path(file).rename(tmp_path / gone) if file == str(files[gone]) else None)
+    try:
+        with pytest.raises(tls.TlsError, match=rf"{files[gone].name}.* cannot be read: No such file"):
+            found.refresh(force=True)
+        assert found.context is context
+    finally:
+        (tmp_path / gone).rename(files[gone])
 
 
 def test_users_of_certificates(tmp_path: Path, authority: Authority) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import string
 import struct
@@ -24,7 +25,7 @@ names = st.text(string.ascii_letters + "-._", max_size=30)  # pamqp refuses othe
 scalars = st.one_of(
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1),
-    st.floats(allow_nan=False, width=32),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
     st.none(),
     st.text(max_size=20),
     st.binary(max_size=12).map(bytearray),
@@ -392,6 +393,28 @@ def test_deaths_that_no_broker_counts(count: int, visits: int | None) -> None:
     assert found == ((("q", visits),) if visits else ())
 
 
+def _table(value: bytes) -> bytes:
+    return headers.header_payload(0, headers.properties(b"\x01h" + value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"U\0\1", b"f" + struct.pack(">f", math.inf), *(b"d" + struct.pack(">d", number) for number in (math.nan, math.inf, -math.inf))],
+)
+def test_a_header_that_no_broker_reads(value: bytes) -> None:
+    """It ends the connection, so it has no place in the log: every broker's connections would end over it."""
+    inner = b"\x01i" + value
+    for whole in (value, b"F" + struct.pack(">I", len(inner)) + inner, b"A" + struct.pack(">I", len(value)) + value):
+        with pytest.raises(FrameError):
+            headers.check_header(_table(whole))
+
+
+@pytest.mark.parametrize("value", [b"f" + struct.pack(">f", 1e38), b"d" + struct.pack(">d", -1e308), b"D\2\0\0\1\0", b"L" + b"\xff" * 8, b"u\0\1"])
+def test_a_header_that_brokers_read(value: bytes) -> None:
+    headers.check_header(_table(value))
+    headers.check_header(_table(b"A" + struct.pack(">I", len(value)) + value))
+
+
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
@@ -453,7 +476,7 @@ def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
 
 def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
     budget = assembling.Budget(120, "what all hold")
-    assembly = assembling.Assembly(body_bytes_max=100, budget=budget)
+    assembly = assembling.Assembly(body_bytes_max=100, share=budget.share("app", pytest.fail))
     for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 100)):
         assert assembly.take(kind, 1, payload) is None
     assert budget.bytes == len(b"m" + headers.header_payload(101)), "only what stands before it"
@@ -467,6 +490,33 @@ def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
     for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, header)):
         assert assembly.take(kind, 1, payload) is None
     assert assembly.take(frames.BODY, 1, b"y" * 100) == assembling.Content(b"m", header, b"y" * 100)
+    assert budget.bytes == 0
+
+
+def test_room_is_made_by_who_holds_most() -> None:
+    """One user could end everybody's connections: who came when all was taken had to go, and not who had taken it."""
+    budget = assembling.Budget(100, "what all hold")
+    ended: list[str] = []
+    shares: dict[str, assembling.Share] = {}
+
+    def come(user: str, number: int) -> assembling.Share:
+        name = f"{user}{number}"
+        shares[name] = budget.share(user, lambda _: ended.append(name))
+        return shares[name]
+
+    for number in range(4):
+        come("greedy", number).take(15 + number)
+    come("app", 1).take(30)
+    assert (budget.bytes, ended) == (96, [])
+    come("other", 1).take(20)
+    assert (budget.bytes, ended) == (98, ["greedy3"]), "no connection of theirs holds as much as that of app"
+    shares["app1"].take(15)
+    assert (budget.bytes, ended) == (96, ["greedy3", "greedy2"])
+    with pytest.raises(FrameError, match="what all hold"):
+        shares["app1"].take(40)  # now it is itself the largest
+    assert (budget.bytes, ended) == (96, ["greedy3", "greedy2"])
+    for share in shares.values():
+        share.leave()
     assert budget.bytes == 0
 
 

@@ -174,6 +174,7 @@ def test_the_number_of_producers_is_bounded() -> None:
     dedup.add("p", 1, 1, 1)
     assert dedup.has_room("p", 1)
     assert not dedup.has_room("q", 1)
+    assert list(dedup.producers()) == ["p"]
     dedup.add("q", 1, 1, 2)  # the log is the law
     assert dedup.has_room("q", 1)
 

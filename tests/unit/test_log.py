@@ -207,6 +207,40 @@ def test_refuses_cut(tail: LogState, leader: LogState, refuses: bool) -> None:
     assert refuses_cut(tail, leader, 3) is refuses
 
 
+NODES = st.frozensets(st.integers(1, 3), min_size=1)
+
+
+@given(st.lists(NODES, min_size=1, max_size=12), st.integers(1, 4), st.data())
+def test_old_sets_are_told_of_as_one(sets: list[frozenset[int]], keep: int, data: st.DataObject) -> None:
+    """Entry n of the log is set n, and one more entry follows. No tail that was refused is dropped; none is refused that begins at what is safe."""
+    whole = LogIndex(1)
+    whole.accept(BatchHeader(E1, 1, len(sets) + 1, 0, E1, tuple(enumerate(sets, 1))))
+    merged = LogIndex(1)
+    merged.restore(whole.state())
+    safe = 0
+    for _ in range(3):
+        safe = data.draw(st.integers(safe, len(sets) + 1))
+        merged.merge_sets(safe, keep)
+    assert merged.sets[-keep:] == whole.sets[-keep:]
+    assert [s for s in merged.sets if s[0] > safe] == [s for s in whole.sets if s[0] > safe]
+    assert len(merged.sets) <= max(keep + 1, len(sets) - safe + 2)
+    for common in range(len(sets) + 1):
+        for taker in (1, 2, 3):
+            leader = LogState(E1, common, ((E1, 1),) if common else ())
+            before, now = (refuses_cut(index.state(), leader, taker) for index in (whole, merged))
+            assert now >= before
+            assert now == before or 0 < common < safe
+
+
+def test_a_node_that_left_the_set_lately_is_told_of() -> None:
+    index = LogIndex(1)
+    index.accept(BatchHeader(E1, 1, 10, 0, E1, tuple((n, ALL if n % 2 else ONE) for n in range(1, 10))))
+    index.accept(batch(E1, 11, 11, E1, members=ONE))
+    index.merge_sets(11, 2)
+    assert index.sets == [(1, ONE), (9, ALL), (11, ONE)]
+    assert index.in_set_upto(2) == 10
+
+
 # ---- R4, R15 --------------------------------------------------------------------------------------------------------
 
 

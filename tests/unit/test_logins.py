@@ -106,4 +106,18 @@ def test_a_certificate_has_one_common_name_or_none(subject: tuple[tuple[tuple[st
 
 
 def test_a_user_cannot_pass_for_another_by_the_end_of_its_name() -> None:
-    assert logins.producer_key("a:b", "c") != logins.producer_key("a", "b:c")
+    assert logins.producer_key("/", "a:b", "c") != logins.producer_key("/", "a", "b:c")
+
+
+NAMES = ["/", "a", "a/b", "%2F", "b/a", "a%2Fb"]
+
+
+def test_a_producers_key_has_one_meaning() -> None:
+    """Slashes and percent signs stand in names of vhosts and users, too."""
+    keys = {logins.producer_key(vhost, user, "p"): (vhost, user) for vhost in NAMES for user in NAMES}
+    assert len(keys) == len(NAMES) ** 2
+    for key, (_, user) in keys.items():
+        assert logins.split_key(key) == (user, "p")
+    for user in NAMES:
+        assert [keys[key] for key in logins.keys_of(user, "p", keys)] == [(vhost, user) for vhost in NAMES]
+        assert not logins.keys_of(user, "other", keys)

@@ -45,6 +45,7 @@ from lrq_ha.replication.events import (
     Superseded,
     SwitchoverRequest,
     Tick,
+    Unsubscribe,
     WriteBatch,
     WriteFence,
 )
@@ -598,6 +599,16 @@ def test_a_node_is_called_once_until_it_answers() -> None:
     assert sent(d.hear(2, hello), Lead), "it does not"
 
 
+def test_who_is_called_is_sent_nothing_until_it_answers() -> None:
+    """It refused what came before, and ended the connection: it had to be called once more."""
+    d = leader()
+    assert only(d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0)), Unsubscribe) == Unsubscribe(2)
+    assert Unsubscribe not in kinds(d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0, 0, True))), "nothing is sent to it"
+    d.hear(2, Following(E2_1, 6, False, state(top=E2_1)))
+    lost = d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1, lost_host=True), 0))
+    assert kinds(lost) == [Unsubscribe, WriteBatch, Send]
+
+
 def test_a_new_connection_is_called_again() -> None:
     """Its answer to the first Lead was lost with its old connection."""
     d = leader()
@@ -1021,6 +1032,26 @@ def test_promotion_is_refused(make: Any, down: list[int], text: str, overridden:
     assert forced in (None, Answer(False, text))
 
 
+@pytest.mark.parametrize(("members", "first"), [(BOTH, ""), (frozenset({1, 2, 3}), "set with lrq-ha remove, then of the ")])
+def test_a_silent_node_is_first_removed_from_the_set(members: frozenset[int], first: str) -> None:
+    """Out of the configuration, and in the set, it would be waited for in mode strict, under no name."""
+    log = (BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, members),)), LOG[1])
+    d = Driver(1, size=3, log=log, strict=True)
+    for peer in (2, 3):
+        d.meet(peer, state(log))
+    for peer in (2, 3):
+        d.hear(peer, Promise(E2_1, state(log, top=E2_1)))
+    d.confirm()
+    for peer in sorted(members - ONE):
+        d.hear(peer, Following(E2_1, 5, False, state(log, top=E2_1)))
+        d.feed(PeerAcked(peer, 6))
+    d.feed(Recovered(E2_1))
+    d.feed(PeerDisconnected(3))
+    d.feed(SwitchoverRequest(2))
+    silent = "e3 does not answer, and e2 cannot take an epoch without: bring it back, or take it out of the"
+    assert d.answer() == Answer(False, f"{silent} {first}configuration", 2)
+
+
 def test_a_diverged_node_does_not_stand_in_the_way() -> None:
     d = met(Driver(2), state(LONGER), role=Role.DIVERGED)
     assert d.ask(dry_run=True) == Answer(
@@ -1375,6 +1406,22 @@ def test_what_was_applied_is_not_cut() -> None:
     d.hear(1, Lead(E2_1, True, leaders_log()))
     d.confirm()
     assert d.node.role is Role.DIVERGED
+
+
+def test_the_sets_of_a_backup_that_comes_and_goes_do_not_pile_up() -> None:
+    d = leader(sets_kept=3)
+    for _ in range(20):
+        d.feed(PeerDisconnected(2))
+        d.live(6.0)
+        d.confirm()
+        d.feed(PeerConnected(2))
+        d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0, 0, True))
+        d.hear(2, Following(E2_1, 5, False, state(top=E2_1)))
+        d.feed(PeerAcked(2, d.node.log.end))
+        d.confirm()
+        d.feed(PeerAcked(2, d.node.log.end))
+        assert d.node.log.members == BOTH
+    assert [members for _, members in d.node.log.sets] == [ONE, BOTH, ONE, BOTH]
 
 
 def test_names() -> None:

@@ -37,7 +37,7 @@ def run(check: Callable[[Incarnation], Awaitable[tuple[bool, str]]]) -> str:
 
 
 def test_the_core_does_not_answer_any_more(caplog: pytest.LogCaptureFixture) -> None:
-    told = "e1 has started again meanwhile (the connection to the broker is lost): see `lrq-ha list` before trying again"
+    told = "e1 has stopped or started again meanwhile (the connection to the broker is lost): see `lrq-ha list` before trying again"
     assert run(lambda incarnation: incarnation.orders.ask(PROMOTE)) == told
     assert f"not promoted, as an operator wants: {told}" in caplog.messages
 
@@ -96,3 +96,31 @@ def test_a_handover_while_consumers_finish(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("broker_plugin.draining.drain", drain)
     monkeypatch.setattr(TurningAway, "_all_safe", lambda *_: True)
     assert "started again" in run(lambda incarnation: incarnation.orders.switchover(2, 10.0, force=True, dry_run=False))
+
+
+def test_a_sidecar_that_is_stopped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waited got an answer that was cut off, and no reason."""
+
+    async def nothing() -> None: ...
+
+    async def go() -> tuple[bool, str]:
+        config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+        incarnation = Incarnation(config, Door(config))
+        incarnation._log.streams.begins_anew = False
+        monkeypatch.setattr(incarnation._log, "rebuild", nothing)
+        for part in (incarnation._log, incarnation._log.watch, incarnation._applier, incarnation._sweeper, incarnation._configured):
+            monkeypatch.setattr(part, "run", nothing)
+        monkeypatch.setattr(incarnation.orders, "_core", SimpleNamespace(feed=lambda _request: None))
+        life = asyncio.create_task(incarnation.run())
+        async with asyncio.timeout(120):
+            while not incarnation.ready:
+                await asyncio.sleep(0)
+            order = asyncio.create_task(incarnation.orders.ask(PROMOTE))
+            await asyncio.sleep(0)
+            life.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await life
+            return await order
+
+    ok, text = asyncio.run(go())
+    assert (ok, text) == (False, "e1 has stopped or started again meanwhile (this sidecar stops): see `lrq-ha list` before trying again")

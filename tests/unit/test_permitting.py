@@ -287,17 +287,102 @@ async def test_what_is_remembered_is_bounded(c: Asked) -> None:
     assert grown < 1 << 20
 
 
-@on_a_connection
-async def test_a_client_that_does_not_read_is_asked_for_all_the_same(c: Asked) -> None:
+class Unread(Asked):
+    """Whose client has not taken `unread` bytes, and more than that may be on their way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.unread, self.aborted, self.told = 0.0, 1, False, 0
+        door: Any = self.relay.door
+        door.now, door.client_full = lambda: self.now, self._tell
+        client: Any = self.client
+        client.get_write_buffer_size, client.abort = lambda: self.unread, self._abort
+        self.limit, self.patience_s = 16 * door.config.client_buffer_bytes_max, door.config.hold_up_timeout_s
+        self.relay.client_full(True)
+        assert not self.broker.reads
+        self.publish("plain", "a")
+        assert self.broker.reads
+
+    def _tell(self, _relay: object, waiting_bytes: int) -> None:
+        self.told = waiting_bytes
+
+    def _abort(self) -> None:
+        self.aborted = True
+
+    def comes(self, unread: int) -> bool:
+        """Something comes from the broker, after which this is unread. Returns whether the broker is read from."""
+        self.unread = unread
+        self.relay.broker_data(frames.HEARTBEAT_FRAME)
+        return self.broker.reads
+
+    def passes(self, seconds: float, unread: int = 0) -> bool:
+        """Time, after which this is unread (0: as before). Returns whether the broker is read from."""
+        self.now, self.unread = self.now + seconds, unread or self.unread
+        self.relay.flow.tick(self.now)
+        return self.broker.reads
+
+
+def with_an_unread_client(scenario: Callable[[Unread], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def test() -> None:
+        async def run() -> None:
+            await scenario(Unread())
+
+        asyncio.run(run())
+
+    test.__doc__ = scenario.__doc__
+    return test
+
+
+@with_an_unread_client
+async def test_a_client_that_does_not_read_is_asked_for_all_the_same(c: Unread) -> None:
     """It may be writing, and read when that is done."""
-    reading: list[bool] = []
-    c.broker.pause_reading = lambda: reading.append(False)  # type: ignore[method-assign]
-    c.broker.resume_reading = lambda: reading.append(True)  # type: ignore[method-assign]
-    c.client.get_write_buffer_size = lambda: 1  # type: ignore[attr-defined]
-    c.relay.client_full(True)
-    c.publish("plain", "a")
-    assert reading == [False, True]
-    c.relay.client_full(True)
-    assert reading == [False, True]
+    assert c.comes(c.limit)
     await c.answer(1)
-    assert reading == [False, True, False]
+    assert not c.broker.reads
+    assert not c.passes(10 * c.patience_s)
+    assert not c.aborted
+
+
+@with_an_unread_client
+async def test_what_stands_before_an_answer_that_nobody_reads_is_bounded(c: Unread) -> None:
+    """And its client, when it has read nothing for too long. The door knows meanwhile how much it is."""
+    assert not c.comes(c.limit + 1)
+    assert c.told == c.limit + 1
+    assert not c.passes(c.patience_s - 1)
+    assert not c.aborted
+    c.passes(1)
+    assert c.aborted
+
+
+@with_an_unread_client
+async def test_who_reads_on_slowly_is_not_given_up_for_what_stands_before_an_answer(c: Unread) -> None:
+    assert not c.comes(100 * c.limit)
+    for taken in range(1, 10):
+        assert not c.passes(c.patience_s - 1, 100 * c.limit - taken)
+    assert c.passes(1, c.limit)
+    assert not c.aborted
+
+
+@with_an_unread_client
+async def test_when_reading_stops_counts_from_the_question_on(c: Unread) -> None:
+    """Before, nothing was wanted of it."""
+    await c.answer(1)
+    c.passes(10 * c.patience_s)
+    c.publish("topics", "a")
+    assert not c.comes(c.limit + 1)
+    c.passes(c.patience_s - 1)
+    assert not c.aborted
+
+
+@on_a_connection
+async def test_an_answer_to_a_direct_request_is_shown_to_nobody(c: Asked) -> None:
+    """RabbitMQ 3 would deliver it. It is in the log for the sake of what it names besides."""
+    copies = headers.properties(headers.field(b"CC", b"q"))
+    c.relay.rights.add(Right("", "", False))
+    c.publish("", "amq.rabbitmq.reply-to.token", properties=copies)
+    assert [key for _, key, _ in c.questions()] == ["amq.rabbitmq.reply-to.gone"]
+    await c.answer(1)
+    assert c.logged == [b"x"]
+    assert [frames.publish_route(payload).routing_key for kind, _, payload in c.to_broker() if kind == frames.BASIC_PUBLISH] == [
+        "amq.rabbitmq.reply-to.token"
+    ]

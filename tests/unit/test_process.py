@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from node_config import MINIMAL
@@ -16,6 +16,7 @@ from test_completion import Alone
 from lrq_ha.lab.ports import free_ports
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.events import RemoveRequest
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import load
 from lrq_ha.sidecar.process import Process
@@ -59,6 +60,28 @@ def test_a_sidecar_that_starts_does_not_say_that_there_are_no_queues(tmp_path: P
             await process._http.close()
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize(("node", "number"), [("e1", 1), ("7", 1), ("node 3", 3), ("3", 3), ("node e3", 0), ("node 3000", 0), ("0", 0)])
+def test_a_node_that_is_not_configured_any_more_is_removed_by_its_id(tmp_path: Path, node: str, number: int) -> None:
+    """It had no name that an order could have, and was waited for for ever in mode strict."""
+    file = tmp_path / "node.toml"
+    file.write_text(MINIMAL)
+    process = Process(load(file))
+    process._ids["7"] = 1  # a name, too
+    asked: list[RemoveRequest] = []
+
+    async def ask(request: RemoveRequest) -> tuple[bool, str]:
+        asked.append(request)
+        return True, ""
+
+    process.incarnation = cast(Any, SimpleNamespace(ready=True, orders=SimpleNamespace(ask=ask)))
+    if number:
+        asyncio.run(process.remove(node, True))
+        assert asked == [RemoveRequest(number, True)]
+    else:
+        with pytest.raises(LrqError, match=f"{node}: no such node in group east; known: 7, e1"):
+            asyncio.run(process.remove(node, True))
 
 
 @pytest.mark.parametrize("role", Role)

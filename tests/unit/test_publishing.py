@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,9 @@ from broker_plugin import assembling, building, frames, headers, publishing, wir
 from broker_plugin.permitting import Right
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
+from broker_plugin.waiting import Moving
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import BatchHeader
@@ -48,6 +51,10 @@ class Socket:
 
     def is_closing(self) -> bool:
         return False
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
 
     def pause_reading(self) -> None:
         self.reads = False
@@ -254,6 +261,167 @@ def test_what_comes_back_is_forgotten_with_its_ack() -> None:
             assert not relay.channels[1].returned
         connection.replica.flush()
         assert [list(run.refused.sequences) for run in connection.runs if run.WhichOneof("kind") == "refused"] == [[FIRST + 1, FIRST + 1]]
+
+    asyncio.run(scenario())
+
+
+def test_an_ack_costs_no_look_at_every_repeat_that_waits() -> None:
+    """Each was looked at whenever anything was applied, on any connection: so a thousand of them cost all connections."""
+
+    async def scenario() -> None:
+        connection, count = Connection("p"), 500
+        relay = connection.relay
+        looks: list[int] = []
+
+        class Tracker(AppliedTracker):
+            def is_applied(self, seq: int) -> bool:
+                looks.append(seq)
+                return super().is_applied(seq)
+
+        connection.replica.progress.tracker = Tracker()
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        for _ in range(2):
+            relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in range(1, count + 1)))
+        connection.replica.flush()
+        connection.client.data = b""
+        looks.clear()
+        for tag in (count, 2, *(tag for tag in range(1, count) if tag != 2)):
+            relay.broker_data(building.ack(1, tag))
+            assert len(looks) <= 2, "for the one whose first one this is"
+            looks.clear()
+        answers = [frames.tag_and_bits(connection.client.data, item[2]) for item in frames.scan(connection.client.data)[0]]
+        assert sorted(tag for tag, _ in answers) == list(range(1, 2 * count + 1))
+        assert not any(bits for _, bits in answers)
+        assert not relay.busy
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_ends_waits_for_nothing() -> None:
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, progress = connection.relay, connection.replica.progress
+        cast(Any, relay.door).gone = lambda _: None
+        relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2, 1, 2, 1)))
+        connection.replica.flush()
+        assert (relay.repeats.waiting, len(progress._awaited), progress._awaited_entries) == (3, 2, [FIRST, FIRST + 1])
+        relay.close()
+        assert (relay.repeats.waiting, progress._awaited, progress._awaited_entries) == (0, {}, [])
+
+    asyncio.run(scenario())
+
+
+def on(channel: int, data: bytes) -> bytes:
+    return building.rechannel(data, channel)
+
+
+async def commits(connection: Connection, *publishes: bytes) -> None:
+    """On channel 2, and the broker has done it."""
+    relay = connection.relay
+    relay.client_data(b"".join(on(2, each) for each in publishes) + building.method_frame(2, commands.Tx.Commit()))
+    relay.broker_data(building.method_frame(2, commands.Tx.RollbackOk()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not relay.from_client.stalled
+    connection.replica.flush()
+    relay.broker_data(building.method_frame(2, commands.Tx.CommitOk()))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_commit_stands_for_its_repeats(refused: bool) -> None:
+    """It is answered when those are in the queues, and before what was committed later. One whose first one was refused was told to be done."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, done = connection.relay, building.method_frame(2, commands.Tx.CommitOk())
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
+        of = {number: message("orders", headers.field(ID, b"p/%d" % number), True, b"abc")[0] for number in (1, 2, 3, 4)}
+        relay.client_data(of[1] + of[2])
+        connection.replica.flush()
+        connection.client.data = connection.broker.data = b""
+        await commits(connection, of[3], of[1], of[3], of[2])
+        await commits(connection, of[4])
+        assert connection.client.data == b"", "the second waits behind the first"
+        relay.broker_data(building.ack(1, 2))
+        assert connection.client.data == building.ack(1, 2)
+        assert connection.replica.progress.tracker.applied < FIRST, "it has not waited for all before that"
+        connection.client.data = connection.broker.data = b""
+        relay.client_data(building.method_frame(2, commands.Tx.Commit()))
+        relay.broker_data(building.nack(1, 1) if refused else building.ack(1, 1))
+        connection.replica.flush()
+        relay.broker_data(done)
+        if not refused:
+            assert connection.client.data == done * 2 + building.ack(1, 1) + done
+            return
+        assert connection.client.data == building.nack(1, 1)
+        assert frames.scan(connection.broker.data)[0][-1][:2] == (frames.CHANNEL_CLOSE, 2), "and what was committed later is no answer to this"
+        connection.client.data = b""
+        relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
+        text = "PRECONDITION_FAILED - partial tx completion"
+        assert connection.client.data == building.channel_close(2, 406, text, frames.TX_COMMIT)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_was_closed_is_kept_by_no_timer(whole: bool) -> None:
+    """Each channel and connection that closed with publishes under way was kept for door.drain_timeout_s, when it was long over."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay, loop = connection.relay, asyncio.get_running_loop()
+        cast(Any, relay.door).gone = lambda _: None
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(message("orders", b"", True, b"x")[0])
+        connection.replica.flush()
+        number = 0 if whole else 1
+        close = (commands.Connection if whole else commands.Channel).Close(200, "", 0, 0)
+        relay.client_data(building.method_frame(number, close))
+        far = loop.time() + relay.door.config.drain_timeout_s / 2
+        timers = [timer for timer in cast(Any, loop)._scheduled if timer.when() > far]
+        assert len(timers) == 1, "the broker has not confirmed it"
+        assert not timers[0].cancelled()
+        relay.broker_data(building.ack(1, 1))
+        assert timers[0].cancelled()
+        assert frames.scan(connection.broker.data)[0][-1][:2] == (close.index, number)
+        if whole:
+            relay.client_data(message("orders", b"", True, b"x")[0])
+            relay.client_lost()
+            assert relay.closed
+            assert all(timer.cancelled() for timer in cast(Any, loop)._scheduled if timer.when() > far)
+
+    asyncio.run(scenario())
+
+
+def test_a_consume_that_waited_for_its_tag_waits_for_a_queue_that_is_moved() -> None:
+    """That had begun meanwhile: its consumer took what was to stand still."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+
+        async def until(done: Callable[[], bool]) -> None:
+            for _ in range(2_000):
+                if done():
+                    return
+                await asyncio.sleep(0.005)
+            pytest.fail("not in time")
+
+        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
+        relay.client_data(building.method_frame(1, commands.Basic.Cancel("c")))
+        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c", nowait=True)))
+        assert relay.from_client.stalled
+        moving = connection.replica.moving[("/", "orders")] = Moving(("/", "orders"))
+        connection.broker.data = b""
+        relay.broker_data(building.method_frame(1, commands.Basic.CancelOk("c")))
+        await until(lambda: relay.from_client.stalled and len(relay._tasks) == 1 and "_unstall_after" in repr(relay._tasks))
+        assert connection.broker.data == b""
+        del connection.replica.moving[("/", "orders")]
+        moving.over.set()
+        await until(lambda: connection.broker.data != b"")
+        assert frames.scan(connection.broker.data)[0][0][0] == frames.BASIC_CONSUME
 
     asyncio.run(scenario())
 

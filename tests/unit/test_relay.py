@@ -8,11 +8,14 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+from test_publishing import Connection
 
 from broker_plugin import frames
 from broker_plugin.flow import Flow
 from broker_plugin.from_broker import FromBroker
 from broker_plugin.relay import LEAVE_POLL_S, Relay
+from broker_plugin.replica import NotPrimary
+from lrq_ha.replication.errors import LrqError
 
 
 def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +31,7 @@ def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.Mon
         relay = Relay.__new__(Relay)
         state = {"client": MagicMock(), "outbox": MagicMock(), "flow": MagicMock(), "from_client": MagicMock(), "replica": MagicMock(), "watch": None}
         door = SimpleNamespace(config=SimpleNamespace(drain_timeout_s=60))
-        for name, value in {**state, "door": door, "closed": False, "channels": {}}.items():
+        for name, value in {**state, "door": door, "closed": False, "channels": {}, "timer": None}.items():
             setattr(relay, name, value)
         relay.outbox.__bool__.return_value = True  # type: ignore[attr-defined]
         relay.client_lost()
@@ -58,3 +61,24 @@ def test_a_client_hears_heartbeats_while_nothing_is_read_from_its_broker() -> No
     relay.broker.pause_reading.assert_called_once()
     relay.flow.tick(2.0)
     assert told == [frames.HEARTBEAT_FRAME]
+
+
+@pytest.mark.parametrize(("error", "code"), [(ValueError("hunter2"), 541), (NotPrimary("it is not"), 320), (LrqError("no"), 541)])
+def test_what_fails_in_the_background_ends_the_connection(error: Exception, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Its client would wait forever; and nobody would hear why."""
+
+    async def fail() -> None:
+        raise error
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay: Any = connection.relay
+        relay.close_client = MagicMock()
+        relay.spawn(fail())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert relay.close_client.call_args.args[0] == code
+
+    asyncio.run(scenario())
+    assert ("could not be handled: ValueError at" in caplog.text) is isinstance(error, ValueError)
+    assert "hunter2" not in caplog.text

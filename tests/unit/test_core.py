@@ -1,0 +1,133 @@
+"""What ends an incarnation, so that the next one rebuilds from the broker: a core left half changed, a task that fails, one who is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import AsyncIterator
+from unittest.mock import MagicMock
+
+import pytest
+
+from broker_plugin.door import Door
+from broker_plugin.relay import Relay
+from lrq_ha.replication.errors import IllegalEvent, LrqError
+from lrq_ha.replication.events import Effect, Event, Opened, Subscribe, Tick
+from lrq_ha.replication.levels import Levels
+from lrq_ha.replication.node import Node
+from lrq_ha.replication.settings import NodeSettings
+from lrq_ha.sidecar import config as configuration
+from lrq_ha.sidecar.core import Core
+from lrq_ha.sidecar.incarnation import Incarnation
+from lrq_ha.sidecar.life import Life
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "traced"),
+    [
+        (LrqError("the connection is lost"), "the connection is lost", False),
+        (IllegalEvent("another write comes first"), "another write comes first", True),
+        (KeyError("runs"), "'runs'", True),
+        (TimeoutError(), "TimeoutError()", True),
+    ],
+)
+def test_what_cannot_be_carried_out_is_the_end(error: Exception, reason: str, traced: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """It went on, and acknowledged what the stream does not have."""
+
+    async def go() -> tuple[str, list[Effect]]:
+        carried_out: list[Effect] = []
+
+        def carry_out(effect: Effect) -> None:
+            carried_out.append(effect)
+            raise error
+
+        life = Life()
+        core = Core(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), life, carry_out)
+        core.ready = True
+        events: tuple[Event, ...] = (Opened(0, False), Tick())
+        for event in events:
+            core.feed(event)
+        return life.reason, carried_out
+
+    said, carried_out = asyncio.run(go())
+    assert (said, len(carried_out)) == (reason, 1)
+    assert ("carry_out" in caplog.text) == traced
+
+
+def test_what_the_replica_cannot_send_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> str:
+        life = Life()
+        core = Core(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), life, lambda _effect: None)
+        core.ready = True
+        monkeypatch.setattr(core.replica, "flush", MagicMock(side_effect=ValueError("too large")))
+        core.feed(Tick())
+        return life.reason
+
+    assert asyncio.run(go()) == "too large"
+
+
+@pytest.mark.parametrize(("error", "reason"), [(LrqError("the broker is gone"), "the broker is gone"), (TimeoutError(), "TimeoutError()")])
+def test_a_task_that_fails_is_the_end(error: Exception, reason: str) -> None:
+    """An error without a text ended it for no reason that anybody was told."""
+
+    async def fail() -> None:
+        raise error
+
+    async def go() -> str:
+        life = Life()
+        life.spawn(fail())
+        async with asyncio.timeout(60):
+            return await life.ended()
+
+    assert asyncio.run(go()) == reason
+
+
+def test_who_waits_for_the_end_and_is_cancelled_does_not_bring_it_about() -> None:
+    async def go() -> None:
+        life = Life()
+        waits = asyncio.create_task(life.ended())
+        await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.wait({waits})
+        assert (waits.cancelled(), life.over, life.reason) == (True, False, "")
+        life.end("it stops")
+        assert (life.over, life.reason) == (True, "it stops")
+
+    asyncio.run(go())
+
+
+def test_a_log_that_cannot_be_read_for_a_backup_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was sent to it any more, and nobody told."""
+
+    async def broken(_start: int | str, *, prefetch: int) -> AsyncIterator[object]:
+        raise ValueError(f"a record among {prefetch} is none")
+        yield
+
+    async def go() -> str:
+        config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+        incarnation = Incarnation(config, Door(config))
+        monkeypatch.setattr(incarnation._log.streams, "batches", broken)
+        incarnation._node.log.end = 5
+        incarnation._sending.subscribe(Subscribe(2, 0))
+        async with asyncio.timeout(60):
+            return await incarnation._life.ended()
+
+    assert "a record among" in asyncio.run(go())
+
+
+def test_all_clients_are_let_go_although_one_cannot_be() -> None:
+    """Those after it stayed connected to a door behind which nobody was."""
+
+    async def go() -> None:
+        door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())))
+        relays = [MagicMock(spec=Relay, broker=MagicMock()) for _ in range(5)]
+        relays[2].close.side_effect = KeyError("tag")
+        door.relays.update(relays)
+        door.close_clients("node e1 starts again")
+        for relay in relays:
+            relay.close.assert_called_once()
+        relays[2].cut_off.assert_called_once()
+        relays[2].broker.abort.assert_called_once()
+        assert relays[2] not in door.relays
+
+    asyncio.run(go())
