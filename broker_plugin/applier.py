@@ -7,6 +7,8 @@ Rules:
   not wait for messages that a full queue refuses: a deletion may be the only thing that makes room.
 - What clients had rejected before a declaration, deletion or purge has left its queue before that is carried out here: it is not to go with its
   queue, and goes where dead letters went then. The sweeper has its turn before, if it gets on.
+- A restart carries out again what is not on record, which may be long ago while a full queue refuses something. But a queue whose messages are in
+  no log is not deleted once more where this node's own clients have declared it again since.
 - Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
 - A lost connection ends `run`: the incarnation is over.
 - What the log has for a vhost that was deleted is passed over: no other vhost is to wait for it. One that is only down, that the sidecar may not
@@ -24,6 +26,7 @@ from typing import Protocol
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError, MalformedInput
+from lrq_ha.replication.positions import owner_of
 from lrq_ha.routing import names
 
 from . import building, frames
@@ -43,7 +46,7 @@ _OF_QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_BIND)
 _NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QUEUES}
 TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
 FULL_SHOWN_MAX = 3
-REJECTED_STILL_S = 10.0  # so long a deletion or purge waits for a sweeper that rejects nothing
+REJECTED_STILL_S = 120.0  # so long a deletion or purge waits for a sweeper that rejects nothing: longer than its longest passes over two queues
 REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
 REJECTED_POLL_S = 0.05
 REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
@@ -79,6 +82,8 @@ class Applier:
         hurry: Apply everything that is safe at once.
         on_follow: Called before anything is applied while another node leads.
         on_spared: Called with queues that are to be gone through as a whole, when all up to an entry is applied.
+        is_rejecting: Asked whether what was rejected from a queue of a vhost may still be on its way to others.
+        given_up_at: Asked when the sweeper last began to go through a queue in which it did not get on (monotonic seconds; 0: it never did).
     """
 
     def __init__(
@@ -99,6 +104,8 @@ class Applier:
         self.on_full = on_full
         self.on_follow: Callable[[], Awaitable[None]] = _nothing
         self.on_spared: Callable[[Iterable[QueueKey], int], None] = lambda _queues, _upto: None
+        self.is_rejecting: Callable[[str], bool] = lambda _vhost: False
+        self.given_up_at: Callable[[QueueKey], float] = lambda _queue: 0.0
         self._replica = replica
         self._broker = broker
         self._views = views
@@ -106,6 +113,7 @@ class Applier:
         self._delay_entries_max = delay_entries_max
         self._window = Window(window_messages_max, window_bytes_max)
         self._lanes: dict[str, Lane] = {}
+        self._read_upto = 0  # where the log ended when this node was rebuilt
         self._absent: dict[str, float] = {}  # vhosts that this broker did not have, and when to ask for them again
         self._not_waited_for: dict[QueueKey, float] = {}  # queues whose sweeper did not get on, until when
         self._event = asyncio.Event()
@@ -129,6 +137,7 @@ class Applier:
         Raises:
             LrqError: The broker's connection is lost, or the broker will not take what the log says.
         """
+        self._read_upto = self._replica.node.log.end
         try:
             await self._carry_out(self._replica.forgotten, self._replica.progress.tracker.applied)
             self._replica.forgotten = []
@@ -173,11 +182,6 @@ class Applier:
             self._drained.append(future)
             self.wake()
             await future
-
-    def close(self) -> None:
-        """Ends the connections at once; `run` ends with an error if it is still running."""
-        for lane in self._lanes.values():
-            lane.abort()
 
     def full(self) -> str:
         """For people: which queues are full here, so that what the log has for them waits, and which vhosts were not here; empty if none is."""
@@ -285,6 +289,9 @@ class Applier:
         else:
             await self._other(run, first)
             self._replica.progress.applied(first, entry.last)
+            if kind == "purge":
+                await self._until(lambda: self._is_applied(first))
+                await self._replica.barrier.write_record()
 
     async def _other(self, run: pb.Run, sequence: int) -> None:
         """What is done when this returns."""
@@ -319,28 +326,44 @@ class Applier:
         method = frames.method_id(topology.method)
         # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
         await self._until(lambda: lane.settled)
-        await self._until(lambda: self._replica.progress.tracker.applied >= sequence - 1 or any(lane.parked for lane in self._lanes.values()))
+        await self._until(lambda: self._is_applied(sequence - 1))
         await self._moved_on(topology.vhost, sequence)
-        await self._replica.barrier.settle_record(sequence)
+        barrier = self._replica.barrier
+        await barrier.settle_record(sequence)
+        key = (topology.vhost, first_name(topology.method))
         if method == frames.QUEUE_DELETE:
-            lane.forget_queue(first_name(topology.method))
+            if self._is_superseded(key, sequence):
+                return
+            lane.forget_queue(key[1])
+            barrier.deleted(key, sequence)
+        elif method == frames.QUEUE_DECLARE:
+            await barrier.settle_deletion(key)
         if method not in _NOT_HERE.get(topology.level, ()):
             await lane.declarer.execute(topology.method)
 
+    def _is_applied(self, upto: int) -> bool:
+        """Whether all up to there is in the queues, or more than that waits before full ones."""
+        return self._replica.progress.tracker.applied >= upto or any(lane.parked for lane in self._lanes.values())
+
+    def _is_superseded(self, key: QueueKey, sequence: int) -> bool:
+        """Whether entry `sequence`, carried out in a former life of this node, which led then, would delete what is in no log."""
+        declared = self._replica.declared
+        if sequence > self._read_upto or declared.queues.get(key, sequence) or declared.replicates(key):
+            return False
+        return owner_of(self._replica.node.log.epoch_at(sequence)) == self._replica.node.me
+
     async def _moved_on(self, vhost: str, sequence: int) -> None:
         """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left its queue."""
-        still = kicked = time.monotonic()
-        left: list[tuple[QueueKey, int]] = []
-        while due := self._to_move(vhost, sequence):
+        began, kicked = time.monotonic(), 0.0
+        left: dict[QueueKey, tuple[int, float]] = {}  # how many, and since when it is so many
+        while (due := self._to_move(vhost, sequence)) or (self.is_rejecting(vhost) and time.monotonic() < began + REJECTED_STILL_S):
             now = time.monotonic()
-            if due != left:
-                left, still = due, now
-            elif now - still > REJECTED_STILL_S:
-                for key, count in due:
+            left = {key: left[key] if key in left and left[key][0] == count else (count, now) for key, count in due}
+            for key, (count, since) in left.items():
+                if self.given_up_at(key) > since or now > since + REJECTED_STILL_S:
                     self._not_waited_for[key] = now + REJECTED_AGAIN_S
-                    what = "%d messages that the primary's clients rejected from queue '%s' in vhost '%s' are not found here, and not waited for"
-                    log.warning(f"{what}: they may be missing where they went to", count, key[1], vhost)
-                return
+                    what = "%d messages that the primary's clients rejected from queue '%s' in vhost '%s' cannot be reached here"
+                    log.warning(f"{what}, and are not waited for: they may be missing where they went to", count, key[1], vhost)
             if now >= kicked:
                 for key, _ in due:
                     self.on_full(key)

@@ -2,6 +2,9 @@
 
 What is published again after a restart goes by the bindings of that moment, and older copies no longer count (R8). So before bindings change,
 everything published is on record. What waits before a full queue is not waited for.
+
+A restart carries out again what is not on record. What comes into a queue by itself afterwards (dead letters), or by publishes that are in no log,
+nobody brings again. So a purge is on record before anything follows it, and the deletion of a queue before one of its name is declared again.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from .channels import QueueKey
+
 if TYPE_CHECKING:
     from .replica import Replica
 
 PARKED_POLL_S = 0.2
+DELETED_MAX = 1_000  # remembered before it is looked which of them are on record
 
 
 async def _no_record() -> None: ...
@@ -35,6 +41,7 @@ class Barrier:
         self.published_upto = 0
         self.recorded = 0
         self.write_record: Callable[[], Awaitable[None]] = _no_record
+        self._deleted: dict[QueueKey, int] = {}  # by which entries
         self._lock = asyncio.Lock()
         self._free = asyncio.Event()
         self._free.set()
@@ -75,6 +82,17 @@ class Barrier:
     async def settle_record(self, upto: int) -> None:
         """Returns when a restart would publish nothing of the entries up to `upto` again."""
         if self.recorded < min(upto, self.published_upto):
+            await self.write_record()
+
+    def deleted(self, queue: QueueKey, sequence: int) -> None:
+        """Entry `sequence` has deleted a queue of this node's broker."""
+        self._deleted[queue] = sequence
+        if len(self._deleted) > DELETED_MAX:
+            self._deleted = {key: at for key, at in self._deleted.items() if at > self.recorded}
+
+    async def settle_deletion(self, queue: QueueKey) -> None:
+        """Returns when a restart would not delete a queue again that is to be declared now. Call when its deletion is applied."""
+        if self._deleted.pop(queue, 0) > self.recorded:
             await self.write_record()
 
     async def _wait_settled(self, upto: int) -> None:

@@ -2,9 +2,9 @@
 
 Rule: a declaration that is replicated takes its place among the publishes of all connections. Before the broker is asked, everything that was
 published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
-every node. The answer to a declaration of a queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern
-that queue, by its name or by none, and is not replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held
-when the broker had done it.
+every node. A purge is on record before it is answered, a deletion before the queue is declared again (`barrier`). The answer to a declaration of a
+queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern that queue, by its name or by none, and is not
+replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
         async with _turn(relay, kind, action.queue):
             if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
                 return
+            if kind == QUEUE_DECLARE:
+                await replica.barrier.settle_deletion((relay.vhost, action.queue))
             reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
             relay.replies[number] = reply
             relay.outbox.put(building.frame(METHOD, number, action.asked))
@@ -89,6 +91,8 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
             if action.queue:
                 channel.last_queue = action.queue
         await replica.progress.wait_safe(sequence)
+        if action.purge:
+            await replica.barrier.write_record()
         if relay.watch is not None:
             relay.watch.declared(number, action.asked, True)
         if not getattr(method, "nowait", False) and channel.speaks:  # the broker may have closed it meanwhile, and the client knows

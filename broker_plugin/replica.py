@@ -37,6 +37,7 @@ from .headers import position
 from .index import Index
 from .progress import Progress
 from .tallying import Tallies
+from .topology import first_name
 
 if TYPE_CHECKING:
     from . import topology
@@ -218,6 +219,8 @@ class Replica:
             self.barrier.published(first + count - 1)
         else:
             self.progress.done_when_safe(first, first + count - 1)
+            if kind == "topology" and frames.method_id(run.topology.method) == frames.QUEUE_DELETE:
+                self.barrier.deleted((run.topology.vhost, first_name(run.topology.method)), first)
         if kind in OPERATIONS:
             self.last_operation = first
         if not self._flush_scheduled:

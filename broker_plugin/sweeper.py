@@ -3,10 +3,12 @@
 Rules:
 - It consumes from a queue only while something in it is due, through a small window, one queue after the other; a consumer that stayed would
   break delivery limits, expiry and order.
-- A removal counts only after a later reply on its channel has come.
+- A removal counts only after a later reply on its channel has come. That does not say that a quorum queue has carried out what was rejected: before
+  a pass ends, the queue has done something that stands behind it (`_returned`, `carried_out`), as dead letters go where they go at that moment.
 - What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
   the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window is no
-  larger than the queue, and what leaves a shallow queue leaves it when all is here.
+  larger than the queue, and what leaves a shallow queue leaves it when all is here. Where a message of higher priority came in meanwhile, another
+  was not met, and nothing is concluded from that.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
@@ -21,9 +23,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyroaring import BitMap64
 
@@ -96,9 +98,11 @@ class Sweeper:
         self._ended = asyncio.Event()
         self._kicked: set[QueueKey] = set()
         self._suspects: dict[QueueKey, int] = {}  # and the entry up to which all must be applied before they are gone through
+        self._given_up: dict[QueueKey, float] = {}  # where it did not get on, and when it began to try
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
         self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
         self._keeper = Keeper(replica, broker)
+        self._under_way: _Pass | None = None
 
     def kick(self, queue: QueueKey | None = None) -> None:
         """A queue (None: one that is not known) is full: sweep it now, whatever is due."""
@@ -117,6 +121,15 @@ class Sweeper:
         for queue in queues:
             self._suspects[queue] = max(upto, self._suspects.get(queue, 0))
         self._event.set()
+
+    def given_up_at(self, queue: QueueKey) -> float:
+        """When it last began to go through a queue in which it cannot reach what is due (monotonic seconds); 0 if it can, or has not tried."""
+        return self._given_up.get(queue, 0.0)
+
+    def is_rejecting(self, vhost: str) -> bool:
+        """Whether what was rejected from a queue there may not have left it."""
+        sweep = self._under_way
+        return sweep is not None and sweep.rejects and sweep.target.key[0] == vhost
 
     async def run(self) -> None:
         """Sweeps until `stop` or cancelled.
@@ -209,14 +222,16 @@ class Sweeper:
         tally = self._replica.index.tallies.pending(key, self._replica.progress.tracker.applied)
         pressing = bool(target.due(upto)) or tally is not None
         if not pressing and not whole:
-            self._back_off.pop(key, None)
-            self._taken.pop(key, None)
+            for known in (self._back_off, self._taken, self._given_up):
+                known.pop(key, None)
             return
         not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
         wait_s = not_before - time.monotonic()
         if wait_s > 0 and not kicked and not (pressing and wait_s > BACK_OFF_MAX_S):
             return
+        began = time.monotonic()
         if not await self._is_worth_it(target, upto, whole, tally):
+            self._given_up[key] = began
             if tally is not None:
                 self._replica.index.tallies.done(key, tally)
             return
@@ -225,6 +240,8 @@ class Sweeper:
             end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
         if tally is not None and end is not _End.STUCK and not self._stopping:
             self._replica.index.tallies.done(key, tally)
+        if end is _End.FULL:
+            self._given_up[key] = began
         if end in (_End.FULL, _End.STUCK):
             pause_s = min(pause_s, BACK_OFF_MAX_S if pressing else SUSPECT_BACK_OFF_MAX_S)
             log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
@@ -251,7 +268,7 @@ class Sweeper:
         vhost, queue = target.key
         due = target.due(upto)
         connection = await self._vhosts.connection(vhost)
-        limited = not has_a_free_way_back(connection) and "x-delivery-limit" in self._arguments(target.key)
+        limited = self._uses_up_a_limit(connection, target.key)
         if not limited and (due or whole or tally is None):
             return True
         channel = await connection.channel()
@@ -263,8 +280,10 @@ class Sweeper:
             await channel.close()
         return ready <= due if limited else tally is not None and ready > tally.messages
 
-    def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
-        return topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
+    def _uses_up_a_limit(self, connection: Connection, key: QueueKey) -> bool:
+        """Whether what is given back to a queue may not come back for ever."""
+        arguments = topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
+        return not has_a_free_way_back(connection) and "x-delivery-limit" in arguments
 
     async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         async with self._keeper.away_from(target.key):
@@ -275,9 +294,27 @@ class Sweeper:
         expected = target.start_pass(self._replica.progress.tracker.applied)
         connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()
-        sweep = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
+        sweep = self._under_way = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
+        try:
+            end = await self._go_through(sweep, upto, window, whole)
+            # What was given back stands behind what was rejected, and has come back by now. Whoever took some of it would change its order.
+            if sweep.rejects and not (sweep.kept or self._stopping or self._uses_up_a_limit(connection, target.key)):
+                await carried_out(connection, queue)
+        finally:
+            self._under_way = None
+        if end is _End.SEEN or end is _End.GONE:
+            expected -= BitMap64(sweep.undecided)  # they were met
+            missed = target.end_pass(expected)
+            if missed:
+                log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
+        return end
+
+    async def _go_through(self, sweep: _Pass, upto: int, window: int, whole: bool) -> _End:
+        channel, target = sweep.channel, sweep.target
+        vhost, queue = target.key
         try:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
+            sweep.newest = self._replica.barrier.published_upto
             if self._is_taken(target.key, consumers):
                 end = _End.STUCK
             else:
@@ -297,12 +334,7 @@ class Sweeper:
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
                 end = _End.STUCK
         finally:
-            await give_back(connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
-        if end is _End.SEEN or end is _End.GONE:
-            expected -= BitMap64(sweep.undecided)  # they were met
-            missed = target.end_pass(expected)
-            if missed:
-                log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
+            await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
         return end
 
     def _is_taken(self, key: QueueKey, consumers: int) -> bool:
@@ -335,7 +367,7 @@ class Sweeper:
             if sweep.is_cancelled:
                 return _End.GONE
             if shallow and met >= window:
-                return _End.SEEN
+                return _End.DONE if sweep.overtaken else _End.SEEN
             if not shallow:
                 await sweep.settle()
             if self._stopping or not (shallow or whole or sweep.tally or target.due(upto)):
@@ -378,6 +410,9 @@ class _Pass:
         self.met = 0
         self.kept = 0
         self.is_cancelled = False
+        self.rejects = False
+        self.newest = EVERYTHING  # of what may have been there when it was asked how much there is
+        self.overtaken = False  # something younger came before it: by its priority
         self._replica = replica
         self._event = event
         self._stopping = stopping
@@ -396,6 +431,7 @@ class _Pass:
             self._keep(tag)
             return
         sequence, generation = stamp
+        self.overtaken = self.overtaken or sequence > self.newest
         path = deaths(header)
         verdict = self.target.sweeping_verdict(sequence, generation, path)
         if verdict is Verdict.ACK:
@@ -437,6 +473,7 @@ class _Pass:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
             rejects, self._rejects = self._rejects, []
+            self.rejects = self.rejects or bool(rejects)
             left = await in_steps(self.channel, rejects, self.channel.reject, self._stopping)
             # All before the first that stays are removed, and need one command only: see `in_steps`.
             first = min((self._kept_first or EVERYTHING, *left))
@@ -507,6 +544,18 @@ async def all_arrived(channel: Channel, queue: str, met: Callable[[], int], full
         await channel.flow()
         if met() == before:
             break
+
+
+async def carried_out(connection: Connection, queue: str) -> None:
+    """Returns when a queue has carried out what other channels had sent to it: a consumer comes and goes by the same way."""
+    channel = await connection.channel()
+    taken: list[int] = []
+    try:
+        await channel.qos(1)
+        await channel.cancel(await channel.consume(queue, lambda tag, *_: taken.append(tag)))
+    except ChannelClosed as error:
+        log.debug("queue '%s' does not tell whether all that was rejected has left it: %s", queue, error.text)
+    await give_back(connection, channel, "", len(taken), queue)
 
 
 async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:

@@ -147,11 +147,6 @@ class AppliedTracker:
         """Those of first .. last that are not applied: what is published again when a connection to the broker is lost."""
         return self._above.missing(max(first, self.applied + 1), last)
 
-    @property
-    def ranges(self) -> int:
-        """How many separate ranges lie above R: a measure of disorder."""
-        return self._above.ranges
-
 
 @dataclass(frozen=True, slots=True)
 class VisitRecord:

@@ -10,7 +10,8 @@ Used by the door (primary) and by the sweeper (backup). Rules:
   broker's queue instead, if clients held nothing. What was rejected or moved goes its way all the same: it had left the queue, and had not yet here.
 - What was rejected goes to where dead letters went at the primary then. So a sweeper moves it only when its node has come to that entry, and has
   carried out the declarations and purges before it; and the next declaration or purge waits for that. So what was rejected is remembered in turns:
-  none reaches over a declaration or purge, and what comes all the time does not put off what came before.
+  none reaches over a declaration or purge, and what comes all the time does not put off what came before. A turn names copies, (origin, visit) and
+  sequence: a message may come back and be rejected again, or die in two queues and come to a third twice, with a purge in between.
 - A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
   queue that was gone through, without finding it, a moment before.
 - Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
@@ -37,6 +38,8 @@ from lrq_ha.replication.visits import EVERY_SEQUENCE, Deaths, Visits, origin_of,
 
 QueueKey = tuple[str, str]
 """(vhost, queue)"""
+Stay = tuple[str, int]
+"""Of a copy in a queue: that of its first death, or this one if it never died, and its visit here."""
 DEPARTED_MAX = 1_000
 """Queues that are gone, or that the log does not declare, of which something is known. Of the one beyond it what is known is forgotten: a copy of
 it that a crashed broker brings back, or that died into another queue before a sweeper found it, is given to a client once more."""
@@ -64,6 +67,13 @@ class Kind(Enum):
 _NOTHING = BitMap64()
 
 
+def _union(sets: Iterable[BitMap64]) -> BitMap64:
+    found = BitMap64()
+    for each in sets:
+        found |= each
+    return found
+
+
 def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
     values = iter(flat)
     return zip(values, values)
@@ -86,6 +96,7 @@ class QueueFilter:
         "_generations",
         "_held",
         "_moved",
+        "_moving",
         "_overlap",
         "_purged",
         "_record",
@@ -112,7 +123,8 @@ class QueueFilter:
         self._overlap = False  # two unsafe operations name the same sequence
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
-        self._early: list[_Turn] = []  # of these, what is to move, by operations that this node may not have come to; in log order
+        self._early: list[_Turn] = []  # what is to move by operations that this node may not have come to; in log order
+        self._moving: dict[Stay, BitMap64] = {}  # and by those that it has come to: copies that were not seen to leave
         self._departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
         self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
 
@@ -191,27 +203,41 @@ class QueueFilter:
         return int((self._due - early).rank(applied) if early else self._due.rank(applied))
 
     def moves_due(self, upto: int) -> int:
-        """How many of those up to an entry were rejected or moved on: they are to leave this queue for others."""
-        return int((self._to_move() - self._too_early()).rank(upto))
+        """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now."""
+        self._turns()
+        return int((self._due & _union(self._moving.values())).rank(upto))
 
     def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
         verdict = self.verdict(seq, generation, deaths)
-        return Verdict.HOLD if verdict is Verdict.REJECT and self.is_early(seq) else verdict
+        return Verdict.HOLD if verdict is Verdict.REJECT and self.is_early(seq, deaths) else verdict
 
-    def is_early(self, seq: int) -> bool:
-        """Whether this node has not come to the operation that moves this sequence on. (It may be another one, of the same sequence.)"""
-        return any(seq in turn.members for turn in self._turns())
+    def is_early(self, seq: int, deaths: Deaths = ()) -> bool:
+        """Whether this node has not come to the operation that moves this copy on.
+
+        One at an earlier visit than any operation that is known of has moved on by itself at the primary: nobody knows when, and it need not wait.
+        """
+        turns = self._turns()
+        if not turns:
+            return False
+        stay = (origin_of(deaths) or self.name, visit_of(self.name, deaths))
+        return any(seq in turn.moves.get(stay, _NOTHING) for turn in turns)
 
     def _too_early(self) -> BitMap64:
         turns = self._turns()
-        return BitMap64.union(*(turn.members for turn in turns)) if len(turns) > 1 else turns[0].members if turns else _NOTHING
+        if not turns:
+            return _NOTHING
+        return _union(members for turn in turns for members in turn.moves.values()) - _union(self._moving.values())
 
     def _turns(self) -> list[_Turn]:
         if self._early:
             reached = self._filter.reached()
-            if any(turn.last <= reached for turn in self._early):
+            come_to = [turn for turn in self._early if turn.last <= reached]
+            if come_to:
                 self._early = [turn for turn in self._early if turn.last > reached]
+                for turn in come_to:
+                    for stay, members in turn.moves.items():
+                        self._moving.setdefault(stay, BitMap64()).update(members)
             if self._early:
                 self._early[0].grows = False
         return self._early
@@ -236,8 +262,7 @@ class QueueFilter:
         if self._moved_from(seq, line, visit) and not self._dequeued_upto(seq, line, visit):
             for peer in self._followers(line):
                 if peer._visits[line].known_after(seq, visit_of(peer.name, deaths) - 1):
-                    peer._record = None
-                    peer._due.add(seq)
+                    peer._look_again(BitMap64([seq]))
                     peer._again.discard(seq)
 
     def start_pass(self, applied: int) -> BitMap64:
@@ -260,12 +285,17 @@ class QueueFilter:
             for line in (self.name, *self._visits):
                 for peer in self._followers(line):
                     found = (peer._visits[line].members() & moved_on) - peer._due
-                    peer._record = None
-                    peer._due |= found
+                    peer._look_again(found)
                     peer._again |= found
         return missed
 
     # Within this module.
+
+    def _look_again(self, sequences: BitMap64) -> None:
+        """They may come here, from where a sweeper has met them, or has not."""
+        self._record = None
+        self._due |= sequences
+        self._filter.to_move.add(self)
 
     def _path(self, deaths: Deaths) -> list[tuple[QueueFilter, int]]:
         vhost, find = self.key[0], self._filter.find
@@ -299,6 +329,10 @@ class QueueFilter:
 
     def _left(self, seq: int, line: str, visit: int) -> None:
         """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+        for stay in [each for each, members in self._moving.items() if each[0] == line and each[1] <= visit and seq in members]:
+            self._moving[stay].discard(seq)
+            if not self._moving[stay]:
+                del self._moving[stay]
         if seq not in self._due:
             return
         direct = line != self.name and (seq in self._done or seq in self._moved)
@@ -342,7 +376,13 @@ class QueueFilter:
         if turn is None or not turn.grows or turn.behind != behind:
             turn = _Turn(behind)
             self._early.append(turn)
-        turn.add(op.seq, op.ranges)
+        turn.last = max(turn.last, op.seq)
+        stay = (op.origin or self.name, op.visit)
+        members, come_to = turn.moves.setdefault(stay, BitMap64()), self._moving.get(stay, _NOTHING)
+        for first, last in _pairs(op.ranges):
+            members.add_range(first, last + 1)
+            if come_to:  # read again: the record does not tell by which entry it was moved
+                come_to.remove_range(first, last + 1)
 
     def _purge(self, ranges: Sequence[int]) -> None:
         end = ranges[-1] + 1
@@ -390,6 +430,8 @@ class QueueFilter:
         for members in (self._done, self._moved):
             members.remove_range(0, before)
         self._spared.remove_range(0, before)
+        for members in self._moving.values():
+            members.remove_range(0, before)
         if self._purged <= before:
             self._purged = 0
         for line in list(self._visits):
@@ -413,16 +455,15 @@ class QueueFilter:
         self._record = None
         if self._departed > end:
             self._departed = 0
-        for members in (self._done, self._moved, self._due, self._again, self._spared):
+        for members in (self._done, self._moved, self._due, self._again, self._spared, *self._moving.values()):
             members.remove_range(end + 1, EVERY_SEQUENCE)
         self._purged = min(self._purged, end + 1)
         for here in self._visits.values():
             here.lose(end)
         self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
-        by_lost = self._to_move() - self._too_early() if known else _NOTHING
-        if by_lost:
+        if known and any(self._moving.values()):
             turn = _Turn(self._filter.changed)
-            turn.last, turn.members = end, by_lost
+            turn.last, turn.moves, self._moving = end, self._moving, {}
             self._early.append(turn)
 
     def _is_empty(self) -> bool:
@@ -455,26 +496,24 @@ class QueueFilter:
         for part in record.visits:
             here = self._visits_of(part.origin)
             (here.done if part.dequeued else here.moved)[part.visit] = BitMap64.deserialize(part.positions)
+        moved = [((self.name, 0), self._moved)]
+        moved += [((line, visit), members) for line, here in self._visits.items() for visit, members in here.moved.items()]
+        self._moving = {stay: moving for stay, members in moved if (moving := self._due & members)}
 
 
 class _Turn:
-    """Sequences that operations move on: all of them are to be carried out when the node has come to entry `last`.
+    """Copies that operations move on: all of them are to be carried out when the node has come to entry `last`.
 
-    `behind`: the last declaration or purge before them. `grows`: more may come into it.
+    `behind`: the last declaration or purge before them. `grows`: more may come into it. `moves`: their sequences.
     """
 
-    __slots__ = ("behind", "grows", "last", "members")
+    __slots__ = ("behind", "grows", "last", "moves")
 
     def __init__(self, behind: int) -> None:
         self.behind = behind
         self.grows = True
         self.last = 0
-        self.members = BitMap64()
-
-    def add(self, op_seq: int, ranges: Sequence[int]) -> None:
-        self.last = max(self.last, op_seq)
-        for first, last in _pairs(ranges):
-            self.members.add_range(first, last + 1)
+        self.moves: dict[Stay, BitMap64] = {}
 
 
 class _Op(NamedTuple):
@@ -758,7 +797,7 @@ class DeliveryFilter:
         parts = [(new._known((record.vhost, record.queue)), record) for record in queues]
         for target, record in parts:
             target._import(record)
-            if target._to_move():
+            if target._moving:
                 new.to_move.add(target)
         new._departed = {target.key: None for target, record in sorted(parts, key=lambda each: each[1].departed) if record.departed}
         if refused:

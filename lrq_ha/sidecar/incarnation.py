@@ -160,6 +160,8 @@ class Incarnation:
         self._applier.on_full = self._sweeper.kick
         self._applier.on_follow = self._configured.unbind
         self._applier.on_spared = self._sweeper.suspect
+        self._applier.is_rejecting = self._sweeper.is_rejecting
+        self._applier.given_up_at = self._sweeper.given_up_at
 
     @property
     def ready(self) -> bool:

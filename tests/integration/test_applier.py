@@ -14,12 +14,12 @@ import pika
 import pytest
 from pamqp import commands
 
-from broker_plugin import applier, building, frames, headers
+from broker_plugin import applier, building, frames, headers, sweeper
 from broker_plugin.applier import Applier
 from broker_plugin.apply_lane import STRIKES_MAX, Doubt
 from broker_plugin.client import Address, Channel, Connection
 from broker_plugin.replica import Replica
-from broker_plugin.sweeper import Sweeper
+from broker_plugin.sweeper import WIDE_WINDOW_MESSAGES, Sweeper
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
@@ -78,6 +78,8 @@ class Rig:
         )
         self.sweeper = Sweeper(self.replica, Address.parse(url), interval_s=0.1)
         self.applier.on_full = self.sweeper.kick
+        self.applier.is_rejecting = self.sweeper.is_rejecting
+        self.applier.given_up_at = self.sweeper.given_up_at
         self.replica.progress.on_wake = self.applier.wake
         self.end = 0
 
@@ -728,7 +730,7 @@ def test_lost_connection_ends_the_run(lab: Lab) -> None:
         running = asyncio.create_task(rig.applier.run())
         rig.add(declare("lost"))
         await rig.applied()
-        rig.applier.close()
+        rig.applier._lanes["/"].abort()
         with pytest.raises(Exception, match="connection ended"):
             await asyncio.wait_for(running, PATIENCE_S)
 
@@ -796,6 +798,188 @@ def test_a_deletion_waits_for_what_was_rejected(lab: Lab, sweeps: bool, caplog: 
 
     asyncio.run(go())
     assert caplog.text.count("50 messages that the primary's clients rejected from queue") == (0 if sweeps else 2)
+
+
+def test_what_another_has_overtaken_is_still_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of higher priority came in just before the sweeper's consumer: the one that it was to find was taken for gone."""
+    qos = Channel.qos
+
+    async def go() -> None:
+        dead, queue = f"dead-overtaken-{time.time_ns()}", f"overtaken-{time.time_ns()}"
+        async with rig_at(lab) as (rig, channel):
+            to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+            rig.add(declare(dead), declare(queue, **to_dead, **{"x-max-priority": 5}))
+            first = rig.add(publishes([b"rejected"], queue, priority=1))
+            await rig.applied()
+            came: list[int] = []
+
+            async def late(it: Channel, prefetch: int, **options: Any) -> None:
+                await qos(it, prefetch, **options)
+                if not came:
+                    came.append(rig.add(publishes([b"overtakes"], queue, priority=5)))
+                    await rig.applied()
+                    while await ready(channel, queue) < 2:
+                        await asyncio.sleep(0.05)
+
+            monkeypatch.setattr(Channel, "qos", late)
+            rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, first])))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            async with asyncio.timeout(SOON_S):
+                while not await ready(channel, dead):
+                    await asyncio.sleep(0.05)
+            await rig.sweeper.stop()
+            await sweeping
+            assert came
+            assert await ready(channel, queue) == 1
+
+    asyncio.run(go())
+
+
+def rejects_and_deletes(queue: str, first: int, last: int) -> list[pb.Run]:
+    reject = pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, last]))
+    return [reject, topology(commands.Queue.Delete(queue=queue))]
+
+
+def test_a_deletion_waits_for_a_sweeper_that_comes_late(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be busy for a minute with another queue. That it had found nothing was said, though it had not looked."""
+    monkeypatch.setattr(applier, "REJECTED_STILL_S", applier.REJECTED_STILL_S / 5)
+
+    async def go() -> None:
+        dead, queue, count = "dead-late", "swept-late", 10
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(dead), declare(queue, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            rig.add(*rejects_and_deletes(queue, first, first + count - 1))
+            await asyncio.sleep(4.0)
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            await rig.applied()
+            async with asyncio.timeout(PATIENCE_S):
+                while await ready(channel, dead) < count:
+                    await asyncio.sleep(0.05)
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+    assert "not waited for" not in caplog.text
+
+
+@pytest.mark.parametrize("stays", [0, 1])
+def test_what_a_quorum_queue_is_about_to_reject(lab: Lab, stays: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its channel has handled the rejects, and the queue a little later: they went nowhere if dead letters were unbound in between."""
+    monkeypatch.setattr(sweeper, "ACKS_PAUSE_S", 0.0)
+    monkeypatch.setattr(applier, "REJECTED_POLL_S", 0.0)
+    monkeypatch.setattr(applier, "TIMER_MIN_S", 0.0)
+
+    async def go() -> None:
+        dead, queue, count, rounds = f"dead-about-{time.time_ns()}", f"about-{time.time_ns()}", sweeper.ACKS_AT_ONCE, 20
+        exchange = f"{dead}-x"
+        async with rig_at(lab) as (rig, channel):
+            bind = topology(commands.Queue.Bind(queue=dead, exchange=exchange, routing_key="k"))
+            unbind = topology(commands.Queue.Unbind(queue=dead, exchange=exchange, routing_key="k"))
+            rig.add(topology(commands.Exchange.Declare(exchange=exchange, durable=True)), declare(dead))
+            rig.add(declare(queue, "quorum", **{"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": "k"}))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            for number in range(1, rounds + 1):
+                rig.add(bind)
+                first = rig.add(publishes(numbered(count + (stays and number == 1)), queue))
+                await rig.applied()
+                last = rig.end - (stays and number == 1)
+                rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, last])), unbind)
+                await rig.applied()
+                async with asyncio.timeout(PATIENCE_S):
+                    while await ready(channel, queue) < stays:
+                        await asyncio.sleep(0.05)
+                    seen = 0
+                    while (left := await ready(channel, dead)) > seen:
+                        seen = left
+                        await asyncio.sleep(0.2)
+                assert left == number * count
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+
+
+def test_a_deletion_does_not_wait_for_what_lies_too_deep(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweeper that has gone as far as it can and stands before messages that stay will not get further by waiting."""
+    monkeypatch.setattr(applier, "REJECTED_STILL_S", 10 * PATIENCE_S)
+
+    async def go() -> None:
+        queue, count = "too-deep", WIDE_WINDOW_MESSAGES + 100
+        async with rig_at(lab, window=4_000) as (rig, _):
+            rig.add(declare(queue))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            rig.add(*rejects_and_deletes(queue, first + count - 10, first + count - 1))
+            await rig.applied()
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+    assert caplog.text.count("10 messages that the primary's clients rejected from queue 'too-deep'") == 1
+
+
+def test_a_purge_or_deletion_is_on_record_before_a_restart_could_harm(lab: Lab) -> None:
+    """A restart carries out again what is not: it would take the dead letters that have come in since."""
+
+    async def go() -> None:
+        queue, recorded = "on-record", []
+        async with rig_at(lab) as (rig, channel):
+
+            async def record() -> None:
+                recorded.append(rig.replica.progress.tracker.applied)
+                rig.replica.barrier.recorded = recorded[-1]
+
+            rig.replica.barrier.write_record = record
+            rig.add(declare(queue), publishes([b"1"], queue))
+            await rig.applied()
+            purge = rig.add(pb.Run(purge=pb.Purge(vhost="/", queue=queue, before=rig.end + 1)), publishes([b"2"], queue))
+            await rig.applied()
+            assert recorded == [purge]
+            deleted = rig.add(topology(commands.Queue.Delete(queue=queue)))
+            await rig.applied()
+            before = len(recorded)
+            rig.add(declare(f"{queue}-other"))
+            await rig.applied()
+            assert len(recorded) == before, "of one that is not declared again nothing is taken"
+            rig.add(declare(queue))
+            await rig.applied()
+            assert recorded[-1] > deleted
+            await channel.queue_delete(queue)
+            await channel.queue_delete(f"{queue}-other")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("level", ["configuration", "all"])
+def test_what_is_in_no_log_does_not_go_with_an_earlier_queue(lab: Lab, level: str) -> None:
+    """This node led when its clients deleted the queue and declared it again. Nothing of that is on its record, as before a full queue."""
+
+    async def go() -> None:
+        queue = f"declared-again-{level}"
+        rig = Rig(lab.nodes["a1"].admin)
+        declared = declare(queue, **{"x-lrq-replicate": level})
+        rig.add(declared, topology(commands.Queue.Delete(queue=queue)), declared)
+        connection = await Connection.open(lab.nodes["a1"].admin)
+        channel = await connection.channel()
+        await channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic", "x-lrq-replicate": level})
+        await channel.confirm_select()
+        channel.publish("", queue, b"in no log")
+        async with asyncio.timeout(PATIENCE_S):
+            while not await ready(channel, queue):
+                await asyncio.sleep(0.05)
+        running = asyncio.create_task(rig.applier.run())
+        await rig.applied()
+        assert await ready(channel, queue) == (level == "configuration")
+        await channel.queue_delete(queue)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await connection.close()
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])

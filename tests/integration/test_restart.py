@@ -6,11 +6,13 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pika
 import pytest
 from load import applied_records, consume, declare, depth, eventually, in_sync, on_record, primary_of, replace_primary, same_logs, set_up, told
 from pamqp import commands
+from pika.exceptions import AMQPError
 from raw_client import RawClient
 from raw_client import publish as raw_publish
 
@@ -170,6 +172,57 @@ def test_what_was_routed_before_bindings_changed_stays_where_it_was(new_lab: Cal
         connection.close()
     assert drain(lab, "old", 9) == [1, 2, 3]
     assert depth(lab.nodes["e1"].broker, "new") == 0
+
+
+@pytest.mark.parametrize("what", ["purged", "deleted and declared again"])
+def test_dead_letters_that_came_behind_a_purge_or_deletion(new_lab: Callable[..., Lab], broker_version: str, what: str) -> None:
+    """They are there after a restart, which carries out again what its record lacks."""
+    lab = new_lab({"east": 1}, broker=broker_version)
+    lab.up()
+    lab.wait_role("e1", "active")
+    for number in range(4):
+        dead, source = f"dead-{number}", f"source-{number}"
+        with suppress(AMQPError), pika.BlockingConnection(pika.URLParameters(lab.nodes["e1"].door)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare(dead, durable=True)
+            channel.queue_declare(source, durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+            channel.basic_publish("", source, b"rejected", pika.BasicProperties(delivery_mode=2))
+            tag = channel.basic_get(source)[0].delivery_tag
+            time.sleep(0.5)  # in which all that is on record
+            if what == "purged":
+                channel.queue_purge(dead)
+            else:
+                channel.queue_delete(dead)
+                channel.queue_declare(dead, durable=True)
+            channel.basic_reject(tag, requeue=False)
+            eventually("the dead letter", lambda dead=dead: depth(lab.nodes["e1"].broker, dead) == 1)
+            lab.kill("e1.sidecar")
+        lab.start("e1.sidecar")
+        lab.wait_role("e1", "active")
+        assert depth(lab.nodes["e1"].broker, dead) == 1
+
+
+@pytest.mark.parametrize("level", ["none", "configuration"])
+def test_messages_of_a_queue_that_is_not_replicated_outlive_a_restart(new_lab: Callable[..., Lab], broker_version: str, level: str) -> None:
+    """Though the queue was deleted and declared again just before: they are in no log, and nobody publishes them again."""
+    lab = new_lab({"east": 1}, broker=broker_version)
+    lab.up()
+    lab.wait_role("e1", "active")
+    for number in range(4):
+        queue = f"own-{number}"
+        with suppress(AMQPError), pika.BlockingConnection(pika.URLParameters(lab.nodes["e1"].door)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare(queue, durable=True, arguments={"x-lrq-replicate": level})
+            time.sleep(0.5)
+            channel.queue_delete(queue)
+            channel.queue_declare(queue, durable=True, arguments={"x-lrq-replicate": level})
+            channel.basic_publish("", queue, b"confirmed", pika.BasicProperties(delivery_mode=2), mandatory=True)
+            lab.kill("e1.sidecar")
+        lab.start("e1.sidecar")
+        lab.wait_role("e1", "active")
+        eventually("what was confirmed", lambda queue=queue: depth(lab.nodes["e1"].broker, queue) == 1, 10.0)
 
 
 def test_short_lived_queues_leave_nothing_behind(new_lab: Callable[..., Lab], broker_version: str) -> None:

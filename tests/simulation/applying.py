@@ -103,7 +103,7 @@ class Applier:
                 what = ("spared", entry.run.purge.queue)
         else:
             what = decode_topology(entry.run.topology.method)
-        if self.open or not self.has_brought(entry.first - 1) or not self._site.is_recorded(entry.first):
+        if self.open or not self.has_brought(entry.first - 1) or not self._site.is_recorded(entry.first) or not self._moved_on(entry.first):
             return False
         if what[0] == "delete":
             for message in self.parked.pop(("", what[1]), ()):
@@ -114,6 +114,13 @@ class Applier:
         else:
             self._site.broker.execute(what)
         return True
+
+    def _moved_on(self, sequence: int) -> bool:
+        """What was rejected before entry `sequence` has left its queue."""
+        moving = self._replica.index.filter.moving(VHOST, sequence)
+        for target, _ in moving:
+            self._site.sweeper.kick(target.key)
+        return not moving
 
     def _enqueue(self, entry: Entry) -> None:
         self._replica.barrier.published(entry.last)

@@ -139,6 +139,94 @@ def test_what_was_rejected_before_a_declaration_is_not_taken_for_what_came_after
     assert target.sweeping_verdict(11, generation) is Verdict.REJECT
 
 
+def moving(flt: DeliveryFilter, entry: int) -> dict[str, int]:
+    """What the node, come to this declaration or purge, waits for before it."""
+    flt.reached = lambda: entry - 1
+    return {target.name: due for target, due in flt.moving("/", entry)}
+
+
+@pytest.mark.parametrize("looked", ["before it came", "never"])
+def test_what_was_rejected_twice_is_waited_for_on_all_of_its_way(flt: Filter, looked: str) -> None:
+    """From q to d, and from there to r. The sweeper had looked for it in d while it was in q, and nobody waited for it in d any more."""
+    flt.done(Kind.REJECT, Q, 1, sweep=True)
+    flt.done(Kind.REJECT, D, 1, origin="q", sweep=True)
+    change = flt.at + 1
+    assert moving(flt, change) == {"q": 1, "d": 1}
+    if looked == "before it came":
+        passes(flt, D)
+        assert moving(flt, change) == {"q": 1}
+    passes(flt, Q, ())
+    assert moving(flt, change) == {"d": 1}
+    passes(flt, D, FROM_Q)
+    assert moving(flt, change) == {}
+
+
+def test_what_a_pass_does_not_find_is_waited_for_where_it_may_have_come(flt: Filter) -> None:
+    flt.done(Kind.REJECT, Q, 1, sweep=True)
+    flt.done(Kind.REJECT, D, 1, origin="q", sweep=True)
+    change = flt.at + 1
+    passes(flt, D)
+    assert moving(flt, change) == {"q": 1}
+    passes(flt, Q)
+    assert moving(flt, change) == {"d": 1}
+    passes(flt, D)
+    assert moving(flt, change) == {}
+
+
+@pytest.mark.parametrize("restarted", ["no", "before the first reject was applied", "behind it"])
+def test_a_message_that_comes_back_and_is_rejected_again_behind_a_purge(flt: Filter, restarted: str) -> None:
+    """The purge waits for its first copy, though the same message is rejected once more behind it; that reject waits for the purge."""
+    back, again = (("q", 1), ("r", 1)), (("q", 2), ("r", 1))
+    flt.done(Kind.REJECT, Q, 1, sweep=True)
+    first = flt.at
+    flt.at += 1
+    purge = flt.at
+    flt.note_change(purge)
+    flt.done(Kind.MOVED, R, 1, origin="q", sweep=True)
+    flt.done(Kind.REJECT, Q, 1, visit=1, origin="q", sweep=True)
+    filter_: DeliveryFilter = flt
+    if restarted != "no":
+        filter_ = DeliveryFilter.restored(flt.generations, *flt.export(), known=flt.at)
+        if restarted != "behind it":
+            filter_.note(first, Kind.REJECT, Q, (1, 1), 0, "", sweep=True)
+        filter_.note_change(purge)
+        filter_.note(flt.at - 1, Kind.MOVED, R, (1, 1), 0, "q", sweep=True)
+        filter_.note(flt.at, Kind.REJECT, Q, (1, 1), 1, "q", sweep=True)
+        filter_.lose(flt.at)
+        filter_.safe(flt.at)
+    assert moving(filter_, purge) == {"q": 1}
+    q, r, generation = filter_.queue(Q), filter_.queue(R), flt.generations.newest
+    assert q.sweeping_verdict(1, generation) is REJECT
+    assert q.sweeping_verdict(1, generation, back) is HOLD
+    assert q.due(9) == 1
+    q.gone(1, generation)
+    assert moving(filter_, purge) == {}
+    assert q.due(9) == r.due(9) == 0
+    assert r.sweeping_verdict(1, generation, FROM_Q) is HOLD
+    assert moving(filter_, flt.at + 1) == {"q": 1, "r": 1}
+    assert r.sweeping_verdict(1, generation, FROM_Q) is REJECT
+    r.gone(1, generation, FROM_Q)
+    assert q.sweeping_verdict(1, generation, back) is REJECT
+    q.gone(1, generation, back)
+    assert moving(filter_, flt.at + 1) == {}
+    assert filter_.verdict(Q, 1, generation, again) is GIVE
+
+
+def test_two_dead_letters_of_one_message_are_rejected_before_and_behind_a_purge(flt: Filter) -> None:
+    flt.done(Kind.REJECT, D, 1, origin="q", sweep=True)
+    flt.at += 1
+    purge = flt.at
+    flt.note_change(purge)
+    flt.done(Kind.REJECT, D, 1, origin="r", sweep=True)
+    assert moving(flt, purge) == {"d": 1}
+    d, from_r = flt.queue(D), (("r", 1),)
+    assert [d.sweeping_verdict(1, 1, deaths) for deaths in (FROM_Q, from_r)] == [REJECT, HOLD]
+    d.gone(1, 1, FROM_Q)
+    assert moving(flt, purge) == {}
+    assert moving(flt, flt.at + 1) == {"d": 1}
+    assert d.sweeping_verdict(1, 1, from_r) is REJECT
+
+
 def test_what_lost_entries_have_rejected_waits_for_the_end_of_the_log(flt: Filter) -> None:
     """The node's host went down, and its record knows of more than its log. What its log knows, too, does not wait for that."""
     for sequence in (1, 2):

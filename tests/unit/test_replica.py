@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 
 import pytest
 from pamqp import commands
@@ -44,6 +45,18 @@ def test_after_a_handover_nothing_of_before_has_been_delivered_until_it_is() -> 
     assert replica.given_out.comes_again(11, flagged=True), "no sweeper has seen what is younger"
     replica.given_out.took_over(10, clean=True)
     assert not replica.given_out.comes_again(10, flagged=True)
+
+
+def test_what_clients_have_been_given_since_a_handover_takes_little_room() -> None:
+    """Also where the messages of two queues alternate."""
+    count = 200_000
+    replica = led(10)
+    replica.given_out.took_over(count, clean=True)
+    for sequence in range(1, count, 2):
+        replica.given_out.comes_again(sequence, flagged=False)
+    assert replica.given_out.comes_again(count - 1, flagged=True)
+    assert not replica.given_out.comes_again(count, flagged=True)
+    assert len(pickle.dumps(replica.given_out)) < count // 4
 
 
 def test_what_falls_out_of_the_log_is_not_of_before() -> None:
