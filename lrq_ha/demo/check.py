@@ -24,12 +24,12 @@ def with_vhost(url: str, vhost: str) -> str:
     return urlunsplit(urlsplit(url)._replace(path="/" + vhost))
 
 
-def read_stream(url: str, queue: str) -> list[tuple[dict[str, Any], bytes]]:
-    """Every message of a stream in vhost lrq, until nothing has come for a while, though the broker has answered a question meanwhile.
+def read_stream(url: str, queue: str, vhost: str = "lrq") -> list[tuple[dict[str, Any], bytes]]:
+    """Every message of a stream in a vhost (as in a URL), until nothing has come for a while, though the broker has answered a question meanwhile.
 
     What it had to give then stood before its answer: so a machine that stands still does not look like the stream's end.
     """
-    connection = pika.BlockingConnection(pika.URLParameters(with_vhost(url, "lrq")))
+    connection = pika.BlockingConnection(pika.URLParameters(with_vhost(url, vhost)))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=PREFETCH)
     found: list[tuple[dict[str, Any], bytes]] = []

@@ -14,11 +14,11 @@ from raw_client import RawClient
 from raw_client import publish as publish_frames
 
 from broker_plugin import building, frames, headers
+from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
 
-QUIET_S, FIRST_QUIETS = 0.5, 20
 LOOKED_AT_S = 20.0  # the census looks once a second, and tells what it has seen three times
 
 
@@ -83,23 +83,7 @@ def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
 
 
 def read(url: str, stream: str) -> list[int]:
-    """All of a stream: it has ended when nothing more comes, though the broker has answered a question meanwhile."""
-    channel = channel_to(url)
-    channel.basic_qos(prefetch_count=100)
-    found: list[int] = []
-    quiets = 0
-    for method, _, body in channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=QUIET_S):
-        if method is None:
-            quiets += 1
-            if quiets > (1 if found else FIRST_QUIETS):
-                break
-            channel.queue_declare(stream, passive=True)
-            continue
-        quiets = 0
-        found.append(int(body))
-        channel.basic_ack(method.delivery_tag)
-    channel.connection.close()
-    return found
+    return [int(body) for _, body in checks.read_stream(url, stream, "%2F")]
 
 
 def test_what_a_restart_publishes_again_is_read_from_a_stream_once(group: Pair) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pamqp import commands
@@ -21,6 +21,9 @@ from broker_plugin.permitting import Right
 TOPIC = building.method_frame(1, commands.Exchange.Declare(exchange="topics", exchange_type="topic"))[7:-1]
 DIRECT = building.method_frame(1, commands.Exchange.Declare(exchange="plain", exchange_type="direct"))[7:-1]
 REFUSAL = building.channel_close(frames.CHANNELS_MAX, 403, "ACCESS_REFUSED - no", frames.BASIC_PUBLISH)
+
+
+C = TypeVar("C")
 
 
 class Asked(Connection):
@@ -89,20 +92,23 @@ def publish(exchange: str, key: str, body: bytes, *, channel: int = 1, propertie
     return building.publish_method(channel, exchange, key) + b"".join(building.content(channel, header, body, 4_096))
 
 
-Scenario = Callable[[Asked], Coroutine[Any, Any, None]]
+def on_its_own(made: Callable[[], C]) -> Callable[[Callable[[C], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """Makes a scenario a test, on a connection of its own."""
+
+    def decorate(scenario: Callable[[C], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        def test() -> None:
+            async def run() -> None:
+                await scenario(made())
+
+            asyncio.run(run())
+
+        test.__doc__ = scenario.__doc__
+        return test
+
+    return decorate
 
 
-def on_a_connection(scenario: Scenario) -> Callable[[], None]:
-    """A test of its own, on a connection of its own."""
-
-    def test() -> None:
-        async def run() -> None:
-            await scenario(Asked())
-
-        asyncio.run(run())
-
-    test.__doc__ = scenario.__doc__
-    return test
+on_a_connection = on_its_own(Asked)
 
 
 @on_a_connection
@@ -322,15 +328,7 @@ class Unread(Asked):
         return self.broker.reads
 
 
-def with_an_unread_client(scenario: Callable[[Unread], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def test() -> None:
-        async def run() -> None:
-            await scenario(Unread())
-
-        asyncio.run(run())
-
-    test.__doc__ = scenario.__doc__
-    return test
+with_an_unread_client = on_its_own(Unread)
 
 
 @with_an_unread_client
