@@ -67,13 +67,6 @@ class Kind(Enum):
 _NOTHING = BitMap64()
 
 
-def _union(sets: Iterable[BitMap64]) -> BitMap64:
-    found = BitMap64()
-    for each in sets:
-        found |= each
-    return found
-
-
 def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
     values = iter(flat)
     return zip(values, values)
@@ -205,7 +198,7 @@ class QueueFilter:
     def moves_due(self, upto: int) -> int:
         """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now."""
         self._turns()
-        return int((self._due & _union(self._moving.values())).rank(upto))
+        return int((self._due & BitMap64.union(_NOTHING, *self._moving.values())).rank(upto))
 
     def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
@@ -227,7 +220,8 @@ class QueueFilter:
         turns = self._turns()
         if not turns:
             return _NOTHING
-        return _union(members for turn in turns for members in turn.moves.values()) - _union(self._moving.values())
+        early = (members for turn in turns for members in turn.moves.values())
+        return BitMap64.union(_NOTHING, *early) - BitMap64.union(_NOTHING, *self._moving.values())
 
     def _turns(self) -> list[_Turn]:
         if self._early:

@@ -65,16 +65,10 @@ class Requests:
             from_sequence: What comes behind it must not begin before this sequence, which is the first that is left.
             provider: Whether somebody may still answer it; if not, its data must be complete in the log.
         """
-        newest = self._newest()
+        newest = next((mark for mark in reversed(self._marks) if mark.state == REQUESTED), None)
         if newest is None or newest.position <= after or newest.position.sequence + 1 < from_sequence:
             return None
-        states = self._states(newest)
+        states = {mark.state for mark in self._marks if mark.request_id == newest.request_id}
         if CANCELLED in states:
             return None
         return newest if provider or COMPLETED in states else None
-
-    def _newest(self) -> Mark | None:
-        return next((mark for mark in reversed(self._marks) if mark.state == REQUESTED), None)
-
-    def _states(self, request: Mark) -> set[pb.FullSyncRequest.State]:
-        return {mark.state for mark in self._marks if mark.request_id == request.request_id}
