@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lrq_ha.direct_http import NOT_HTTP, http_open
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.positions import epoch_name
 from lrq_ha.replication.roles import Role
@@ -43,9 +44,6 @@ _WHERE = f"""\
 The nodes are taken from --dir (a lab), --config (that node and its peers), the configuration named by the environment
 variable {CONFIG_VARIABLE}, or the lab in ./{LAB_DIRECTORY}, whichever comes first.
 """
-
-# Without the proxies that the environment may name: nodes are asked directly.
-http_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _reason(error: Exception, limit_s: float) -> str:
     if isinstance(inner, TimeoutError):
         return f"nothing within {limit_s:g} s"
     if isinstance(inner, http.client.HTTPException) and not isinstance(inner, OSError):
-        return "the answer is not HTTP, or not whole"
+        return NOT_HTTP
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__).lower()
 
 

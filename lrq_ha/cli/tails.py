@@ -24,10 +24,11 @@ from typing import Any, BinaryIO
 from broker_plugin import headers
 from broker_plugin.client import Channel, Connection
 from broker_plugin.client_errors import Address
+from lrq_ha.direct_http import http_open
 from lrq_ha.replication.errors import LrqError
 
 from . import door
-from .nodes import Target, add_command, find_targets, http_open, named, refused, tell
+from .nodes import Target, add_command, find_targets, named, refused, tell
 
 READ_TIMEOUT_S = 60.0
 WINDOW_MESSAGES = 1_000

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from broker_plugin.proxy_header import proxy_header
+from lrq_ha.direct_http import http_open
 
 _ASK_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 _PROMOTE_TIMEOUT_S = 60.0
 _SEARCHED_LINES_MAX = 100
-# Without the proxies that the environment may name: all of this is on loopback.
-_http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def listens(port: int) -> bool:
@@ -44,7 +43,7 @@ def speaks_amqp(port: int, proxied: bool = False) -> bool:
 def get_json(url: str) -> dict[str, Any] | None:
     """Body of an HTTP GET, or None while nobody answers there in full."""
     try:
-        with _http.open(url, timeout=_ASK_TIMEOUT_S) as answer:
+        with http_open(url, timeout=_ASK_TIMEOUT_S) as answer:
             body: dict[str, Any] = json.load(answer)
             return body
     except (OSError, ValueError, http.client.HTTPException):
@@ -59,7 +58,7 @@ def post_json(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with _http.open(request, timeout=_PROMOTE_TIMEOUT_S) as answer:
+        with http_open(request, timeout=_PROMOTE_TIMEOUT_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as refusal:
         with refusal:

@@ -11,7 +11,6 @@ import http.client
 import json
 import logging
 import time
-import urllib.request
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from lrq_ha.direct_http import NOT_HTTP, http_open
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.routing.chain import TIMESTAMP_US_MAX
 from lrq_ha.spark.amqp import CONNECT_TIMEOUT_S, ConnectionLost, NodeConnection
@@ -56,8 +56,6 @@ _CHAIN_COLUMNS: list[tuple[str, Any, pa.DataType]] = [
 _TYPE_NAMES = {value.number: value.name for value in pb.ReplicationType.DESCRIPTOR.values}
 
 _log = logging.getLogger(__name__)
-# Without the proxies that the environment may name: sidecars are asked directly.
-_http_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 def register(spark: SparkSession) -> None:
@@ -283,13 +281,13 @@ def _discover(options: ReadOptions) -> tuple[str, ...]:
     answers: dict[str, str] = {}
     for address in options.http:
         try:
-            with _http_open(f"{address.rstrip('/')}/queues", timeout=HTTP_TIMEOUT_S) as response:
+            with http_open(f"{address.rstrip('/')}/queues", timeout=HTTP_TIMEOUT_S) as response:
                 names = json.load(response)
         except (OSError, ValueError) as error:
             answers[address] = str(error)
             continue
         except http.client.HTTPException:
-            answers[address] = "the answer is not HTTP, or not whole"
+            answers[address] = NOT_HTTP
             continue
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             return matching(options.pattern or "", names)
