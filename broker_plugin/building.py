@@ -9,7 +9,7 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -144,12 +144,21 @@ def content(channel: int, header: bytes, body: bytes, frame_max_bytes: int = FRA
     if 0 < size <= most:
         pieces += (b"\xce" + _pack_head(BODY, channel, size), body)
     else:
-        view: Any = memoryview(body)  # pieces are joined or written, which a part of one can be as well
-        for at in range(0, size, most):
-            part = view[at : at + most]
+        for part in _cut(body, most):
             pieces += (b"\xce" + _pack_head(BODY, channel, len(part)), part)
     pieces.append(b"\xce")
     return pieces
+
+
+def body_frames(channel: int, body: bytes, frame_max_bytes: int) -> list[bytes]:
+    """The body frames of a content, or of a part of one, in pieces to be joined or written."""
+    return [piece for part in _cut(body, frame_max_bytes - FRAME_OVERHEAD_BYTES) for piece in (_pack_head(BODY, channel, len(part)), part, b"\xce")]
+
+
+def _cut(body: bytes, most: int) -> Iterator[bytes]:
+    view: Any = memoryview(body)  # pieces are joined or written, which a part of one can be as well
+    for at in range(0, len(body), most):
+        yield view[at : at + most]
 
 
 def rechannel(frames: Iterable[bytes] | bytes, channel: int) -> bytes:

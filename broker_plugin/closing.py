@@ -238,7 +238,7 @@ def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) ->
     if relay.watch is not None:
         relay.watch.channel_ended(number)
     abandon(relay, channel, refused=True, commits=not channel.second)
-    relay.from_broker.parts.drop(number)
+    relay.from_broker.forget(number)
     close_ok = building.method_frame(number, commands.Channel.CloseOk())
     if relay.client is None:  # nobody else answers
         channel.state = Closing.TOLD
@@ -277,7 +277,7 @@ def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) ->
 def broker_close_ok(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:
     """channel.close-ok of the broker."""
     channel = relay.channels.get(number)
-    relay.from_broker.parts.drop(number)
+    relay.from_broker.forget(number)
     if channel is None or channel.state not in (Closing.CLIENT, Closing.DOOR):
         return None  # both sides closed at once; the client may have opened the number anew
     abandon(relay, channel)
@@ -317,7 +317,7 @@ def second_closed(relay: Relay, channel: Channel) -> bytes:
 
 
 def _forget_second(relay: Relay, channel: Channel) -> None:
-    relay.from_broker.parts.drop(channel.second)
+    relay.from_broker.forget(channel.second)
     del relay.seconds[channel.second], relay.apart[channel.second]
     channel.second, channel.second_ends = 0, False
 

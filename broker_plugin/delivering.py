@@ -21,10 +21,10 @@ from pamqp import commands
 from lrq_ha.replication.filter import Verdict
 from lrq_ha.replication.visits import Deaths
 
-from . import assembling, brought, building, closing, endpoints, frames, pausing, settling
+from . import brought, building, closing, endpoints, frames, pausing, settling
 from .channels import Channel, Closing, Consumer, Delivery
 from .farewell import NOT_ALLOWED
-from .frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN, FrameError, Item, decode_method, scan
+from .frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, HEADER, FrameError, Item, decode_method, scan
 from .headers import cut, deaths
 
 if TYPE_CHECKING:
@@ -191,8 +191,11 @@ def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
     return None
 
 
+# A content comes whole, or by its method and header: then what becomes of it here becomes of its body, too (see `passing`).
+
+
 def deliver(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
-    """basic.deliver, whole."""
+    """basic.deliver."""
     channel = relay.channel(number)
     if relay.client is None or channel.state is Closing.DOOR:
         return b""  # nobody takes it; it goes back when the channel is closed
@@ -244,8 +247,6 @@ def _keep_back(channel: Channel, consumer: Consumer, tag: int) -> None:
 
 def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     channel = relay.channel(number)
-    if not item[6]:
-        return part(relay, number, BASIC_GET_OK, data[item[2] : item[3]])
     if not channel.gets:
         return None
     consumer, frame = channel.gets.popleft()
@@ -281,8 +282,6 @@ def get_empty(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | N
 
 def returned(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.return: the message is in no queue. Its ack follows; see `publishing.took`."""
-    if not item[6]:
-        return part(relay, number, BASIC_RETURN, data[item[2] : item[3]])
     payload = data[item[4] : item[5]]
     stamped = relay.replica.stamp_of(payload) if relay.producer_key else None
     if stamped is not None:
@@ -290,42 +289,29 @@ def returned(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None
     return _as_brought(relay, payload, data, item, None)
 
 
-def part(relay: Relay, number: int, kind: int, payload: bytes, client: int = 0) -> bytes:
-    """A content that comes in pieces: put together, it is treated as one that came whole. `client`: the client's number, if that is another."""
-    content = relay.from_broker.parts.take(kind, number, payload)
-    if content is None:
-        return b""
-    number = client or number
-    blob, items = assembling.whole(number, content, relay.frame_max_bytes)
-    item = items[0]
-    replaced = None
-    if item[0] == BASIC_DELIVER:
-        replaced = relay.deliver(relay, number, blob, item)
-    elif item[0] in relay.on_broker:
-        replaced = relay.on_broker[item[0]](relay, number, blob, item)
-    given = blob if replaced is None else replaced
-    too_large = item[5] - item[4] + frames.FRAME_OVERHEAD_BYTES > relay.frame_max_bytes
-    return refit(given, relay.frame_max_bytes) if too_large else given
-
-
 def refit(blob: bytes, frame_max_bytes: int) -> bytes:
-    """Contents as a client gets them: what was put aside of their headers is given back, and frames that may be too large for a client that
-    agreed to this frame_max are cut anew. A method without a content is as it was.
+    """Contents, or one's method and header, as a client gets them: what was put aside of their headers is given back, and frames that may be too
+    large for a client that agreed to this frame_max are cut anew. A method without a content is as it was.
 
     A broker may send bodies in frames a little larger than its client is told of (frames.HEADROOM_BYTES), and header frames of any size. One of
     those cannot be cut, but goes without its position where that is too much.
     """
-    items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
+    items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, 0)
     parts = []
-    for _, channel, start, end, header, header_end, stop in items:
-        if not stop:
-            parts.append(blob[start - 7 : end + 1])
+    for kind, channel, start, end, header, header_end, stop in items:
+        if kind == HEADER:
+            parts.append(building.frame(HEADER, channel, _refit_header(blob[start:end], frame_max_bytes)))
             continue
-        payload = brought.given_back(blob[header:header_end])
-        if len(payload) + frames.FRAME_OVERHEAD_BYTES > frame_max_bytes:
-            payload = cut(payload, b"x-lrq-pos")
-        parts += [blob[start - 7 : end + 1], *building.content(channel, payload, frames.body_of(blob, header_end, stop), frame_max_bytes)]
+        parts.append(blob[start - 7 : end + 1])
+        if stop:
+            payload = _refit_header(blob[header:header_end], frame_max_bytes)
+            parts += building.content(channel, payload, frames.body_of(blob, header_end, stop), frame_max_bytes)
     return b"".join(parts)
+
+
+def _refit_header(payload: bytes, frame_max_bytes: int) -> bytes:
+    payload = brought.given_back(payload)
+    return cut(payload, b"x-lrq-pos") if len(payload) + frames.FRAME_OVERHEAD_BYTES > frame_max_bytes else payload
 
 
 def _examine(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int) -> bytes | None:

@@ -261,7 +261,7 @@ class Door:
     def client_full(self, relay: Relay, waiting_bytes: int) -> None:
         """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed.
 
-        Not the only one: what it gets is bounded by itself (`flow`), but for a single message, which may be larger than the limit.
+        Not the only one: what it gets is bounded by itself (`flow`).
         """
         if not waiting_bytes:
             self._full.pop(relay, None)

@@ -88,7 +88,9 @@ class Flow:
     def _waiting_bytes(self) -> int:
         """What is on its way to a client that is full."""
         client = self._relay.client
-        return client.get_write_buffer_size() if self._client_full and client is not None and not client.is_closing() else 0
+        if not self._client_full or client is None or client.is_closing():
+            return 0
+        return client.get_write_buffer_size() + self._relay.from_broker.passing.behind_bytes
 
     @property
     def _repeats_too_much(self) -> bool:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from lrq_ha.replication.errors import place
 
-from . import assembling, delivering, farewell, frames, publishing, settling
+from . import delivering, farewell, frames, publishing, settling
 from .farewell import CONNECTION_FORCED
-from .frames import BASIC_ACK, BASIC_DELIVER, BASIC_GET_OK, BASIC_NACK, BASIC_RETURN, BODY, HEADER, Item, scan
+from .frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, Item, scan
+from .passing import PIECES, Passing
 from .replica import NotPrimary
 
 if TYPE_CHECKING:
@@ -29,17 +30,17 @@ class FromBroker:
     """See above.
 
     Attributes:
-        parts: Contents that come in pieces.
+        passing: Contents that come in pieces.
         withheld: Frames, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its channel is given
             out before, so that a `multiple` ack of the client covers what it has got.
     """
 
-    __slots__ = ("_left", "_relay", "_withheld_bytes", "parts", "withheld")
+    __slots__ = ("_left", "_relay", "_withheld_bytes", "passing", "withheld")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self.parts = assembling.Assembly(assembling.BODY_BYTES_ANY_MAX)
         self.withheld: dict[int, list[bytes]] = {}
+        self.passing = Passing(relay.frame_max_bytes, self._decide, self.withheld.__contains__)
         self._withheld_bytes = 0
         self._left = b""
 
@@ -71,7 +72,7 @@ class FromBroker:
     def _sort(self, data: bytes, items: list[Item]) -> None:
         """What the client gets of these frames of the broker."""
         relay = self._relay
-        withheld = self.withheld
+        withheld, passing = self.withheld, self.passing
         limit = relay.frame_max_bytes
         on_broker, apart = relay.on_broker, relay.apart
         out: list[bytes] = []
@@ -95,10 +96,10 @@ class FromBroker:
                     out.append(data[keep_from:keep_to])
                     keep_from = -1
                 replaced = publishing.answered(relay, number, kind, data, start)
+            elif not stop and kind in PIECES:
+                replaced = passing.take(kind, number, data, item)
             elif kind in on_broker:
                 replaced = on_broker[kind](relay, number, data, item)
-            elif kind in (HEADER, BODY, BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN) and not stop:
-                replaced = delivering.part(relay, number, kind, data[start:end])
             else:
                 replaced = None
             if stop and after - begin > limit:
@@ -120,9 +121,23 @@ class FromBroker:
             out.append(data[keep_from:keep_to])
         settling.flush(relay)
         if out:
-            relay.to_client(out[0] if len(out) == 1 else b"".join(out))
+            relay.pass_on(out[0] if len(out) == 1 else b"".join(out))
         if relay.over:
             self._end()
+
+    def _decide(self, client: int, blob: bytes, item: Item) -> bytes | None:
+        """What becomes of a content of which the method and the header have come."""
+        relay = self._relay
+        handler = relay.deliver if item[0] == BASIC_DELIVER else relay.on_broker.get(item[0])
+        replaced = handler(relay, client, blob, item) if handler is not None else None
+        if item[5] - item[4] + frames.FRAME_OVERHEAD_BYTES > relay.frame_max_bytes:
+            return delivering.refit(blob if replaced is None else replaced, relay.frame_max_bytes)
+        return replaced
+
+    def forget(self, number: int) -> None:
+        """A channel has ended at the broker: nothing more comes of what has begun on it."""
+        if behind := self.passing.drop(number):
+            self._relay.pass_on(behind)
 
     def _end(self) -> None:
         """The broker has closed the connection and the client is told. Until it answers, nothing that it says may be waited for by anybody."""
@@ -145,7 +160,8 @@ class FromBroker:
 
     def release(self) -> None:
         """Looks again at what was withheld; what is not decided yet is withheld again."""
-        withheld, self.withheld = self.withheld, {}
+        withheld = self.withheld.copy()
+        self.withheld.clear()
         self._withheld_bytes = 0
         self._relay.flow.consider_broker()
         try:

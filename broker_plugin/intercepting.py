@@ -249,8 +249,6 @@ class Watch:
                 self._routed(found[0], found[1], outcome)
 
     def _return(self, relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
-        if not item[6]:
-            return delivering.part(relay, number, item[0], data[item[2] : item[3]])
         position = _position(data[item[4] : item[5]])
         if position is not None and position.sequence in self._followed:
             self._returned.add(position.sequence)
@@ -279,7 +277,7 @@ class Watch:
         channel = relay.channel(number)
         asked = channel.gets[0][0] if channel.gets else None
         replaced = delivering.get_ok(relay, number, data, item)
-        if self._delivers and item[6] and (replaced is None or replaced[7:11] == _GET_OK):
+        if self._delivers and (replaced is None or replaced[7:11] == _GET_OK):
             tag, origin = frames.get_ok_arguments(_as_given(data, item, replaced))
             self._given(channel, asked, "", tag, origin, data[item[4] : item[5]])
         return replaced

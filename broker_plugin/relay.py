@@ -243,7 +243,12 @@ class Relay(End):
     # ---- to the client -----------------------------------------------------------------------------------------------
 
     def to_client(self, data: bytes) -> None:
-        """These bytes go to the client, if it is still there."""
+        """These frames of the door, all of one channel, go to the client, if it is still there."""
+        if not self.from_broker.passing.waits(data):
+            self.pass_on(data)
+
+    def pass_on(self, data: bytes) -> None:
+        """Likewise of what came from the broker, or goes with it."""
         if self.client is not None and not self._told and not self.client.is_closing():
             self.client.write(data)
 

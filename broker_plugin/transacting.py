@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import building, closing, delivering, endpoints, frames, publishing, waiting
+from . import building, closing, endpoints, frames, publishing, waiting
 from .channels import Channel, Commit, Settled, Transaction
-from .frames import BODY, CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, CONTENT_METHODS, HEADER, METHOD, Item, scan
+from .frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, METHOD, Item, scan
+from .passing import PIECES
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -145,8 +146,8 @@ def from_second(relay: Relay, number: int, data: bytes, item: Item) -> bytes:
         return closing.second_refused(relay, channel, building.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
     if kind == CHANNEL_CLOSE_OK:
         return closing.second_closed(relay, channel)
-    if kind in (HEADER, BODY) or (kind in CONTENT_METHODS and not item[6]):
-        given = delivering.part(relay, number, kind, data[item[2] : item[3]], channel.number)
+    if kind in PIECES and not item[6]:
+        given = relay.from_broker.passing.take(kind, number, data, item, channel.number) or b""
     else:
         blob = building.rechannel(data[item[2] - 7 : frames.end_of(item)], channel.number)
         items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)

@@ -18,7 +18,7 @@ from patience import PATIENT_DOOR
 from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
 from test_flow import alarm
 
-from broker_plugin import building, frames
+from broker_plugin import building, frames, headers
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
@@ -31,6 +31,7 @@ WRITE_TIMEOUT_S = 300.0
 MANY_BYTES = 192 << 20
 MEMORY_BYTES = 64 << 20  # the limits, and what the allocator makes of them
 BODY = b"b" * 100_000
+LARGE_BYTES = 15 << 20  # RabbitMQ 4 takes 16 MiB
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +176,65 @@ def test_for_a_client_that_does_not_read_nothing_is_read(lab: Lab, names: tuple[
         for _ in range(count):
             client.expect(frames.BASIC_DELIVER)
         publisher.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+
+
+def test_large_messages_for_many_at_once_are_not_kept(lab: Lab, names: tuple[str, str]) -> None:
+    """They are passed on as they come: to those who read, and to those who have read their beginning only."""
+    primary, _ = names
+    url, size, many = lab.nodes[primary].door, LARGE_BYTES, 16
+    queue = queue_of(lab, primary)
+    clients = [RawClient(url) for _ in range(many)]
+    with RawClient(url) as publisher:
+        publisher.open_channel(confirms=True)
+        writer = Writer(publisher, publish(1, queue, b"m" * size), many)
+        assert publisher.confirmed(many) == set()
+        writer.join()
+        all_applied(lab, *names)
+        before = most = told(lab, primary)["rss_bytes"]
+        for client in clients:
+            client.open_channel()
+            client.send(building.method_frame(1, commands.Basic.Get(queue=queue, no_ack=True)))
+            client.expect(frames.BASIC_GET_OK)
+            most = max(most, told(lab, primary)["rss_bytes"])
+        for client in clients:
+            came = 0
+            while came < size:
+                kind, _, payload = client.read() or (0, 0, b"")
+                assert kind in (frames.HEADER, frames.BODY)
+                came += len(payload) * (kind == frames.BODY)
+                client.got.clear()
+            assert came == size
+            most = max(most, told(lab, primary)["rss_bytes"])
+            client.socket.close()
+        assert most - before < MEMORY_BYTES
+        publisher.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
+
+
+def test_a_confirm_does_not_come_within_a_message(lab: Lab, names: tuple[str, str]) -> None:
+    """A client that gets something large, bit by bit, and publishes on the same channel what is confirmed meanwhile (a repeat, which is there)."""
+    primary, _ = names
+    url = lab.nodes[primary].door
+    queue, other = queue_of(lab, primary), queue_of(lab, primary)
+    again = publish(1, other, b"once", fields=headers.field(b"x-lrq-id", b"backlogs/1"))
+    with RawClient(url, properties={"lrq_producer": "backlogs"}) as client:
+        client.open_channel(confirms=True)
+        client.send(publish(1, queue, b"m" * LARGE_BYTES) + again)
+        assert client.confirmed(2) == set()
+        all_applied(lab, *names)
+        client.send(building.method_frame(1, commands.Basic.Get(queue=queue, no_ack=True)))
+        client.expect(frames.BASIC_GET_OK)
+        before = told(lab, primary)["counters"].get("repeats", 0)
+        client.send(again)
+        eventually("the repeat to be taken", lambda: told(lab, primary)["counters"].get("repeats", 0) > before)
+        kinds, came = [], 0
+        while came < LARGE_BYTES:
+            kind, _, payload = client.read() or (0, 0, b"")
+            kinds.append(kind)
+            came += len(payload) * (kind == frames.BODY)
+        assert set(kinds) <= {frames.HEADER, frames.BODY}
+        client.expect(frames.BASIC_ACK)
+        for name in (queue, other):
+            client.call(1, commands.Queue.Delete(queue=name), frames.QUEUE_DELETE_OK)
 
 
 @pytest.mark.parametrize("cause", ["an alarm", "the log"])

@@ -49,6 +49,7 @@ def test_a_client_hears_heartbeats_while_nothing_is_read_from_its_broker() -> No
     told: list[bytes] = []
     config = SimpleNamespace(connection_buffer_bytes_max=10, message_bytes_max=100)
     relay = SimpleNamespace(closed=False, client=MagicMock(), broker=MagicMock(), to_client=told.append, outbox=SimpleNamespace(sent_at=0.0))
+    relay.frame_max_bytes = frames.FRAME_MAX_BYTES
     relay.broker.is_closing.return_value = False
     relay.door = SimpleNamespace(now=lambda: 0.0, config=config)
     relay.flow = Flow(cast(Relay, relay), heartbeat_s=10)
