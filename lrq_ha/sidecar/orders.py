@@ -99,6 +99,8 @@ class Orders:
                 text += " and its door is open"
             else:
                 text += f"; {self._node.role.value}: {self._node.reason}"
+            text += f"; {answer.at_stake}"
+            log.warning("promoted, as an operator wants: %s", text)
         return ok, text
 
     async def switchover(self, node: int, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:
