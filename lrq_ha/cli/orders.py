@@ -46,8 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "remove",
         "take a silent backup out of the in-sync set",
-        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told. This comes before "
-        "a node is taken out of the configuration for good.",
+        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told. It is refused "
+        "while NODE keeps up, as it would be back at once: stop it first. This comes before a node is taken out of the configuration for good.",
         "examples:\n  lrq-ha remove e3\n  lrq-ha remove 3      the node with the id 3, which is not configured any more (`lrq-ha list`: node 3)",
     )
     _add_group(remove)

@@ -141,6 +141,8 @@ class Requests:
             self._answer(False, f"{node.name(node.me)} is primary: only a backup can be removed")
         elif event.node not in node.log.members:
             self._answer(False, f"{node.name(event.node)} is not in the set")
+        elif self._leader.set.keeps_up(event.node, now):
+            self._answer(False, f"{node.name(event.node)} answers and keeps up, so it would be back in the set at once: stop it first")
         elif event.dry_run:
             self._answer(True, f"would take {node.name(event.node)} out of the set; it must not be promoted before it has rejoined")
         else:

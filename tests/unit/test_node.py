@@ -853,6 +853,34 @@ def test_a_node_that_is_no_longer_configured() -> None:
     assert strict.answer().text == "node 7 is removed from the set; do not promote it before it has rejoined"
 
 
+KEEPS_UP = "e2 answers and keeps up, so it would be back in the set at once: stop it first"
+
+
+def behind(seconds: float) -> Driver:
+    """Node 1, primary of mode strict; node 2 answers, and for so long has not had what the log ends with."""
+    d = leader(strict=True)
+    d.feed(Append(1))
+    d.confirm()
+    d.live(seconds)
+    d.hear(2, Heartbeat(E2_1, 6, 6, 0))
+    return d
+
+
+def test_a_live_node_that_makes_no_progress_can_be_removed() -> None:
+    """In mode strict nothing else ends the waiting for a node whose broker stands still."""
+    d = behind(6.0)
+    d.feed(RemoveRequest(2))
+    assert d.answer().ok
+    assert d.node.log.members == ONE
+
+
+def test_a_node_that_is_silent_can_be_removed_before_its_connection_is_lost() -> None:
+    d = leader(strict=True)
+    d.live(6.0)
+    d.feed(RemoveRequest(2))
+    assert d.answer().ok
+
+
 @pytest.mark.parametrize(
     ("make", "node", "text"),
     [
@@ -860,6 +888,9 @@ def test_a_node_that_is_no_longer_configured() -> None:
         (leader, 9, "node 9 is not in the set"),
         (follower, 1, "e2 is not primary: ask e1"),
         (lambda: Driver(2), 1, "e2 is not primary: ask the primary"),
+        (leader, 2, KEEPS_UP),
+        (lambda: leader(strict=True), 2, KEEPS_UP),
+        (lambda: behind(0.0), 2, KEEPS_UP),
     ],
 )
 def test_remove_is_refused(make: Any, node: int, text: str) -> None:
@@ -871,6 +902,7 @@ def test_remove_is_refused(make: Any, node: int, text: str) -> None:
 
 def test_a_dry_run_of_remove_changes_nothing() -> None:
     d = leader()
+    d.feed(PeerDisconnected(2))
     d.feed(RemoveRequest(2, dry_run=True))
     assert d.answer() == Answer(True, "would take e2 out of the set; it must not be promoted before it has rejoined")
     assert d.node.log.members == BOTH
