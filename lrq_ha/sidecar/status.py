@@ -23,7 +23,6 @@ from .turning_away import TurningAway
 
 GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
-_HAS_ALL = frozenset({Role.READY, Role.RECOVERING, Role.ACTIVE})  # of its group's log
 
 
 class Status:
@@ -158,6 +157,10 @@ class Status:
         Raises:
             LrqError: There may be more of them, as this node's log lacks something.
         """
-        if self._node.role not in _HAS_ALL:
-            raise LrqError(f"this node does not have all of its group's log now: its role is {self._node.role.value}", retriable=True)
+        node = self._node
+        # A backup that has lost its primary stays ready, whatever that goes on with.
+        has_all = node.role in (Role.RECOVERING, Role.ACTIVE) or (node.role is Role.READY and node.primary())
+        if not has_all:
+            cut_off = ", and it hears no primary" if node.role is Role.READY else ""
+            raise LrqError(f"this node may not have all of its group's log now: its role is {node.role.value}{cut_off}", retriable=True)
         return [queue for queue in self._replica.index.sink.queues() if names.parse_recv_queue(queue)]
