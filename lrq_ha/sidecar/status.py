@@ -62,11 +62,11 @@ class Status:
         if not self._grew or self._grew[-1][1] < self._node.log.end:
             self._grew.append((time.monotonic(), self._node.log.end))
 
-    def _lag_s(self, acknowledged: int) -> float:
-        """How long ago the log was no longer than what a peer has acknowledged."""
-        if acknowledged >= self._node.log.end:
+    def _lag_s(self, has: int) -> float:
+        """How long ago the log was no longer than what a peer has, by this node's clock."""
+        if has >= self._node.log.end:
             return 0.0
-        grew = next((at for at, end in self._grew if end > acknowledged), time.monotonic())
+        grew = next((at for at, end in self._grew if end > has), time.monotonic())
         return round(time.monotonic() - grew, 2)
 
     def tell(self) -> dict[str, Any]:
@@ -100,16 +100,17 @@ class Status:
 
     def _peer(self, number: int) -> dict[str, Any]:
         node, watch = self._node, self._log.watch
-        peer = node.peers[number]
+        peer, has, gauge = node.peers[number], watch.has(number) if node.leading else None, watch.gauge(number)
+        on_its_way = self._sending.on_its_way_bytes(number)
         return {
             "connected": peer.connected and self._receiving.hears(number),
             "problem": self._sending.links[number].problem or watch.trouble(number),
             "acked": peer.acknowledged,
             "applied": peer.applied,
-            "lag_entries": max(0, node.log.end - peer.acknowledged) if node.leading else None,
-            "lag_bytes": self._sending.in_flight_bytes(number),
-            **watch.gauge(number),
-            "lag_seconds": self._lag_s(peer.acknowledged) if node.leading else None,
+            "lag_entries": None if has is None else max(0, node.log.end - has),
+            "lag_bytes": gauge["log_bytes_behind"] if on_its_way is None else on_its_way,
+            **gauge,
+            "lag_seconds": None if has is None else self._lag_s(has),
             "apply_lag_entries": max(0, node.log.end - peer.applied) if node.leading else None,
         }
 
