@@ -116,7 +116,7 @@ class Status:
 
     def _troubles(self) -> str:
         """What is wrong with the broker, what is full or under way, what keeps a node from others, whom a primary's log may leave behind."""
-        node, broker = self._node, (self._blocked(), self._applier.full(), self._log.record_trouble())
+        node, broker = self._node, (self._blocked(), self._applier.full(), self._log.record_trouble(), self._log.size_trouble())
         if node.leading:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
