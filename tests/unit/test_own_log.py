@@ -21,7 +21,7 @@ from lrq_ha.sidecar.life import Life
 from lrq_ha.sidecar.own_log import OwnLog
 
 MIB = 1 << 20
-CONFIG = MINIMAL + """\
+CONFIG = MINIMAL.replace("[http]", "message_bytes_max = {largest}\ntransaction_bytes_max = {largest}\n[http]") + """\
 [replication]
 log_bytes_max = {log_bytes_max}
 checkpoint_entries = 1000
@@ -38,7 +38,7 @@ class Log(OwnLog):
 
     def __init__(self, folder: Path, *, log_bytes_max: int = 1_024 * MIB, checkpoint_bytes: int = 64 * MIB) -> None:
         file = folder / "node.toml"
-        file.write_text(CONFIG.format(log_bytes_max=log_bytes_max, checkpoint_bytes=checkpoint_bytes))
+        file.write_text(CONFIG.format(largest=log_bytes_max // 8, log_bytes_max=log_bytes_max, checkpoint_bytes=checkpoint_bytes))
         config = load(file)
         life = asyncio.run(alive())
         self.core = Core(Node(config.settings()), Levels({"^.*$": "all"}), life, lambda _effect: None)
