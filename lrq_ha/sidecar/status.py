@@ -123,7 +123,7 @@ class Status:
             known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake(), *self._cut_off())
             return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role is not Role.CATCH_UP or node.primary():
-            return "".join(f"; {trouble}" for trouble in broker if trouble)
+            return "".join(f"; {trouble}" for trouble in (*broker, self._receiving.pausing) if trouble)
         troubles = self._cut_off()
         if refusal := self._receiving.refused:
             troubles.append(f"refused: {refusal}")
