@@ -144,7 +144,8 @@ class Requests:
         elif self._leader.set.keeps_up(event.node, now):
             self._answer(False, f"{node.name(event.node)} answers and keeps up, so it would be back in the set at once: stop it first")
         elif event.dry_run:
-            self._answer(True, f"would take {node.name(event.node)} out of the set; it must not be promoted before it has rejoined")
+            out = f"would take {node.name(event.node)} out of the set; nothing is lost or redelivered"
+            self._answer(True, f"{out}; it must not be promoted before it has rejoined")
         else:
             self._leader.set.remove(event.node, "the operator removed it")
             self._leader.advance_safe(now)

@@ -176,6 +176,9 @@ def test_the_door_of_a_backup_names_the_primary(lab: Lab, names: tuple[str, str]
 
 def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
+    declare(lab.nodes[primary].door, queue := f"stakes-{time.time_ns()}")
+    publish(lab, queue, 7)
+    eventually("the backup to have them", lambda: depth(lab.nodes[backup].broker, queue) == 7)
     epoch = told(lab, primary)["epoch"]
     lab.kill(f"{primary}.sidecar")
     eventually("the backup to miss it", lambda: not lab.status(backup)["peers"][primary]["connected"])
@@ -184,6 +187,9 @@ def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab
     code, said = run(lab, "promote", backup, "--down", primary, "--dry-run")
     assert code == 0
     assert re.search(rf"would promote {backup}; it heard its primary [\d.]+ s ago and was in sync then; its log ends at \d+", said), said
+    again = re.search(r"; what is live comes as redelivered: about (\d+) messages$", said)
+    assert again, said
+    assert int(again[1]) >= 7
     assert _fixed(lab, backup) == before
     lab.start(f"{primary}.sidecar")
     assert lab.wait_role(primary, "active")["epoch"] > epoch

@@ -292,7 +292,8 @@ def test_strict_waits_for_who_is_configured_no_more_until_he_is_removed(strict: 
         code, said = command("remove", third, lab=lab)
         assert (code, "no such node in group east" in said) == (1, True), said
         code, said = command("remove", unnamed, "--group", "east", "--dry-run", lab=lab)
-        assert (code, said) == (0, f"would take {unnamed} out of the set; it must not be promoted before it has rejoined")
+        out = f"would take {unnamed} out of the set; nothing is lost or redelivered"
+        assert (code, said) == (0, f"{out}; it must not be promoted before it has rejoined")
         code, said = command("remove", number[1], "--group", "east", lab=lab)
         assert (code, said) == (0, f"{unnamed} is removed from the set; do not promote it before it has rejoined")
         eventually("the others to go on", lambda: any(lab.status(name)["role"] == "active" for name in configured))

@@ -904,7 +904,7 @@ def test_a_dry_run_of_remove_changes_nothing() -> None:
     d = leader()
     d.feed(PeerDisconnected(2))
     d.feed(RemoveRequest(2, dry_run=True))
-    assert d.answer() == Answer(True, "would take e2 out of the set; it must not be promoted before it has rejoined")
+    assert d.answer() == Answer(True, "would take e2 out of the set; nothing is lost or redelivered; it must not be promoted before it has rejoined")
     assert d.node.log.members == BOTH
 
 
