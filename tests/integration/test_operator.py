@@ -496,3 +496,36 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     refused(lab, "exists already", "reinit", primary, "--export", str(tail))
     assert tail.read_bytes() == before, "it is the only copy"
     lab.start(f"{primary}.sidecar")
+
+
+def test_a_backup_that_lacks_a_queue_says_so(lab: Lab, names: tuple[str, str]) -> None:
+    """Somebody had deleted it at the backup's broker: everything published to it since was missing after a failover, and nobody was told."""
+    primary, backup = names
+    deleted, early = f"deleted-{time.time_ns()}", f"early-{time.time_ns()}"
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", early, b"before it is there")
+        channel.queue_declare(early, durable=True)
+        channel.queue_declare(deleted, durable=True)
+        all_applied(lab, *names)
+        with pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].broker)) as behind:
+            behind.channel().queue_delete(deleted)
+        said = f"queue '{deleted}' in vhost '/' is not on this node, and what is published to it not either: run lrq-ha reinit {backup} --discard"
+
+        def told_of_it() -> bool:
+            for queue in (early, deleted):
+                channel.basic_publish("", queue, b"1")
+            return said in lab.status(backup)["reason"]
+
+        eventually("it to be told", told_of_it)
+    assert f"'{early}'" not in told(lab, backup)["reason"], "it was not there on the primary either, for the first one"
+    code, listed = run(lab, "list")
+    assert code == 0
+    assert re.search(rf"(?m)^{backup} .*{re.escape(said)}", listed), listed
+    code, text = run(lab, "reinit", backup, "--discard")
+    assert code == 0, text
+    usable(lab, names)
+    all_applied(lab, *names)
+    assert told(lab, backup)["reason"] == f"in-sync backup of {primary}"
+    assert depth(lab.nodes[backup].broker, deleted) == depth(lab.nodes[primary].broker, deleted)
