@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from lrq_ha.proto import lrq_pb2 as pb
@@ -287,13 +288,16 @@ def _fall(stream: Stream, queue: str, head: Message, tail: Message, starting: in
     """
     last = head
     while last.last.epoch < tail.last.epoch and last.offset < tail.offset:
-        epoch = last.last.epoch
-        last = locate(stream, queue, last, tail, lambda position, epoch=epoch: position.epoch <= epoch)
+        last = locate(stream, queue, last, tail, partial(_is_within, last.last.epoch))
         after = stream.at(queue, last.offset + 1)
         if after.previous == START and after.first.sequence < starting <= last.last.sequence + 1:
             return last.last, after.first
         last = after
     return None
+
+
+def _is_within(epoch: int, position: Position) -> bool:
+    return position.epoch <= epoch
 
 
 def split(stream: Stream, extents: Sequence[Extent], partitions_min: int) -> list[Range]:
