@@ -186,21 +186,20 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
         )
     if _is_repeat(relay, channel, identity):
         return
+    if len(body) > chain.TRANSMISSION_BYTES_MAX:
+        todo = f"transmit at most {chain.TRANSMISSION_BYTES_MAX} at once"
+        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
     transaction = _parse(pb.Transaction, body)
-    chain.check(transaction)
+    destinations = chain.check(transaction)
     if (queue == names.SEND_SNAP_SYNC) != bool(transaction.request_id):
         todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
         raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
     _check_request(transaction.request_id)
     known = relay.door.sites
-    for entry in transaction.entries:
-        for destination in entry.destinations:
-            if destination not in known:
-                listed = ", ".join(sorted(known)) or "none"
-                raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
-    if len(body) > chain.TRANSMISSION_BYTES_MAX:
-        todo = f"transmit at most {chain.TRANSMISSION_BYTES_MAX} at once"
-        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
+    for destination in destinations:
+        if destination not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
     transaction.source = relay.door.group
     transaction.replication_id = str(identity)
     entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
@@ -213,6 +212,8 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     identity = _identity(relay, header)
     if _is_repeat(relay, channel, identity):
         return
+    if len(body) > statuses.STATUS_BYTES_MAX:
+        raise LrqError(f"a status of {len(body)} bytes, of {statuses.STATUS_BYTES_MAX} at most", todo="say it in fewer words")
     status = _parse(pb.Status, body)
     statuses.check(status)
     _check_request(status.full_sync.request_id)
@@ -235,6 +236,9 @@ def _receive(relay: Relay, channel: Channel, queue: str, body: bytes) -> None:
     batch = _parse(pb.ReceivedBatch, body)
     if relay.peer is None or batch.source != relay.peer.site:
         raise LrqError(f"a batch of {batch.source!r} on a connection of {relay.peer.site if relay.peer else 'nobody'!r}")
+    if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take it, at no start of this node
+        todo = f"it may have {chain.BATCH_BYTES_MAX}: run the same version on both sides"
+        raise LrqError(f"a batch of {len(body)} bytes is too large for {queue}", todo=todo)
     verdict = relay.replica.index.sink.accept(queue, batch)
     if isinstance(verdict, Gap):
         raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)

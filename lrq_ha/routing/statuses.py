@@ -9,6 +9,7 @@ Rules:
 - A client that announces a provider is a new process, which begins anew with what is asked of it: a request before that which has not ended is
   cancelled there, here as in the client's process (`lrq_ha.publisher.fullsync`).
 - At most KEYS_MAX clients are remembered, and as many full syncs, so that these push no client out: those that were told longest ago go first.
+  A status has STATUS_BYTES_MAX at most: each stands in checkpoints, and in one message of LRQ_Status.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing.names import check_client_name, check_remote_id, client_key, full_sync_key
 
 KEYS_MAX = 10_000
+STATUS_BYTES_MAX = 64 << 10
 REQUESTED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.CANCELLED
 
 
