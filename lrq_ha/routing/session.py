@@ -425,7 +425,7 @@ class Session:
             return self._take_item(candidate)
         self._taken = candidate.position
         if candidate.state == CANCELLED:
-            if candidate.request_id == self._active:
+            if self._active and candidate.request_id == self._active:
                 self._snapshot_cancelled()
             return None
         self._restarting = None

@@ -4,7 +4,7 @@ Rules:
   - The state comes from the Reception entries of the sink group's log and from nothing else: `noted` for each one, in log order,
     whether this node appended it or read it. `accept` changes nothing.
   - A batch continues the queue's chain (`previous` is the last transaction here), or starts it anew (`previous` = (0, 0) and a
-    snapshot's marker at its head). An overlap is cut off; anything else is a gap and is refused.
+    snapshot's marker at its head), as it does where nothing is yet. An overlap is cut off; anything else is a gap and is refused.
   - An accepted batch counts for a source only when its log entry is safe: `status` says what is safe, acks wait for it, and what
     is cut off the log is taken back.
 
@@ -109,7 +109,7 @@ class Sink:
         last, previous = held.tail.last, position_of(batch.previous)
         if positions[-1] <= last:
             return Repeat(positions[-1], self._holder(held, positions[-1]))
-        if previous == last:
+        if previous == last != START:
             return Accept(positions[-1])
         if previous == START and positions[0] > last and may_restart(batch.transactions[0]):
             return Accept(positions[-1])

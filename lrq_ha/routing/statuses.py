@@ -37,20 +37,31 @@ def check(status: pb.Status) -> None:
     """Whether a status from a client says what its key says.
 
     Raises:
-        MalformedInput: It does not, a name is not valid, or it has no value.
+        MalformedInput: It does not, a name is not valid, it has no value, or that of a full sync says nothing.
     """
     if status.HasField("client"):
         key = client_key(status.client.client_name)
     elif status.HasField("full_sync"):
         key = full_sync_key(check_client_name(status.full_sync.client_name), check_remote_id(status.full_sync.destination))
+        if _says_nothing(status):
+            raise MalformedInput(
+                f"A status of a full sync with the request id {status.full_sync.request_id!r} and the state {status.full_sync.state}",
+                todo="Name the request, and say that it is REQUESTED, COMPLETED or CANCELLED.",
+            )
     else:
         raise MalformedInput("A status without a value", todo="Say what the client is, or how a full sync goes.")
     if status.key != key:
         raise MalformedInput(f"A status with the key {status.key!r} speaks of {key!r}", todo="Its key must be that.")
 
 
+def _says_nothing(status: pb.Status) -> bool:
+    """Of a full sync that has no name, or of a state that there is not."""
+    full_sync = status.full_sync
+    return status.HasField("full_sync") and not (full_sync.request_id and full_sync.state in pb.FullSyncRequest.State.values())
+
+
 class Statuses:
-    """See above. Fed in log order."""
+    """See above. Fed in log order; what says nothing, as the log of an older version may, is left out."""
 
     def __init__(self) -> None:
         self._safe = _Values({}, {})
@@ -58,7 +69,8 @@ class Statuses:
 
     def noted(self, sequence: int, status: pb.Status) -> None:
         """Entry `sequence` says this."""
-        self._unsafe.append(Told(sequence, status))
+        if not _says_nothing(status):
+            self._unsafe.append(Told(sequence, status))
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
@@ -101,6 +113,8 @@ class Statuses:
         """Replaces everything by `rows` of a checkpoint that is safe."""
         self._safe = _Values({}, {})
         for told in _ordered((rows,)):
+            if _says_nothing(told.status):
+                continue
             values = self._safe.of(told.status)
             values[told.status.key] = (*values.pop(told.status.key, ()), told)
         self._unsafe = []

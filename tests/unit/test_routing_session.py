@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing import names
-from lrq_ha.routing.chain import START
+from lrq_ha.routing.chain import START, may_restart
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
@@ -792,6 +794,41 @@ def test_requests_of_others_are_ignored() -> None:
     assert bench.sent == []
     bench.tell(m.StatusEntry(at(13), pb.Status(key="other")))
     assert bench.effects == []
+
+
+@st.composite
+def what_clients_say(draw: st.DrawFn) -> pb.Status:
+    """Anything that is about this client; the door would not take all of it."""
+    if draw(st.integers(0, 3)) == 0:
+        return client(draw(st.booleans()))
+    return full_sync(draw(st.sampled_from(["", "r", "s"])), draw(st.sampled_from([REQUESTED, COMPLETED, CANCELLED, 7])))  # type: ignore[arg-type]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(State), st.lists(st.one_of(what_clients_say(), st.integers(0, 4)), max_size=12))
+def test_no_status_of_a_client_ends_a_session_or_makes_a_chain_without_a_beginning(state: State, said: list[pb.Status | int]) -> None:
+    """Where nothing had been asked for, the cancellation of a request without a name did: at each start, as it stood in the log."""
+    bench = in_state(state)
+    for sequence, what in enumerate(said, 20):
+        if isinstance(what, pb.Status):
+            bench.status(sequence, what)
+        elif what < 2 and bench.readers:
+            stream = SNAP if what and SNAP in bench.readers else LOG
+            if stream in bench.readers:
+                kind, request = (ROWS, "r") if stream is SNAP else (DELTA, "")
+                bench.read(stream, (sequence, transaction(kind, request)))
+        elif what == 2:
+            for stream in list(bench.readers):
+                bench.end(stream, sequence)
+        elif what == 3:
+            bench.tick(100)
+        elif bench.session.state is State.WAITING_FOR_CONNECTION:
+            bench.meet()
+        for effect in bench.effects:
+            if isinstance(effect, m.Send):
+                batch = pb.ReceivedBatch.FromString(effect.body)
+                assert batch.previous.sequence or may_restart(batch.transactions[0])
+                assert all(each.type == DELTA or each.request_id for each in batch.transactions)
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------

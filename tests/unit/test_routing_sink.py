@@ -75,6 +75,13 @@ def test_a_chain_starts_anew_only_at_a_snapshot() -> None:
     assert sink.accept(QUEUE, batch(0, 4, 9, kind=ROWS, request="r", payloads=0)) == Gap(at(5))
 
 
+def test_a_queue_begins_with_a_snapshot() -> None:
+    assert Sink().accept(QUEUE, batch(0, 9)) == Gap(START)
+    assert Sink().accept(QUEUE, batch(0, 9, kind=ROWS, request="r")) == Gap(START)
+    assert Sink().accept(QUEUE, batch(0, 9, kind=ROWS, request="r", payloads=0)) == Accept(at(9))
+    assert Sink().accept(QUEUE, batch(0, 9, kind=END, request="r", payloads=0)) == Accept(at(9))
+
+
 def test_a_later_epoch_is_later_whatever_its_sequence() -> None:
     sink = sink_at(batch(0, 500))
     restart = batch(0, 9, kind=ROWS, request="r", payloads=0)

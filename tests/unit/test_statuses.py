@@ -116,6 +116,16 @@ def test_other_keys_are_not_concerned() -> None:
     assert [told.sequence for told in statuses.since(0)] == [1, 2, 4]
 
 
+def test_what_names_no_request_says_nothing() -> None:
+    """A log that was written before the door refused it may hold it, and its checkpoints."""
+    nothing = (full_sync("", CANCELLED), full_sync("", REQUESTED), full_sync("r1", 7))  # type: ignore[arg-type]
+    for statuses in in_every_way(full_sync("r1", REQUESTED), *nothing):
+        assert says(statuses.since(0)) == says(statuses.rows()) == [(1, "r1", REQUESTED)]
+    statuses = Statuses()
+    statuses.load([Told(3, each) for each in nothing])
+    assert statuses.rows() == []
+
+
 def test_what_fell_out_of_the_log_says_nothing() -> None:
     statuses = noted(full_sync("r1", REQUESTED), full_sync("r2", REQUESTED), full_sync("r1", COMPLETED))
     statuses.cut(2)
@@ -143,6 +153,9 @@ def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
         pb.Status(key="client/a/b", client=pb.ClientStatus(client_name="a/b")),
         pb.Status(key="client/orders", full_sync=pb.FullSyncRequest(client_name="orders", destination="west")),
         pb.Status(key="fullsync/orders/", full_sync=pb.FullSyncRequest(client_name="orders")),
+        full_sync("", REQUESTED),
+        full_sync("", CANCELLED),
+        full_sync("r1", 7),  # type: ignore[arg-type]
     ],
 )
 def test_a_status_that_is_not_its_keys_is_refused(status: pb.Status) -> None:
