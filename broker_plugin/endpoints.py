@@ -30,6 +30,7 @@ from . import building, frames, publishing
 from .channels import Channel
 from .headers import cut, replication_id, routes_on
 from .logins import keys_of
+from .replica import NotPrimary
 
 if TYPE_CHECKING:
     from .frames import Route
@@ -147,6 +148,8 @@ def take(relay: Relay, channel: Channel, decision: Decision, method: bytes, head
     except _Unroutable as error:
         _return(relay, channel, route, header, body, str(error))
         publishing.ended_here(relay, channel, 0)
+    except NotPrimary:  # it has stepped down in this very moment: the connection ends, and nothing is wrong with the message
+        raise
     except LrqError as error:
         publishing.refuse(relay, channel, 406, str(error))
 
