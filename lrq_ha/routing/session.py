@@ -85,7 +85,7 @@ class Session:
         self._grounded = False  # the sink has, or is being sent, a whole snapshot and everything since its base
         self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
         self._empty = _NO_REQUEST  # an empty snapshot of this id is to start the chain
-        self._asked = _NO_REQUEST  # what this session wrote into the log and has not seen there yet
+        self._asked = _NO_REQUEST  # what this session wrote into the log, if no request has been heard of since
         self._cancelling = _NO_REQUEST
         self._end_marker = START
         self._asks = 0  # in a row without a whole snapshot
@@ -270,8 +270,7 @@ class Session:
         if not self._requests.add(mark) or mark.state != REQUESTED:
             return
         self._ask_at = None
-        if mark.request_id == self._asked:
-            self._asked = _NO_REQUEST
+        self._asked = _NO_REQUEST  # also at another's: where both became safe at once, only the newer one is heard of
         if self.state not in SENDING:
             return
         if self._waits_for_start and self._restarting is not None:

@@ -64,6 +64,10 @@ class Bench:
                 self.readers[effect.stream] = effect
             elif isinstance(effect, m.StopRead):
                 del self.readers[effect.stream]
+            elif isinstance(effect, m.Send):
+                batch = pb.ReceivedBatch.FromString(effect.body)
+                assert batch.previous.sequence or may_restart(batch.transactions[0]), "a chain without a beginning"
+                assert all(each.type == DELTA or each.request_id for each in batch.transactions)
         return self.effects
 
     def client(self, provider: bool, name: str = "orders", sequence: int = 1) -> None:
@@ -777,6 +781,23 @@ def test_a_demand_to_a_client_without_provider_is_answered_at_once() -> None:
     assert bench.effects == []
 
 
+def test_a_request_that_another_one_hides_is_not_waited_for() -> None:
+    """They became safe together, and the newer one is all that is told of: nothing was ever asked for again."""
+    bench = in_log_sync()
+    bench.tell(m.Demand())
+    ((request, _),) = bench.appended
+    bench.statuses.noted(11, full_sync(request))
+    bench.status(12, full_sync("own"))
+    assert [mark.request_id for mark in bench.session._requests._marks] == ["own"]
+    bench.end(LOG, 12)
+    bench.request(13, "own", CANCELLED)
+    bench.end(LOG, 13)
+    bench.end(SNAP, 13)
+    assert bench.reasons == [Reason.SNAPSHOT_CANCELLED]
+    bench.tick(10)
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
 def test_request_ids_differ_between_primaries_and_from_each_other() -> None:
     seen = set()
     for end in (1, 2):
@@ -818,17 +839,13 @@ def test_no_status_of_a_client_ends_a_session_or_makes_a_chain_without_a_beginni
                 kind, request = (ROWS, "r") if stream is SNAP else (DELTA, "")
                 bench.read(stream, (sequence, transaction(kind, request)))
         elif what == 2:
-            for stream in list(bench.readers):
-                bench.end(stream, sequence)
+            for stream in Stream:
+                if stream in bench.readers:
+                    bench.end(stream, sequence)
         elif what == 3:
             bench.tick(100)
         elif bench.session.state is State.WAITING_FOR_CONNECTION:
             bench.meet()
-        for effect in bench.effects:
-            if isinstance(effect, m.Send):
-                batch = pb.ReceivedBatch.FromString(effect.body)
-                assert batch.previous.sequence or may_restart(batch.transactions[0])
-                assert all(each.type == DELTA or each.request_id for each in batch.transactions)
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------
