@@ -194,6 +194,7 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
         raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
     transaction = _parse(pb.Transaction, body)
     destinations = chain.check(transaction)
+    _check_client(relay, transaction.client_name)
     if (queue == names.SEND_SNAP_SYNC) != bool(transaction.request_id):
         todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
         raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
@@ -219,6 +220,7 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
         raise LrqError(f"a status of {len(body)} bytes, of {statuses.STATUS_BYTES_MAX} at most", todo="say it in fewer words")
     status = _parse(pb.Status, body)
     statuses.check(status)
+    _check_client(relay, status.client.client_name or status.full_sync.client_name)
     _check_request(status.full_sync.request_id)
     overtaken = relay.replica.index.statuses.overtaken(status)
     if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
@@ -228,6 +230,13 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     if identity is not None:
         entry.producer, entry.id = relay.producer_key, identity.sequence
     publishing.ended_here(relay, channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
+
+
+def _check_client(relay: Relay, client_name: str) -> None:
+    """One that could not become known has no session: what it transmits would be confirmed, and go nowhere."""
+    if not relay.replica.index.statuses.has_room(client_name):
+        todo = "use the name of one of them (GET /status of the primary lists them)"
+        raise LrqError(f"the log knows {statuses.CLIENTS_MAX} clients, and '{client_name}' is none of them", todo=todo)
 
 
 def _check_request(request_id: str) -> None:

@@ -8,8 +8,10 @@ Rules:
   place. Nor does one that crossed a cancellation: what came between the two was left out, so the snapshot is not whole.
 - A client that announces a provider is a new process, which begins anew with what is asked of it: a request before that which has not ended is
   cancelled there, here as in the client's process (`lrq_ha.publisher.fullsync`).
-- At most KEYS_MAX clients are remembered, and as many full syncs, so that these push no client out: those that were told longest ago go first.
-  A status has STATUS_BYTES_MAX at most: each stands in checkpoints, and in one message of LRQ_Status.
+- A client is known from its first status on, for good. There are CLIENTS_MAX at most: of another one the door takes nothing (`has_room`), as it would
+  go nowhere. Where a log has more, those that were told longest ago are not known, on any node.
+- At most FULL_SYNCS_MAX full syncs are remembered: those that were told longest ago go first.
+- A status has STATUS_BYTES_MAX at most: each stands in checkpoints, and in one message of LRQ_Status.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing.names import check_client_name, check_remote_id, client_key, full_sync_key
 
-KEYS_MAX = 10_000
+CLIENTS_MAX = 1_000  # each has a session with each site
+FULL_SYNCS_MAX = 10_000
 STATUS_BYTES_MAX = 64 << 10
 REQUESTED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.CANCELLED
 
@@ -93,6 +96,19 @@ class Statuses:
                 known = _after(known, told)
         return known[-1].sequence if known and _after(known, Told(0, status)) is known else 0
 
+    def has_room(self, client_name: str) -> bool:
+        """Whether a client is known, safely or not, or one more may be."""
+        clients, key = self._safe.clients, f"client/{client_name}"
+        if key in clients or len(clients) + len(self._unsafe) < CLIENTS_MAX:
+            return True
+        coming = {told.status.key for told in self._unsafe if told.status.HasField("client")}
+        return key in coming or len(coming | clients.keys()) < CLIENTS_MAX
+
+    @property
+    def clients(self) -> int:
+        """How many are known."""
+        return len(self._safe.clients)
+
     def since(self, sequence: int) -> list[Told]:
         """What is safe and stands behind entry `sequence`, in log order."""
         return self._safe.since(sequence)
@@ -117,6 +133,7 @@ class Statuses:
                 continue
             values = self._safe.of(told.status)
             values[told.status.key] = (*values.pop(told.status.key, ()), told)
+        self._safe.bound()
         self._unsafe = []
 
 
@@ -151,8 +168,8 @@ class _Values(NamedTuple):
             self.full_syncs[key] = after
 
     def bound(self) -> None:
-        for values in self:
-            if len(values) > KEYS_MAX:
+        for values, limit in zip(self, (CLIENTS_MAX, FULL_SYNCS_MAX)):
+            while len(values) > limit:
                 del values[next(iter(values))]
 
     def since(self, sequence: int) -> list[Told]:

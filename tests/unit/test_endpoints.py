@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from pamqp import commands
+import pytest
 from test_publishing import Connection
 
 from broker_plugin import building, frames, headers
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import LogEntries, client_status
+from lrq_ha.routing import statuses
 from lrq_ha.routing.names import SEND_LOG_ENTRIES, STATUS
 
 CONNECTION_FORCED, PRECONDITION_FAILED = 320, 406
@@ -22,7 +23,6 @@ class Client(Connection):
     def __init__(self) -> None:
         super().__init__("app.lrq", "lrq")
         self._number = 0
-        self.client.data = b""
 
     def publish(self, queue: str, body: bytes) -> Any:
         """The method that ends its channel; None if none does."""
@@ -30,8 +30,8 @@ class Client(Connection):
         header = headers.header_payload(len(body), headers.properties(headers.field(b"x-lrq-id", b"app.lrq/%d" % self._number), True))
         self.relay.client_data(building.publish_method(1, "", queue) + b"".join(building.content(1, header, body, 1 << 20)))
         self.replica.flush()
-        methods = [frames.decode_method(self.client.data[item[2] : item[3]]) for item in frames.scan(self.client.data, 0, 1 << 20, 0)[0]]
-        return next((each for each in methods if isinstance(each, commands.Channel.Close)), None)
+        refusal = self.relay.channels[1].refusal
+        return frames.decode_method(refusal[7:-1]) if refusal else None
 
     def announce(self, client_name: str) -> Any:
         return self.publish(STATUS, client_status(client_name, True))
@@ -52,5 +52,27 @@ def test_a_node_that_has_just_stepped_down_refuses_no_message_for_good() -> None
         relay.close_client = lambda code, *_: ended.append(code)
         assert client.transmit("orders") is None
         assert ended == [CONNECTION_FORCED]
+
+    asyncio.run(scenario())
+
+
+def test_of_more_clients_than_can_be_served_nothing_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they transmitted was confirmed, and sent nowhere; after a failover it was that of others."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(statuses, "CLIENTS_MAX", 2)
+        client = Client()
+        for name in ("orders", "bills", "orders"):
+            assert client.announce(name) is None
+            assert client.transmit(name) is None
+        before = len(client.runs)
+        refused = client.announce("mails")
+        assert refused.reply_code == PRECONDITION_FAILED
+        assert "the log knows 2 clients, and 'mails' is none of them" in refused.reply_text
+        again = Client()
+        for name in ("orders", "bills"):
+            assert again.announce(name) is None
+        assert again.transmit("mails").reply_code == PRECONDITION_FAILED
+        assert (len(client.runs), len(again.runs)) == (before, 2)
 
     asyncio.run(scenario())

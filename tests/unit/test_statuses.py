@@ -134,8 +134,28 @@ def test_what_fell_out_of_the_log_says_nothing() -> None:
     assert says(statuses.since(0)) == [(1, "r1", REQUESTED), (2, "r1", COMPLETED)]
 
 
+def test_another_client_has_room_only_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENTS_MAX", 3)
+    named = [pb.Status.FromString(client_status(name, True)) for name in ("a", "b", "b", "c", "d")]
+    for statuses in in_every_way(*named[:3]):
+        assert statuses.has_room("a")
+        assert statuses.has_room("c")
+    for statuses in in_every_way(*named[:4]):
+        assert [statuses.has_room(name) for name in "abcd"] == [True, True, True, False], "who is known goes on"
+    for statuses in in_every_way(*named):  # the log of an older version
+        statuses.safe(9)
+        assert [told.status.client.client_name for told in statuses.since(0)] == ["b", "c", "d"]
+        assert [statuses.has_room(name) for name in "abcd"] == [False, True, True, True]
+    statuses = noted(*named[:4])
+    statuses.cut(4)
+    assert statuses.has_room("d")
+    assert statuses.clients == 0
+    statuses.safe(3)
+    assert statuses.clients == 2
+
+
 def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEYS_MAX", 3)
+    monkeypatch.setattr(module, "FULL_SYNCS_MAX", 3)
     client = pb.Status.FromString(client_status("orders", True))
     statuses = noted(client, *(full_sync(f"r{number}", REQUESTED, f"site{number}") for number in range(10)))
     statuses.safe(11)
