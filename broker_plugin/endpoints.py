@@ -278,5 +278,5 @@ def answer(relay: Relay, question: str) -> tuple[str, int] | None:
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"
-        return f"/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}", 0
+        return f"/{last}/{2 if status.bare else int(status.snapshot_complete)}/{status.snapshot_request}", 0
     return None

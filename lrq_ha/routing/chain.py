@@ -20,7 +20,7 @@ START = Position(0, 0)  # before the first transaction of a queue
 #: The end of the year 9999: readers' calendars know no later time.
 TIMESTAMP_US_MAX = 253_402_300_799_999_999
 BATCH_BYTES_MAX = 16 << 20  # of what a sink takes, and its view gets, in one message: the default limit of RabbitMQ 4
-TRANSMISSION_BYTES_MAX = BATCH_BYTES_MAX - (64 << 10)  # of a transaction, and of each share: with what a view, a batch and the log add, it is still taken
+TRANSMISSION_BYTES_MAX = BATCH_BYTES_MAX - (64 << 10)  # of a transaction, and of each share: views, batches and the log add to it
 ADDRESSEES_MAX = 20_000  # entries times destinations of a transaction: the event loop is held up for less than 0.1 s
 PAYLOAD_FRAMING_BYTES = 6  # at most
 

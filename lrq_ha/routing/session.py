@@ -166,11 +166,11 @@ class Session:
         if step is Step.RESTART:
             self._restart(reason)
             return
-        self._grounded = step is Step.RESUME_LOG
-        if self._grounded and self._passed[0] == event.last:
+        self._grounded = not event.bare
+        if step is Step.RESUME_LOG and self._passed[0] == event.last:
             self._taken = self._passed[1]
         self._reading.start(Stream.LOG_ENTRIES, self._taken, self._taken.sequence + 1)
-        if self._grounded:
+        if step is Step.RESUME_LOG:
             self._ask_at = None
             self._asks = self._snapshots_trimmed = 0
         else:
@@ -285,13 +285,15 @@ class Session:
             self._ask(Reason.DEMANDED)
 
     def _ask(self, reason: Reason) -> None:
-        """Writes a full sync request into the log."""
+        """Writes a full sync request into the log. Where there is no provider: only for a sink without a snapshot, which gets an empty one if nobody
+        answers."""
         self._ask_at = None
         self._asks += 1
-        if self._provider is False:
-            self._report(Reason.NO_PROVIDER)
-            if self.state is State.IN_SNAPSHOT_SYNC:
-                self._ask_later()
+        if self._provider is False and self._grounded:
+            if self.state is State.IN_SNAPSHOT_SYNC and not self._active:
+                self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
+            else:
+                self._report(Reason.NO_PROVIDER)
             return
         self._asked = self._new_request_id()
         self._append(self._asked, reason, REQUESTED)
@@ -424,9 +426,7 @@ class Session:
             return self._take_item(candidate)
         self._taken = candidate.position
         if candidate.state == CANCELLED:
-            if self._active and candidate.request_id == self._active:
-                self._snapshot_cancelled()
-            return None
+            return self._snapshot_cancelled(candidate.position) if self._active and candidate.request_id == self._active else None
         self._restarting = None
         if candidate.state == COMPLETED:
             self._empty = _NO_REQUEST
@@ -458,16 +458,22 @@ class Session:
         self._end_marker = position
         self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
 
-    def _snapshot_cancelled(self) -> None:
+    def _snapshot_cancelled(self, position: Position) -> pb.ReceivedTransaction | None:
+        """What goes into the chain there: an empty snapshot, if nobody would answer another request, and the sink has none."""
         self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
         if self._requests.is_ahead(self._taken) or self._asked:
-            return
-        if self._grounded and self._provider is False:
+            return None
+        if self._provider is not False:
+            self._report(Reason.SNAPSHOT_CANCELLED)
+            self._ask_later()
+        elif self._grounded:
             self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
-            return
-        self._report(Reason.SNAPSHOT_CANCELLED)
-        self._ask_later()
+        else:
+            self._report(Reason.EMPTY_SNAPSHOT)
+            self._snapshot_ended(position)
+            return marker(position, pb.LAST_FULL_SYNC_ENTRY, self._new_request_id())
+        return None
 
     def _send(self, batch: list[pb.ReceivedTransaction]) -> None:
         last = position_of(batch[-1].position)

@@ -208,16 +208,16 @@ class _Driver:
                 await lane.close()
 
     def _report(self, answer: str) -> m.SinkReport:
-        """Reads `/<epoch>.<sequence>/<0|1>/<request id>`."""
+        """Reads `/<epoch>.<sequence>/<0, 1: it is complete, 2: none ever was>/<request id>`."""
         try:
-            _, last, complete, request = answer.split("/", 3)
+            _, last, holds, request = answer.split("/", 3)
             epoch, sequence = last.split(".")
             position = Position(int(epoch), int(sequence))
         except ValueError as error:
             raise MalformedInput(f"the sink {self._site.remote_id} answered {answer!r}", todo="Run the same version on both sides.") from error
         ours = self._sites.replica.node.log
         in_history = position == START or (position.sequence <= ours.end and ours.epoch_at(position.sequence) == position.epoch)
-        return m.SinkReport(position, request, complete == "1", in_history)
+        return m.SinkReport(position, request, holds == "1", in_history, holds == "2")
 
     def _leave_lane(self) -> None:
         lane, self.lane = self.lane, None

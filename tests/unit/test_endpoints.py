@@ -9,7 +9,6 @@ import pytest
 from test_publishing import Connection
 
 from broker_plugin import building, frames, headers
-from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import LogEntries, client_status
 from lrq_ha.routing import statuses
 from lrq_ha.routing.names import SEND_LOG_ENTRIES, STATUS

@@ -82,8 +82,8 @@ class Bench:
         told = self.statuses.since(sequence - 1)
         self.effects = [effect for entry, what in told for effect in self.tell(m.StatusEntry(at(entry), what))]
 
-    def report(self, last: int = 0, request: str = "", complete: bool = False, known: bool = True) -> None:
-        self.tell(m.SinkReport(at(last), request, complete, known))
+    def report(self, last: int = 0, request: str = "", complete: bool = False, known: bool = True, bare: bool = False) -> None:
+        self.tell(m.SinkReport(at(last), request, complete, known, bare))
 
     def meet(self, *args: object, **more: object) -> Bench:
         """Connects, and the sink reports."""
@@ -513,19 +513,71 @@ def test_deltas_flow_while_nobody_provides() -> None:
     assert bench.sent == [(5, [(6, "D", ""), (8, "D", "")])]
 
 
-def test_when_the_provider_is_gone_operators_are_told_and_it_waits() -> None:
+def test_when_the_provider_is_gone_a_first_snapshot_gives_way_to_an_empty_one() -> None:
+    """It waited for a provider for ever, and a reader without a whole snapshot makes nothing of the deltas."""
     bench = in_snapshot(snapshot_timeout_s=10, backoff_first_s=1)
     bench.tell(m.Acked(at(5)))
     bench.client(False, sequence=6)
-    bench.tick(10)
-    bench.request(7, "r", CANCELLED)
-    bench.end(LOG, 7)
-    bench.end(SNAP, 7)
+    bench.read(LOG, (8, transaction()))
+    bench.read(SNAP, (7, transaction(ROWS, "r")))
+    bench.end(SNAP, 8)
+    assert bench.sent == [(7, [(8, "D", "")])]
+    bench.tell(m.Acked(at(8)))
+    bench.tick(9)
+    assert bench.appended == [], "another process of the client may have one"
     bench.tick(1)
-    assert bench.effects == [m.Report(State.IN_SNAPSHOT_SYNC, Reason.NO_PROVIDER)]
-    bench.client(True, sequence=8)
+    assert bench.appended == [("r", CANCELLED)]
+    bench.request(10, "r", CANCELLED)
+    bench.end(SNAP, 11)
+    bench.read(LOG, (9, transaction()), (11, transaction()))
+    ((previous, rows),) = bench.sent
+    assert (previous, [row[:2] for row in rows]) == (8, [(9, "D"), (10, "E"), (11, "D")])
+    assert rows[1][2] != "r", "its rows are none of it"
+    assert bench.reasons == [Reason.EMPTY_SNAPSHOT, Reason.SNAPSHOT_SENT]
+    bench.tell(m.Acked(at(11)))
+    assert bench.session.state is State.IN_LOG_ENTRY_SYNC
+
+
+def test_a_sink_with_part_of_a_snapshot_gets_an_empty_one_if_nobody_answers() -> None:
+    """One that is gone on with after a failover, say: the request of it was cancelled."""
+    bench = Bench(provider=False, snapshot_timeout_s=10).meet(8, "r", bare=True)
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    bench.request(20, request)
+    bench.read(LOG, (9, transaction()))
+    bench.end(LOG, 20)
+    assert [rows for _, rows in bench.sent] == [[(20, "M", request)]]
+    bench.tell(m.Acked(at(20)))
     bench.tick(10)
-    assert [state for _, state in bench.appended] == [REQUESTED]
+    assert bench.appended == [(request, CANCELLED)]
+    bench.request(21, request, CANCELLED)
+    bench.end(SNAP, 21)
+    bench.end(LOG, 21)
+    ((previous, rows),) = bench.sent
+    assert (previous, [row[:2] for row in rows]) == (20, [(21, "E")])
+
+
+def test_a_sink_that_has_an_older_snapshot_keeps_it_when_the_provider_is_gone() -> None:
+    """Part of a newer one is there: an empty one would empty the tables."""
+    bench = Bench(provider=False).meet(8, "r")
+    assert bench.effects[-2:] == [m.StartRead(LOG, 9, 1), m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)]
+    bench.read(LOG, (9, transaction()))
+    assert bench.sent == [(8, [(9, "D", "")])]
+
+
+def test_a_provider_that_goes_while_it_is_to_be_asked_again_is_not_waited_for() -> None:
+    bench = in_log_sync(backoff_first_s=1)
+    bench.request(11, "s")
+    bench.end(LOG, 11)
+    bench.request(12, "s", CANCELLED)
+    bench.end(LOG, 12)
+    bench.end(SNAP, 12)
+    bench.tell(m.Acked(at(11)))
+    bench.client(False, sequence=13)
+    bench.tick(1)
+    assert bench.effects == [m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)]
+    bench.tick(1000)
+    assert bench.effects == []
 
 
 def test_a_sink_that_can_do_without_goes_on_with_deltas_when_the_provider_is_gone() -> None:
