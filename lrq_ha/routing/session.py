@@ -81,6 +81,7 @@ class Session:
         self._provider: bool | None = None  # None: the client was not heard of
         self._requests = Requests(self.limits.marks_max)
         self._active = _NO_REQUEST  # whose data is sent: its marker went last and it has not ended
+        self._begun = False  # the sink may have rows of it
         self._restarting: Reason | None = None  # why the chain is to start at a mark or an empty snapshot that is not there yet
         self._grounded = False  # the sink has, or is being sent, a whole snapshot and everything since its base
         self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
@@ -186,7 +187,7 @@ class Session:
     def _resume_snapshot(self, request_id: str) -> None:
         """The chain goes on inside snapshot `request_id`, unless that was given up, or (it is not known any more) overtaken by a newer one."""
         if self._requests.goes_on(request_id, self._taken):
-            self._active = request_id
+            self._active, self._begun = request_id, True
             self._reading.start(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
         elif not self._asked and not self._requests.is_ahead(self._taken):
             self._ask(Reason.SNAPSHOT_UNFINISHED)
@@ -426,7 +427,7 @@ class Session:
             return self._take_item(candidate)
         self._taken = candidate.position
         if candidate.state == CANCELLED:
-            return self._snapshot_cancelled(candidate.position) if self._active and candidate.request_id == self._active else None
+            return self._snapshot_cancelled(candidate) if self._active and candidate.request_id == self._active else None
         self._restarting = None
         if candidate.state == COMPLETED:
             self._empty = _NO_REQUEST
@@ -434,7 +435,7 @@ class Session:
             return marker(candidate.position, pb.LAST_FULL_SYNC_ENTRY, candidate.request_id)
         if candidate.request_id == self._active:
             return None
-        self._active = candidate.request_id
+        self._active, self._begun = candidate.request_id, False
         self._since = self._now
         self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
         self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
@@ -446,7 +447,7 @@ class Session:
         if item.stream is Stream.SNAP_SYNC:
             if item.transaction.request_id != self._active:
                 return None
-            self._since = self._now
+            self._since, self._begun = self._now, True
             if item.transaction.type == pb.LAST_FULL_SYNC_ENTRY:
                 self._snapshot_ended(item.position)
         return item.transaction
@@ -458,21 +459,21 @@ class Session:
         self._end_marker = position
         self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
 
-    def _snapshot_cancelled(self, position: Position) -> pb.ReceivedTransaction | None:
-        """What goes into the chain there: an empty snapshot, if nobody would answer another request, and the sink has none."""
+    def _snapshot_cancelled(self, mark: Mark) -> pb.ReceivedTransaction | None:
+        """What goes into the chain there: if there is no provider, and the sink has no whole snapshot, an end marker makes an empty one of this."""
         self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
         if self._requests.is_ahead(self._taken) or self._asked:
             return None
-        if self._provider is not False:
-            self._report(Reason.SNAPSHOT_CANCELLED)
-            self._ask_later()
-        elif self._grounded:
+        if self._provider is False and self._grounded:
             self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
-        else:
+            return None
+        if self._provider is False and not self._begun:
             self._report(Reason.EMPTY_SNAPSHOT)
-            self._snapshot_ended(position)
-            return marker(position, pb.LAST_FULL_SYNC_ENTRY, self._new_request_id())
+            self._snapshot_ended(mark.position)
+            return marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id)
+        self._report(Reason.SNAPSHOT_CANCELLED)
+        self._ask_later()
         return None
 
     def _send(self, batch: list[pb.ReceivedTransaction]) -> None:

@@ -515,46 +515,68 @@ def test_deltas_flow_while_nobody_provides() -> None:
 
 def test_when_the_provider_is_gone_a_first_snapshot_gives_way_to_an_empty_one() -> None:
     """It waited for a provider for ever, and a reader without a whole snapshot makes nothing of the deltas."""
-    bench = in_snapshot(snapshot_timeout_s=10, backoff_first_s=1)
-    bench.tell(m.Acked(at(5)))
+    bench = in_snapshot(snapshot_timeout_s=10, ack_timeout_s=100, backoff_first_s=1)
     bench.client(False, sequence=6)
-    bench.read(LOG, (8, transaction()))
     bench.read(SNAP, (7, transaction(ROWS, "r")))
-    bench.end(SNAP, 8)
-    assert bench.sent == [(7, [(8, "D", "")])]
-    bench.tell(m.Acked(at(8)))
+    bench.end(LOG, 8)
     bench.tick(9)
     assert bench.appended == [], "another process of the client may have one"
     bench.tick(1)
     assert bench.appended == [("r", CANCELLED)]
     bench.request(10, "r", CANCELLED)
     bench.end(SNAP, 11)
-    bench.read(LOG, (9, transaction()), (11, transaction()))
-    ((previous, rows),) = bench.sent
-    assert (previous, [row[:2] for row in rows]) == (8, [(9, "D"), (10, "E"), (11, "D")])
-    assert rows[1][2] != "r", "its rows are none of it"
+    bench.read(LOG, (11, transaction()))
+    assert bench.reasons == [Reason.SNAPSHOT_CANCELLED], "to end it would make a whole snapshot of its one row"
+    bench.tick(1)
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    bench.request(12, request)
+    bench.end(LOG, 12)
+    assert bench.sent == [(11, [(12, "M", request)])]
+    bench.tick(10)
+    assert bench.appended == [(request, CANCELLED)]
+    bench.request(14, request, CANCELLED)
+    bench.end(SNAP, 15)
+    bench.read(LOG, (13, transaction()), (15, transaction()))
+    assert bench.sent == [(12, [(13, "D", ""), (14, "E", request), (15, "D", "")])]
     assert bench.reasons == [Reason.EMPTY_SNAPSHOT, Reason.SNAPSHOT_SENT]
-    bench.tell(m.Acked(at(11)))
+    bench.tell(m.Acked(at(15)))
     assert bench.session.state is State.IN_LOG_ENTRY_SYNC
 
 
-def test_a_sink_with_part_of_a_snapshot_gets_an_empty_one_if_nobody_answers() -> None:
-    """One that is gone on with after a failover, say: the request of it was cancelled."""
+def test_a_first_snapshot_of_which_no_row_came_is_empty_at_once() -> None:
+    bench = in_snapshot(snapshot_timeout_s=10)
+    bench.client(False, sequence=6)
+    bench.request(8, "r", CANCELLED)
+    bench.read(LOG, (7, transaction()))
+    bench.end(LOG, 8)
+    bench.end(SNAP, 8)
+    assert bench.sent == [(5, [(7, "D", ""), (8, "E", "r")])]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_sink_with_part_of_a_first_snapshot_gets_an_empty_one_if_nobody_answers(back: bool) -> None:
+    """It is gone on with after a failover, say, and had been cancelled."""
     bench = Bench(provider=False, snapshot_timeout_s=10).meet(8, "r", bare=True)
     ((request, state),) = bench.appended
     assert state == REQUESTED
     bench.request(20, request)
-    bench.read(LOG, (9, transaction()))
     bench.end(LOG, 20)
     assert [rows for _, rows in bench.sent] == [[(20, "M", request)]]
     bench.tell(m.Acked(at(20)))
+    if back:
+        bench.client(True, sequence=21)
+        bench.end(LOG, 21)
+        bench.end(SNAP, 21)
+        bench.tick(1)
+        assert [state for _, state in bench.appended] == [REQUESTED]
+        return
     bench.tick(10)
     assert bench.appended == [(request, CANCELLED)]
     bench.request(21, request, CANCELLED)
     bench.end(SNAP, 21)
     bench.end(LOG, 21)
-    ((previous, rows),) = bench.sent
-    assert (previous, [row[:2] for row in rows]) == (20, [(21, "E")])
+    assert bench.sent == [(20, [(21, "E", request)])]
 
 
 def test_a_sink_that_has_an_older_snapshot_keeps_it_when_the_provider_is_gone() -> None:
