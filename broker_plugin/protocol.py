@@ -61,7 +61,7 @@ CLIENT = (
         "door_logins.test_a_wrong_password_in_pikas_words",
     ),
     ClientRow(frames.CONNECTION_SECURE_OK, "Has no place: nothing asks for it.", "door_logins.test_what_was_not_asked_has_no_place_in_a_login"),
-    ClientRow(frames.CONNECTION_TUNE_OK, "Passed on; its frame_max and heartbeat hold for the door too.", "door_protocol.bodies_of_every_size"),
+    ClientRow(frames.CONNECTION_TUNE_OK, "Passed on; its frame_max and heartbeat hold for the door too.", "door.test_silence_with_heartbeats_is_death"),
     ClientRow(
         frames.CONNECTION_OPEN,
         "Passed on where this node serves clients; refused on a backup, whose door names the primary.",
@@ -246,7 +246,7 @@ BROKER = (
     BrokerRow(
         frames.BASIC_RETURN,
         "Passed on; the entry of a message with a replication ID is refused in the log, its ID free again.",
-        "door_protocol.mandatory_publishes_come_back",
+        "door.test_what_came_back_may_be_sent_again_under_its_id",
         delivering.returned,
     ),
     BrokerRow(
@@ -257,7 +257,7 @@ BROKER = (
     BrokerRow(
         frames.BASIC_GET_OK,
         "As basic.deliver; for a copy that must not be seen the next one is asked for.",
-        "door_protocol.getting_one_by_one",
+        "door_order.test_what_is_asked_behind_a_get_is_not_answered_before_it",
         delivering.get_ok,
     ),
     BrokerRow(frames.BASIC_GET_EMPTY, PASSED, "door_protocol.getting_one_by_one", delivering.get_empty),
