@@ -80,7 +80,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         def link(lane: Lane[AsyncConfirm], learn: Sequence[Window[Outgoing[AsyncConfirm]]]) -> AsyncLink:
             return AsyncLink(lane, self._urls[lane], learn, self._login_timeout_s, self._confirm_timeout_s, handlers, self._tls)
 
-        self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [])}
+        self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [self._own.window])}
         try:
             self._start(self._log)
             await self._until(lambda: self._log.ready or self._failure is not None, self._connect_timeout_s)

@@ -60,6 +60,7 @@ class Window(Generic[T]):
         self.bytes = 0
         self.assigned = 0  # the highest sequence given or learned; never goes down
         self.given = 0  # how many this process has given itself
+        self._known = 0  # the highest sequence sent or learned: the server can know of none above it
         self._waiting: deque[Entry[T]] = deque()  # to be sent, by sequence; all above those in flight
         self._flight: dict[int, Entry[T]] = {}  # delivery tag -> entry, both ascending
         self._tag = 0  # the last delivery tag used on this channel
@@ -91,10 +92,11 @@ class Window(Generic[T]):
         """Takes the producer's last sequence as the server knows it (0: unknown).
 
         Raises:
-            FencedError: It is beyond what this process has given: someone else uses the name. Nothing was changed.
+            FencedError: It is beyond what this process has sent: someone else uses the name. Nothing was changed.
         """
-        if last > self.assigned and self.given:
-            raise FencedError(self.producer, last, self.assigned)
+        if last > self._known and self.given:
+            raise FencedError(self.producer, last, self._known)
+        self._known = max(self._known, last)
         self.assigned = max(self.assigned, last)
 
     def next_id(self) -> str:
@@ -128,6 +130,8 @@ class Window(Generic[T]):
             size += entry.size_bytes
             if entry.sequence <= self._probe_to:
                 break
+        if taken:
+            self._known = max(self._known, taken[-1].sequence)
         return taken
 
     def acked(self, tag: int, multiple: bool, *, nack: bool = False) -> list[Settled[T]]:

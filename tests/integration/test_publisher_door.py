@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pika
 import pytest
@@ -94,6 +98,66 @@ def test_what_an_older_process_has_sent_goes_no_further_than_a_newer_one_was_tol
             p.transmit_log_entry_message(b"", ["west"]).result(PATIENCE_S)
             assert p.publish("", name, b"newer").result(PATIENCE_S) == f"{name}/3", "its own connections live on"
     assert drain(lab, name, 3) == [f"{name}/{n}" for n in (1, 2, 3)]
+
+
+class Gate:
+    """A way to a door on which logins to some vhosts stand still.
+
+    Attributes:
+        held: Those vhosts.
+    """
+
+    def __init__(self, door: str) -> None:
+        found = urlsplit(door)
+        self._door = (found.hostname, found.port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = found._replace(netloc=f"{found.netloc.rpartition('@')[0]}@127.0.0.1:{self._server.getsockname()[1]}").geturl()
+        self.held: set[str] = set()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                door = socket.create_connection(self._door)
+                for ends in ((client, door), (door, client)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if any(b"\x00\x0a\x00\x28%c%b" % (len(vhost), vhost.encode()) in data for vhost in self.held):  # connection.open
+                    continue
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+def test_no_number_that_another_process_has_used_meanwhile_is_sent(lab: Lab, api: Make, name: str) -> None:
+    """As by one that continues where a primary without its backups says, and then comes to the new one. If `publish` was there before the log entries,
+    which alone had asked again, its messages were confirmed as repeats of the other process's, and nowhere."""
+    declare(lab, name)
+    gate = Gate(lab.nodes[primary_of(lab)].door)
+    try:
+        first = api([gate.url], name, login_timeout_s=2.0)
+        first.publish("", name, b"").result(PATIENCE_S)
+        gate.held |= {"/", "lrq"}
+        with api(doors(lab), name) as second:
+            assert second.publish("", name, b"").result(PATIENCE_S) == f"{name}/2"
+        eventually("the first to be ended", lambda: not any(lane.ready for lane in inside(first)._lanes))
+        confirm = first.publish("", name, b"another")
+        gate.held.remove("/")
+        with pytest.raises(FencedError):
+            confirm.result(2 * PATIENCE_S)
+        first.close()
+    finally:
+        gate.close()
+    assert drain(lab, name, 2) == [f"{name}/1", f"{name}/2"]
 
 
 def test_an_unknown_destination_is_refused_by_name(lab: Lab, api: Make, name: str) -> None:

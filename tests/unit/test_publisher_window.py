@@ -150,11 +150,23 @@ def test_learning_only_moves_up_and_only_before_the_first_message() -> None:
     window.learn(7)
     assert window.next_id() == "p/42"
     window.add(1, 0)
+    take(window)
     window.learn(42)
     with pytest.raises(FencedError) as caught:
         window.learn(43)
     assert "43" in str(caught.value)
     assert window.next_id() == "p/43"
+
+
+def test_a_number_that_was_given_and_not_sent_is_known_by_nobody() -> None:
+    """It was taken for one of this process's own, and the message for a repeat."""
+    window = filled(2)
+    take(window, 1)
+    window.learn(1)
+    window.disconnected()
+    window.learn(1)
+    with pytest.raises(FencedError, match="knows sequence 2, this process has sent none above 1"):
+        window.learn(2)
 
 
 def test_overdue_is_measured_from_when_a_message_became_the_oldest() -> None:
