@@ -247,7 +247,7 @@ class BasePublisher(ABC, Generic[C]):
 
     def _marks(self) -> list[int]:
         """What has been published so far, for `_behind`."""
-        return [lane.window.assigned for lane in self._lanes]
+        return [lane.window.added for lane in self._lanes]
 
     def _behind(self, marks: list[int]) -> list[Lane[C]]:
         """The lanes where something of what had been published at `marks` is not settled."""

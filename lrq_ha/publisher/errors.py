@@ -46,7 +46,7 @@ class NackedError(LrqError):
     """The broker refused a message: it nacked it, returned it as unroutable, or closed the channel because of it.
 
     Attributes:
-        replication_id: The message's replication ID, which is free again.
+        replication_id: The message's replication ID. A later message may have it, too.
         code: AMQP reply code (312 no route, 404 no such exchange, …); 0 for a plain nack, which brings none.
         text: What the broker said.
     """
