@@ -2,8 +2,8 @@
 
 Rules:
  - A message has its replication ID before it is enqueued, and keeps it on every resend.
- - The number of a message that the broker nacked or returned is free on every node by then; the next message gets it. Else it would be a gap in what the
-   servers remember of the producer, for ever.
+ - The number of a message that the broker nacked or returned is free on every node by then; the next message gets it. Else it would be a gap in
+   what the servers remember of the producer, for ever.
  - Messages are sent, and sent again, in the order in which they were added. On one channel the delivery tags 1, 2, … follow that order.
  - A message leaves the window by an ack, a nack, or a refusal; a lost connection only makes it wait to be sent again.
  - The broker does not say which message made it close a channel. So those in doubt are then sent one at a time (probing)

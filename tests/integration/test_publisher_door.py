@@ -248,8 +248,9 @@ def test_the_numbers_of_refused_messages_are_used_again(lab: Lab, api: Make, nam
     with api(doors(lab), name) as p:
         filling = 0
         with suppress(NackedError):
-            for filling in range(20):  # the queue notices its limit a little late
+            while filling < 20:  # the queue notices its limit a little late
                 p.publish("", full, b"").result(PATIENCE_S)
+                filling += 1
         for _ in range(30):
             for queue in (f"{name}-nowhere", full):
                 with pytest.raises(NackedError):
