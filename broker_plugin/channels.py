@@ -210,21 +210,30 @@ class Transaction:
         frames: Its publishes, acks and rejections, whole, in order.
         bytes: Their length.
         settled, others: Deliveries that they cover; a rollback brings them back.
+        gaps: How many gaps its replication IDs may leave between themselves and those in the log.
     """
 
-    __slots__ = ("_shown", "bytes", "frames", "others", "settled")
+    __slots__ = ("_next_number", "_shown", "bytes", "frames", "gaps", "others", "settled")
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.bytes = 0
         self.settled: dict[int, Delivery] = {}
         self.others: set[int] = set()
+        self.gaps = 0
+        self._next_number = 0
         self._shown: dict[int, bytes] = {}  # what the broker gets for some of the frames, by their place, before the commit
 
     def keep(self, data: bytes) -> None:
         """These frames are part of it."""
         self.frames.append(data)
         self.bytes += len(data)
+
+    def number(self, number: int, *, follows: bool) -> None:
+        """A publish in it has this number in its ID. `follows`: that leaves no gap to those in the log."""
+        if number != self._next_number and not follows:
+            self.gaps += 1
+        self._next_number = number + 1
 
     def keep_instead(self, data: bytes) -> None:
         """What was kept last is what the broker is shown of it; what the client sent is this."""

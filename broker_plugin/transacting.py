@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import building, closing, endpoints, frames, publishing, waiting
+from . import building, closing, endpoints, frames, publishing, settling, waiting
 from .channels import Channel, Commit, Settled, Transaction
 from .frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, METHOD, Item, scan
 from .passing import PIECES
@@ -103,6 +103,9 @@ async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction
     def in_earnest() -> None:
         if channel.closing or relay.fenced:
             return  # what it had settled has gone back, or will
+        if tx.gaps and tx.gaps > relay.replica.index.dedup.gaps_left(relay.producer_key, relay.door.config.id_gaps_max):
+            closing.refuse(relay, channel, settling.PRECONDITION_FAILED, publishing.GAPS, frames.TX_COMMIT)
+            return
         commit = Commit()
         channel.give_back(tx)
         channel.tx, channel.committing = None, commit

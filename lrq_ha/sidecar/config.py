@@ -188,6 +188,10 @@ class DoorTable(_Table):
     producers_max: int = Field(
         100_000, ge=1, description="names of producers (lrq_producer) of which the log remembers IDs; a new one beyond it is refused"
     )
+    id_gaps_max: int = Field(
+        500_000, ge=100, description="gaps between the numbers in their IDs, of all producers; of one a tenth. A publish that "
+        "would leave one more is refused"
+    )
     buffered_bytes_max: int = Field(
         64 << 20,
         ge=1 << 20,

@@ -22,6 +22,7 @@ from test_many_queues import cpu_s
 
 from broker_plugin import assembling, building, frames, headers
 from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
@@ -233,6 +234,62 @@ def test_producers_are_limited(url: str) -> None:
         comes("fourth")
     comes("first")
     works(url)
+
+
+@pytest.fixture
+def gaps(lab: Lab, tmp_path: Path) -> Iterator[str]:
+    """A door beside the same broker that takes 100 gaps between replication IDs, of one producer ten."""
+    limit = "id_gaps_max = 100\n[http]"
+    with Sidecar(lab, tmp_path, f"gaps-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit)) as sidecar:
+        sidecar.becomes("active")
+        yield f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
+
+
+def numbered(producer: str, number: int, *, status: bool = False) -> bytes:
+    named = headers.field(b"x-lrq-id", f"{producer}/{number}".encode())
+    if not status:
+        return publish(1, "numbered", b"x", fields=named)
+    return publish(1, "LRQ_Status", pb.Status(key="client/odd", client=pb.ClientStatus(client_name="odd")).SerializeToString(), fields=named)
+
+
+@pytest.mark.parametrize("way", ["plain", "in a transaction", "in vhost lrq"])
+def test_gaps_between_ids_are_limited(gaps: str, way: str) -> None:
+    """Each is remembered for ever. A producer that numbers consecutively goes on, the refused one when it uses the numbers between."""
+    vhost, tx, status = ("lrq" if way == "in vhost lrq" else "/"), way == "in a transaction", way == "in vhost lrq"
+    with RawClient(gaps) as client:
+        client.open_channel()
+        client.call(1, commands.Queue.Declare(queue="numbered", durable=True), frames.QUEUE_DECLARE_OK)
+    with RawClient(gaps, vhost, properties={"lrq_producer": "odd"}) as client, RawClient(gaps, vhost, properties={"lrq_producer": "even"}) as other:
+        other.open_channel(confirms=True)
+        client.open_channel(confirms=not tx)
+        if tx:
+            client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+        odd = [numbered("odd", number, status=status) for number in range(1, 200, 2)]
+        client.send(b"".join(odd[:11]))
+        if tx:
+            client.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
+            client.send(odd[11] + building.method_frame(1, commands.Tx.Commit()))
+        else:
+            assert client.confirmed(11) == set()
+            client.send(b"".join(odd[11:]))
+        kind, _, payload = client.read() or (0, 0, b"")
+        assert kind == frames.CHANNEL_CLOSE
+        assert payload[4:6] == (406).to_bytes(2, "big")
+        assert b"door.id_gaps_max" in payload
+        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        other.send(b"".join(numbered("even", number, status=status) for number in range(1, 200)))
+        assert other.confirmed(199) == set()
+        client.open_channel(confirms=not tx)
+        again = [*range(22, 30), 2]
+        sent = b"".join(numbered("odd", number, status=status) for number in again)
+        if tx:
+            client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+            client.send(sent)
+            client.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
+        else:
+            client.send(sent)
+            assert client.confirmed(len(again)) == set()
+    works(gaps)
 
 
 def test_a_transaction_is_limited(url: str) -> None:
