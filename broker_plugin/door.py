@@ -76,7 +76,7 @@ class Door:
         own: The sidecar's credentials, which other nodes and sites show.
         broker: Where the broker listens.
         default_types: What queues are whose declarations name no type.
-        unfinished: Messages of which a part has arrived, of all connections.
+        unfinished: Messages of which a part has arrived, and open transactions, of all connections.
         buffered_bytes_max: Memory for what is not safe yet; past it nothing more is read from publishers.
     """
 

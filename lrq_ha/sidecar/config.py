@@ -177,8 +177,8 @@ class DoorTable(_Table):
         description="body of one message; the broker has a limit, too",
     )
     unfinished_bytes_max: int = Field(
-        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; past it, of the user that holds "
-        "most, the connection that does is closed"
+        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, and transactions that are not committed, of all connections; "
+        "past it, of the user that holds most, the connection that does is closed"
     )
     transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
     questions_max: int = Field(

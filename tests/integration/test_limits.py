@@ -303,6 +303,31 @@ def test_a_transaction_is_limited(url: str) -> None:
     works(url)
 
 
+def test_open_transactions_are_limited_together(url: str) -> None:
+    """Each is below the limit on one; on many channels they would hold as much as there is memory. What is over leaves its room."""
+
+    def begins(client: RawClient, channel: int, size: int) -> None:
+        client.open_channel(channel)
+        client.call(channel, commands.Tx.Select(), frames.TX_SELECT_OK)
+        client.send(building.rechannel(publish_in(client, size), channel))
+
+    with client_of(url) as client, client_of(url) as other:
+        for _ in range(10):  # one after the other they are no more than one
+            for end, ok in ((commands.Tx.Commit(), frames.TX_COMMIT_OK), (commands.Tx.Rollback(), frames.TX_ROLLBACK_OK)):
+                begins(other, 1, 900_000)
+                other.call(1, end, ok)
+                other.call(1, commands.Channel.Close(200, "", 0, 0), frames.CHANNEL_CLOSE_OK)
+            begins(other, 1, 900_000)
+            other.call(1, commands.Channel.Close(200, "", 0, 0), frames.CHANNEL_CLOSE_OK)
+        with suppress(AssertionError, OSError):
+            for channel in range(1, 6):
+                begins(client, channel, 900_000)
+        assert "door.unfinished_bytes_max" in refused(client)
+        begins(other, 1, 900_000)
+        other.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
+    works(url)
+
+
 def test_who_does_not_read_the_doors_own_answers_is_not_read_either(url: str) -> None:
     """A channel that the door has closed answers every close; nobody takes these answers."""
     with client_of(url) as client:  # no small SO_RCVBUF: when it is full, the kernel itself may hold up what is sent
