@@ -118,7 +118,7 @@ class Budget:
                 held[share.user] += share.bytes
             user = held.most_common(1)[0][0]
             largest = max((share for share in self._shares if share.user == user), key=lambda share: share.bytes + size * (share is asker))
-            error = FrameError(f"what has arrived in part, and transactions that are open, hold {self.bytes} bytes already; the limit is {self._name}")
+            error = FrameError(f"what is not complete, and open transactions, hold {self.bytes} bytes already; the limit is {self._name}")
             if largest is asker:
                 raise error
             largest.end(error)

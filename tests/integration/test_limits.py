@@ -26,7 +26,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
-CONNECTIONS_MAX = 40
+CONNECTIONS_MAX, CLIENTS_MAX = 40, 38
 HANDSHAKE_S = 2.0
 LIMITS = PATIENT_DOOR | {
     "connections_max": CONNECTIONS_MAX,
@@ -108,17 +108,46 @@ def refused(client: RawClient) -> str:
 
 
 def test_one_connection_too_many_is_closed_at_once(lab: Lab, url: str) -> None:
-    clients = [client_of(url) for _ in range(CONNECTIONS_MAX)]
+    clients = [client_of(url) for _ in range(CLIENTS_MAX)]
     try:
         with pytest.raises((AssertionError, ConnectionError)):
             client_of(url)
         eventually("the log", lambda: "door.connections_max" in lab.nodes["e1"].log.read_text())
         clients.pop().socket.close()
-        eventually("room", lambda: lab.status("e1")["sockets"] < CONNECTIONS_MAX)
+        eventually("room", lambda: lab.status("e1")["sockets"] < CLIENTS_MAX)
         works(url)
     finally:
         for client in clients:
             client.socket.close()
+
+
+def test_neither_clients_nor_unfinished_logins_keep_a_node_out(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """A backup comes back while the primary's door has as many clients as it takes, and more sockets that never log in than there is room for."""
+    with new_lab({"east": 2}, broker=broker_version, door={"handshake_timeout_s": 300.0, "connections_max": CONNECTIONS_MAX}) as lab:
+        primary, backup = in_sync(lab)
+        url = lab.nodes[primary].door
+        lab.kill(f"{backup}.sidecar")
+        eventually("its connections to be gone", lambda: told(lab, primary)["sockets"] == 0)
+        open_ones: list[RawClient] = []
+        try:
+            while True:
+                client = RawClient(url, login=False)
+                open_ones.append(client)
+                try:
+                    client.login("/", 0, 8_192, {})
+                except AssertionError as error:
+                    assert "door.connections_max" in str(error)
+                    break
+            assert len(open_ones) > CONNECTIONS_MAX // 2
+            for _ in range(2 * CONNECTIONS_MAX):
+                open_ones.append(RawClient(url, login=False))
+            eventually("all room to be taken", lambda: told(lab, primary)["sockets"] == CONNECTIONS_MAX)
+            lab.start(f"{backup}.sidecar")
+            in_sync(lab)
+            open_ones[0].open_channel()  # who has logged in was not touched
+        finally:
+            for client in open_ones:
+                client.socket.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"AM", frames.PROTOCOL_HEADER, frames.PROTOCOL_HEADER + b"\x01\x00\x00"])
