@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
 VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
 GAPS = "PRECONDITION_FAILED - too many gaps between this producer's IDs (door.id_gaps_max): number consecutively, and use refused IDs again"
+WHOLE_SHARE = 4  # a run that is less than this part of what was read is copied: until its batch is made, it would keep all of that in memory
 POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a stamp may add to a content header
 
 
@@ -216,7 +217,10 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
         if way is local or relay.watch is not None or channel.committing is not None or replica.node.log.unfinished:  # the frames are asked for again
             entry.frames = b"".join(stored)
             stored = []
-        replica.append(run, count, sum(lengths), contents=stored)
+        size = sum(lengths)
+        if size < len(data) // WHOLE_SHARE:
+            stored = [bytes(piece) for piece in stored]
+        replica.append(run, count, size, contents=stored)
         if relay.watch is not None:
             relay.watch.enqueued(number, first, run)
         blob = b"".join(out)

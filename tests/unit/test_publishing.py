@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from broker_plugin import assembling, building, frames, headers, publishing, wire
+from broker_plugin.channels import Closing
 from broker_plugin.permitting import Right
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
@@ -196,6 +197,32 @@ def test_what_is_not_safe_costs_no_more_memory_than_its_limit(local: bool) -> No
         assert connection.client.reads
         assert connection.replica.progress.unsafe_bytes == 0
         assert len(frames.scan(connection.broker.data, 0, frames.FRAME_MAX_BYTES, 0)[0]) == taken
+
+    asyncio.run(scenario())
+
+
+def test_a_small_publish_does_not_keep_all_that_was_read_with_it() -> None:
+    """Until its batch is made, which takes a while in an alarm of the broker, it stays as it came. Only its own bytes count as not safe."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+        raw, _ = message("orders", b"", True, b"x")
+        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        relay.channels[2].state = Closing.TOLD  # what comes on it counts no more
+        rest = on(2, message("orders", b"", True, b"y" * 100_000)[0]) * 2
+        connection.broker.data = b""
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20):
+                relay.client_data(raw + rest)
+            assert connection.replica.progress.unsafe_bytes < 50_000
+            assert tracemalloc.get_traced_memory()[0] - before < len(rest)
+        finally:
+            tracemalloc.stop()
+        connection.replica.flush()
+        assert b"".join(run.enqueues.frames for run in connection.runs) == raw * 20
 
     asyncio.run(scenario())
 
