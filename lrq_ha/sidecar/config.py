@@ -184,7 +184,7 @@ class DoorTable(_Table):
     transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
     questions_max: int = Field(
         10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it. "
-        "With more repeats that wait for their confirms, nothing is read from it"
+        "With more repeats, and commits of repeats, that wait for their answers, nothing is read from it"
     )
     producers_max: int = Field(
         100_000, ge=1, description="names of producers (lrq_producer) of which the log remembers IDs; a new one beyond it is refused"

@@ -688,7 +688,7 @@ def test_who_writes_before_it_reads_is_not_held_up_by_its_own_declaration(lab: L
 @pytest.mark.timeout(900)
 def test_what_thousands_of_idle_connections_cost(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """LRQ_IDLE_CONNECTIONS=10000 for more. The goal is 60 KB each."""
-    with Lab({"east": 1}, tmp_path_factory.mktemp("idle"), broker_version, door=PATIENT_DOOR) as lab:
+    with Lab({"east": 1}, tmp_path_factory.mktemp("idle"), broker_version, door=PATIENT_DOOR | {"connections_max": IDLE + IDLE // 10}) as lab:
         url = lab.nodes["e1"].door
         with RawClient(url) as first:
             first.open_channel()

@@ -387,6 +387,34 @@ def test_a_commit_stands_for_its_repeats(refused: bool) -> None:
         relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
         text = "PRECONDITION_FAILED - partial tx completion"
         assert connection.client.data == building.channel_close(2, 406, text, frames.TX_COMMIT)
+        assert not relay.busy
+
+    asyncio.run(scenario())
+
+
+def test_commits_of_repeats_that_wait_are_limited() -> None:
+    """A repeat costs the log nothing, nor does a commit that consists of repeats; each answer was kept until the first one is applied."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, done = connection.relay, building.method_frame(2, commands.Tx.CommitOk())
+        relay.door.config = relay.door.config.model_copy(update={"questions_max": 100})
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
+        raw, _ = message("orders", headers.field(ID, b"p/1"), True, b"x")
+        relay.client_data(raw)
+        connection.replica.flush()
+        connection.client.data = b""
+        sent = 0
+        while connection.client.reads and sent < 1_000:
+            await commits(connection, raw, raw)
+            relay.flow.consider_pausing()  # as with the next word of the client
+            sent += 1
+        assert sent == 34, "each with two repeats"
+        relay.broker_data(building.ack(1, 1))
+        assert connection.client.data == done * sent + building.ack(1, 1)
+        assert connection.client.reads
+        assert not relay.repeats.waiting
 
     asyncio.run(scenario())
 
