@@ -168,7 +168,7 @@ class Index:
         return pb.Checkpoint(
             epochs=epochs,
             sets=sets,
-            producers=[pb.ProducerRanges(producer=producer, ids=ids) for producer, ids in self.dedup.snapshot()],
+            producers=[pb.ProducerRanges(producer=producer, ids=ids, others=others) for producer, ids, others in self.dedup.snapshot()],
             received=[
                 pb.ReceiveState(
                     queue=r.queue,
@@ -193,7 +193,7 @@ class Index:
             self.passes.begin(sequence)
         elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:
             self.passes.restore(entry.renewals[-1].sequence, {(m.vhost, m.queue): m.before for m in entry.moving})
-        self.dedup = Dedup.restored((part.producer, part.ids) for part in entry.producers)
+        self.dedup = Dedup.restored((part.producer, part.ids, part.others) for part in entry.producers)
         received = (Row(r.queue, r.last.epoch, r.last.sequence, r.snapshot_request, r.snapshot_complete, r.bare) for r in entry.received)
         self.sink.load(received, sequence - 1)
         self.declared.restore(sequence, entry)

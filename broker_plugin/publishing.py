@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
 VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
-GAPS = "PRECONDITION_FAILED - too many gaps between this producer's IDs (door.id_gaps_max): number consecutively, and use refused IDs again"
+GAPS = "PRECONDITION_FAILED - this producer's IDs lie too far apart (door.id_bytes_max): number consecutively, and use refused IDs again"
 WHOLE_SHARE = 4  # a run that is less than this part of what was read is copied: until its batch is made, it would keep all of that in memory
 POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a stamp may add to a content header
 
@@ -334,7 +334,7 @@ def _identity(relay: Relay, raw: bytes) -> ReplicationId | None:
 
 def may_number(relay: Relay, number: int) -> bool:
     """Whether this number of the announced producer, which is not in the log, leaves no gap too many there (`GAPS`)."""
-    return relay.replica.index.dedup.may_add(relay.producer_key, number, relay.door.config.id_gaps_max)
+    return relay.replica.index.dedup.may_add(relay.producer_key, number, relay.door.config.id_bytes_max)
 
 
 def _confirmed_by_broker(relay: Relay, channel: Channel) -> None:

@@ -103,7 +103,7 @@ async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction
     def in_earnest() -> None:
         if channel.closing or relay.fenced:
             return  # what it had settled has gone back, or will
-        if tx.gaps and tx.gaps > relay.replica.index.dedup.gaps_left(relay.producer_key, relay.door.config.id_gaps_max):
+        if tx.gaps and not relay.replica.index.dedup.may_leave(relay.producer_key, tx.gaps, relay.door.config.id_bytes_max):
             closing.refuse(relay, channel, settling.PRECONDITION_FAILED, publishing.GAPS, frames.TX_COMMIT)
             return
         commit = Commit()

@@ -444,12 +444,14 @@ class SetEntry(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ProducerRanges(_message.Message):
-    __slots__ = ("producer", "ids")
+    __slots__ = ("producer", "ids", "others")
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     producer: str
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, producer: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    others: bytes
+    def __init__(self, producer: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., others: _Optional[bytes] = ...) -> None: ...
 
 class Applied(_message.Message):
     __slots__ = ("applied", "start", "generations", "queues", "refused", "tallies", "base", "known")

@@ -1,9 +1,10 @@
 """Replication IDs, and the set of those that are in the log (R6: an ID in the log is not appended again).
 
-Rules: an ID is `<producer>/<sequence>`, given to a message before it is enqueued. What is remembered per producer are ranges of
-its sequences, and runs of IDs whose entries are not completed yet; never an object per message. Both follow the log, its
+Rules: an ID is `<producer>/<sequence>`, given to a message before it is enqueued. What is remembered per producer are the numbers
+(`Numbers`), and runs of IDs whose entries are not completed yet; never an object per message. Both follow the log, its
 unsafe end included: `add` and `forget` are called in log order when the entry is appended, `cut` takes back what was cut off.
-Ranges are remembered for ever, so whoever appends asks first whether one more gap between them is allowed (`may_add`, `gaps_left`).
+Numbers are remembered for ever. Consecutive ones cost nothing, dense ones a bit each, those that are strewn wide much more; so whoever
+appends asks first whether one more gap between them is allowed (`may_add`, `may_leave`).
 """
 
 from __future__ import annotations
@@ -14,22 +15,33 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pyroaring import BitMap64
+
 from lrq_ha.replication.errors import IllegalEvent, MalformedInput
 from lrq_ha.replication.positions import RangeSet
 
 PRODUCER_MAX_BYTES = 128
 """A longer name could make the header frame of a publish too large once the door has added its own header."""
 SEQUENCE_MAX = 2**63 - 1
-GAPS_SHARE = 10
-"""One producer may leave this part of all gaps that are allowed."""
-FEW_GAPS = 4
-"""And so many though all are used up."""
+SHARE = 4
+"""The numbers of one producer may take this part of what those of all may."""
+FEW_BYTES = 256
+"""And so much though all is used up."""
+FREE_BYTES = 64
+"""What consecutive numbers take at most: it does not count."""
+GAP_BYTES = 32
+"""What a gap may take at most: it counts as so much until it is measured."""
+GUESSED_PART = 16
+"""Nobody is refused over more than this part of what one producer may take that is guessed, not measured."""
+
+CHUNK_BITS = 16  # as in a container of the bitmap
+CHUNK_MASK = (1 << CHUNK_BITS) - 1
 
 _ID = re.compile(rb"([^/\x00-\x20\x7f]{1,%d})/([1-9][0-9]{0,18})" % PRODUCER_MAX_BYTES)
 _PRODUCER = re.compile(rb"[^/\x00-\x20\x7f]{1,%d}" % PRODUCER_MAX_BYTES)
 
-Snapshot = tuple[tuple[str, tuple[int, ...]], ...]
-"""(producer, (first, last, first, last, …)) for each producer: what a CHECKPOINT holds."""
+Snapshot = tuple[tuple[str, tuple[int, ...], bytes], ...]
+"""(producer, (first, last, first, last, …), roaring bitmap of all others) for each producer: what a CHECKPOINT holds."""
 
 
 class ReplicationId(NamedTuple):
@@ -114,6 +126,97 @@ class _Forgotten(NamedTuple):
     position: int | None
 
 
+class Numbers:
+    """A set of numbers, for ever: ranges of whole chunks, all of whose numbers are in it, and a bitmap of what is in other chunks.
+
+    Attributes:
+        top: Nothing above it is in the set.
+        bytes: What it takes in a CHECKPOINT, without FREE_BYTES; no less than that, but for what came since it was measured and adjoins.
+    """
+
+    __slots__ = ("_others", "_whole", "bytes", "top")
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.bytes = 0
+        self._whole = RangeSet()  # of chunks: number >> CHUNK_BITS
+        self._others = BitMap64()
+
+    def __contains__(self, number: int) -> bool:
+        return number <= self.top and (number in self._others or number >> CHUNK_BITS in self._whole)
+
+    def __bool__(self) -> bool:
+        return bool(self._others) or bool(self._whole)
+
+    @property
+    def last(self) -> int:
+        """The greatest; 0 if there is none."""
+        if self.top not in self:
+            others = self._others.max() if self._others else 0
+            self.top = max(others, (self._whole.last + 1 << CHUNK_BITS) - 1 if self._whole else 0)
+        return self.top
+
+    def touches(self, first: int, last: int) -> bool:
+        """Whether first .. last leave no gap that is not there: `first`, the number before it or the one after `last` is in the set."""
+        return first - 1 in self or last + 1 in self or first in self
+
+    def add(self, first: int, last: int) -> None:
+        """Adds first .. last."""
+        grows = first > self.top
+        if last > self.top:
+            self.top = last
+        low, high = first >> CHUNK_BITS, last >> CHUNK_BITS
+        if high - low > 1:
+            self._whole.add(low + 1, high - 1)
+            self._others.remove_range(low + 1 << CHUNK_BITS, high << CHUNK_BITS)
+            self._others.add_range(first, low + 1 << CHUNK_BITS)
+            self._others.add_range(high << CHUNK_BITS, last + 1)
+        else:
+            self._others.add_range(first, last + 1)
+        if not grows or high != low or not last + 1 & CHUNK_MASK:  # else no chunk can have become whole
+            self._settle(low)
+            if high != low:
+                self._settle(high)
+
+    def _settle(self, chunk: int) -> None:
+        first, end = chunk << CHUNK_BITS, chunk + 1 << CHUNK_BITS
+        if chunk not in self._whole:
+            if self._others.range_cardinality(first, end) <= CHUNK_MASK:
+                return
+            self._whole.add(chunk)
+        self._others.remove_range(first, end)
+
+    def remove(self, first: int, last: int) -> None:
+        """Removes first .. last."""
+        low, high = first >> CHUNK_BITS, last >> CHUNK_BITS
+        for chunk in {low, high}:
+            if chunk in self._whole:
+                self._others.add_range(chunk << CHUNK_BITS, chunk + 1 << CHUNK_BITS)
+        self._whole.remove(low, high)
+        self._others.remove_range(first, last + 1)
+
+    def measure(self) -> tuple[tuple[int, ...], bytes]:
+        """How it stands in a CHECKPOINT: flattened ranges, a bitmap of the others. Sets `bytes`."""
+        self._others.run_optimize()
+        ranges = tuple(n for low, high in self._whole for n in (low << CHUNK_BITS, (high + 1 << CHUNK_BITS) - 1))
+        others = self._others.serialize() if self._others else b""
+        self.bytes = max(0, 9 * len(ranges) + len(others) - FREE_BYTES)
+        return ranges, others
+
+    @classmethod
+    def restored(cls, ranges: Iterable[int], others: bytes) -> Numbers:
+        """From what a CHECKPOINT holds."""
+        new = cls()
+        if others:
+            new._others = BitMap64.deserialize(others)
+            new.top = new._others.max()
+        it = iter(ranges)
+        for first, last in zip(it, it):
+            new.add(first, last)
+        new.measure()
+        return new
+
+
 class Dedup:
     """Which replication IDs are in the log, and where those are that are not completed.
 
@@ -121,8 +224,10 @@ class Dedup:
     """
 
     def __init__(self) -> None:
-        self._ids: dict[str, RangeSet] = {}
-        self._ranges = 0  # of all producers
+        self._ids: dict[str, Numbers] = {}
+        self._bytes = 0  # of all producers
+        self._guessed: set[str] = set()  # those of whom some gaps are not measured,
+        self._guesses = 0  # and how many gaps these are
         # Entries above _completed, by position. Whatever can be cut off is unsafe, so not completed, so among them.
         self._open: list[_Run] = []
         self._open_of: dict[str, list[_Run]] = {}  # the same runs by ID
@@ -133,12 +238,12 @@ class Dedup:
     def seen(self, producer: str, seq: int) -> bool:
         """Whether this ID is in the log: a repeat, not to be appended again."""
         ids = self._ids.get(producer)
-        return ids is not None and seq in ids
+        return ids is not None and seq <= ids.top and seq in ids
 
     def last(self, producer: str) -> int:
         """The greatest sequence in the log; 0 for a producer that has none."""
         ids = self._ids.get(producer)
-        return ids.last if ids else 0
+        return ids.last if ids is not None else 0
 
     def producers(self) -> Iterable[str]:
         """All that have an ID in the log, or had."""
@@ -149,30 +254,37 @@ class Dedup:
         return producer in self._ids or len(self._ids) < limit
 
     def may_add(self, producer: str, seq: int, limit: int) -> bool:
-        """Whether this ID, which is not in the log, may be appended, as it leaves no gap or there is room for one (`gaps_left`).
+        """Whether this ID, which is not in the log, may be appended, as it leaves no gap or there is room for one (`may_leave`).
 
-        What the broker refuses leaves gaps, too, and nobody is asked then: a producer that has too many for that may only close some.
+        What the broker refuses leaves gaps, too, and nobody is asked then. There is a quarter more room for these; a producer that has used
+        that may only close some.
         """
-        if self._ranges < limit // GAPS_SHARE:  # enough for any: in the usual case nothing else is looked at
+        if self._bytes < limit // SHARE:  # enough for any: in the usual case nothing else is looked at
             return True
-        left = self.gaps_left(producer, limit)
-        return left > 0 or (self.adjoins(producer, seq) and (left == 0 or seq < self.last(producer)))
+        if self.may_leave(producer, 1, limit):
+            return True
+        return self.adjoins(producer, seq) and (seq <= self._ids[producer].top or self.may_leave(producer, 0, limit + limit // 4))
 
-    def gaps_left(self, producer: str, limit: int) -> int:
-        """How many gaps more this producer may leave between its IDs; below 0 if there are too many.
+    def may_leave(self, producer: str, gaps: int, limit: int) -> bool:
+        """Whether this producer may leave so many more gaps between its IDs.
 
-        All together have `limit`, one of them a part of these. Whoever numbers consecutively goes on, whatever others have done.
+        All together may take `limit` bytes, one of them a part of these. Whoever numbers consecutively goes on, whatever others have done.
         """
+        if self._guesses * GAP_BYTES * GUESSED_PART * SHARE >= limit and not self._has_left(producer, gaps, limit):
+            for each in self._guessed:
+                self._measure(self._ids[each])
+            self._measured()
+        return self._has_left(producer, gaps, limit)
+
+    def _has_left(self, producer: str, gaps: int, limit: int) -> bool:
         ids = self._ids.get(producer)
-        allowed = limit // GAPS_SHARE
-        if self._ranges - len(self._ids) >= limit:
-            allowed = min(allowed, FEW_GAPS)
-        return allowed - (max(ids.ranges - 1, 0) if ids else 0)
+        allowed = limit // SHARE if self._bytes < limit else min(limit // SHARE, FEW_BYTES)
+        return (ids.bytes if ids is not None else 0) + gaps * GAP_BYTES <= allowed
 
     def adjoins(self, producer: str, seq: int) -> bool:
         """Whether this ID leaves no gap that is not there: it, the one before it or the one after it is in the log, or none is."""
         ids = self._ids.get(producer)
-        return not ids or ids.intersects(seq - 1, seq + 1)
+        return not ids or ids.touches(seq, seq)
 
     def add(self, producer: str, first: int, count: int, position_seq: int) -> None:
         """IDs first .. first + count - 1 were appended as the entries position_seq .. position_seq + count - 1.
@@ -181,8 +293,8 @@ class Dedup:
         """
         ids = self._ids.get(producer)
         if ids is None:
-            ids = self._ids[producer] = RangeSet()
-        self._put(ids, first, first + count - 1)
+            ids = self._ids[producer] = Numbers()
+        self._put(producer, ids, first, first + count - 1)
         done = self._completed + 1 - position_seq
         if done > 0:  # read again below the point up to which all is completed
             first, position_seq, count = first + done, position_seq + done, count - done
@@ -199,7 +311,8 @@ class Dedup:
         ids = self._ids.get(producer)
         if ids is None or seq not in ids:
             return
-        self._take_away(ids, seq, seq)
+        ids.remove(seq, seq)
+        self._guess(producer, ids)
         run = self._run_of(producer, seq)
         position = None
         if run is not None:
@@ -267,13 +380,13 @@ class Dedup:
                 return
             if forgot_at > run_end:
                 _, (producer, seq), position = self._forgotten.pop()
-                self._put(self._ids[producer], seq, seq)
+                self._put(producer, self._ids[producer], seq, seq)
                 if position is not None:
                     self._insert(_Run(producer, seq, position, 1))
                 continue
             run = self._open[-1]
             gone = run_end - max(from_seq, run.position) + 1
-            self._take_away(self._ids[run.producer], run.first + run.count - gone, run.first + run.count - 1)
+            self._ids[run.producer].remove(run.first + run.count - gone, run.first + run.count - 1)
             if gone == run.count:
                 self._unlink(run)
                 self._open.pop()
@@ -282,26 +395,40 @@ class Dedup:
 
     def snapshot(self) -> Snapshot:
         """The IDs in the log, for a CHECKPOINT."""
-        return tuple((producer, tuple(ids.flat())) for producer, ids in self._ids.items() if ids)
+        found = tuple((producer, *self._measure(ids)) for producer, ids in self._ids.items() if ids)
+        self._measured()
+        return found
 
     @classmethod
-    def restored(cls, snapshot: Iterable[tuple[str, Iterable[int]]]) -> Dedup:
+    def restored(cls, snapshot: Iterable[tuple[str, Iterable[int], bytes]]) -> Dedup:
         """From what a CHECKPOINT holds. Nothing is open: read the log from R on to have that again."""
         new = cls()
-        for producer, flat in snapshot:
-            new._ids[producer] = ids = RangeSet.from_flat(flat)
-            new._ranges += ids.ranges
+        for producer, ranges, others in snapshot:
+            new._ids[producer] = ids = Numbers.restored(ranges, others)
+            new._bytes += ids.bytes
         return new
 
-    def _put(self, ids: RangeSet, first: int, last: int) -> None:
-        before = ids.ranges
+    def _put(self, producer: str, ids: Numbers, first: int, last: int) -> None:
+        if first != ids.top + 1 and ids and not ids.touches(first, last):
+            self._guess(producer, ids)
         ids.add(first, last)
-        self._ranges += ids.ranges - before
 
-    def _take_away(self, ids: RangeSet, first: int, last: int) -> None:
-        before = ids.ranges
-        ids.remove(first, last)
-        self._ranges += ids.ranges - before
+    def _guess(self, producer: str, ids: Numbers) -> None:
+        """One more gap may be left: what all take is measured now and then only."""
+        ids.bytes += GAP_BYTES
+        self._bytes += GAP_BYTES
+        self._guesses += 1
+        self._guessed.add(producer)
+
+    def _measure(self, ids: Numbers) -> tuple[tuple[int, ...], bytes]:
+        before = ids.bytes
+        form = ids.measure()
+        self._bytes += ids.bytes - before
+        return form
+
+    def _measured(self) -> None:
+        self._guessed.clear()
+        self._guesses = 0
 
     def _run_of(self, producer: str, seq: int) -> _Run | None:
         runs = self._open_of.get(producer)

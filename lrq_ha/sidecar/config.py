@@ -191,9 +191,9 @@ class DoorTable(_Table):
     producers_max: int = Field(
         100_000, ge=1, description="names of producers (lrq_producer) of which the log remembers IDs; a new one beyond it is refused"
     )
-    id_gaps_max: int = Field(
-        500_000, ge=100, description="gaps between the numbers in their IDs, of all producers; of one a tenth. A publish that "
-        "would leave one more is refused"
+    id_bytes_max: int = Field(
+        8 << 20, ge=1 << 20, le=32 << 20, description="what the numbers in their IDs take in a checkpoint, of all producers; of one a quarter. "
+        "Consecutive ones take nothing, dense ones a bit each. Past it, a publish that would leave one more gap is refused"
     )
     buffered_bytes_max: int = Field(
         64 << 20,

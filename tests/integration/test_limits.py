@@ -262,51 +262,55 @@ def test_producers_are_limited(url: str) -> None:
 
 
 @pytest.fixture
-def gaps(lab: Lab, tmp_path: Path) -> Iterator[str]:
-    """A door beside the same broker that takes 100 gaps between replication IDs, of one producer ten."""
-    limit = "id_gaps_max = 100\n[http]"
-    with Sidecar(lab, tmp_path, f"gaps-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit)) as sidecar:
+def narrow(lab: Lab, tmp_path: Path) -> Iterator[tuple[Sidecar, str]]:
+    """A door beside the same broker that remembers replication IDs in a MiB, of one producer in a quarter."""
+    limit = "id_bytes_max = 1048576\n[http]"
+    with Sidecar(lab, tmp_path, f"ids-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit)) as sidecar:
         sidecar.becomes("active")
-        yield f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
+        yield sidecar, f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
 
 
-def numbered(producer: str, number: int, *, status: bool = False) -> bytes:
+def numbered(producer: str, number: int, *, status: bool = False, key: str = "numbered") -> bytes:
     named = headers.field(b"x-lrq-id", f"{producer}/{number}".encode())
     if not status:
-        return publish(1, "numbered", b"x", fields=named)
-    return publish(1, "LRQ_Status", pb.Status(key="client/odd", client=pb.ClientStatus(client_name="odd")).SerializeToString(), fields=named)
+        return publish(1, key, b"x", fields=named)
+    return publish(1, "LRQ_Status", pb.Status(key="client/wide", client=pb.ClientStatus(client_name="wide")).SerializeToString(), fields=named)
 
 
 @pytest.mark.parametrize("way", ["plain", "in a transaction", "in vhost lrq"])
-def test_gaps_between_ids_are_limited(gaps: str, way: str) -> None:
-    """Each is remembered for ever. A producer that numbers consecutively goes on, the refused one when it uses the numbers between."""
+def test_ids_that_lie_far_apart_are_limited(narrow: tuple[Sidecar, str], way: str) -> None:
+    """Each is remembered for ever. Other producers go on, and the refused one when it numbers consecutively."""
+    sidecar, url = narrow
     vhost, tx, status = ("lrq" if way == "in vhost lrq" else "/"), way == "in a transaction", way == "in vhost lrq"
-    with RawClient(gaps) as client:
+    wide = range(2**20, 2**62, 2**33 + 1)
+    with RawClient(url) as client:
         client.open_channel()
         client.call(1, commands.Queue.Declare(queue="numbered", durable=True), frames.QUEUE_DECLARE_OK)
-    with RawClient(gaps, vhost, properties={"lrq_producer": "odd"}) as client, RawClient(gaps, vhost, properties={"lrq_producer": "even"}) as other:
+    with RawClient(url, vhost, properties={"lrq_producer": "wide"}) as client, RawClient(url, vhost, properties={"lrq_producer": "dense"}) as other:
         other.open_channel(confirms=True)
         client.open_channel(confirms=not tx)
+        taken = 0
         if tx:
             client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
-        odd = [numbered("odd", number, status=status) for number in range(1, 200, 2)]
-        client.send(b"".join(odd[:11]))
-        if tx:
-            client.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
-            client.send(odd[11] + building.method_frame(1, commands.Tx.Commit()))
         else:
-            assert client.confirmed(11) == set()
-            client.send(b"".join(odd[11:]))
-        kind, _, payload = client.read() or (0, 0, b"")
-        assert kind == frames.CHANNEL_CLOSE
+            while taken < 9_000:
+                client.send(b"".join(numbered("wide", number, status=status) for number in wide[taken : taken + 1_000]))
+                assert client.confirmed(1_000) == set()
+                taken += 1_000
+        client.send(b"".join(numbered("wide", number, status=status) for number in wide[taken:20_000]))
+        if tx:
+            client.send(building.method_frame(1, commands.Tx.Commit()))
+        while (frame := client.read()) is not None and frame[0] != frames.CHANNEL_CLOSE:
+            pass
+        payload = frame[2] if frame is not None else b""
         assert payload[4:6] == (406).to_bytes(2, "big")
-        assert b"door.id_gaps_max" in payload
+        assert b"door.id_bytes_max" in payload
         client.send(building.method_frame(1, commands.Channel.CloseOk()))
-        other.send(b"".join(numbered("even", number, status=status) for number in range(1, 200)))
-        assert other.confirmed(199) == set()
+        other.send(b"".join(numbered("dense", number, status=status) for number in range(1, 2_000, 2)))
+        assert other.confirmed(1_000) == set()
         client.open_channel(confirms=not tx)
-        again = [*range(22, 30), 2]
-        sent = b"".join(numbered("odd", number, status=status) for number in again)
+        again = [*range(wide[8_000] + 1, wide[8_000] + 9), wide[7_000] - 1] if not tx else [*range(1, 9)]
+        sent = b"".join(numbered("wide", number, status=status) for number in again)
         if tx:
             client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
             client.send(sent)
@@ -314,7 +318,7 @@ def test_gaps_between_ids_are_limited(gaps: str, way: str) -> None:
         else:
             client.send(sent)
             assert client.confirmed(len(again)) == set()
-    works(gaps)
+    works(url)
 
 
 def test_a_transaction_is_limited(url: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrq_ha.replication.errors import IllegalEvent, MalformedInput
-from lrq_ha.replication.ids import FEW_GAPS, Dedup, ReplicationId, producer_name
+from lrq_ha.replication.ids import FEW_BYTES, GAP_BYTES, SHARE, Dedup, Numbers, ReplicationId, producer_name
+from lrq_ha.replication.positions import RangeSet
 
 
 @pytest.mark.parametrize(
@@ -158,14 +162,15 @@ def test_a_checkpoint_and_the_log_read_again_over_it() -> None:
     dedup.add("q", 5, 1, 11)
     dedup.forget("q", 5, 12)
     again = Dedup.restored(dedup.snapshot())
-    assert again.snapshot() == (("p", (1, 10)),)
+    assert again.snapshot() == dedup.snapshot()
+    assert [producer for producer, _, _ in again.snapshot()] == ["p"]
     assert again.position_of("p", 3) is None
     again.completed(4)
     again.add("p", 1, 10, 1)  # entries 1 to 4 are behind R
     again.add("p", 1, 4, 1)
     assert again.position_of("p", 4) is None
     assert again.position_of("p", 5) == 5
-    assert again.snapshot() == (("p", (1, 10)),)
+    assert again.snapshot() == dedup.snapshot()
 
 
 def test_the_number_of_producers_is_bounded() -> None:
@@ -179,52 +184,144 @@ def test_the_number_of_producers_is_bounded() -> None:
     assert dedup.has_room("q", 1)
 
 
-def number(dedup: Dedup, producer: str, ids: range, limit: int) -> int:
+LIMIT = 1 << 20
+CHUNK = 1 << 16
+
+
+def number(dedup: Dedup, producer: str, ids: Iterable[int], limit: int = LIMIT) -> int:
     """How many of these IDs are taken, one after the other, before one is refused."""
-    for taken, seq in enumerate(ids):
+    taken = 0
+    for seq in ids:
         if not dedup.may_add(producer, seq, limit):
             return taken
         dedup.add(producer, seq, 1, 1)
-    return len(ids)
+        taken += 1
+    return taken
 
 
-def test_gaps_are_bounded() -> None:
-    """Of one producer, and of all; who numbers consecutively is never refused, whatever others have done."""
-    limit = 100
+def taken_by(dedup: Dedup) -> int:
+    """Bytes in a checkpoint, apart from names."""
+    return sum(9 * len(ranges) + len(others) for _, ranges, others in dedup.snapshot())
+
+
+def strewn(seed: int, count: int = 100_000) -> list[int]:
+    return random.Random(seed).choices(range(1, 2**63), k=count)
+
+
+def test_numbers_of_which_every_second_goes_elsewhere_go_on() -> None:
+    """A producer whose messages go to a replicated queue and to another one in turns leaves a gap each time."""
     dedup = Dedup()
-    assert number(dedup, "honest", range(1, 1_000), limit) == 999
-    assert number(dedup, "odd", range(1, 1_000, 2), limit) == 11  # ten gaps
-    assert number(dedup, "down", range(10_000, 1, -7), limit) == 11
-    assert dedup.gaps_left("odd", limit) == dedup.gaps_left("down", limit) == 0
-    assert dedup.may_add("odd", 22, limit)  # goes on with its last
-    assert dedup.may_add("odd", 2, limit)  # closes a gap
-    assert not dedup.may_add("odd", 23, limit)
-    for n in range(50):
-        number(dedup, f"many-{n}", range(1, 1_000, 2), limit)
-    gaps = sum(len(ids) // 2 - 1 for _, ids in dedup.snapshot())
-    assert limit <= gaps <= limit + 50 * FEW_GAPS
-    assert number(dedup, "newcomer", range(1, 1_000), limit) == 999
-    assert number(dedup, "honest", range(1_000, 2_000), limit) == 1_000
-    assert number(dedup, "honest", range(3_000, 4_000, 2), limit) == FEW_GAPS
+    assert number(dedup, "p", range(1, 1_000_000, 2)) == 500_000
+    assert taken_by(dedup) < 200_000
     again = Dedup.restored(dedup.snapshot())
-    assert not again.may_add("honest", 5_000, limit)
+    assert again.seen("p", 999_999)
+    assert not again.seen("p", 999_998)
+    assert number(again, "p", range(1_000_001, 1_100_000, 2)) == 50_000
+
+
+@pytest.mark.parametrize("start", [1, CHUNK, 2**32 - 3 * CHUNK - 5, 1_700_000_000_000_000_000])
+def test_consecutive_numbers_take_nothing(start: int) -> None:
+    """However many they are, and whether or not they come in their order."""
+    end = start + 12 * CHUNK
+    in_order, swapped = Dedup(), Dedup()
+    for first in range(start, end, 1000):
+        in_order.add("p", first, 1000, 1)
+    for first in range(start, end, 2000):
+        swapped.add("p", first + 1000, 1000, 1)
+        swapped.add("p", first, 1000, 1)
+    assert number(in_order, "p", range(in_order.last("p") + 1, in_order.last("p") + 1001)) == 1000
+    for dedup in (in_order, swapped):
+        dedup.add("p", dedup.last("p") + 1, 10**12, 1)
+        assert taken_by(dedup) < 100
+        assert dedup.seen("p", start)
+        assert dedup.seen("p", end + 10**12 - 1)
+        assert not dedup.seen("p", start - 1)
+
+
+def test_numbers_that_lie_far_apart_are_bounded() -> None:
+    """Of one producer, and of all; who numbers consecutively is never refused, whatever others have done."""
+    dedup = Dedup()
+    assert number(dedup, "honest", range(1, 1_000)) == 999
+    taken = number(dedup, "wide", strewn(1))
+    assert LIMIT // SHARE // GAP_BYTES <= taken < 20_000
+    last = dedup.last("wide")
+    assert not dedup.may_add("wide", last + 2, LIMIT)
+    assert number(dedup, "wide", range(last + 1, last + 1_000)) == 999
+    assert dedup.may_add("wide", last - 1, LIMIT)  # goes on the other way
+    for n in range(SHARE):
+        number(dedup, f"many-{n}", strewn(n))
+    for n in range(100):
+        assert number(dedup, f"late-{n}", strewn(n)) < 20_000
+    assert LIMIT // 2 < taken_by(dedup) < LIMIT + 100 * 2 * FEW_BYTES
+    assert number(dedup, "newcomer", range(1, 200_000)) == 199_999
+    assert number(dedup, "honest", range(1_000, 2_000)) == 1_000
+    assert number(dedup, "wide", range(last + 1_000, last + 2_000)) == 1_000
+    assert number(dedup, "honest", strewn(2)) < 1_000
+    again = Dedup.restored(dedup.snapshot())
+    assert not again.may_add("wide", last + 5_000, LIMIT)
+    assert again.may_add("wide", last + 2_000, LIMIT)
+
+
+def test_gaps_that_are_closed_leave_room_again() -> None:
+    dedup = Dedup()
+    wide = range(CHUNK, 2**62, 10 * CHUNK)
+    taken = number(dedup, "p", wide)
+    for seq in wide[1 : taken // 2]:
+        dedup.add("p", seq - 10 * CHUNK + 1, 10 * CHUNK - 1, 1)
+    dedup.snapshot()
+    assert dedup.may_leave("p", taken // 8, LIMIT)
 
 
 def test_gaps_that_refusals_leave_are_bounded_too() -> None:
     """Nobody is asked when the broker refuses what has been published consecutively. Such a producer has to use these IDs first."""
-    limit = 100
     dedup = Dedup()
-    dedup.add("p", 1, 40, 1)
-    for seq in range(2, 40, 2):
-        dedup.forget("p", seq, 40 + seq)
-    assert dedup.gaps_left("p", limit) == 10 - 19
-    assert not dedup.may_add("p", 41, limit)
-    for seq in range(2, 20, 2):
-        assert dedup.may_add("p", seq, limit)
-        dedup.add("p", seq, 1, 100 + seq)
-    assert dedup.gaps_left("p", limit) == 0
-    assert dedup.may_add("p", 41, limit)
-    assert not dedup.may_add("p", 43, limit)
+    refused = range(CHUNK, 30_000 * CHUNK, CHUNK)
+    dedup.add("p", 1, 40_000 * CHUNK, 1)
+    dedup.completed(40_000 * CHUNK)
+    for seq in refused:
+        dedup.forget("p", seq, 40_000 * CHUNK + seq)
+    last = dedup.last("p")
+    assert not dedup.may_add("p", last + 1, LIMIT)
+    assert number(dedup, "p", refused) == len(refused)
+    dedup.snapshot()
+    assert number(dedup, "p", [last + 1, last + 3]) == 2
+
+
+MEMBERS = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 3 * CHUNK + 9), st.sampled_from([1, 2, 9, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])),
+    max_size=12,
+)
+
+
+@given(MEMBERS, st.sampled_from([1, CHUNK - 4, 2**32 - CHUNK - 3, 2**63 - 6 * CHUNK]))
+@settings(max_examples=150, deadline=None)
+def test_numbers_against_a_set(actions: list[tuple[bool, int, int]], base: int) -> None:
+    numbers, reference = Numbers(), RangeSet()
+    for adds, at, count in actions:
+        first, last = base + at, base + at + count - 1
+        if adds:
+            assert numbers.touches(first, first) == reference.intersects(first - 1, first + 1)
+            numbers.add(first, last)
+            reference.add(first, last)
+        else:
+            numbers.remove(first, last)
+            reference.remove(first, last)
+    edges = {base + n * CHUNK for n in range(7)}.union(*reference)
+    asked = [n for edge in edges for n in (edge - 1, edge, edge + 1)]
+    assert [n in numbers for n in asked] == [n in reference for n in asked]
+    assert bool(numbers) == bool(reference)
+    assert numbers.last == (reference.last if reference else 0)
+    form = numbers.measure()
+    assert Numbers.restored(*form).measure() == form
+    assert Numbers.restored(reference.flat(), b"").measure() == form, "the form says what is in the set, not how it came there"
+
+
+def test_a_checkpoint_with_ranges_only_is_read() -> None:
+    dedup = Dedup.restored([("p", (1, 10**10, 10**10 + 2, 10**10 + 2), b""), ("q", (7, 9), b"")])
+    assert dedup.last("p") == 10**10 + 2
+    assert [dedup.seen("p", 10**10 + i) for i in range(4)] == [True, False, True, False]
+    assert [dedup.seen("q", i) for i in range(6, 11)] == [False, True, True, True, False]
+    assert taken_by(dedup) < 200
 
 
 ACTIONS = st.lists(
@@ -285,7 +382,8 @@ def test_against_a_log(actions: list[tuple[str, str | int, int]]) -> None:
         again = Dedup.restored(dedup.snapshot())
         assert again.snapshot() == dedup.snapshot()
         for producer in "pq":
-            assert again.gaps_left(producer, 10) == dedup.gaps_left(producer, 10)
+            assert all(again.seen(producer, i) == dedup.seen(producer, i) for i in range(1, 80))
+            assert again.last(producer) == dedup.last(producer)
         assert sum(last - first + 1 for _, first, last in dedup.ids_of(completed + 1, len(log))) == sum(
             position > completed for producer in "pq" for position in where(producer).values()
         )
