@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import time
@@ -264,8 +265,8 @@ def test_producers_are_limited(url: str) -> None:
 @pytest.fixture
 def narrow(lab: Lab, tmp_path: Path) -> Iterator[tuple[Sidecar, str]]:
     """A door beside the same broker that remembers replication IDs in a MiB, of one producer in a quarter."""
-    limit = "id_bytes_max = 1048576\n[http]"
-    with Sidecar(lab, tmp_path, f"ids-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit)) as sidecar:
+    limit, often = "id_bytes_max = 1048576\n[http]", "[replication]\ncheckpoint_entries = 3000\n"
+    with Sidecar(lab, tmp_path, f"ids-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit), more=often) as sidecar:
         sidecar.becomes("active")
         yield sidecar, f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
 
@@ -280,7 +281,7 @@ def numbered(producer: str, number: int, *, status: bool = False, key: str = "nu
 @pytest.mark.parametrize("way", ["plain", "in a transaction", "in vhost lrq"])
 def test_ids_that_lie_far_apart_are_limited(narrow: tuple[Sidecar, str], way: str) -> None:
     """Each is remembered for ever. Other producers go on, and the refused one when it numbers consecutively."""
-    sidecar, url = narrow
+    _, url = narrow
     vhost, tx, status = ("lrq" if way == "in vhost lrq" else "/"), way == "in a transaction", way == "in vhost lrq"
     wide = range(2**20, 2**62, 2**33 + 1)
     with RawClient(url) as client:
@@ -289,27 +290,28 @@ def test_ids_that_lie_far_apart_are_limited(narrow: tuple[Sidecar, str], way: st
     with RawClient(url, vhost, properties={"lrq_producer": "wide"}) as client, RawClient(url, vhost, properties={"lrq_producer": "dense"}) as other:
         other.open_channel(confirms=True)
         client.open_channel(confirms=not tx)
-        taken = 0
+        few, many = (b"".join(numbered("wide", number, status=status) for number in wide[a:b]) for a, b in ((0, 8_000), (8_000, 17_000)))
         if tx:
             client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+            client.send(few)
+            client.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
+            client.send(many + building.method_frame(1, commands.Tx.Commit()))
         else:
-            while taken < 9_000:
-                client.send(b"".join(numbered("wide", number, status=status) for number in wide[taken : taken + 1_000]))
-                assert client.confirmed(1_000) == set()
-                taken += 1_000
-        client.send(b"".join(numbered("wide", number, status=status) for number in wide[taken:20_000]))
-        if tx:
-            client.send(building.method_frame(1, commands.Tx.Commit()))
-        while (frame := client.read()) is not None and frame[0] != frames.CHANNEL_CLOSE:
-            pass
-        payload = frame[2] if frame is not None else b""
+            client.send(few)
+            assert client.confirmed(8_000) == set()
+            client.send(many)
+        payload = b""
+        while (frame := client.read()) is not None:
+            kind, _, payload = frame
+            if kind == frames.CHANNEL_CLOSE:
+                break
         assert payload[4:6] == (406).to_bytes(2, "big")
         assert b"door.id_bytes_max" in payload
         client.send(building.method_frame(1, commands.Channel.CloseOk()))
         other.send(b"".join(numbered("dense", number, status=status) for number in range(1, 2_000, 2)))
         assert other.confirmed(1_000) == set()
         client.open_channel(confirms=not tx)
-        again = [*range(wide[8_000] + 1, wide[8_000] + 9), wide[7_000] - 1] if not tx else [*range(1, 9)]
+        again = [*range(wide[7_999] + 1, wide[7_999] + 9), wide[7_000] - 1]
         sent = b"".join(numbered("wide", number, status=status) for number in again)
         if tx:
             client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
@@ -319,6 +321,46 @@ def test_ids_that_lie_far_apart_are_limited(narrow: tuple[Sidecar, str], way: st
             client.send(sent)
             assert client.confirmed(len(again)) == set()
     works(url)
+
+
+def test_ids_are_known_after_a_restart_from_a_checkpoint(narrow: tuple[Sidecar, str]) -> None:
+    """Strewn wide up to the limit, dense with gaps, and consecutive."""
+    sidecar, url = narrow
+    queue = f"restarted-{time.time_ns()}"
+    sent: dict[str, list[int]] = {"wide": [*range(2**20, 2**62, 2**33 + 1)][:8_000], "odd": [*range(1, 16_000, 2)], "next": [*range(1, 4_000)]}
+
+    def publish_all(producer: str, numbers: list[int]) -> None:
+        with RawClient(url, properties={"lrq_producer": producer}) as client:
+            client.open_channel(confirms=True)
+            client.send(b"".join(numbered(producer, number, key=queue) for number in numbers))
+            assert client.confirmed(len(numbers)) == set()
+
+    def holds(count: int) -> bool:
+        with RawClient(url) as client:
+            client.open_channel()
+            payload = client.call(1, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)
+            return int.from_bytes(payload[-8:-4], "big") == count
+
+    with RawClient(url) as client:
+        client.open_channel()
+        client.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
+    for producer, numbers in sent.items():
+        publish_all(producer, numbers)
+    total = sum(map(len, sent.values()))
+    eventually("all of it to be there", lambda: holds(total))
+    eventually("the log to be applied", lambda: (s := sidecar.status())["applied"] == s["end"])
+    time.sleep(2.0)  # in which that is recorded
+    sidecar.process.kill()
+    sidecar.process.wait()
+    with sidecar:
+        sidecar.becomes("active")
+        read_from = re.findall(r"rebuilt: log to \d+ \(\d+ batches read from entry (\d+) on\)", sidecar.said())[-1]
+        assert int(read_from) > total // 2
+        for producer, numbers in sent.items():
+            publish_all(producer, numbers)
+            publish_all(producer, [numbers[-1] + 1])
+        publish_all("odd", [2, 16_003])
+        eventually("what is new to be there, too", lambda: holds(total + 5))
 
 
 def test_a_transaction_is_limited(url: str) -> None:
