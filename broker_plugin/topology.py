@@ -58,7 +58,11 @@ _LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and th
     QUEUE_PURGE: (1, 1, 0),
     QUEUE_UNBIND: (3, 0, 0),
 }
-RANDOM_EXCHANGES = frozenset({"x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"})
+_AT_RANDOM = "routes differently on every node"
+NOT_REPLICATED = {  # types of exchanges, and why
+    **dict.fromkeys(("x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"), _AT_RANDOM),
+    "x-delayed-message": "keeps messages in no queue until their time has come, where nobody sees them",
+}
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 
@@ -308,10 +312,10 @@ def _otherwise(relay: Relay, queue: str, known: bytes, asked: Level | None, unus
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
     if method.passive or method.exchange.startswith("amq.") or not relay.replica.declared.replicates_exchange(method.exchange):
         return PassOn()
-    if method.exchange_type in RANDOM_EXCHANGES:
+    if why := NOT_REPLICATED.get(method.exchange_type):
         return Refuse(
             406,
-            f"exchange '{method.exchange}' of type {method.exchange_type} routes differently on every node and cannot be replicated; "
+            f"exchange '{method.exchange}' of type {method.exchange_type} {why}, and cannot be replicated; "
             "give it a name for which replication.replicate says none",
         )
     action = _replicate(relay, EXCHANGE_DECLARE, payload)
