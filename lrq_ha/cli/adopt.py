@@ -10,7 +10,8 @@ Rules:
 - Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
   and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, to no effect.
 - RabbitMQ leaves internal exchanges out of definitions. On a backup nothing could be bound to or from an exchange that is not there: each such
-  binding is named, and the command fails.
+  binding is named, and the command fails. So it is with a binding that has numbers as arguments: their AMQP types are part of what it is, and JSON
+  has lost them. Declared with another type it would be a second one, which its application cannot unbind.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class _Definitions:
     queues: list[dict[str, Any]]
     bindings: list[dict[str, Any]]
     unknown: list[tuple[str, dict[str, Any]]]  # an exchange that is not there, and what is bound to or from it
+    typeless: list[dict[str, Any]]  # bindings with numbers as arguments
 
 
 def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_Definitions]:
@@ -113,18 +115,29 @@ def _of(vhost: str, found: dict[str, list[dict[str, Any]]]) -> _Definitions:
     exchanges = [e for e in exchanges if not e["name"].startswith("amq.")]
     queues = [q for q in queues if not q["auto_delete"] and not q["name"].startswith("amq.")]
     exchange_names, queue_names = {e["name"] for e in exchanges}, {q["name"] for q in queues}
-    definitions = _Definitions(vhost, exchanges, queues, [], [])
+    definitions = _Definitions(vhost, exchanges, queues, [], [], [])
     for b in bindings:
         to_queue = b["destination_type"] == "queue"
         if to_queue and b["destination"] not in queue_names:
             continue
         ends = [b["source"]] if to_queue else [b["source"], b["destination"]]
         unknown = next((name for name in ends if name not in exchange_names and not name.startswith("amq.")), None)
-        if unknown is None:
-            definitions.bindings.append(b)
-        else:
+        if unknown is not None:
             definitions.unknown.append((unknown, b))
+        elif _has_numbers(b["arguments"]):
+            definitions.typeless.append(b)
+        else:
+            definitions.bindings.append(b)
     return definitions
+
+
+def _has_numbers(value: object) -> bool:
+    """Whether JSON has lost an AMQP type of it: of a number there are several."""
+    if isinstance(value, dict):
+        return any(map(_has_numbers, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_numbers, value))
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _checked(definition: dict[str, Any], used: dict[str, type]) -> dict[str, Any]:
@@ -148,7 +161,7 @@ def _run(args: argparse.Namespace) -> int:
 
 async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bool:
     """Returns whether everything that was to be adopted was seen."""
-    whole = not definitions.unknown
+    whole = not (definitions.unknown or definitions.typeless)
     connection = await Connection.open(replace(to, vhost=definitions.vhost))
     try:
         channel = await connection.channel()
@@ -161,6 +174,11 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
             print(f"  exchange {exchange} is not in the definitions, so {b['source']} is not bound to {b['destination']} (key '{b['routing_key']}')")
         if definitions.unknown:
             print('  RabbitMQ leaves internal exchanges out: add them to the definitions, with "internal": true, and run this again', flush=True)
+        for b in definitions.typeless:
+            arguments = json.dumps(b["arguments"])
+            print(f"  {b['source']} is not bound to {b['destination']}: of the numbers in {arguments} the definitions do not say the types")
+        if definitions.typeless:
+            print("  let their applications declare these bindings through the door, and leave them out of the definitions", flush=True)
         for queue in definitions.queues:
             name = queue["name"]
             if _kind(queue) == "stream":
@@ -170,7 +188,14 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
             if level != Level.ALL.value:
                 print(f"  {name}: {levels.ARGUMENT} is {level}; what it holds stays on this broker", flush=True)
                 continue
-            _, depth, _ = await channel.queue_declare(name, passive=True)
+            try:
+                _, depth, _ = await channel.queue_declare(name, passive=True)
+            except ChannelClosed as error:
+                if not (dry_run and error.no_such_queue):
+                    raise
+                print(f"  {name}: would be made", flush=True)
+                channel = await connection.channel()
+                continue
             if dry_run:
                 print(f"  {name}: {depth} messages", flush=True)
             else:
@@ -313,7 +338,8 @@ class _Pass:
         new = [delivered for delivered in window if position(delivered[2]) is None]
         refused = writer.refused
         for _, _, header, body in new:
-            writer.publish_content("", self._queue, cut(header, b"CC"), body)  # the other queues that it names have copies of their own
+            # The other queues that it names have copies of their own; what RabbitMQ has counted of the old one, it begins to count anew.
+            writer.publish_content("", self._queue, cut(cut(header, b"CC"), b"x-delivery-count"), body)
         await writer.confirmed()
         if writer.refused > refused:
             raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")
