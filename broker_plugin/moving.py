@@ -24,7 +24,7 @@ from lrq_ha.replication.visits import Deaths
 
 from .channels import QueueKey
 from .client import Channel, Connection
-from .headers import cut, deaths
+from .headers import COUNTS, cut, deaths
 from .replica import BATCH_BYTES_MAX, Replica
 from .sweeper import all_arrived, give_back, in_steps
 
@@ -38,7 +38,7 @@ TO_APPLY_BYTES_MAX = 32 << 20
 POLL_S = 0.01
 #: What RabbitMQ and the door have written into the headers, and further routing keys, which have been followed.
 NOT_MOVED = (b"x-lrq-pos", b"x-death", b"x-first-death-queue", b"x-first-death-exchange", b"x-first-death-reason", b"x-last-death-queue",
-             b"x-last-death-exchange", b"x-last-death-reason", b"x-delivery-count", b"CC")  # fmt: skip
+             b"x-last-death-exchange", b"x-last-death-reason", *COUNTS, b"CC")  # fmt: skip
 
 
 class GivenUp(LrqError):

@@ -28,7 +28,7 @@ from typing import Any
 from broker_plugin.client import Channel, Connection, has_a_free_way_back
 from broker_plugin.client_errors import Address, ChannelClosed
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.headers import cut, position
+from broker_plugin.headers import COUNTS, cut, position
 from lrq_ha.replication import levels
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
@@ -42,6 +42,8 @@ IDLE_S = 5.0
 QUIET_S = 0.05
 #: Above every consumer that an application is likely to have.
 PRIORITY = 1_000
+#: The other queues that a message names have copies of their own; what RabbitMQ has counted of the old copy, it counts anew.
+NOT_ADOPTED = (b"CC", *COUNTS)
 
 #: What is used of each kind of definition, and must be there.
 _USED: dict[str, dict[str, type]] = {
@@ -338,8 +340,9 @@ class _Pass:
         new = [delivered for delivered in window if position(delivered[2]) is None]
         refused = writer.refused
         for _, _, header, body in new:
-            # The other queues that it names have copies of their own; what RabbitMQ has counted of the old one, it begins to count anew.
-            writer.publish_content("", self._queue, cut(cut(header, b"CC"), b"x-delivery-count"), body)
+            for key in NOT_ADOPTED:
+                header = cut(header, key)
+            writer.publish_content("", self._queue, header, body)
         await writer.confirmed()
         if writer.refused > refused:
             raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")
