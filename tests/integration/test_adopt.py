@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,13 @@ from typing import Any
 
 import pika
 import pytest
-from load import command, depth, eventually, in_sync, primary_of, replace_primary
+from load import all_applied, command, consume, depth, eventually, in_sync, primary_of, replace_primary, told
 
 from broker_plugin.client import Connection
+from lrq_ha.cli.adopt import WINDOW_MESSAGES
 from lrq_ha.cli.main import main
 from lrq_ha.lab import Lab
+from lrq_ha.lab.files import python_environment
 
 pytestmark = pytest.mark.broker
 
@@ -215,6 +219,34 @@ def test_a_pass_that_does_not_see_everything_fails(pair: Lab, tmp_path: Path) ->
         channel.basic_consume(queue, lambda *_: None)
         code, said = adopt(only(queue, arguments, tmp_path), "--to", pair.nodes[primary].door)
     assert (code, f"{queue}: 0 of 4 messages adopted, and not all were seen" in said) == (1, True), said
+
+
+@pytest.mark.one_version("4.3")
+def test_killed_it_loses_nothing_and_doubles_one_window_at_most(pair: Lab, tmp_path: Path) -> None:
+    primary, backup = in_sync(pair)
+    queue, arguments, count, kills = f"cut-off-{uuid.uuid4().hex[:8]}", {"x-queue-type": "quorum"}, 10_000, 3
+    definitions, door = only(queue, arguments, tmp_path), pair.nodes[primary].door
+    with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        for number in range(count):
+            channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        eventually("them to be there", lambda: channel.queue_declare(queue, passive=True).method.message_count == count)
+    for _ in range(kills):
+        begin = told(pair, primary)["end"]
+        command_line = [sys.executable, "-m", "lrq_ha.cli.main", "adopt", "--definitions", str(definitions), "--to", door]
+        with subprocess.Popen(command_line, env=python_environment(), stdout=subprocess.DEVNULL) as process:
+            while told(pair, primary)["end"] < begin + 2 * WINDOW_MESSAGES:
+                assert process.poll() is None, "it was over too soon"
+            process.kill()
+    code, said = adopt(definitions, "--to", door)
+    assert code == 0, said
+    all_applied(pair, primary, backup)
+    held = depth(pair.nodes[primary].broker, queue)
+    assert count <= held <= count + kills * WINDOW_MESSAGES
+    eventually("as many on the backup", lambda: depth(pair.nodes[backup].broker, queue) == held)
+    found = consume(door, queue, held)
+    assert list(dict.fromkeys(found)) == list(range(count)), "all of them, in order"
 
 
 def test_what_a_dry_run_would_make(pair: Lab, tmp_path: Path) -> None:
