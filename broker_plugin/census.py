@@ -43,7 +43,7 @@ from .channels import QueueKey
 from .client import Channel, has_a_free_way_back
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
-from .sweeper import give_back
+from .giving_back import give_back
 from .vhosts import Vhosts
 from .waiting import Moving
 
@@ -265,7 +265,8 @@ class Census:
         """Whether a queue without consumers really is empty: of a quorum queue that does not answer in time, RabbitMQ says so too (measured).
 
         An answer that counts a consumer of our own comes from the queue itself. What comes just then is given back: not where that uses up one of a
-        limited number of deliveries. Clients that would meet that consumer wait: an exclusive one would be refused, as would a deletion if unused.
+        limited number of deliveries. It is one message at most, and the first, so what is published meanwhile stays in order. Clients that would meet
+        that consumer wait: an exclusive one would be refused, as would a deletion if unused.
         """
         channel = await self._new_channel(key[0])
         if limited and not has_a_free_way_back(channel.connection):
