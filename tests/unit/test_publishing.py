@@ -66,7 +66,7 @@ class Socket:
 class Connection:
     """A relay on a primary without backups."""
 
-    def __init__(self, producer: str = "") -> None:
+    def __init__(self, producer: str = "", vhost: str = "/") -> None:
         self.runs: list[pb.Run] = []  # as they stand in the log
         self.log_is_safe = True
         self.log: Any = SimpleNamespace(end=FIRST - 1, unfinished=False)
@@ -78,12 +78,12 @@ class Connection:
         door: Any = SimpleNamespace(
             config=config, now=lambda: 0.0, unfinished=assembling.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
             draining="", watch=lambda _: None, completes_locally=lambda _: False, client_full=lambda *_: None, relays=set(),
-            buffered_bytes_max=config.buffered_bytes_max,
+            buffered_bytes_max=config.buffered_bytes_max, sites=frozenset({"west"}), group="east",
         )  # fmt: skip
         self.client, self.broker = Socket(), Socket()
         client, broker = self._sockets
         self.relay = Relay(
-            door, self.replica, client, broker, user="app", vhost="/", producer=producer, instance="", peer=None, may_write=True,
+            door, self.replica, client, broker, user="app", vhost=vhost, producer=producer, instance="", peer=None, may_write=True,
             frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
             channels_max=2_046, broker_channels_max=2_047,
         )  # fmt: skip
@@ -261,6 +261,35 @@ def test_what_comes_back_is_forgotten_with_its_ack() -> None:
             assert not relay.channels[1].returned
         connection.replica.flush()
         assert [list(run.refused.sequences) for run in connection.runs if run.WhichOneof("kind") == "refused"] == [[FIRST + 1, FIRST + 1]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("nacked", [True, False])
+def test_a_publish_whose_id_gets_free_is_answered_when_that_is_safe(nacked: bool) -> None:
+    """Who hears of it uses the number for another message, which a node that has not heard of it takes for a repeat."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay = connection.relay
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % number), True, b"x")[0] for number in (1, 2, 3)))
+        connection.replica.flush()
+        connection.log_is_safe = False
+        back = frames.scan(connection.broker.data)[0][1]
+        connection.client.data = b""
+        if nacked:
+            relay.broker_data(building.nack(1, 2))
+        else:
+            content = connection.broker.data[back[3] + 1 : back[6]]
+            relay.broker_data(building.method_frame(1, commands.Basic.Return(312, "NO_ROUTE", "", "orders")) + content)
+            connection.client.data = b""
+        relay.broker_data(building.ack(1, 3, True))
+        connection.replica.flush()
+        assert connection.client.data == building.ack(1, 1) + building.ack(1, 3)
+        assert not connection.replica.index.dedup.seen(relay.producer_key, 2)
+        connection.replica.progress.safe_advanced(connection.log.end)
+        assert connection.client.data[len(building.ack(1, 1)) * 2 :] == (building.nack if nacked else building.ack)(1, 2)
 
     asyncio.run(scenario())
 
