@@ -125,8 +125,8 @@ class Census:
         try:
             while self._replica.active:
                 await asyncio.sleep(INTERVAL_S)
-                if self._replica.node.log.unfinished or self._door.log_blocked:
-                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker a barrier would stop consumers.
+                if self._replica.node.log.unfinished or self._door.alarmed():
+                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker there is no barrier.
                     self._seen.clear()
                 else:
                     await self._round()
@@ -382,7 +382,9 @@ class Census:
     async def _delete(self, keys: list[QueueKey]) -> None:
         """Brings into the log that these are gone."""
         replica = self._replica
-        async with replica.barrier.up():
+        async with replica.barrier.up(self._door.alarmed) as stands:
+            if not stands:
+                return
             await asyncio.sleep(REDECLARED_S)
             await self._declarations_done(keys)
             for key in keys:
@@ -407,7 +409,9 @@ class Census:
     async def _delete_unused(self, keys: list[QueueKey]) -> None:
         """Deletes queues that go with their last consumer, and have had it."""
         replica = self._replica
-        async with replica.barrier.up():
+        async with replica.barrier.up(self._door.alarmed) as stands:
+            if not stands:
+                return
             await self._declarations_done(keys)
             clients = self._clients()
             for key in keys:

@@ -64,17 +64,10 @@ async def _find_out(relay: Relay, channel: Channel, payload: bytes) -> None:
 async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, action: topology.Replicate) -> None:
     number, replica = channel.number, relay.replica
     try:
-        while relay.door.log_blocked:  # nothing gets safe now: a barrier would stop the consumers of all clients
-            await asyncio.sleep(BLOCKED_POLL_S)
         async with _turn(relay, kind, action.queue):
             if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
                 return
-            if kind == QUEUE_DECLARE:
-                await replica.barrier.settle_deletion((relay.vhost, action.queue))
-            reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-            relay.replies[number] = reply
-            relay.outbox.put(building.frame(METHOD, number, action.asked))
-            answer, payload = await reply
+            answer, payload = await _ask(relay, number, action.asked)
             if answer == CHANNEL_CLOSE:
                 return
             if action.purge:
@@ -98,20 +91,39 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
         if not getattr(method, "nowait", False) and channel.speaks:  # the broker may have closed it meanwhile, and the client knows
             relay.to_client(building.frame(METHOD, number, payload))
     finally:
-        relay.replies.pop(number, None)
         relay.from_client.unstall()
 
 
 @asynccontextmanager
 async def _turn(relay: Relay, kind: int, queue: str) -> AsyncIterator[None]:
-    """A barrier in which the queue is not being moved (`waiting`): that may have begun while this waited for it."""
+    """A barrier in which the queue is not being moved (`waiting`): that may have begun while this waited for it. In an alarm this waits, alone."""
     while True:
-        async with relay.replica.barrier.up():
-            moving = waiting.queue_waits_for(relay, kind, queue)
-            if moving is None:
-                yield
-                return
-        await moving.over.wait()
+        while relay.door.alarmed():
+            await asyncio.sleep(BLOCKED_POLL_S)
+        moving = None
+        async with relay.replica.barrier.up(relay.door.alarmed, (relay.vhost, queue) if kind == QUEUE_DECLARE else None) as stands:
+            if stands:
+                moving = waiting.queue_waits_for(relay, kind, queue)
+                if moving is None:
+                    yield
+                    return
+        if moving is not None:
+            await moving.over.wait()
+
+
+async def _ask(relay: Relay, number: int, payload: bytes) -> tuple[int, bytes]:
+    """The broker's answer to a declaration. Behind a publish of the same connection, it does not read the question before an alarm is over."""
+    reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+    relay.replies[number] = reply
+    relay.flow.asks(True)
+    relay.outbox.put(building.frame(METHOD, number, payload))
+    if relay.alarm.reason:
+        relay.replica.barrier.ease()
+    try:
+        return await reply
+    finally:
+        del relay.replies[number]
+        relay.flow.asks(False)
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class Door:
             self.admit, self.released, lambda: ClientSide(self), tls=self.tls, handshake_timeout_s=config.door.handshake_timeout_s
         )
         self.log_blocked = ""
+        self.blocked: set[Relay] = set()  # clients from whose connections the broker takes no publishes
         self.draining = ""  # why nothing more is given out (draining.py); empty if it is
         self._ticker: asyncio.Task[None] | None = None
         self._now = 0.0
@@ -199,6 +200,10 @@ class Door:
             relay.alarm.changed()
             if reason:
                 relay.release_acks()
+
+    def alarmed(self) -> bool:
+        """Whether the broker has an alarm, as far as it has told: that it is over, too, so it counts only where the broker is listened to."""
+        return bool(self.log_blocked) or any(relay.flow.listens for relay in self.blocked)
 
     def refused_after_confirm(self, publishes: int) -> None:
         """The broker has refused publishes that were confirmed already."""
@@ -295,6 +300,7 @@ class Door:
         """A connection has ended."""
         if isinstance(end, Relay):
             self.relays.discard(end)
+            self.blocked.discard(end)
             self._full.pop(end, None)
         else:
             self.peer_ends.discard(end)

@@ -5,6 +5,7 @@ Rules:
   and a declaration, whose answer would tell of what is on its way only.
 - A deletion waits from the moment on in which the first consumer is cancelled: the broker would take the queue for unused.
 - What has waited for its barrier meanwhile is looked at once more.
+- All publishes wait while the broker owes an answer to a declaration that an alarm may keep it from giving (`barrier`).
 - Everything else goes on. Acks of what consumers hold are not behind it: the queue is moved only when nobody holds anything of it.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from . import frames, reaching, topology
 from .channels import Channel, QueueKey, Transaction
@@ -47,6 +48,18 @@ class Moving:
         if self._routing is None or self._routing[0] != definitions.version:
             self._routing = (definitions.version, reaching.Routing(definitions, self.key[0]))
         return self.key[1] in self._routing[1].queues(route.exchange, None if more else route.routing_key)
+
+
+class AllPublishes(Moving):
+    """No queue, but all of them: every publish waits, and nothing else."""
+
+    KEY: ClassVar[QueueKey] = ("", "")  # which no queue has
+
+    def __init__(self) -> None:
+        super().__init__(self.KEY, consumes=False)
+
+    def reached_by(self, relay: Relay, method: bytes, header: bytes) -> bool:
+        return True
 
 
 def first_that_waits(relay: Relay, data: bytes, items: list[Item], at: int) -> tuple[int, Moving | None]:
