@@ -4,28 +4,38 @@ Rule: a declaration that is replicated takes its place among the publishes of al
 published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
 every node. A purge is on record before it is answered, a deletion before the queue is declared again (`barrier`). The answer to a declaration of a
 queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern that queue, by its name or by none, and is not
-replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it.
+replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it. What has gone
+around the door and is declared otherwise, before the census has noticed, is deleted in the log first: the other nodes would refuse the declaration.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
+
 from . import building, closing, topology, waiting
 from .channels import Channel, Passed
+from .client_errors import ChannelClosed
 from .frames import CHANNEL_CLOSE, EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
 
 if TYPE_CHECKING:
     from .relay import Relay
 
+log = logging.getLogger("lrq_ha.door")
+
 BLOCKED_POLL_S = 0.05
+_DELETES = {QUEUE_DECLARE: QUEUE_DELETE, EXCHANGE_DECLARE: EXCHANGE_DELETE}
 
 
 def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """A declaration, deletion, binding or purge of the client."""
+    payload = topology.as_named(kind, payload)
     method: Any = decode_method(payload)
     action = topology.classify(relay, channel, kind, payload, method)
     if isinstance(action, topology.Refuse):
@@ -53,21 +63,33 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
             relay.from_client.wait_for_answer(passed.over)
     else:
         relay.from_client.stall()
-        relay.spawn(_replicate(relay, channel, kind, method, action))
+        relay.spawn(_replicate(relay, channel, kind, payload, method, action))
 
 
 async def _find_out(relay: Relay, channel: Channel, payload: bytes) -> None:
     await relay.door.default_types.find_out(relay.vhost)
-    relay.from_client.unstall(lambda: relay.from_client.take_again(building.frame(METHOD, channel.number, payload)))
+    relay.from_client.unstall(_again(relay, channel, payload))
 
 
-async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, action: topology.Replicate) -> None:
+def _again(relay: Relay, channel: Channel, payload: bytes) -> Callable[[], None]:
+    """What has a declaration looked at once more, from the beginning."""
+    return lambda: relay.from_client.take_again(building.frame(METHOD, channel.number, payload))
+
+
+async def _replicate(relay: Relay, channel: Channel, kind: int, payload: bytes, method: Any, action: topology.Replicate) -> None:
     number, replica = channel.number, relay.replica
+    again: Callable[[], None] | None = None
     try:
         async with _turn(relay, kind, action.queue):
             if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
                 return
-            answer, payload = await _ask(relay, number, action.asked)
+            if (deletes := _DELETES.get(kind)) is not None:
+                name = topology.first_name(action.entry)
+                if await _went(relay, kind, name, action.entry):
+                    _log_deletion(relay, deletes, name)
+                    again = _again(relay, channel, payload)
+                    return
+            answer, said = await _ask(relay, number, action.asked)
             if answer == CHANNEL_CLOSE:
                 return
             if action.purge:
@@ -89,9 +111,39 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
         if relay.watch is not None:
             relay.watch.declared(number, action.asked, True)
         if not getattr(method, "nowait", False) and channel.speaks:  # the broker may have closed it meanwhile, and the client knows
-            relay.to_client(building.frame(METHOD, number, payload))
+            relay.to_client(building.frame(METHOD, number, said))
     finally:
-        relay.from_client.unstall()
+        relay.from_client.unstall(again)
+
+
+async def _went(relay: Relay, kind: int, name: str, entry: bytes) -> bool:
+    """Whether what is to be declared is in the log in other words, and not there any more; also not where it cannot be seen."""
+    definitions = relay.replica.declared.definitions
+    known = definitions.queue((relay.vhost, name)) if kind == QUEUE_DECLARE else definitions.exchange(relay.vhost, name)
+    if known in (None, entry):
+        return False
+    try:
+        channel = await (await relay.door.vhosts.connection(relay.vhost, anew=True)).channel()
+        try:
+            await (channel.queue_declare(name, passive=True) if kind == QUEUE_DECLARE else channel.exchange_declare(name, passive=True))
+        finally:
+            await channel.close()
+    except ChannelClosed as error:
+        return error.no_such_queue or error.no_such_exchange
+    except LrqError as error:
+        log.warning("whether '%s' in vhost '%s' is there, which is declared otherwise, cannot be seen: %s", name, relay.vhost, error)
+    return False
+
+
+def _log_deletion(relay: Relay, kind: int, name: str) -> None:
+    """Call in a barrier. The next one has it on record."""
+    what = "'%s' in vhost '%s' has gone, or was deleted at the broker, and is declared otherwise: it is deleted on the backups, too"
+    log.warning(what, name, relay.vhost)
+    relay.replica.append(pb.Run(topology=pb.Topology(vhost=relay.vhost, method=topology.deletion(kind, name))))
+    if kind == QUEUE_DELETE:
+        relay.door.forget_decisions()
+    else:
+        relay.door.exchange_changed(relay.vhost, name)
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ from .peers import PeerEnd
 from .relay import Relay
 from .replica import Replica
 from .tls import TlsError
+from .vhosts import Vhosts
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -76,6 +77,7 @@ class Door:
         own: The sidecar's credentials, which other nodes and sites show.
         broker: Where the broker listens.
         default_types: What queues are whose declarations name no type.
+        vhosts: Where the broker is asked what there is.
         unfinished: Messages of which a part has arrived, of all connections.
         buffered_bytes_max: Memory for what is not safe yet; past it nothing more is read from publishers.
     """
@@ -88,6 +90,7 @@ class Door:
         self.own = config.credentials
         self.broker = config.broker_address("/")
         self.default_types = DefaultTypes(self.broker)
+        self.vhosts = Vhosts(self.broker)
         self.tls = config.server_tls
         self.host: Host | None = None
         self.counters: Counter[str] = Counter()
@@ -328,4 +331,5 @@ class Door:
             self._ticker.cancel()
         self._listener.close()
         self.close_clients("this sidecar stops")
+        self.vhosts.abort()
         await asyncio.to_thread(self.interceptors.close)

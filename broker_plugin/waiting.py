@@ -79,8 +79,10 @@ def first_that_waits(relay: Relay, data: bytes, items: list[Item], at: int) -> t
 def waits_for(relay: Relay, channel: Channel, kind: int, payload: bytes) -> Moving | None:
     """What a method that is no publish has to wait for, if anything."""
     if kind == QUEUE_DECLARE:
-        return queue_waits_for(relay, kind, topology.first_name(payload))
-    if kind == QUEUE_DELETE or kind in _CONSUMES:
+        return queue_waits_for(relay, kind, topology.first_name(topology.as_named(kind, payload)))
+    if kind == QUEUE_DELETE:
+        return queue_waits_for(relay, kind, topology.first_name(topology.as_named(kind, payload)) or channel.last_queue)
+    if kind in _CONSUMES:
         return queue_waits_for(relay, kind, topology.first_name(payload) or channel.last_queue)
     return None
 
