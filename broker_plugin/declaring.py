@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.levels import Level
 
 from . import building, closing, topology, waiting
 from .channels import Channel, Passed
@@ -117,10 +118,10 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, payload: bytes, 
 
 
 async def _went(relay: Relay, kind: int, name: str, entry: bytes) -> bool:
-    """Whether what is to be declared is in the log in other words, and not there any more; also not where it cannot be seen."""
+    """Whether what is to be declared is in the log in other words, and not there any more. Not where it cannot be seen, or may be another node's."""
     definitions = relay.replica.declared.definitions
     known = definitions.queue((relay.vhost, name)) if kind == QUEUE_DECLARE else definitions.exchange(relay.vhost, name)
-    if known in (None, entry):
+    if known in (None, entry) or (kind == QUEUE_DECLARE and topology.level_of(known) is Level.NONE):
         return False
     try:
         channel = await (await relay.door.vhosts.connection(relay.vhost, anew=True)).channel()
