@@ -525,32 +525,9 @@ def test_who_does_not_read_its_confirms_holds_up_no_declaration(lab: Lab, url: s
     works(url)
 
 
-def test_who_does_not_read_the_answer_to_its_declaration_holds_up_nobody(lab: Lab, url: str) -> None:
-    """While the broker carries out a declaration, everybody waits. Its answer stands behind deliveries that nobody takes, far too many to be read."""
-    with client_of(url) as other, RawClient(url, login=False) as client:
-        other.open_channel(confirms=True)
-        other.call(1, commands.Queue.Declare(queue="answers", durable=True), frames.QUEUE_DECLARE_OK)
-        other.send(publish_in(other, 100_000, key="answers") * 200)
-        assert other.confirmed(200) == set()
-        before = told(lab, "e1")["counters"].get("closed_slow", 0)
-        deaf(client)
-        client.send(building.method_frame(1, commands.Basic.Consume(queue="answers")))
-
-        def closed() -> bool:  # the first declarations may still be answered
-            with suppress(OSError):
-                client.send(building.method_frame(1, commands.Queue.Declare(queue=f"answers-{time.time_ns()}", durable=True)))
-            works(url)
-            return bool(told(lab, "e1")["counters"].get("closed_slow", 0) > before)
-
-        eventually("who reads nothing to be closed", closed)
-        other.call(1, commands.Queue.Delete(queue="answers"), frames.QUEUE_DELETE_OK)
-    works(url)
-
-
-@pytest.mark.parametrize(("count", "ends"), [(30, False), (300, True)], ids=["answered", "buried"])
-def test_who_declares_and_reads_nothing_holds_up_others_for_a_moment(lab: Lab, url: str, tmp_path: Path, count: int, ends: bool) -> None:
-    """The answer is read, though it stands behind what the client does not take; or there is too much of that, and it is closed at once."""
-    size, limits = 100_000, "client_buffer_bytes_max = 524288\nhold_up_timeout_s = 40.0\n[http]"
+def test_who_declares_and_reads_nothing_holds_up_others_for_a_moment(lab: Lab, url: str, tmp_path: Path) -> None:
+    """While the broker carries out a declaration, everybody waits. Its answer is read, though it stands behind deliveries that nobody takes."""
+    size, count, limits = 100_000, 70, "client_buffer_bytes_max = 524288\nhold_up_timeout_s = 40.0\n[http]"
     with Sidecar(lab, tmp_path, f"asks-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limits)) as sidecar:
         sidecar.becomes("active")
         url = f"{url.rpartition('@')[0]}@{sidecar.door}"
@@ -567,11 +544,9 @@ def test_who_declares_and_reads_nothing_holds_up_others_for_a_moment(lab: Lab, u
             time.sleep(0.5)
             began = time.monotonic()
             works(url)
-            assert time.monotonic() - began < 20
-            if ends:
-                assert client.closed()
-            else:
-                client.expect(frames.QUEUE_DECLARE_OK)
+            assert time.monotonic() - began < 20, "long before hold_up_timeout_s is over"
+            other.call(1, commands.Queue.Declare(queue=new, passive=True), frames.QUEUE_DECLARE_OK)
+            client.socket.close()
             for queue in (asks, new):
                 other.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
 
