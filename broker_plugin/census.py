@@ -125,8 +125,8 @@ class Census:
         try:
             while self._replica.active:
                 await asyncio.sleep(INTERVAL_S)
-                if self._replica.node.log.unfinished or self._door.alarmed():
-                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker there is no barrier.
+                if self._replica.node.log.unfinished or self._door.log_blocked:
+                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker nothing gets into the log.
                     self._seen.clear()
                 else:
                     await self._round()
