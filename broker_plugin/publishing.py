@@ -6,7 +6,8 @@ Rules:
   rebuilt, its body never.
 - The broker's answers become the client's through channels.Confirms; what the broker refuses, or whose fate nobody can know, becomes REFUSED,
   unless a copy of it has been seen.
-- R6: an ID that is in the log is not appended again (`repeats`).
+- R6: an ID that is in the log is not appended again (`repeats`). One that gets free, as its publish is refused or comes back, may be used for another
+  message: the client hears of it when that is safe.
 - Local completion: the confirm comes when the own stream has the entry; what is done with it is the same. So that nothing which was confirmed is
   lost while this node lives, it is only for what the broker will take: what it has allowed, and is not too large. What remains is a full
   reject-publish queue: its nack comes too late.
@@ -29,10 +30,14 @@ from .frames import BASIC_ACK, BASIC_PUBLISH, FrameError, Item, publish_route
 from .headers import BODY_SIZE_END, check_header, cut, is_judged, position_field, replication_id, routes_on, stamp
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .relay import Relay
 
 EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
 VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
+GAPS = "PRECONDITION_FAILED - too many gaps between this producer's IDs (door.id_gaps_max): number consecutively, and use refused IDs again"
+WHOLE_SHARE = 4  # a run that is less than this part of what was read is copied: until its batch is made, it would keep all of that in memory
 POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a stamp may add to a content header
 
 
@@ -157,6 +162,9 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                         if relay.watch is not None:
                             relay.watch.repeated(number, method, payload)
                         continue
+                    if not lengths and channel.committing is None and not may_number(relay, identity.sequence):
+                        refuse(relay, channel, settling.PRECONDITION_FAILED, GAPS)
+                        continue
                     next_number = identity.sequence + 1
                     if not lengths:
                         run_number, run_has_ids = identity.sequence, True
@@ -212,7 +220,10 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
         if way is local or relay.watch is not None or channel.committing is not None or replica.node.log.unfinished:  # the frames are asked for again
             entry.frames = b"".join(stored)
             stored = []
-        replica.append(run, count, sum(lengths), contents=stored)
+        size = sum(lengths)
+        if size < len(data) // WHOLE_SHARE:
+            stored = [bytes(piece) for piece in stored]
+        replica.append(run, count, size, contents=stored)
         if relay.watch is not None:
             relay.watch.enqueued(number, first, run)
         blob = b"".join(out)
@@ -279,8 +290,10 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, item
         check_header(payload, relay.door.config.header_depth_max)
         if len(brought.put_aside(payload)) + POSITION_BYTES_MAX > relay.header_bytes_max:
             raise _no_room(relay, len(payload))
-        if b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
-            _identity(relay, raw)
+        if relay.producer_key and b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
+            identity = _identity(relay, raw)
+            if identity is not None:
+                tx.number(identity.sequence, follows=relay.replica.index.dedup.adjoins(relay.producer_key, identity.sequence))
         if endpoints.is_answer(data[start:end]):
             if upto:
                 break
@@ -319,6 +332,11 @@ def _identity(relay: Relay, raw: bytes) -> ReplicationId | None:
     return ReplicationId.parse(raw)
 
 
+def may_number(relay: Relay, number: int) -> bool:
+    """Whether this number of the announced producer, which is not in the log, leaves no gap too many there (`GAPS`)."""
+    return relay.replica.index.dedup.may_add(relay.producer_key, number, relay.door.config.id_gaps_max)
+
+
 def _confirmed_by_broker(relay: Relay, channel: Channel) -> None:
     """The door needs the broker's answers to these publishes, whether or not the client asked for them."""
     if not channel.broker_confirms:
@@ -339,11 +357,7 @@ def ended_here(relay: Relay, channel: Channel, sequence: int) -> None:
     tag = channel.confirms.ended_here()
     if not tag:
         return
-    if sequence <= relay.replica.progress.safe:
-        confirm(relay, channel, tag)
-    else:
-        relay.until_safe.append((channel, tag, sequence))
-        relay.replica.progress.waiting_safe.add(relay)
+    _confirm_when_safe(relay, channel, tag, sequence)
 
 
 def refuse(relay: Relay, channel: Channel, code: int, text: str) -> None:
@@ -364,8 +378,16 @@ def until_durable(relay: Relay, channel: Channel, tag: int, count: int, sequence
     relay.replica.progress.waiting_durable.add(relay)
 
 
+def _confirm_when_safe(relay: Relay, channel: Channel, tag: int, sequence: int, ok: bool = True) -> None:
+    if sequence <= relay.replica.progress.safe:
+        confirm(relay, channel, tag, ok)
+    else:
+        relay.until_safe.append((channel, tag, sequence, ok))
+        relay.replica.progress.waiting_safe.add(relay)
+
+
 def confirm(relay: Relay, channel: Channel, tag: int, ok: bool = True) -> None:
-    """A publish that has not gone to the broker is answered."""
+    """A publish in `local` is answered."""
     channel.confirms.local.discard(tag)
     relay.confirm(channel, building.ack(channel.number, tag) if ok else building.nack(channel.number, tag), held=ok)
 
@@ -385,12 +407,12 @@ def select_confirms(relay: Relay, channel: Channel, _kind: int, payload: bytes) 
 
 
 def safe_advanced(relay: Relay) -> None:
-    """The log is safe further than before: acks what ended here."""
+    """The log is safe further than before: answers what ended here, and what has freed its ID."""
     safe = relay.replica.progress.safe
     waiting = relay.until_safe
     while waiting and waiting[0][2] <= safe:
-        channel, tag, _ = waiting.popleft()
-        confirm(relay, channel, tag)
+        channel, tag, _, ok = waiting.popleft()
+        confirm(relay, channel, tag, ok)
     if waiting:
         relay.replica.progress.waiting_safe.add(relay)
 
@@ -429,18 +451,18 @@ def selected(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None
     return b"".join((data[item[2] - 7 : item[3] + 1], *held))
 
 
-def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) -> None:
+def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) -> tuple[list[int], int]:
     """The broker has acked these: they are in the queues, but for those that it gave back before, whose IDs are free again.
 
     (A repeat would be acked else, and who sends it after a failover never hears that the message is nowhere.)
+    Returns the entries of these IDs, and the one that frees them.
     """
     replica = relay.replica
     back = sorted(sequence for sequence in channel.returned if first <= sequence < first + count) if channel.returned else []
     channel.returned.difference_update(back)
     if not producer:
         back.clear()
-    if back:
-        replica.refuse(Settled(0, 1, sequence, producer, 0) for sequence in back)
+    freed = replica.refuse(Settled(0, 1, sequence, producer, 0) for sequence in back) if back else 0
     for sequence in back:
         if first < sequence:
             replica.progress.applied(first, sequence - 1)
@@ -448,6 +470,7 @@ def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) 
         first = sequence + 1
     if count:
         replica.progress.applied(first, first + count - 1)
+    return back, freed
 
 
 def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> bytes:
@@ -457,14 +480,20 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
     tag, bits = frames.tag_and_bits(data, start)
     multiple, ok = bool(bits & 1), kind == BASIC_ACK
     settled = confirms.answered(tag, multiple)
+    later: set[int] = set()
     for run in settled:
         if run.sequence:
+            back: Iterable[int] = ()
             if ok:
-                took(relay, channel, run.sequence, run.publishes, run.producer)
+                back, freed = took(relay, channel, run.sequence, run.publishes, run.producer)
             else:
-                relay.replica.refuse([run])
+                freed = relay.replica.refuse([run])
+                if run.producer:
+                    back = range(run.sequence, run.sequence + run.publishes)
                 if channel.early and channel.early_run(run.sequence):
                     relay.door.refused_after_confirm(run.publishes)
+            if back and run.client_tag:
+                later.update(_answer_when_free(relay, channel, run, back, freed, ok))
     if channel.early:
         channel.forget_early()
     if relay.watch is not None:
@@ -477,10 +506,24 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
         if multiple and not confirms.covers_others(client_last) and (ok or not relay.held_confirms):
             answers = make(number, client_last, True)
         else:
-            answers = b"".join(make(number, t) for run in tagged for t in range(run.client_tag, run.client_tag + run.publishes))
+            tags = (t for run in tagged for t in range(run.client_tag, run.client_tag + run.publishes) if t not in later)
+            answers = b"".join(make(number, t) for t in tags)
         if ok and relay.replica.holds_confirms:
             relay.confirm(channel, answers)
             answers = b""
     if not channel.unanswered:
         closing.settled(relay, channel)
     return answers
+
+
+def _answer_when_free(relay: Relay, channel: Channel, run: Settled, entries: Iterable[int], freed: int, ok: bool) -> list[int]:
+    """Publishes of this run whose IDs get free, when entry `freed` is safe, are answered then; returns their tags.
+
+    Who hears of it may give these IDs to other messages. No node must take those for repeats then, and confirm them.
+    """
+    tags = [run.client_tag + entry - run.sequence for entry in entries]
+    for tag in tags:
+        channel.confirms.local.add(tag)
+        if freed:  # else this node is none to say so any more, and its clients' connections end
+            _confirm_when_safe(relay, channel, tag, freed, ok)
+    return tags

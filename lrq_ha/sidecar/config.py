@@ -92,6 +92,8 @@ HttpUrl = Annotated[str, AfterValidator(_http)]
 File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
+#: So many of the largest messages or transactions a log has room for, at least: a checkpoint stands in each quarter of it.
+LARGEST_PER_LOG = 8
 #: Keys whose values are never shown.
 SECRET = frozenset({"url", "door", "doors", "password", "options"})
 
@@ -158,7 +160,8 @@ class DoorTable(_Table):
     loopback_users: list[str] = Field(
         default=["guest"], description="users that come in from this machine only, as RabbitMQ's key of this name, which cannot see it behind a door"
     )
-    connections_max: int = Field(10_000, ge=1, description="connections at a time; more are closed at once")
+    connections_max: int = Field(10_000, ge=1, description="connections at a time; more are closed at once. A twentieth, and 4 for each "
+        "other node and site, is not for clients: for those, and for logins that are not finished")
     channels_max: int = Field(2_047, ge=1, le=65_535, description="channels of one connection that clients are offered; the broker may offer fewer")
     login_bytes_max: int = Field(1 << 16, ge=1 << 12, description="what a client may have sent that is no finished login yet")
     frame_max_bytes: int = Field(
@@ -177,16 +180,20 @@ class DoorTable(_Table):
         description="body of one message; the broker has a limit, too",
     )
     unfinished_bytes_max: int = Field(
-        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; past it, of the user that holds "
-        "most, the connection that does is closed"
+        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, and open transactions, of all connections; past it, of "
+        "the user that holds most, the connection that does is closed"
     )
     transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
     questions_max: int = Field(
         10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it. "
-        "With more repeats that wait for their confirms, nothing is read from it"
+        "With more repeats, and commits of repeats, that wait for their answers, nothing is read from it"
     )
     producers_max: int = Field(
         100_000, ge=1, description="names of producers (lrq_producer) of which the log remembers IDs; a new one beyond it is refused"
+    )
+    id_gaps_max: int = Field(
+        500_000, ge=100, description="gaps between the numbers in their IDs, of all producers; of one a tenth. A publish that "
+        "would leave one more is refused"
     )
     buffered_bytes_max: int = Field(
         64 << 20,
@@ -261,8 +268,8 @@ class ReplicationTable(_Table):
         8 << 30,
         ge=1 << 20,
         description="size of the replicated log in the broker, which drops older segments beyond it, whoever still needs them: a hard limit. "
-        "Eight times the largest message, transaction and checkpoint at least. A stream that exists keeps the one that it was made with; see "
-        "operations.md",
+        "Eight times door.message_bytes_max and door.transaction_bytes_max at least, and the largest checkpoint. A stream that exists keeps the size "
+        "that it was made with; see operations.md",
     )
     checkpoint_entries: int = Field(
         50_000, ge=1, description="a checkpoint is written every so many entries: a restart reads the log from the last one that is applied"
@@ -317,6 +324,12 @@ class Config(_Table):
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
         if self.replication.expected_backups > len(self.peers):
             raise ValueError(f"replication.expected_backups is {self.replication.expected_backups}, and there are {len(self.peers)} peers")
+        for key in ("message_bytes_max", "transaction_bytes_max"):
+            largest, log_bytes_max = getattr(self.door, key), self.replication.log_bytes_max
+            if log_bytes_max < LARGEST_PER_LOG * largest:
+                raise ValueError(
+                    f"replication.log_bytes_max is {log_bytes_max}, and has to be {LARGEST_PER_LOG} times door.{key} at least, which is {largest}"
+                )
         for entry in self.door.tls.users if self.door.tls else ():
             if entry.user == self.credentials.name:
                 raise ValueError(f"door.tls.users logs '{entry.common_name}' in as {entry.user}, which is the sidecar's own user and no client's")
