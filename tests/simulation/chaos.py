@@ -35,6 +35,11 @@ def restarts_alone(seed: int) -> bool:
     return seed % 20 == 15
 
 
+def cut_for_good(seed: int) -> bool:
+    """In one life of twenty, of two connections between two nodes one is lost until the faults end; no other is another one for it."""
+    return seed % 20 == 14
+
+
 class Chaos:
     """One life. All choices come from the seed.
 
@@ -50,6 +55,7 @@ class Chaos:
         self.host_losses = r.random() < 0.15
         self.trims = seed % 7 in (1, 5, 6)  # the logs are small: brokers drop their beginning
         self.trimming = random.Random(-seed)  # lives without that are what they were before there was such a thing
+        self.erring = random.Random(-1 - seed) if cut_for_good(seed) else None
         memory = r.choice((8, 40, 1 << 20))
         self.restart_alone = restarts_alone(seed)
         options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **cluster_options}
@@ -96,6 +102,8 @@ class Chaos:
                 c.end_incarnation(i, r.randint(0, len(host.pending)))
         if self.faults and r.random() < self.fault_rate:
             self.fault()
+        if self.faults and self.erring:
+            self.err(self.erring)
         for _ in range(r.choice((1, 2, 4))):
             choices = self.choices()
             if choices:
@@ -186,6 +194,19 @@ class Chaos:
         else:
             self.operate()
 
+    def err(self, r: random.Random) -> None:
+        """One connection is lost until the faults end; and an operator takes a node for down that another hears, or reaches."""
+        c = self.cluster
+        if not c.cut_for_good:
+            if r.random() < 0.005:
+                i, j = r.sample(sorted(c.hosts), 2)
+                c.cut_for_good.add((i, j))
+                c.cut(i, j, both=False)
+        elif r.random() < 0.05:
+            i, j = r.sample(sorted(*c.cut_for_good), 2)
+            if c.hosts[i].up and not c.hosts[i].ended and c.hosts[j].up and c.in_touch(i, j):
+                c.promote(i, {j}, force=r.random() < 0.5)
+
     def operate(self) -> None:
         """An operator who gives only true words."""
         c, r = self.cluster, self.random
@@ -213,6 +234,7 @@ class Chaos:
         self.load = 0.03
         self.slow = dict.fromkeys(c.hosts, 1.0)
         c.say("---- faults end")
+        c.cut_for_good.clear()
         c.heal()
         for i, host in c.hosts.items():
             if not host.up:

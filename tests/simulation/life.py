@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from chaos import Chaos, expected_backups, restarts_alone
+from chaos import Chaos, cut_for_good, expected_backups, restarts_alone
 from clients import Client
 from cluster import Host, Violation
 from pyroaring import BitMap64
@@ -63,6 +63,7 @@ class Life(Chaos):
     def __init__(self, seed: int, **options: Any) -> None:
         self.seed = seed
         self.random = r = random.Random(seed)
+        self.erring = random.Random(-1 - seed) if cut_for_good(seed) else None
         self.strict = r.random() < 0.15
         self.host_losses = r.random() < 0.25
         size = r.choice((2, 2, 3))
@@ -151,6 +152,8 @@ class Life(Chaos):
                 w.tick(site.id)
         if self.faults and r.random() < self.fault_rate:
             self.fault()
+        if self.faults and self.erring:
+            self.err(self.erring)
         choose, actions = r.random, self.actions
         count = len(actions)
         for _ in range(TURNS * len(w.hosts)):
