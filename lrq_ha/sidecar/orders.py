@@ -170,7 +170,9 @@ class Orders:
     def tail(self) -> AsyncIterator[dict[str, Any]]:
         """The entries that a diverged node refuses to drop. Raises LrqError if it is not diverged."""
         if self._node.role is not Role.DIVERGED:
-            raise LrqError(f"{self._name} is {self._node.role.value}, not diverged: it has no entries of its own")
+            told = self._node.leading or self._node.following
+            why = "it has no entries of its own" if told else "no primary has said yet whether it has entries of its own"
+            raise LrqError(f"{self._name} is {self._node.role.value}, not diverged: {why}", retriable=not told)
         nearest = self._log.checkpoints.start(self._node.tail_from - 1)
         return tail(self._log.streams, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
 
