@@ -253,7 +253,8 @@ def test_nobody_is_promoted_over_a_primary_that_he_hears_and_cannot_log_in_at(la
     try:
         lab.start(f"{backup}.sidecar")
         eventually("its reason", lambda: bool(re.search(rf"{primary}: .*user or password was refused", lab.status(backup)["reason"])))
-        eventually("the primary to go on", lambda: lab.status(primary)["members"] == [primary] and lab.status(primary)["peers"][backup]["problem"] == "")
+        eventually("the primary to go on", lambda: lab.status(primary)["members"] == [primary])
+        eventually("its own link to stand", lambda: lab.status(primary)["peers"][backup]["problem"] == "")
         for force in ((), ("--force",)):
             refused(lab, f"{primary} does not answer {backup}, but is not down: {backup} hears it", "promote", backup, "--down", primary, *force)
         assert told(lab, primary)["serving"]

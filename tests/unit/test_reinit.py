@@ -35,7 +35,7 @@ def order(d: Driver, *, force: bool = False, dry_run: bool = False) -> tuple[boo
 
         life, core = Life(), SimpleNamespace(node=d.node)
         own_log: Any = SimpleNamespace(streams=SimpleNamespace(mark_anew=mark_anew))
-        orders = Orders("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace())  # type: ignore[arg-type]
+        orders = Orders("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
         ok, text = await orders.reinit(force=force, dry_run=dry_run)
         assert life.over is bool(marked)
         return ok, text, bool(marked)
@@ -47,7 +47,8 @@ def owns_entries(d: Driver) -> str:
     """What is said to who asks for the entries of a node that is not diverged."""
 
     async def go() -> str:
-        orders = Orders("e2", Address("127.0.0.1"), SimpleNamespace(node=d.node), Life(), SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+        none: Any = SimpleNamespace()
+        orders = Orders("e2", Address("127.0.0.1"), SimpleNamespace(node=d.node), Life(), none, none, none)  # type: ignore[arg-type]
         with pytest.raises(LrqError) as caught:
             orders.tail()
         return caught.value.what
