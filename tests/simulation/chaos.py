@@ -21,6 +21,7 @@ STEPS = 1_500
 UNSAFE_MAX = 30
 STEP_S = 0.004
 TICK_S = 0.05
+CHECKED_EVERY = 10  # steps; what clients are told, given or lose is checked when that happens
 CONVERGE_S = 60.0
 OPERATOR_PATIENCE_S = 4.0
 
@@ -40,6 +41,17 @@ def cut_for_good(seed: int) -> bool:
     return seed % 20 == 14
 
 
+def nodes(seed: int, r: random.Random) -> int:
+    """How many a life has: four in one of twenty; no other is another one for it."""
+    size = r.choice((2, 2, 3))
+    return 4 if seed % 20 == 13 else size
+
+
+def repeats(seed: int) -> random.Random | None:
+    """Decides which pushes arrive twice: some, in one life of twenty; no other is another one for it."""
+    return random.Random(-1 - seed) if seed % 20 == 16 else None
+
+
 class Chaos:
     """One life. All choices come from the seed.
 
@@ -50,7 +62,7 @@ class Chaos:
 
     def __init__(self, seed: int, **cluster_options: object) -> None:
         self.random = r = random.Random(seed)
-        size = r.choice((2, 2, 3))
+        size = nodes(seed, r)
         self.strict = r.random() < 0.2
         self.host_losses = r.random() < 0.15
         self.trims = seed % 7 in (1, 5, 6)  # the logs are small: brokers drop their beginning
@@ -60,6 +72,7 @@ class Chaos:
         self.restart_alone = restarts_alone(seed)
         options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **cluster_options}
         self.cluster = Cluster(size, strict=self.strict, memory_bytes_max=memory, **options)  # type: ignore[arg-type]
+        self.cluster.repeating = repeats(seed)
         self.fault_rate = r.choice((0.004, 0.01, 0.02, 0.04))
         self.slow = {i: r.choice((1, 1, 1, 0.15)) for i in self.cluster.hosts}  # how readily a node's stream confirms
         self.ticks = dict.fromkeys(self.cluster.hosts, 0.0)
@@ -75,7 +88,7 @@ class Chaos:
             c.settle(1.5)
         for step in range(STEPS):
             self.step()
-            if step % 50 == 0:
+            if step % CHECKED_EVERY == 0:
                 self.check()
         self.check()
         self.converge()

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -106,6 +107,7 @@ class Conn:
     open: deque[int] = field(default_factory=deque)  # last sequence of pushes that dst has not acked
     broken: bool = False
     stalled: bool = False
+    pushed: deque[Push] = field(default_factory=lambda: deque(maxlen=3))  # the last that arrived
     heard_at: float = -1.0  # dst last heard something on it
 
 
@@ -269,6 +271,7 @@ class Cluster:
         self.safe_at_leader: set[tuple[int, Entry]] = set()
         self.given_up: set[tuple[int, Entry]] = set()  # what an operator discarded
         self.removed_by_hand: set[int] = set()
+        self.repeating: random.Random | None = None  # decides which pushes arrive twice
         self.unsent: list[tuple[int, int]] = []  # (node, peer) of which the stream no longer has what the peer needs
         self.log: deque[str] = deque(maxlen=400)
 
@@ -601,6 +604,13 @@ class Cluster:
             self._note_heard(host)
         else:
             node.last_heard_leader = before
+        if isinstance(message, Push):
+            conn.pushed.append(message)
+            if self.repeating and self.repeating.random() < 0.1 and not conn.broken:
+                again = self.repeating.choice(conn.pushed)
+                self.say(f"n{src}'s push {describe_batch(again.batch)} reaches n{dst} once more")
+                conn.open.append(again.batch.last)
+                self._feed(host, again)
 
     def _heard_now(self, node: Node) -> Heard:
         return Heard(len(self.confirmed), frozenset(epoch for epoch, _ in node.log.state().epochs)) if node.leading else Heard()
@@ -718,7 +728,7 @@ class Cluster:
         if conn is not None:
             last = 0
             while conn.open and conn.open[0] <= effect.upto:
-                last = conn.open.popleft()
+                last = max(last, conn.open.popleft())  # of two that are the same, one may be older
             if last and not conn.broken and self.hosts[conn.src].up:
                 conn.acks.append(last)
 
