@@ -254,6 +254,7 @@ class Broker:
                 self.queues.setdefault(name, Queue(name, Arguments(*arguments)))
             case ("delete", name):
                 self._empty(self.queues.pop(name, None))
+                self._acked = [(queue, copy) for queue, copy in self._acked if queue != name]  # one of the same name begins with nothing
                 for bound in self.exchanges.values():
                     if name in bound:
                         bound.remove(name)
