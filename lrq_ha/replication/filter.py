@@ -259,6 +259,11 @@ class QueueFilter:
                     peer._look_again(BitMap64([seq]))
                     peer._again.discard(seq)
 
+    def met(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
+        """A copy was met that stays for now, at a later visit than one that it was moved on from: that it left then, a restart has forgotten."""
+        if self._generations.counts(seq, generation):
+            self._has_moved(seq, origin_of(deaths) or self.name, visit_of(self.name, deaths) - 1)
+
     def start_pass(self, applied: int) -> BitMap64:
         """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`."""
         expected = self._due.copy()
@@ -321,12 +326,16 @@ class QueueFilter:
         here = self._visits.get(origin)
         return here is not None and here.moved_from(seq, visit)
 
-    def _left(self, seq: int, line: str, visit: int) -> None:
-        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+    def _has_moved(self, seq: int, line: str, visit: int) -> None:
+        """It has left this queue's `visit`, and all before it: nothing waits for that."""
         for stay in [each for each, members in self._moving.items() if each[0] == line and each[1] <= visit and seq in members]:
             self._moving[stay].discard(seq)
             if not self._moving[stay]:
                 del self._moving[stay]
+
+    def _left(self, seq: int, line: str, visit: int) -> None:
+        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+        self._has_moved(seq, line, visit)
         if seq not in self._due:
             return
         direct = line != self.name and (seq in self._done or seq in self._moved)

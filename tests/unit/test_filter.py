@@ -212,6 +212,30 @@ def test_a_message_that_comes_back_and_is_rejected_again_behind_a_purge(flt: Fil
     assert filter_.verdict(Q, 1, generation, again) is GIVE
 
 
+def test_a_purge_does_not_wait_for_a_copy_that_has_come_back_already(flt: Filter) -> None:
+    """A sidecar was restarted after the broker had moved it. The purge waited for it to leave, and that for a reject that stands behind the purge."""
+    back = (("q", 1), ("r", 1))
+    flt.done(Kind.REJECT, Q, 1, sweep=True)
+    flt.at += 1
+    purge = flt.at
+    flt.note_change(purge)
+    flt.done(Kind.MOVED, R, 1, origin="q", sweep=True)
+    flt.done(Kind.REJECT, Q, 1, visit=1, origin="q", sweep=True)
+    q = flt.queue(Q)
+    assert moving(flt, purge) == {"q": 1}
+    q.met(1, 0, back)
+    assert moving(flt, purge) == {"q": 1}, "a copy of an incarnation whose copies do not count"
+    assert q.sweeping_verdict(1, 1, back) is HOLD
+    q.met(1, 1, back)
+    assert moving(flt, purge) == {}
+    flt.reached = lambda: flt.at
+    assert q.sweeping_verdict(1, 1, back) is REJECT
+    q.met(1, 1, (("q", 1), ("r", 1)))
+    assert moving(flt, flt.at + 1) == {"q": 1, "r": 1}, "it has still to leave"
+    q.gone(1, 1, back)
+    assert moving(flt, flt.at + 1) == {}
+
+
 def test_two_dead_letters_of_one_message_are_rejected_before_and_behind_a_purge(flt: Filter) -> None:
     flt.done(Kind.REJECT, D, 1, origin="q", sweep=True)
     flt.at += 1
