@@ -88,6 +88,7 @@ class QueueFilter:
         "_filter",
         "_generations",
         "_held",
+        "_lost",
         "_moved",
         "_moving",
         "_overlap",
@@ -117,6 +118,7 @@ class QueueFilter:
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
         self._early: list[_Turn] = []  # what is to move by operations that this node may not have come to; in log order
+        self._lost: dict[Stay, BitMap64] = {}  # of these, what the record knows of entries that the log has lost: they may be read again
         self._moving: dict[Stay, BitMap64] = {}  # and by those that it has come to: copies that were not seen to leave
         self._departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
         self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
@@ -381,11 +383,13 @@ class QueueFilter:
             self._early.append(turn)
         turn.last = max(turn.last, op.seq)
         stay = (op.origin or self.name, op.visit)
-        members, come_to = turn.moves.setdefault(stay, BitMap64()), self._moving.get(stay, _NOTHING)
+        members = turn.moves.setdefault(stay, BitMap64())
+        for known in (self._moving.get(stay), self._lost.get(stay)):
+            if known and known is not members:  # read again: the record does not tell by which entry it was moved
+                for first, last in _pairs(op.ranges):
+                    known.remove_range(first, last + 1)
         for first, last in _pairs(op.ranges):
             members.add_range(first, last + 1)
-            if come_to:  # read again: the record does not tell by which entry it was moved
-                come_to.remove_range(first, last + 1)
 
     def _purge(self, ranges: Sequence[int]) -> None:
         end = ranges[-1] + 1
@@ -467,6 +471,7 @@ class QueueFilter:
         if known and any(self._moving.values()):
             turn = _Turn(self._filter.changed)
             turn.last, turn.moves, self._moving = end, self._moving, {}
+            self._lost = turn.moves
             self._early.append(turn)
 
     def _is_empty(self) -> bool:

@@ -267,6 +267,23 @@ def test_what_lost_entries_have_rejected_waits_for_the_end_of_the_log(flt: Filte
     assert again.queue(Q).moves_due(1000) == 2
 
 
+def test_what_a_lost_entry_has_rejected_and_is_read_again_has_its_turn_then(flt: Filter) -> None:
+    """A deletion before it waited for it, and that for the deletion."""
+    for sequence in (1, 2):
+        flt.done(Kind.REJECT, Q, sequence, sweep=True)
+    again = DeliveryFilter.restored(flt.generations, *flt.export(), known=flt.at)
+    end = flt.at - 1
+    again.reached = lambda: end - 1
+    again.note(end, Kind.REJECT, Q, (1, 1), 0, "", sweep=True)
+    again.lose(end)
+    again.note_change(deletion := end + 1)
+    again.note(end + 2, Kind.REJECT, Q, (2, 2), 0, "", sweep=True)
+    again.safe(end + 2)
+    assert moving(again, deletion) == {"q": 1}
+    assert [again.queue(Q).is_early(sequence) for sequence in (1, 2)] == [False, True]
+    assert moving(again, end + 3) == {"q": 2}
+
+
 @pytest.mark.parametrize("deaths", [(), FROM_Q])
 def test_a_stale_copy_is_acked_away(flt: Filter, deaths: Deaths) -> None:
     flt.generations.opened(10, 2)
