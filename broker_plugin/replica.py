@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker, QueueRecord, parse_stamp
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, NotPrimary
 from lrq_ha.replication.levels import Level, Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import RangeSet, owner_of
@@ -51,10 +51,6 @@ VIEWS = ("transmission", "reception", "status")
 PASSED_OVER_KEPT_MAX = 10_000
 LEVELS = {Level.ALL: pb.LEVEL_ALL, Level.CONFIGURATION: pb.LEVEL_CONFIGURATION, Level.NONE: pb.LEVEL_NONE}
 OPERATIONS = ("dequeue", "reject", "moved", "refused", "purge")
-
-
-class NotPrimary(LrqError):
-    """Only a primary appends entries of clients."""
 
 
 @dataclass(slots=True)
