@@ -289,8 +289,11 @@ class Replica:
             self.declared.here.add((vhost, action.queue))
         return [self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=m, level=LEVELS[level]))) for m, level in action.entries][-1]
 
-    def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> None:
-        """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again."""
+    def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> int:
+        """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again.
+
+        Returns the sequence of the entry that says so; 0 if there is none.
+        """
         ranges = RangeSet()
         for run in settled:
             ranges.add(run.sequence, run.sequence + run.publishes - 1)
@@ -300,7 +303,7 @@ class Replica:
                 self.progress.applied(*span)
             ranges = unseen
         if not ranges or not self.active:
-            return
+            return 0
         refused = pb.Refused(sequences=ranges.flat())
         for first, last in ranges:
             for producer, id_first, id_last in self.index.dedup.ids_of(first, last):
@@ -309,6 +312,7 @@ class Replica:
         when = self.append(pb.Run(refused=refused))
         for first, last in ranges:
             self.progress.done_when_safe(first, last, when)
+        return when
 
     def passes_over(self, sequence: int) -> None:
         """The applier brings no copy of an entry, as the own broker takes none, or has no queue for it. Call before it counts as applied."""
