@@ -192,15 +192,23 @@ class Door:
         """Why clients are not served now; empty if they are."""
         if self._stopping:
             return "this sidecar stops"
-        return self.host.refusal() if self.host is not None else "this sidecar is starting"
+        return self.host.refusal() if self.host is not None else f"this sidecar is starting{'; ' if self.log_blocked else ''}{self.waits()}"
+
+    def waits(self) -> str:
+        """Why what is started behind this door does not come to its end now; empty if nothing is known to be in its way."""
+        if not self.log_blocked or self.host is not None:
+            return ""
+        return f"its broker takes nothing for the log ({self.log_blocked}), and until that alarm is over it cannot start, and serves nobody"
 
     def block(self, reason: str) -> None:
         """The broker takes nothing for the log any more, or does again (no reason)."""
-        if reason:
+        was, self.log_blocked = self.log_blocked, reason
+        if waits := self.waits():
+            log.warning("%s", waits)
+        elif reason:
             log.warning("the broker takes nothing more for the log: %s. Nothing is confirmed until its alarm is over; consumers go on", reason)
-        elif self.log_blocked:
+        elif was:
             log.info("the broker takes the log again")
-        self.log_blocked = reason
         for relay in list(self.relays):
             relay.alarm.changed()
             if reason:

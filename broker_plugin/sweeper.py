@@ -446,6 +446,7 @@ class _Pass:
             self._keep(tag)
             if verdict is Verdict.HOLD:
                 self.undecided.add(sequence)
+                self.target.met(sequence, generation, path)
             tally = self.tally
             if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
                 self._stay.append((tag, sequence))

@@ -88,6 +88,7 @@ class QueueFilter:
         "_filter",
         "_generations",
         "_held",
+        "_lost",
         "_moved",
         "_moving",
         "_overlap",
@@ -117,6 +118,7 @@ class QueueFilter:
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
         self._early: list[_Turn] = []  # what is to move by operations that this node may not have come to; in log order
+        self._lost: dict[Stay, BitMap64] = {}  # of these, what the record knows of entries that the log has lost: they may be read again
         self._moving: dict[Stay, BitMap64] = {}  # and by those that it has come to: copies that were not seen to leave
         self._departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
         self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
@@ -259,6 +261,11 @@ class QueueFilter:
                     peer._look_again(BitMap64([seq]))
                     peer._again.discard(seq)
 
+    def met(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
+        """A copy was met that stays for now, at a later visit than one that it was moved on from: that it left then, a restart has forgotten."""
+        if self._generations.counts(seq, generation):
+            self._has_moved(seq, origin_of(deaths) or self.name, visit_of(self.name, deaths) - 1)
+
     def start_pass(self, applied: int) -> BitMap64:
         """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`."""
         expected = self._due.copy()
@@ -321,12 +328,16 @@ class QueueFilter:
         here = self._visits.get(origin)
         return here is not None and here.moved_from(seq, visit)
 
-    def _left(self, seq: int, line: str, visit: int) -> None:
-        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+    def _has_moved(self, seq: int, line: str, visit: int) -> None:
+        """It has left this queue's `visit`, and all before it: nothing waits for that."""
         for stay in [each for each, members in self._moving.items() if each[0] == line and each[1] <= visit and seq in members]:
             self._moving[stay].discard(seq)
             if not self._moving[stay]:
                 del self._moving[stay]
+
+    def _left(self, seq: int, line: str, visit: int) -> None:
+        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+        self._has_moved(seq, line, visit)
         if seq not in self._due:
             return
         direct = line != self.name and (seq in self._done or seq in self._moved)
@@ -372,11 +383,13 @@ class QueueFilter:
             self._early.append(turn)
         turn.last = max(turn.last, op.seq)
         stay = (op.origin or self.name, op.visit)
-        members, come_to = turn.moves.setdefault(stay, BitMap64()), self._moving.get(stay, _NOTHING)
+        members = turn.moves.setdefault(stay, BitMap64())
+        for known in (self._moving.get(stay), self._lost.get(stay)):
+            if known and known is not members:  # read again: the record does not tell by which entry it was moved
+                for first, last in _pairs(op.ranges):
+                    known.remove_range(first, last + 1)
         for first, last in _pairs(op.ranges):
             members.add_range(first, last + 1)
-            if come_to:  # read again: the record does not tell by which entry it was moved
-                come_to.remove_range(first, last + 1)
 
     def _purge(self, ranges: Sequence[int]) -> None:
         end = ranges[-1] + 1
@@ -458,6 +471,7 @@ class QueueFilter:
         if known and any(self._moving.values()):
             turn = _Turn(self._filter.changed)
             turn.last, turn.moves, self._moving = end, self._moving, {}
+            self._lost = turn.moves
             self._early.append(turn)
 
     def _is_empty(self) -> bool:

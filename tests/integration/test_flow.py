@@ -12,8 +12,9 @@ from typing import Any
 
 import pika
 import pytest
-from load import depth, eventually, in_sync, primary_of, told
+from load import command, depth, eventually, in_sync, primary_of, told
 from pamqp import commands
+from pika.exceptions import AMQPConnectionError
 from raw_client import RawClient, beating, publish
 
 from broker_plugin import building, frames
@@ -98,6 +99,24 @@ def empty_everywhere(lab: Lab, queue: str) -> Callable[[], bool]:
         return True
 
     return check
+
+
+def test_a_sidecar_that_starts_in_an_alarm_says_that_it_waits(lab: Lab, names: tuple[str, str]) -> None:
+    """It said "starting", or the reason of the incarnation before, for as long as the alarm lasted."""
+    _, backup = names
+    words = "and until that alarm is over it cannot start, and serves nobody"
+    lab.kill(f"{backup}.sidecar")
+    with alarm(lab, backup, "disk"):
+        lab.start(f"{backup}.sidecar")
+        eventually("its reason", lambda: words in lab.status(backup)["reason"])
+        assert "its broker takes nothing for the log (low on disk)" in lab.status(backup)["reason"]
+        assert words in command("list", lab=lab)[1]
+        code, said = command("reinit", backup, "--discard", lab=lab)
+        assert (code, words in said) == (1, True), said
+        with pytest.raises(AMQPConnectionError, match=words):
+            pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].door))
+        assert words in lab.nodes[backup].log.read_text()
+    assert in_sync(lab) == names
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

@@ -308,6 +308,7 @@ class Sweeper:
                     self._kept += 1
                     if verdict is Verdict.HOLD:
                         self._expected.discard(copy.sequence)  # it was met
+                        target.met(copy.sequence, copy.generation, copy.deaths)
                     return
                 self._removed.append(Removed(copy.sequence, copy.generation, copy.deaths))
             case ("flowed",):

@@ -184,7 +184,7 @@ class Broker:
             self._put(self.queues[copy.line], copy)
         pipe.outbox.append(("confirm", pipe.published, not full, copies))
 
-    def _on_commit(self, pipe: Pipe, publishes: list[tuple[str, str, tuple[int, int, int], int]]) -> None:
+    def _on_commit(self, pipe: Pipe, publishes: list[tuple[str, str, tuple[int, int, int], int]], settled: list[tuple[str, int]]) -> None:
         answers: deque[tuple[Any, ...]] = deque()
         answered, pipe.outbox = pipe.outbox, answers
         published = pipe.published
@@ -194,6 +194,8 @@ class Broker:
         if any(reply[0] == "failed" or not reply[2] for reply in answers):
             self._on_fail(pipe, PARTIAL)
         else:
+            for what, tag in settled:
+                getattr(self, "_on_" + what)(pipe, tag)
             pipe.outbox.append(("committed", [copy for reply in answers for copy in reply[3]]))
 
     def _on_ack(self, pipe: Pipe, tag: int) -> None:
@@ -252,6 +254,7 @@ class Broker:
                 self.queues.setdefault(name, Queue(name, Arguments(*arguments)))
             case ("delete", name):
                 self._empty(self.queues.pop(name, None))
+                self._acked = [(queue, copy) for queue, copy in self._acked if queue != name]  # one of the same name begins with nothing
                 for bound in self.exchanges.values():
                     if name in bound:
                         bound.remove(name)

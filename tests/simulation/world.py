@@ -441,6 +441,12 @@ class World(Cluster):
                     raise Violation(f"G4: {copy} stands in {queue.name} of n{site.id} behind entry {last[session]} of the same publisher")
                 last[session] = copy.sequence
 
+    def check_transactions(self, site: Site) -> None:
+        """Of each transaction, a log has all entries or none."""
+        for epoch, first, last in self.transactions:
+            if len({self.holds(site, (epoch, sequence)) for sequence in range(first, last + 1)}) > 1:
+                raise Violation(f"a transaction, entries {epoch_name(epoch)}.{first} to {last}, is in the log of n{site.id} in part")
+
     def _check_transactions(self, host: Host, node: Node, safe: int) -> None:
         log = node.log
         for epoch, first, last in self.transactions:

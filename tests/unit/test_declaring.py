@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 from test_publishing import Connection
 
-from broker_plugin import building, declaring
+from broker_plugin import building, declaring, topology
 from broker_plugin.frames import EXCHANGE_DECLARE, QUEUE_DECLARE
 from lrq_ha.proto import lrq_pb2 as pb
 
@@ -25,17 +25,18 @@ class Asked(Exception):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "entry", "asks"),
+    ("kind", "name", "entry", "may_have_gone", "asks"),
     [
-        (QUEUE_DECLARE, "queue", ENTRIES["queue"], False),
-        (QUEUE_DECLARE, "queue", b"otherwise", True),
-        (QUEUE_DECLARE, "unknown", b"otherwise", False),
-        (QUEUE_DECLARE, "none", b"otherwise", False),
-        (EXCHANGE_DECLARE, "exchange", ENTRIES["exchange"], False),
-        (EXCHANGE_DECLARE, "exchange", b"otherwise", True),
+        (QUEUE_DECLARE, "queue", ENTRIES["queue"], False, False),
+        (QUEUE_DECLARE, "queue", b"otherwise", False, True),
+        (QUEUE_DECLARE, "unknown", b"otherwise", False, False),
+        (QUEUE_DECLARE, "none", b"otherwise", False, False),
+        (EXCHANGE_DECLARE, "exchange", ENTRIES["exchange"], False, False),
+        (EXCHANGE_DECLARE, "exchange", ENTRIES["exchange"], True, True),
+        (EXCHANGE_DECLARE, "exchange", b"otherwise", False, True),
     ],
 )
-def test_only_of_what_the_log_has_in_other_words_and_all_nodes_have(kind: int, name: str, entry: bytes, asks: bool) -> None:
+def test_only_of_what_the_log_has_in_other_words_and_all_nodes_have(kind: int, name: str, entry: bytes, may_have_gone: bool, asks: bool) -> None:
     """One with the level `none` may be another node's alone, with what is in it."""
 
     async def went() -> bool:
@@ -48,7 +49,7 @@ def test_only_of_what_the_log_has_in_other_words_and_all_nodes_have(kind: int, n
         door.vhosts = type("Vhosts", (), {"connection": staticmethod(connect)})
         for sequence, method in enumerate(ENTRIES.values(), 1):
             connection.replica.declared.noted(sequence, pb.Topology(vhost="/", method=method))
-        return await declaring._went(connection.relay, kind, name, entry)
+        return await declaring._went(connection.relay, kind, name, topology.Replicate(entry=entry, may_have_gone=may_have_gone))
 
     if asks:
         with pytest.raises(Asked):
