@@ -47,6 +47,7 @@ _NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QU
 TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
 FULL_SHOWN_MAX = 3
 REJECTED_STILL_S = 120.0  # so long a deletion or purge waits for a sweeper that rejects nothing: longer than its longest passes over two queues
+REJECTED_HURRY_S = 10.0  # and so long while an epoch is taken: nobody is served meanwhile
 REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
 REJECTED_POLL_S = 0.05
 REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
@@ -358,9 +359,10 @@ class Applier:
         left: dict[QueueKey, tuple[int, float]] = {}  # how many, and since when it is so many
         while (due := self._to_move(vhost, sequence)) or (self.is_rejecting(vhost) and time.monotonic() < began + REJECTED_STILL_S):
             now = time.monotonic()
+            still_s = REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S
             left = {key: left[key] if key in left and left[key][0] == count else (count, now) for key, count in due}
             for key, (count, since) in left.items():
-                if self.given_up_at(key) > since or now > since + REJECTED_STILL_S:
+                if self.given_up_at(key) > since or now > since + still_s:
                     self._not_waited_for[key] = now + REJECTED_AGAIN_S
                     what = "%d messages that the primary's clients rejected from queue '%s' in vhost '%s' cannot be reached here"
                     log.warning(f"{what}, and are not waited for: they may be missing where they went to", count, key[1], vhost)
@@ -373,7 +375,8 @@ class Applier:
             await self._pause(REJECTED_POLL_S)
 
     def _to_move(self, vhost: str, sequence: int) -> list[tuple[QueueKey, int]]:
-        moving = {target.key: due for target, due in self._replica.index.filter.moving(vhost, sequence)}
+        parked = self._replica.progress.parked
+        moving = {target.key: due for target, due in self._replica.index.filter.moving(vhost, sequence, parked)}
         if self._not_waited_for:
             now = time.monotonic()
             self._not_waited_for = {key: end for key, end in self._not_waited_for.items() if end > now and (key in moving or key[0] != vhost)}
