@@ -391,6 +391,7 @@ def _turn_away(relay: Relay, channel: Channel, tag: int, delivery: Delivery, gen
         return
     relay.door.counters["filtered"] += 1
     if verdict is Verdict.REJECT:
+        relay.replica.index.passes.stirred(delivery.sequence)
         settling.settle_unseen(relay, channel, building.reject(channel.number, tag, requeue=False))
     else:
         settling.settle_unseen(relay, channel, building.ack(channel.number, tag))

@@ -64,6 +64,8 @@ class Index:
             case "checkpoint":
                 if run.checkpoint.renewal:
                     self.passes.begin(first)
+            case "marker":
+                self.tallies.led_anew()
             case "moving":
                 self.passes.noted(first, (run.moving.vhost, run.moving.queue), done=run.moving.done)
             case "renewed":

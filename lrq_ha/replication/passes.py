@@ -88,7 +88,7 @@ class Passes:
         return any(queue == known for _, known, _ in self._noted)
 
     def stirred(self, sequence: int) -> None:
-        """A client has rejected an entry, or given it back."""
+        """A client has rejected an entry, or given it back; or the door has rejected it, as a client had on another node."""
         if sequence <= self.checkpoint:
             self.old_moves += 1
 
