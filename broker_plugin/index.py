@@ -124,6 +124,12 @@ class Index:
             self.departures.undeclared(sequence, key)
         return key
 
+    def gave_back(self, queue: QueueKey, sequence: int) -> None:
+        """A message goes back to its queue. A quorum queue may drop it, by its delivery limit: that is in no client's traffic."""
+        self.passes.stirred(sequence)
+        if self.passes.counting and topology.queue_arguments(self.declared.declarations.get(queue, b"")).get("x-queue-type") == "quorum":
+            self.passes.count_no_more(queue)
+
     def let_go(self, applied: int) -> None:
         """Everything up to entry `applied` is applied on this node: what is known of queues that were deleted up to there goes."""
         for sequence, key, deleted, dead_letters in self.departures.take(applied):

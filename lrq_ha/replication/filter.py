@@ -213,9 +213,13 @@ class QueueFilter:
             moving.remove_range(first, last + 1)
         return int(moving.rank(upto))
 
-    def is_to_move(self, seq: int) -> bool:
-        """Whether a copy of this entry was rejected or moved on, and is still to be found."""
-        return seq in self._to_move()
+    def to_move(self) -> BitMap64:
+        """The sequences of which a copy was rejected or moved on, and is still to be found."""
+        moving = self._due & self._moved
+        for here in self._visits.values():
+            for members in here.moved.values():
+                moving |= self._due & members
+        return moving
 
     def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
@@ -400,19 +404,12 @@ class QueueFilter:
         if end > self._purged:
             self._spared.add_range(self._purged, end)
             self._purged = end
-        moving = self._to_move()
+        moving = self.to_move()
         for first, last in _pairs(ranges):
             self._spared.remove_range(first, last + 1)
             self._due.remove_range(first, last + 1)
         self._due |= moving
         self._again &= self._due
-
-    def _to_move(self) -> BitMap64:
-        moving = self._due & self._moved
-        for here in self._visits.values():
-            for members in here.moved.values():
-                moving |= self._due & members
-        return moving
 
     def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
         if sweep and members.range_cardinality(first, last + 1):  # read again: what is known may have been found already
@@ -650,7 +647,7 @@ class DeliveryFilter:
         for target in [each for each in self.to_move if vhost is None or each.key[0] == vhost]:
             if due := target.moves_due(upto, parked):
                 found.append((target, due))
-            elif not target._to_move():
+            elif not target.to_move():
                 self.to_move.discard(target)
         return found
 

@@ -453,6 +453,40 @@ def test_full_queue_deleted(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_rejected_messages_that_wait_for_room(lab: Lab, kind: str) -> None:
+    """Nobody waits for them before a declaration; they are dead letters all the same when their queue is deleted."""
+
+    async def go() -> None:
+        full, dead, limit, more = f"rejecting-{kind}", f"rejected-{kind}", 5, 12
+        arguments = {"x-max-length": limit, "x-overflow": "reject-publish", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(dead, kind), declare(full, kind, **arguments))
+            async with asyncio.timeout(PATIENCE_S):
+                while not rig.replica.progress.parked:  # a quorum queue counts its length late
+                    rig.add(publishes(numbered(limit), full))
+                    await asyncio.sleep(0.1)
+            first = rig.add(publishes(numbered(more, 100), full))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=full, sequences=[first, first + more - 1])))
+            declared = rig.add(declare(f"beside-{full}"))
+            began = time.monotonic()
+            async with asyncio.timeout(PATIENCE_S):
+                while not rig.replica.progress.tracker.is_applied(declared):
+                    await asyncio.sleep(0.05)
+            assert time.monotonic() - began < applier.REJECTED_STILL_S / 4
+            assert await ready(channel, dead) == 0
+            rig.add(topology(commands.Queue.Delete(queue=full)))
+            await rig.applied()
+            await holds(channel, dead, more)
+            assert sorted(int(body) for _, body in await content(channel, dead)) == list(range(100, 100 + more))
+            assert not rig.replica.progress.parked
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+
+
 @contextmanager
 def faltering(lab: Lab) -> Iterator[None]:
     """A broker that stands still for a moment again and again, as on a busy machine: what was asked for comes in pieces."""

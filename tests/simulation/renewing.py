@@ -199,7 +199,7 @@ class Life:
         mark = self.passes.unfinished().get(self.key(queue), 0)
         found = False
         if not mark and self.passes.begun(self.key(queue)):
-            if queue in "aw" and self.queues[queue] and len(self.queues[queue]) == self.passes.holds(self.key(queue)):
+            if len(self.queues[queue]) > KEPT_MAX and queue in "aw" and len(self.queues[queue]) == self.passes.holds(self.key(queue)):
                 self.paused.discard(queue)
                 self.moving.discard(queue)
                 return False

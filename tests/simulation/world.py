@@ -296,7 +296,7 @@ class World(Cluster):
         if not queue.arguments.dead_letters or site.replica is None or not site.replica.active:
             return
         target = site.replica.index.filter.find((VHOST, queue.name))
-        if target is not None and target.is_to_move(copy.sequence) and self.verdict(site, queue.name, copy) is Verdict.REJECT:
+        if target is not None and copy.sequence in target.to_move() and self.verdict(site, queue.name, copy) is Verdict.REJECT:
             raise Violation(f"lost: {copy} goes with {queue.name} of the primary n{site.id}; it was rejected before, and is a dead letter elsewhere")
 
     # ---- clients -----------------------------------------------------------------------------------------------------

@@ -100,9 +100,9 @@ def test_what_waits_for_room_is_not_waited_for(flt: Filter) -> None:
     assert [due for _, due in filter_.moving("/", 1000, [(1, 9)])] == [1]
     assert filter_.moving("/", 1000, [(1, 10)]) == []
     assert [due for _, due in filter_.moving(None, 1000)] == [10], "it has room now"
-    assert flt.queue(Q).is_to_move(10)
+    assert 10 in flt.queue(Q).to_move()
     flt.queue(Q).gone(10, flt.generations.newest)
-    assert not flt.queue(Q).is_to_move(10)
+    assert 10 not in flt.queue(Q).to_move()
 
 
 @pytest.mark.parametrize("restarted", [False, True])
