@@ -30,6 +30,7 @@ from . import building, frames, publishing
 from .channels import Channel
 from .headers import cut, replication_id, routes_on
 from .logins import keys_of
+from .replica import NotPrimary
 
 if TYPE_CHECKING:
     from .frames import Route
@@ -147,6 +148,8 @@ def take(relay: Relay, channel: Channel, decision: Decision, method: bytes, head
     except _Unroutable as error:
         _return(relay, channel, route, header, body, str(error))
         publishing.ended_here(relay, channel, 0)
+    except NotPrimary:  # it has stepped down in this very moment: the connection ends, and nothing is wrong with the message
+        raise
     except LrqError as error:
         publishing.refuse(relay, channel, 406, str(error))
 
@@ -186,21 +189,21 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
         )
     if _is_repeat(relay, channel, identity):
         return
+    if len(body) > chain.TRANSMISSION_BYTES_MAX:
+        todo = f"transmit at most {chain.TRANSMISSION_BYTES_MAX} at once"
+        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
     transaction = _parse(pb.Transaction, body)
-    chain.check(transaction)
+    destinations = chain.check(transaction)
+    _check_client(relay, transaction.client_name)
     if (queue == names.SEND_SNAP_SYNC) != bool(transaction.request_id):
         todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
         raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
     _check_request(transaction.request_id)
     known = relay.door.sites
-    for entry in transaction.entries:
-        for destination in entry.destinations:
-            if destination not in known:
-                listed = ", ".join(sorted(known)) or "none"
-                raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
-    if len(body) > chain.TRANSMISSION_BYTES_MAX:
-        todo = f"transmit at most {chain.TRANSMISSION_BYTES_MAX} at once"
-        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
+    for destination in destinations:
+        if destination not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
     transaction.source = relay.door.group
     transaction.replication_id = str(identity)
     entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
@@ -213,8 +216,11 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     identity = _identity(relay, header)
     if _is_repeat(relay, channel, identity):
         return
+    if len(body) > statuses.STATUS_BYTES_MAX:
+        raise LrqError(f"a status of {len(body)} bytes, of {statuses.STATUS_BYTES_MAX} at most", todo="say it in fewer words")
     status = _parse(pb.Status, body)
     statuses.check(status)
+    _check_client(relay, status.client.client_name or status.full_sync.client_name)
     _check_request(status.full_sync.request_id)
     overtaken = relay.replica.index.statuses.overtaken(status)
     if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
@@ -226,6 +232,13 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     publishing.ended_here(relay, channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
 
 
+def _check_client(relay: Relay, client_name: str) -> None:
+    """One that could not become known has no session: what it transmits would be confirmed, and go nowhere."""
+    if not relay.replica.index.statuses.has_room(client_name):
+        todo = "use the name of one of them (GET /status of the primary lists them)"
+        raise LrqError(f"the log knows {statuses.CLIENTS_MAX} clients, and '{client_name}' is none of them", todo=todo)
+
+
 def _check_request(request_id: str) -> None:
     if len(request_id.encode()) > REQUEST_ID_BYTES_MAX:
         raise LrqError(f"the request id of a full sync has at most {REQUEST_ID_BYTES_MAX} bytes")
@@ -235,6 +248,9 @@ def _receive(relay: Relay, channel: Channel, queue: str, body: bytes) -> None:
     batch = _parse(pb.ReceivedBatch, body)
     if relay.peer is None or batch.source != relay.peer.site:
         raise LrqError(f"a batch of {batch.source!r} on a connection of {relay.peer.site if relay.peer else 'nobody'!r}")
+    if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take it, at no start of this node
+        todo = f"it may have {chain.BATCH_BYTES_MAX}: run the same version on both sides"
+        raise LrqError(f"a batch of {len(body)} bytes is too large for {queue}", todo=todo)
     verdict = relay.replica.index.sink.accept(queue, batch)
     if isinstance(verdict, Gap):
         raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)
@@ -262,5 +278,5 @@ def answer(relay: Relay, question: str) -> tuple[str, int] | None:
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"
-        return f"/{last}/{int(status.snapshot_complete)}/{status.snapshot_request}", 0
+        return f"/{last}/{2 if status.bare else int(status.snapshot_complete)}/{status.snapshot_request}", 0
     return None

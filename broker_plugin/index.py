@@ -183,6 +183,7 @@ class Index:
                     last=pb.Position(epoch=r.epoch, sequence=r.sequence),
                     snapshot_request=r.snapshot_request,
                     snapshot_complete=r.snapshot_complete,
+                    bare=r.bare,
                 )
                 for r in self.sink.rows()
             ],
@@ -201,6 +202,7 @@ class Index:
         elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:
             self.passes.restore(entry.renewals[-1].sequence, {(m.vhost, m.queue): m.before for m in entry.moving})
         self.dedup = Dedup.restored((part.producer, part.ids) for part in entry.producers)
-        self.sink.load([Row(r.queue, r.last.epoch, r.last.sequence, r.snapshot_request, r.snapshot_complete) for r in entry.received], sequence - 1)
+        received = (Row(r.queue, r.last.epoch, r.last.sequence, r.snapshot_request, r.snapshot_complete, r.bare) for r in entry.received)
+        self.sink.load(received, sequence - 1)
         self.declared.restore(sequence, entry)
         self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)

@@ -3,7 +3,7 @@
 Rules:
 - Each is used here, several times in the time after which it would expire, until the log says that it is deleted.
 - A passive declaration is use of a classic queue; of a quorum queue only a consumer or a basic.get is (measured on 3.10 and 4.3). So there a
-  consumer comes, takes at most one message, and gives it back in the way that does not count as a delivery attempt. Where every way counts and the
+  consumer comes, and gives back what it takes as others here do (`giving_back`). Where every way of that counts as a delivery attempt and the
   queue has a limit on them, it comes only while the queue is empty.
 - One consumer per queue: it keeps away from a queue that is being swept, which is use too.
 - A vhost that the broker does not have, or does not let the sidecar into, is no reason to end: its queues are left alone for a while.
@@ -23,6 +23,7 @@ from .channels import QueueKey
 from .client import has_a_free_way_back
 from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
 from .definitions import Definitions
+from .giving_back import GivenBack, all_arrived, give_back
 from .replica import Replica
 from .vhosts import Vhosts
 
@@ -39,10 +40,12 @@ class Keeper:
     Args:
         replica: Knows the queues.
         broker: The own broker; the vhost in it is replaced.
+        given_back: What quorum queues were given back here.
     """
 
-    def __init__(self, replica: Replica, broker: Address) -> None:
+    def __init__(self, replica: Replica, broker: Address, given_back: GivenBack) -> None:
         self._replica = replica
+        self._given_back = given_back
         self._vhosts = Vhosts(broker)
         self._expiring: dict[QueueKey, Mapping[str, Any]] = {}  # queues that would expire, and their arguments
         self._looked_up: tuple[Definitions, int] | None = None  # the definitions that they are taken from, and their version
@@ -117,18 +120,19 @@ class Keeper:
             connection = await self._vhosts.connection(vhost)
             free = has_a_free_way_back(connection)
             channel = await connection.channel()
+            taken: list[int] = []
+            tag = ""
             try:
                 _, ready, _ = await channel.queue_declare(queue, passive=True)
                 if arguments.get("x-queue-type") == "quorum" and (free or not ready or "x-delivery-limit" not in arguments):
-                    await channel.qos(1)
-                    tag = await channel.consume(queue, lambda *_: None)
-                    if free:
-                        await channel.cancel(tag)
-                        channel.nack(0, multiple=True, requeue=True)
-                        await channel.flow()
+                    window = max(min(ready, self._given_back.least_window(key)), 1)
+                    await channel.qos(window)
+                    tag = await channel.consume(queue, lambda tag, *_: taken.append(tag))
+                    await all_arrived(channel, queue, lambda: len(taken), lambda: len(taken) >= window)
+                    self._given_back.note(key, len(taken))
             except ChannelClosed as error:
                 self._missing(key, error)
-            await channel.close()
+            await give_back(connection, channel, tag, len(taken), queue)
 
     def _missing(self, key: QueueKey, error: ChannelClosed) -> None:
         vhost, queue = key

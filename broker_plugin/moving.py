@@ -24,9 +24,10 @@ from lrq_ha.replication.visits import Deaths
 
 from .channels import QueueKey
 from .client import Channel, Connection
+from .giving_back import all_arrived, give_back
 from .headers import cut, deaths
 from .replica import BATCH_BYTES_MAX, Replica
-from .sweeper import all_arrived, give_back, in_steps
+from .sweeper import in_steps
 
 WINDOW_MESSAGES = 500
 KEPT_MAX = 1_500

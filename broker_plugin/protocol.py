@@ -61,7 +61,11 @@ CLIENT = (
         "door_logins.test_a_wrong_password_in_pikas_words",
     ),
     ClientRow(frames.CONNECTION_SECURE_OK, "Has no place: nothing asks for it.", "door_logins.test_what_was_not_asked_has_no_place_in_a_login"),
-    ClientRow(frames.CONNECTION_TUNE_OK, "Passed on; its frame_max and heartbeat hold for the door too.", "door_protocol.bodies_of_every_size"),
+    ClientRow(
+        frames.CONNECTION_TUNE_OK,
+        "Passed on; its frame_max and heartbeat hold for the door too.",
+        "door.test_silence_with_heartbeats_is_death",
+    ),
     ClientRow(
         frames.CONNECTION_OPEN,
         "Passed on where this node serves clients; refused on a backup, whose door names the primary.",
@@ -87,7 +91,7 @@ CLIENT = (
     ),
     ClientRow(frames.CHANNEL_OPEN, PASSED, "door_protocol.publish_on_a_channel_that_is_not_open", closing.channel_open),
     ClientRow(frames.CHANNEL_FLOW, PASSED, "door_protocol.channel_flow"),
-    ClientRow(frames.CHANNEL_FLOW_OK, "Passed on; RabbitMQ never asks.", "door_protocol.channel_flow"),
+    ClientRow(frames.CHANNEL_FLOW_OK, "Passed on; RabbitMQ never asks.", "door_protocol.flow_ok_that_nobody_has_asked_for"),
     ClientRow(
         frames.CHANNEL_CLOSE,
         "Passed on when the broker has answered all publishes of the channel.",
@@ -198,7 +202,7 @@ BROKER = (
     BrokerRow(
         frames.CONNECTION_CLOSE,
         "Passed on, and answered by the door; publishes without an answer are refused in the log, unless a copy was seen.",
-        "door_protocol.consumers_with_the_same_tag",
+        "door_order.test_publishes_that_the_brokers_close_leaves_without_an_answer",
         closing.broker_closed_connection,
     ),
     BrokerRow(frames.CONNECTION_CLOSE_OK, PASSED, "door.test_publishes_without_confirms_then_an_orderly_close"),
@@ -246,18 +250,18 @@ BROKER = (
     BrokerRow(
         frames.BASIC_RETURN,
         "Passed on; the entry of a message with a replication ID is refused in the log, its ID free again.",
-        "door_protocol.mandatory_publishes_come_back",
+        "door.test_what_came_back_may_be_sent_again_under_its_id",
         delivering.returned,
     ),
     BrokerRow(
         frames.BASIC_DELIVER,
         "Passed on, unless the log says that the copy was consumed, or is an older one; then it is settled unseen.",
-        "door.test_acks_single_multiple_and_everything",
+        "door_order.test_a_consumer_does_not_see_a_copy_of_what_was_consumed",
     ),
     BrokerRow(
         frames.BASIC_GET_OK,
         "As basic.deliver; for a copy that must not be seen the next one is asked for.",
-        "door_protocol.getting_one_by_one",
+        "door_order.test_what_is_asked_behind_a_get_is_not_answered_before_it",
         delivering.get_ok,
     ),
     BrokerRow(frames.BASIC_GET_EMPTY, PASSED, "door_protocol.getting_one_by_one", delivering.get_empty),
@@ -269,7 +273,7 @@ BROKER = (
     BrokerRow(
         frames.BASIC_NACK,
         "Passed on under the client's own number; the entry is refused in the log, its ID free again.",
-        "door_protocol.a_full_queue_refuses",
+        "door_logins.test_a_repeat_of_what_was_refused_is_refused_or_stored",
     ),
     BrokerRow(frames.BASIC_RECOVER_OK, f"{PASSED[:-1]}, unless only the door has asked.", "door_protocol.recover", settling.recovered),
     BrokerRow(frames.CONFIRM_SELECT_OK, PASSED, "door_order.test_a_confirm_does_not_overtake_the_select_ok", publishing.selected),

@@ -5,10 +5,9 @@ Rules:
   break delivery limits, expiry and order.
 - A removal counts only after a later reply on its channel has come. That does not say that a quorum queue has carried out what was rejected: before
   a pass ends, the queue has done something that stands behind it (`_returned`, `carried_out`), as dead letters go where they go at that moment.
-- What is not due goes back in the way that does not count as a delivery attempt: cancel and nack from RabbitMQ 4.0 on, before it by closing
-  the channel. It goes back as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window is no
-  larger than the queue, and what leaves a shallow queue leaves it when all is here. Where a message of higher priority came in meanwhile, another
-  was not met, and nothing is concluded from that.
+- What is not due goes back (`giving_back`) as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window
+  is no larger than the queue, and what leaves a shallow queue leaves it when all is here; and no smaller than what a quorum queue was given back
+  before. Where a message of higher priority came in meanwhile, another was not met, and nothing is concluded from that.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
@@ -25,9 +24,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
 
@@ -39,6 +38,7 @@ from . import topology
 from .channels import QueueKey
 from .client import Channel, Connection, has_a_free_way_back
 from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
+from .giving_back import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, GivenBack, all_arrived, carried_out, give_back
 from .headers import deaths
 from .keeping import Keeper
 from .replica import Replica
@@ -47,15 +47,10 @@ from .vhosts import Vhosts
 
 log = logging.getLogger("lrq_ha.sweeper")
 
-WIDE_WINDOW_MESSAGES = 2_000  # quorum queues give no more to one consumer
-QUIET_S = 0.05  # without a delivery: ask the queue whether there is more
-STUCK_S = 1.0  # without a delivery although there is more: another consumer is in the way
 PASS_MAX_S = 60.0
 ACKS_AT_ONCE = 24
 ACKS_PAUSE_S = 0.01
 TAKEN_MAX_S = 20.0
-RETURNED_STILL_S = 1.0
-RETURNED_MAX_S = 15.0  # on a busy machine a quorum queue takes seconds to take them back
 ARRIVED_S = 0.25  # within it, what was rejected arrives where dead letters go
 MOVES_MAX_S = 10.0  # so long a promotion waits at most for what was rejected
 MOVES_POLL_S = 0.2
@@ -88,7 +83,7 @@ class Sweeper:
     Args:
         replica: Whose filter says what is due.
         broker: The own broker; the vhost in it is replaced.
-        window: Most messages held at once, at first.
+        window: Most messages held at once, at first, but for quorum queues that were given back more.
         interval_s: How often it looks.
     """
 
@@ -108,7 +103,8 @@ class Sweeper:
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
         self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
         self._rejected_at: dict[str, float] = {}  # when something was rejected last, by vhost
-        self._keeper = Keeper(replica, broker)
+        self._given_back = GivenBack()
+        self._keeper = Keeper(replica, broker, self._given_back)
         self._under_way: _Pass | None = None
 
     def kick(self, queue: QueueKey | None = None) -> None:
@@ -282,8 +278,9 @@ class Sweeper:
             if tally is not None:
                 self._replica.index.tallies.done(key, tally)
             return
-        end = await self._pass(target, upto, self._window, whole, tally)
-        if end is _End.FULL and self._window < WIDE_WINDOW_MESSAGES and not self._stopping:
+        window = max(self._window, self._given_back.least_window(key)) if self._is_quorum(key) else self._window
+        end = await self._pass(target, upto, window, whole, tally)
+        if end is _End.FULL and window < WIDE_WINDOW_MESSAGES and not self._stopping:
             end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
         if tally is not None and end is not _End.STUCK and not self._stopping:
             self._replica.index.tallies.done(key, tally)
@@ -329,8 +326,13 @@ class Sweeper:
 
     def _uses_up_a_limit(self, connection: Connection, key: QueueKey) -> bool:
         """Whether what is given back to a queue may not come back for ever."""
-        arguments = topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
-        return not has_a_free_way_back(connection) and "x-delivery-limit" in arguments
+        return not has_a_free_way_back(connection) and "x-delivery-limit" in self._arguments(key)
+
+    def _is_quorum(self, key: QueueKey) -> bool:
+        return self._arguments(key).get("x-queue-type") == "quorum"
+
+    def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
+        return topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
 
     async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         async with self._keeper.away_from(target.key):
@@ -363,12 +365,11 @@ class Sweeper:
     async def _go_through(self, sweep: _Pass, upto: int, window: int, whole: bool) -> _End:
         channel, target = sweep.channel, sweep.target
         vhost, queue = target.key
+        end = _End.STUCK
         try:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
             sweep.newest = self._replica.barrier.published_upto
-            if self._is_taken(target.key, consumers):
-                end = _End.STUCK
-            else:
+            if not self._is_taken(target.key, consumers):
                 end = await self._sweep(sweep, queue, upto, window, whole, ready)
                 await sweep.leave()
                 await sweep.settle()
@@ -390,7 +391,11 @@ class Sweeper:
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
                 end = _End.STUCK
         finally:
+            if sweep.tag or sweep.met:
+                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else sweep.held)
             await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
+        if end is _End.GONE:
+            self._given_back.forget(target.key)
         return end
 
     def _is_taken(self, key: QueueKey, consumers: int) -> bool:
@@ -583,86 +588,3 @@ async def in_steps(channel: Channel, tags: list[int], settle: Callable[[int], No
         await channel.flow()
         await asyncio.sleep(ACKS_PAUSE_S)
     return []
-
-
-async def all_arrived(channel: Channel, queue: str, met: Callable[[], int], full: Callable[[], bool]) -> None:
-    """Waits until nothing more is on its way to a consumer.
-
-    What the queue had given out when it answered a question stands in the broker's channel before the next question.
-
-    Args:
-        channel: Where it consumes.
-        queue: From where.
-        met: How many messages have come.
-        full: Whether no more can come.
-    """
-    deadline = time.monotonic() + STUCK_S
-    while not full() and time.monotonic() < deadline:
-        before = met()
-        await asyncio.sleep(QUIET_S)
-        await channel.queue_declare(queue, passive=True)
-        await channel.flow()
-        if met() == before:
-            break
-
-
-async def carried_out(connection: Connection, queue: str) -> None:
-    """Returns when a queue has carried out what other channels had sent to it: a consumer comes and goes by the same way."""
-    channel = await connection.channel()
-    taken: list[int] = []
-    try:
-        await channel.qos(1)
-        await channel.cancel(await channel.consume(queue, lambda tag, *_: taken.append(tag)))
-    except ChannelClosed as error:
-        log.debug("queue '%s' does not tell whether all that was rejected has left it: %s", queue, error.text)
-    await give_back(connection, channel, "", len(taken), queue)
-
-
-async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:
-    """Closes a channel that consumes from a queue; returns when the queue has back what was held.
-
-    A quorum queue takes back all that a closed channel had, in order. From one that cancels first it takes back at once what is still on its
-    way, and so before what was held: whoever nacks should have all that the window allows.
-
-    Args:
-        tag: Of the consumer; empty if it was cancelled.
-        kept: How many messages are held.
-    """
-    if channel.error is not None:
-        return
-    others = 0  # ready beside what is held
-    try:
-        if tag and has_a_free_way_back(connection):
-            await channel.cancel(tag)
-        if kept:
-            _, others, _ = await channel.queue_declare(queue, passive=True)
-        if kept and has_a_free_way_back(connection):
-            channel.nack(0, multiple=True, requeue=True)
-            await channel.flow()
-    except ChannelClosed as error:
-        log.debug("queue '%s' took back what was held by itself: %s", queue, error.text)
-    await channel.close()
-    if kept:
-        await _returned(connection, queue, kept, others)
-
-
-async def _returned(connection: Connection, queue: str, kept: int, others: int) -> None:
-    """Waits until the queue has what was given back: it learns of a closed channel a little after its owner does.
-
-    Who consumes before it does would get what stands behind that first. Some of it may have expired since: so a queue that has enough, and has stood
-    still for a while, is believed.
-    """
-    now = time.monotonic()
-    until, still, last = now + RETURNED_MAX_S, now, -1
-    channel = await connection.channel()
-    try:
-        while (now := time.monotonic()) < until:
-            _, ready, _ = await channel.queue_declare(queue, passive=True)
-            if ready >= kept + others or (ready >= kept and ready == last and now - still > RETURNED_STILL_S):
-                break
-            if ready != last:
-                still, last = now, ready
-            await asyncio.sleep(0.01)
-    except ChannelClosed:
-        pass
-    await channel.close()

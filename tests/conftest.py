@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if _FIXTURES & fixtures:
             item.add_marker(pytest.mark.broker)
         if any(item.get_closest_marker(name) for name in _REAL):
-            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except="Failed: Timeout"))
+            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=["Failed: Timeout", "^Broken: "]))
         # Tests that share brokers or a module's lab stay in one process.
         version = getattr(item, "callspec", None) and item.callspec.params.get("broker_version")
         if version or "integration" in item.path.parts or "spark" in item.path.parts:

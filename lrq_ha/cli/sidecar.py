@@ -12,8 +12,9 @@ from pathlib import Path
 from lrq_ha.sidecar import config as configuration
 
 _LEVELS = ("debug", "info", "warning", "error")
-#: USER:PASSWORD@ of a URL, also of one that is written wrongly.
-_CREDENTIALS = re.compile(r"((?:\w+://)?[^\s/'\":@]*):[^\s'\"]*@")
+#: What may hold URLs. Each word is looked at once, from either end: a log line may be as long, and as odd, as a stranger likes.
+_WORD = re.compile(r"[^\s'\"]+")
+_SCHEME = re.compile(r"\w+://")
 #: What an error says is allowed.
 _FORM = "amqp://USER:PASSWORD@"
 
@@ -30,7 +31,22 @@ examples:
 
 def redact(text: str) -> str:
     """`text` with the passwords of all URLs replaced by ***."""
-    return _CREDENTIALS.sub(lambda found: found[0] if found[0] == _FORM else f"{found[1]}:***@", text) if "@" in text else text
+    return _WORD.sub(_redact, text) if "@" in text else text
+
+
+def _redact(found: re.Match[str]) -> str:
+    """A word without what stands between USER: and @, also of a URL that is written wrongly."""
+    word = found[0]
+    at = word.rfind("@")
+    colon = word.find(":", 0, max(at, 0))
+    if colon < 0 or (word.startswith(_FORM) and at < len(_FORM)):
+        return word
+    scheme = _SCHEME.match(word, word.rfind("/", 0, colon) + 1)
+    if scheme is not None:
+        name = word.find(":", scheme.end(), at)
+        if name >= 0 and not {"/", "@"}.intersection(word[scheme.end() : name]):
+            colon = name
+    return f"{word[:colon]}:***{word[at:]}"
 
 
 class _Formatter(logging.Formatter):

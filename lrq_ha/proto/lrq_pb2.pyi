@@ -132,16 +132,18 @@ class FullSyncRequest(_message.Message):
     def __init__(self, client_name: _Optional[str] = ..., destination: _Optional[str] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[FullSyncRequest.State, str]] = ...) -> None: ...
 
 class SinkStatus(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete")
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
     queue: str
     last: Position
     snapshot_request: str
     snapshot_complete: bool
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ...) -> None: ...
+    bare: bool
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("epoch", "first", "count", "previous_epoch", "timestamp_us", "runs")
@@ -412,16 +414,18 @@ class KeptStatus(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveState(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete")
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
     queue: str
     last: Position
     snapshot_request: str
     snapshot_complete: bool
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ...) -> None: ...
+    bare: bool
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("epoch", "first")

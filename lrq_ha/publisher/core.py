@@ -173,6 +173,7 @@ class BasePublisher(ABC, Generic[C]):
         timestamp_us = time.time_ns() // 1000
         # The distinct payloads' bytes are what counts; ID and table are small. The exact size is checked once it is known.
         size = sum(map(len, {id(payload): payload for payload, _ in entries.entries}.values()))
+        messages.checked_shares(entries)
         return self._checked(Draft(self._log, "", queue, lambda i: entries.to_bytes(self.client_name, i, timestamp_us), size))
 
     def _draft_status(self, body: bytes) -> Draft[C]:

@@ -74,7 +74,7 @@ class RequestBook:
         if status.HasField("client"):
             return self._announced(status.client)
         found = status.full_sync
-        if status.WhichOneof("value") != "full_sync" or found.client_name != self.client_name or not found.destination:
+        if status.WhichOneof("value") != "full_sync" or found.client_name != self.client_name or not (found.destination and found.request_id):
             return []
         destination = found.destination
         pending = self._pending.get(destination)

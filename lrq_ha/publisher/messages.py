@@ -9,7 +9,9 @@ from typing import Final
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.errors import InvalidArgument, MessageTooLarge
+from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing import names
+from lrq_ha.routing.chain import check_shares
 
 VHOST: Final = "lrq"
 ID_HEADER: Final = "x-lrq-id"
@@ -61,6 +63,14 @@ def checked_bytes(what: str, value: object) -> bytes:
 def checked_size(what: str, size_bytes: int, bytes_max: int) -> None:
     if size_bytes > bytes_max:
         raise MessageTooLarge(f"{what} has {size_bytes} bytes, the limit is {bytes_max}", todo="Split it into several messages")
+
+
+def checked_shares(entries: LogEntries) -> None:
+    """Each destination gets its share in one message, in which a payload stands as often as entries name it."""
+    try:
+        check_shares([(len(payload), destinations) for payload, destinations in entries.entries])
+    except MalformedInput as error:
+        raise MessageTooLarge(error.what, todo=error.todo) from None
 
 
 def checked_destinations(destinations: object) -> tuple[str, ...]:

@@ -1,10 +1,15 @@
 """What stands in a receive queue: one destination's share of a transaction, and the markers of snapshots.
 
-Rule: only payloads for the destination travel, in the order of the transaction's entries; a transaction is never split. The
-chain's own rules are in the package's docstring.
+Rules:
+- Only payloads for the destination travel, in the order of the transaction's entries; a transaction is never split. The chain's own rules are in the
+  package's docstring.
+- A payload stands in a transaction once, and in a destination's share as often as entries name it: so what is bounded is each share, and how many
+  addressees there are. A sink gets a share in one message, and its broker must take it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterable
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import MalformedInput
@@ -14,7 +19,10 @@ from lrq_ha.routing.names import check_client_name, check_remote_id
 START = Position(0, 0)  # before the first transaction of a queue
 #: The end of the year 9999: readers' calendars know no later time.
 TIMESTAMP_US_MAX = 253_402_300_799_999_999
-TRANSMISSION_BYTES_MAX = (16 << 20) - (64 << 10)  # of a transaction: with what a view and the log add, RabbitMQ 4 still takes it in one message
+BATCH_BYTES_MAX = 16 << 20  # of what a sink takes, and its view gets, in one message: the default limit of RabbitMQ 4
+TRANSMISSION_BYTES_MAX = BATCH_BYTES_MAX - (64 << 10)  # of a transaction, and of each share: views, batches and the log add to it
+ADDRESSEES_MAX = 20_000  # entries times destinations of a transaction: the event loop is held up for less than 0.1 s
+PAYLOAD_FRAMING_BYTES = 6  # at most
 
 _OF_SNAPSHOTS = (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
 
@@ -23,19 +31,24 @@ def position_of(message: pb.Position) -> Position:
     return Position(message.epoch, message.sequence)
 
 
-def check(transaction: pb.Transaction) -> None:
-    """Whether a transaction from a client can be sent on at all.
+def check(transaction: pb.Transaction) -> Iterable[str]:
+    """Whether a transaction from a client can be sent on at all. Returns its destinations.
 
     Raises:
-        MalformedInput: A name is not valid, an entry refers to no payload, the time is none that readers know, or the type and the request do not go
-            together.
+        MalformedInput: A name is not valid, an entry refers to no payload, it is too large for a destination, the time is none that readers know, or
+            the type and the request do not go together.
     """
     check_client_name(transaction.client_name)
-    for destination in {name for entry in transaction.entries for name in entry.destinations}:
+    if max(len(transaction.entries), len(transaction.payloads)) > ADDRESSEES_MAX:
+        raise _too_many(max(len(transaction.entries), len(transaction.payloads)))
+    sizes = [len(payload) for payload in transaction.payloads]
+    entries = [(entry.payload, entry.destinations) for entry in transaction.entries]
+    highest = max((payload for payload, _ in entries), default=-1)
+    if highest >= len(sizes):
+        raise MalformedInput(f"Transaction {transaction.replication_id} refers to payload {highest} of {len(sizes)}")
+    found = check_shares((sizes[payload], destinations) for payload, destinations in entries)
+    for destination in found:
         check_remote_id(destination)
-    highest = max((entry.payload for entry in transaction.entries), default=-1)
-    if highest >= len(transaction.payloads):
-        raise MalformedInput(f"Transaction {transaction.replication_id} refers to payload {highest} of {len(transaction.payloads)}")
     if transaction.timestamp_us > TIMESTAMP_US_MAX:
         raise MalformedInput(
             f"Transaction {transaction.replication_id} has timestamp_us {transaction.timestamp_us}, after the year 9999",
@@ -47,6 +60,40 @@ def check(transaction: pb.Transaction) -> None:
             f"Transaction {transaction.replication_id} has type {kind} and request {transaction.request_id!r}",
             todo="Deltas have no request id; snapshot data has that of the full sync request.",
         )
+    return found
+
+
+def check_shares(entries: Iterable[tuple[int, Collection[str]]]) -> Iterable[str]:
+    """Whether each destination can be sent its share of a transaction. Returns the destinations.
+
+    Args:
+        entries: Of each entry the size of its payload in bytes, and its destinations.
+
+    Raises:
+        MalformedInput: It cannot.
+    """
+    shares: dict[str, int] = {}
+    addressees = 0
+    for size_bytes, destinations in entries:
+        addressees += len(destinations)
+        if addressees > ADDRESSEES_MAX:
+            raise _too_many(addressees)
+        for destination in destinations:
+            shares[destination] = shares.get(destination, 0) + size_bytes + PAYLOAD_FRAMING_BYTES
+    largest = max(shares.values(), default=0)
+    if largest > TRANSMISSION_BYTES_MAX:
+        raise MalformedInput(
+            f"A transaction whose share for one destination has {largest} bytes, of {TRANSMISSION_BYTES_MAX} at most",
+            todo="Split it into several; a payload that several entries name counts as often.",
+        )
+    return shares
+
+
+def _too_many(found: int) -> MalformedInput:
+    return MalformedInput(
+        f"A transaction of {found} or more entries, of {ADDRESSEES_MAX} at most (an entry for several destinations counts as often)",
+        todo="Split it into several.",
+    )
 
 
 def share(transaction: pb.Transaction, remote_id: str) -> list[bytes]:

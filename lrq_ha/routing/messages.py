@@ -51,12 +51,14 @@ class SinkReport:
         snapshot_request: The full sync that began last there; empty: none.
         snapshot_complete: Its end marker is there.
         in_history: `last` is an entry of the source's own history (by its epoch table; true for (0, 0)).
+        bare: No snapshot has been whole there since the chain began.
     """
 
     last: Position
     snapshot_request: str
     snapshot_complete: bool
     in_history: bool = True
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,11 +81,12 @@ class Session:
         self._provider: bool | None = None  # None: the client was not heard of
         self._requests = Requests(self.limits.marks_max)
         self._active = _NO_REQUEST  # whose data is sent: its marker went last and it has not ended
+        self._begun = False  # the sink may have rows of it
         self._restarting: Reason | None = None  # why the chain is to start at a mark or an empty snapshot that is not there yet
         self._grounded = False  # the sink has, or is being sent, a whole snapshot and everything since its base
         self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
         self._empty = _NO_REQUEST  # an empty snapshot of this id is to start the chain
-        self._asked = _NO_REQUEST  # what this session wrote into the log and has not seen there yet
+        self._asked = _NO_REQUEST  # what this session wrote into the log, if no request has been heard of since
         self._cancelling = _NO_REQUEST
         self._end_marker = START
         self._asks = 0  # in a row without a whole snapshot
@@ -166,11 +167,11 @@ class Session:
         if step is Step.RESTART:
             self._restart(reason)
             return
-        self._grounded = step is Step.RESUME_LOG
-        if self._grounded and self._passed[0] == event.last:
+        self._grounded = not event.bare
+        if step is Step.RESUME_LOG and self._passed[0] == event.last:
             self._taken = self._passed[1]
         self._reading.start(Stream.LOG_ENTRIES, self._taken, self._taken.sequence + 1)
-        if self._grounded:
+        if step is Step.RESUME_LOG:
             self._ask_at = None
             self._asks = self._snapshots_trimmed = 0
         else:
@@ -186,7 +187,7 @@ class Session:
     def _resume_snapshot(self, request_id: str) -> None:
         """The chain goes on inside snapshot `request_id`, unless that was given up, or (it is not known any more) overtaken by a newer one."""
         if self._requests.goes_on(request_id, self._taken):
-            self._active = request_id
+            self._active, self._begun = request_id, True
             self._reading.start(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
         elif not self._asked and not self._requests.is_ahead(self._taken):
             self._ask(Reason.SNAPSHOT_UNFINISHED)
@@ -270,8 +271,7 @@ class Session:
         if not self._requests.add(mark) or mark.state != REQUESTED:
             return
         self._ask_at = None
-        if mark.request_id == self._asked:
-            self._asked = _NO_REQUEST
+        self._asked = _NO_REQUEST  # also at another's: where both became safe at once, only the newer one is heard of
         if self.state not in SENDING:
             return
         if self._waits_for_start and self._restarting is not None:
@@ -286,13 +286,15 @@ class Session:
             self._ask(Reason.DEMANDED)
 
     def _ask(self, reason: Reason) -> None:
-        """Writes a full sync request into the log."""
+        """Writes a full sync request into the log. Where there is no provider: only for a sink without a snapshot, which gets an empty one if nobody
+        answers."""
         self._ask_at = None
         self._asks += 1
-        if self._provider is False:
-            self._report(Reason.NO_PROVIDER)
-            if self.state is State.IN_SNAPSHOT_SYNC:
-                self._ask_later()
+        if self._provider is False and self._grounded:
+            if self.state is State.IN_SNAPSHOT_SYNC and not self._active:
+                self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
+            else:
+                self._report(Reason.NO_PROVIDER)
             return
         self._asked = self._new_request_id()
         self._append(self._asked, reason, REQUESTED)
@@ -425,9 +427,7 @@ class Session:
             return self._take_item(candidate)
         self._taken = candidate.position
         if candidate.state == CANCELLED:
-            if candidate.request_id == self._active:
-                self._snapshot_cancelled()
-            return None
+            return self._snapshot_cancelled(candidate) if self._active and candidate.request_id == self._active else None
         self._restarting = None
         if candidate.state == COMPLETED:
             self._empty = _NO_REQUEST
@@ -435,7 +435,7 @@ class Session:
             return marker(candidate.position, pb.LAST_FULL_SYNC_ENTRY, candidate.request_id)
         if candidate.request_id == self._active:
             return None
-        self._active = candidate.request_id
+        self._active, self._begun = candidate.request_id, False
         self._since = self._now
         self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
         self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
@@ -447,7 +447,7 @@ class Session:
         if item.stream is Stream.SNAP_SYNC:
             if item.transaction.request_id != self._active:
                 return None
-            self._since = self._now
+            self._since, self._begun = self._now, True
             if item.transaction.type == pb.LAST_FULL_SYNC_ENTRY:
                 self._snapshot_ended(item.position)
         return item.transaction
@@ -459,16 +459,22 @@ class Session:
         self._end_marker = position
         self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
 
-    def _snapshot_cancelled(self) -> None:
+    def _snapshot_cancelled(self, mark: Mark) -> pb.ReceivedTransaction | None:
+        """What goes into the chain there: if there is no provider, and the sink has no whole snapshot, an end marker makes an empty one of this."""
         self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
         if self._requests.is_ahead(self._taken) or self._asked:
-            return
-        if self._grounded and self._provider is False:
+            return None
+        if self._provider is False and self._grounded:
             self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
-            return
+            return None
+        if self._provider is False and not self._begun:
+            self._report(Reason.EMPTY_SNAPSHOT)
+            self._snapshot_ended(mark.position)
+            return marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id)
         self._report(Reason.SNAPSHOT_CANCELLED)
         self._ask_later()
+        return None
 
     def _send(self, batch: list[pb.ReceivedTransaction]) -> None:
         last = position_of(batch[-1].position)

@@ -4,7 +4,7 @@ Rules:
   - The state comes from the Reception entries of the sink group's log and from nothing else: `noted` for each one, in log order,
     whether this node appended it or read it. `accept` changes nothing.
   - A batch continues the queue's chain (`previous` is the last transaction here), or starts it anew (`previous` = (0, 0) and a
-    snapshot's marker at its head). An overlap is cut off; anything else is a gap and is refused.
+    snapshot's marker at its head), as it does where nothing is yet. An overlap is cut off; anything else is a gap and is refused.
   - An accepted batch counts for a source only when its log entry is safe: `status` says what is safe, acks wait for it, and what
     is cut off the log is taken back.
 
@@ -66,6 +66,7 @@ class Row(NamedTuple):
     sequence: int
     snapshot_request: str
     snapshot_complete: bool
+    bare: bool
 
 
 class _Held(NamedTuple):
@@ -75,9 +76,10 @@ class _Held(NamedTuple):
     last: Position
     snapshot_request: str
     snapshot_complete: bool
+    bare: bool  # no snapshot has been whole since the chain began
 
 
-_NOTHING = _Held(0, START, "", False)
+_NOTHING = _Held(0, START, "", False, False)
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class Sink:
         last, previous = held.tail.last, position_of(batch.previous)
         if positions[-1] <= last:
             return Repeat(positions[-1], self._holder(held, positions[-1]))
-        if previous == last:
+        if previous == last != START:
             return Accept(positions[-1])
         if previous == START and positions[0] > last and may_restart(batch.transactions[0]):
             return Accept(positions[-1])
@@ -130,11 +132,13 @@ class Sink:
             return
         positions = _checked(queue, batch)
         held = self._queues.setdefault(queue, _Queue())
-        _, _, request, complete = held.tail
+        _, _, request, complete, bare = held.tail
+        bare = bare or position_of(batch.previous) == START
         for transaction in batch.transactions:
             if transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY):
                 request, complete = transaction.request_id, transaction.type == pb.LAST_FULL_SYNC_ENTRY
-        after = _Held(op_seq, positions[-1], request, complete)
+                bare = bare and not complete
+        after = _Held(op_seq, positions[-1], request, complete, bare)
         if op_seq <= self._safe:
             held.safe = after
         else:
@@ -169,6 +173,7 @@ class Sink:
             last=pb.Position(epoch=held.last.epoch, sequence=held.last.sequence),
             snapshot_request=held.snapshot_request,
             snapshot_complete=held.snapshot_complete,
+            bare=held.bare,
         )
 
     def queues(self) -> list[str]:
@@ -178,11 +183,11 @@ class Sink:
     def rows(self) -> list[Row]:
         """The state after everything that was noted, for a checkpoint entry that is appended next."""
         tails = [(queue, self._queues[queue].tail) for queue in self.queues()]
-        return [Row(queue, *tail.last, tail.snapshot_request, tail.snapshot_complete) for queue, tail in tails]
+        return [Row(queue, *tail.last, tail.snapshot_request, tail.snapshot_complete, tail.bare) for queue, tail in tails]
 
     def load(self, rows: Iterable[Row], op_seq: int) -> None:
         """Replaces everything by `rows`, which hold after entry `op_seq`; that entry must be safe."""
-        held = {queue: _Queue(_Held(op_seq, Position(epoch, seq), request, done)) for queue, epoch, seq, request, done in rows}
+        held = {row.queue: _Queue(_Held(op_seq, Position(row.epoch, row.sequence), *row[3:])) for row in rows}
         self._queues, self._noted, self._safe = held, op_seq, op_seq
 
     def _holder(self, held: _Queue, position: Position) -> int:

@@ -8,7 +8,10 @@ Rules:
   place. Nor does one that crossed a cancellation: what came between the two was left out, so the snapshot is not whole.
 - A client that announces a provider is a new process, which begins anew with what is asked of it: a request before that which has not ended is
   cancelled there, here as in the client's process (`lrq_ha.publisher.fullsync`).
-- At most KEYS_MAX clients are remembered, and as many full syncs, so that these push no client out: those that were told longest ago go first.
+- A client is known from its first status on, for good. There are CLIENTS_MAX at most: of another one the door takes nothing (`has_room`), as it would
+  go nowhere. Where a log has more, those that were told longest ago are not known, on any node.
+- At most FULL_SYNCS_MAX full syncs are remembered: those that were told longest ago go first.
+- A status has STATUS_BYTES_MAX at most: each stands in checkpoints, and in one message of LRQ_Status.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing.names import check_client_name, check_remote_id, client_key, full_sync_key
 
-KEYS_MAX = 10_000
+CLIENTS_MAX = 1_000  # each has a session with each site
+FULL_SYNCS_MAX = 10_000
+STATUS_BYTES_MAX = 64 << 10
 REQUESTED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.CANCELLED
 
 
@@ -35,20 +40,31 @@ def check(status: pb.Status) -> None:
     """Whether a status from a client says what its key says.
 
     Raises:
-        MalformedInput: It does not, a name is not valid, or it has no value.
+        MalformedInput: It does not, a name is not valid, it has no value, or that of a full sync says nothing.
     """
     if status.HasField("client"):
         key = client_key(status.client.client_name)
     elif status.HasField("full_sync"):
         key = full_sync_key(check_client_name(status.full_sync.client_name), check_remote_id(status.full_sync.destination))
+        if _says_nothing(status):
+            raise MalformedInput(
+                f"A status of a full sync with the request id {status.full_sync.request_id!r} and the state {status.full_sync.state}",
+                todo="Name the request, and say that it is REQUESTED, COMPLETED or CANCELLED.",
+            )
     else:
         raise MalformedInput("A status without a value", todo="Say what the client is, or how a full sync goes.")
     if status.key != key:
         raise MalformedInput(f"A status with the key {status.key!r} speaks of {key!r}", todo="Its key must be that.")
 
 
+def _says_nothing(status: pb.Status) -> bool:
+    """Of a full sync that has no name, or of a state that there is not."""
+    full_sync = status.full_sync
+    return status.HasField("full_sync") and not (full_sync.request_id and full_sync.state in pb.FullSyncRequest.State.values())
+
+
 class Statuses:
-    """See above. Fed in log order."""
+    """See above. Fed in log order; what says nothing, as the log of an older version may, is left out."""
 
     def __init__(self) -> None:
         self._safe = _Values({}, {})
@@ -56,7 +72,8 @@ class Statuses:
 
     def noted(self, sequence: int, status: pb.Status) -> None:
         """Entry `sequence` says this."""
-        self._unsafe.append(Told(sequence, status))
+        if not _says_nothing(status):
+            self._unsafe.append(Told(sequence, status))
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
@@ -79,6 +96,19 @@ class Statuses:
                 known = _after(known, told)
         return known[-1].sequence if known and _after(known, Told(0, status)) is known else 0
 
+    def has_room(self, client_name: str) -> bool:
+        """Whether a client is known, safely or not, or one more may be."""
+        clients, key = self._safe.clients, f"client/{client_name}"
+        if key in clients or len(clients) + len(self._unsafe) < CLIENTS_MAX:
+            return True
+        coming = {told.status.key for told in self._unsafe if told.status.HasField("client")}
+        return key in coming or len(coming | clients.keys()) < CLIENTS_MAX
+
+    @property
+    def clients(self) -> int:
+        """How many are known."""
+        return len(self._safe.clients)
+
     def since(self, sequence: int) -> list[Told]:
         """What is safe and stands behind entry `sequence`, in log order."""
         return self._safe.since(sequence)
@@ -99,8 +129,11 @@ class Statuses:
         """Replaces everything by `rows` of a checkpoint that is safe."""
         self._safe = _Values({}, {})
         for told in _ordered((rows,)):
+            if _says_nothing(told.status):
+                continue
             values = self._safe.of(told.status)
             values[told.status.key] = (*values.pop(told.status.key, ()), told)
+        self._safe.bound()
         self._unsafe = []
 
 
@@ -135,8 +168,8 @@ class _Values(NamedTuple):
             self.full_syncs[key] = after
 
     def bound(self) -> None:
-        for values in self:
-            if len(values) > KEYS_MAX:
+        for values, limit in zip(self, (CLIENTS_MAX, FULL_SYNCS_MAX)):
+            while len(values) > limit:
                 del values[next(iter(values))]
 
     def since(self, sequence: int) -> list[Told]:

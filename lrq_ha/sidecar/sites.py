@@ -7,7 +7,7 @@ Rules:
   each time the sink is asked where it stands, so that no answer to what was sent before can be taken for one to what is sent after.
 - One connection to the own broker per site, for its readers; if it is lost, the incarnation ends. A reader that gets no channel on it is its
   session's problem alone.
-- Bounded: `Limits` per session, PREFETCH_MESSAGES and WAITING_BYTES_MAX per reader, CLIENTS_MAX sessions per site.
+- Bounded: `Limits` per session, PREFETCH_MESSAGES and WAITING_BYTES_MAX per reader, a session per site for each client that `Statuses` knows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ CONNECT_TIMEOUT_S = 5.0
 BACKOFF_FIRST_S = 0.1  # after all doors of a site were tried; doubles each time
 BACKOFF_MAX_S = 2.0
 STEADY_S = 10.0  # more than CONNECT_TIMEOUT_S; a link that stood that long starts the back-off anew
-CLIENTS_MAX = 1_000
 
 
 class _Lane:
@@ -209,16 +208,16 @@ class _Driver:
                 await lane.close()
 
     def _report(self, answer: str) -> m.SinkReport:
-        """Reads `/<epoch>.<sequence>/<0|1>/<request id>`."""
+        """Reads `/<epoch>.<sequence>/<0, 1: it is complete, 2: none ever was>/<request id>`."""
         try:
-            _, last, complete, request = answer.split("/", 3)
+            _, last, holds, request = answer.split("/", 3)
             epoch, sequence = last.split(".")
             position = Position(int(epoch), int(sequence))
         except ValueError as error:
             raise MalformedInput(f"the sink {self._site.remote_id} answered {answer!r}", todo="Run the same version on both sides.") from error
         ours = self._sites.replica.node.log
         in_history = position == START or (position.sequence <= ours.end and ours.epoch_at(position.sequence) == position.epoch)
-        return m.SinkReport(position, request, complete == "1", in_history)
+        return m.SinkReport(position, request, holds == "1", in_history, holds == "2")
 
     def _leave_lane(self) -> None:
         lane, self.lane = self.lane, None
@@ -429,8 +428,6 @@ class Sites:
             return
         if not names.is_name(client_name):
             log.warning("a client calls itself %r, which is no name: it is ignored", client_name)
-        elif len(self._clients) >= CLIENTS_MAX:
-            log.error("more than %d clients: nothing of client %s is sent to other sites", CLIENTS_MAX, client_name)
         else:
             self._clients[client_name] = None
             if self._serving:

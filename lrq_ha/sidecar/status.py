@@ -13,6 +13,7 @@ from broker_plugin.applier import Applier
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.routing import names
+from lrq_ha.routing.statuses import CLIENTS_MAX
 
 from .core import Core
 from .own_log import OwnLog, taken_out
@@ -88,6 +89,8 @@ class Status:
             "primary": node.name(primary) if primary else None,
             "peers": {node.name(number): self._peer(number) for number in node.peers},
             "sessions": self._sites.status(),
+            "clients": replica.index.statuses.clients,
+            "clients_max": CLIENTS_MAX,
             "since": self.since,
             "generation": replica.index.generations.newest,
             "unsafe_bytes": replica.progress.unsafe_bytes,

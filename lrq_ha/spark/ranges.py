@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from lrq_ha.proto import lrq_pb2 as pb
@@ -227,7 +228,7 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
         strict: Whether a range that the queue does not hold as a whole is an error.
 
     Raises:
-        DataLoss: The range begins before what is left of the queue.
+        DataLoss: The range begins before what is left of the queue, or at a sequence that the source's log has had twice.
         OptionError: It ends, or begins, after what has been received.
     """
     tail = stream.tail(queue)  # before `first`: so a queue that is trimmed between the two is seen as trimmed
@@ -243,6 +244,12 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
         lost = head.previous if head.previous != START or head.offset == 0 else Position(head.first.epoch, head.first.sequence - 1)
         if lost != START and starting <= lost.sequence and strict:
             raise DataLoss(f"Queue {queue} begins after sequence {lost.sequence}: startingOffsets {starting} is trimmed")
+        if strict and (fall := _fall(stream, queue, head, tail, starting)):
+            old, new = fall
+            raise DataLoss(
+                f"Queue {queue}: the source's log ends at {old}, and went on at {new} without it: startingOffsets {starting} may be of either; "
+                f"name {new.sequence} or less"
+            )
         if starting > received + 1 and strict:
             raise OptionError(
                 f"Queue {queue} has been received up to sequence {received}: startingOffsets {starting} is after that"
@@ -273,6 +280,24 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
         Range(queue, after, through, Hint(start.offset, start.last), None, starting or 0, ending - 1),
         max(end.offset, start.offset),
     )
+
+
+def _fall(stream: Stream, queue: str, head: Message, tail: Message, starting: int) -> tuple[Position, Position] | None:
+    """Where the source's log lost entries, by a forced promotion, and has given their sequences to others since: its positions before and after, if
+    `starting` lies between, and so does not say which of them have been read. (Epochs only grow; in each, so do sequences.)
+    """
+    last = head
+    while last.last.epoch < tail.last.epoch and last.offset < tail.offset:
+        last = locate(stream, queue, last, tail, partial(_is_within, last.last.epoch))
+        after = stream.at(queue, last.offset + 1)
+        if after.previous == START and after.first.sequence < starting <= last.last.sequence + 1:
+            return last.last, after.first
+        last = after
+    return None
+
+
+def _is_within(epoch: int, position: Position) -> bool:
+    return position.epoch <= epoch
 
 
 def split(stream: Stream, extents: Sequence[Extent], partitions_min: int) -> list[Range]:

@@ -25,7 +25,7 @@ from lrq_ha.direct_http import NOT_HTTP, http_open
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.routing.chain import TIMESTAMP_US_MAX
 from lrq_ha.spark.amqp import CONNECT_TIMEOUT_S, ConnectionLost, NodeConnection
-from lrq_ha.spark.errors import NoNode, OptionError, StreamSilent
+from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, StreamSilent
 from lrq_ha.spark.options import EARLIEST, LATEST, ReadOptions, Sequences, matching, parse_options
 from lrq_ha.spark.ranges import Hint, Message, Range, Selection, Taken, begin, extent, split
 
@@ -118,6 +118,11 @@ def plan(options: ReadOptions) -> list[Range]:
         except (ConnectionLost, StreamSilent) as error:
             patience.bear(error, "planning again")
             timeout_s = RECONNECT_TIMEOUT_S
+        except MissingQueue as error:
+            if options.subscribe:
+                raise
+            # It is in the log already, for this node has listed it; its stream is made when that is safe and applied.
+            patience.bear(error, "waiting for it, as a sidecar has listed it")
 
 
 def _plan(node: NodeConnection, queues: Sequence[str], options: ReadOptions) -> list[Range]:
@@ -162,7 +167,7 @@ class _Patience:
     def __init__(self) -> None:
         self._deadline: float | None = None
 
-    def bear(self, error: ConnectionLost | StreamSilent, then: str) -> None:
+    def bear(self, error: ConnectionLost | StreamSilent | MissingQueue, then: str) -> None:
         """Returns after a pause. Raises `error` if nothing has come for too long."""
         now = time.monotonic()
         self._deadline = self._deadline or now + RECONNECT_TIMEOUT_S

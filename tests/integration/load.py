@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pika
+from history import Broken
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
@@ -171,14 +173,16 @@ def on_record(lab: Lab, *names: str) -> None:
 
 
 def same_logs(lab: Lab) -> None:
-    """Asserts that the logs of all nodes of group east, which are in sync, are the same so far, batch by batch."""
+    """Raises Broken unless the logs of all nodes of group east, which are in sync, are the same so far, batch by batch."""
     nodes = [node for node in lab.nodes.values() if node.group == "east"]
     end = max(told(lab, node.name)["end"] for node in nodes)
     all_applied(lab, *(node.name for node in nodes))
     digests = [checks.log_digest(node.admin, "east", number) for number, node in enumerate(nodes, 1)]
     assert end
-    for digest in digests[1:]:  # a primary goes on adding entries of its own
-        assert [batch for batch in digest if batch[2] <= end] == [batch for batch in digests[0] if batch[2] <= end]
+    heads = [[batch for batch in digest if batch[2] <= end] for digest in digests]  # a primary goes on adding entries of its own
+    if any(head != heads[0] for head in heads):
+        other = next(head for head in heads if head != heads[0])
+        raise Broken(f"the logs differ: {[pair for pair in itertools.zip_longest(heads[0], other) if pair[0] != pair[1]][:5]}")
 
 
 def command(*arguments: str, lab: Lab | None = None) -> tuple[int, str]:

@@ -32,6 +32,65 @@ class DropHeadQuorum(DropHead):
 
 
 @kind
+class DropHeadByBytes(Kind):
+    """200 octets of bodies; in quorum queues of 4.3, of bodies and headers, with the door's positions in these."""
+
+    type = "classic"
+
+    def prepare(self, at: Stage) -> None:
+        self.name = at.door.declare(f"drop-bytes-{self.type}", self.type, max_length_bytes=200)
+        at.door.publish(self.name, range(100, 200))
+        self.left = at.broker.depth(self.name)
+
+    def before(self, at: Stage) -> bool:
+        return at.backup.depth(self.name) == self.left
+
+    def check(self, door: Site) -> None:
+        assert self.left == 66 or (self.type == "quorum" and 0 < self.left < 10)
+        assert door.content(self.name) == list(range(200 - self.left, 200))
+
+
+@kind
+class DropHeadByBytesQuorum(DropHeadByBytes):
+    type = "quorum"
+
+
+@kind
+class RejectPublishByBytes(Kind):
+    def prepare(self, at: Stage) -> None:
+        self.name = at.door.declare("reject-bytes", max_length_bytes=20, overflow="reject-publish")
+        self.refused = at.door.publish(self.name, range(10, 35))
+        assert self.refused
+
+    def check(self, door: Site) -> None:
+        assert door.content(self.name) == [number for number in range(10, 35) if number not in self.refused]
+
+
+@kind
+class AtLeastOnceDeadLetters(Kind):
+    """Those that RabbitMQ itself sees to their target: rejected and over the length limit, they are in the same place on the new primary."""
+
+    def prepare(self, at: Stage) -> None:
+        self.dead = at.door.declare("at-least-dead", "quorum")
+        dead_letters = {"dead_letter_strategy": "at-least-once", "dead_letter_exchange": "", "dead_letter_routing_key": self.dead}
+        self.name = at.door.declare("at-least", "quorum", overflow="reject-publish", **dead_letters)
+        at.door.publish(self.name, range(10))
+        channel = at.door.channel()
+        channel.basic_qos(prefetch_count=4)
+        for _ in range(4):
+            channel.basic_reject(channel.basic_get(self.name)[0].delivery_tag, requeue=False)
+        eventually("dead letters", lambda: at.broker.depth(self.dead) == 4)
+        channel.connection.close()
+
+    def before(self, at: Stage) -> bool:
+        return (at.backup.depth(self.name), at.backup.depth(self.dead)) == (6, 4)
+
+    def check(self, door: Site) -> None:
+        assert sorted(door.content(self.dead)) == [0, 1, 2, 3]
+        assert door.content(self.name) == list(range(4, 10))
+
+
+@kind
 class DropHeadOfAPriorityQueue(Kind):
     """Which ones go is RabbitMQ's to say: a twin that is not replicated tells."""
 

@@ -85,8 +85,10 @@ class Stream(Kind):
 
 @kind
 class SingleActiveConsumer(Kind):
+    type = "quorum"
+
     def prepare(self, at: Stage) -> None:
-        self.name = at.door.declare("sac", "quorum", single_active_consumer=True)
+        self.name = at.door.declare(f"sac-{self.type}", self.type, single_active_consumer=True)
         at.door.publish(self.name, range(10))
         self.channel = at.door.channel()  # stays, and holds what it got, until the primary dies
         self.channel.basic_qos(prefetch_count=3)
@@ -120,6 +122,11 @@ class SingleActiveConsumer(Kind):
             for channel in (first, second):
                 if channel.connection.is_open:
                     channel.connection.close()
+
+
+@kind
+class SingleActiveConsumerClassic(SingleActiveConsumer):
+    type = "classic"
 
 
 @kind

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pika
 import pytest
 from door_rig import Rig
+from load import told
 from pamqp import commands
 from raw_client import RawClient, publish
 
@@ -129,3 +132,56 @@ def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig, size: in
             client.call(1, commands.Basic.Get(queue=queue), frames.BASIC_GET_OK)
             assert client.expect(frames.BODY) == expected
     channel.queue_purge(queue)
+
+
+def test_a_consumer_does_not_see_a_copy_of_what_was_consumed(rig: Rig) -> None:
+    """Such are left by a broker that lost an ack. They leave the queue, and what the client gets is what it would get without them."""
+    channel = rig.channel(confirms=True)
+    queue = rig.declare(channel)
+    channel.basic_publish("", queue, b"consumed")
+    method, properties, _ = channel.basic_get(queue)
+    channel.basic_ack(method.delivery_tag)
+    rig.converge()
+    for number in range(3):
+        with rig.at(rig.primary) as broker:
+            broker.confirm_delivery()
+            broker.basic_publish("", queue, b"consumed", pika.BasicProperties(headers=properties.headers, delivery_mode=2))
+        channel.basic_publish("", queue, b"new %d" % number)
+    with RawClient(rig.url) as client:
+        client.open_channel(1)
+        client.call(1, commands.Basic.Consume(queue=queue, consumer_tag="c"), frames.BASIC_CONSUME_OK)
+        for number in range(3):
+            client.expect(frames.BASIC_DELIVER)
+            assert client.expect(frames.BODY) == b"new %d" % number
+        client.send(building.ack(1, 0, multiple=True))
+        rig.both_hold(queue, [])
+        assert len([kind for kind, *_ in client.got if kind == frames.BASIC_DELIVER]) == 3
+
+
+def test_publishes_that_the_brokers_close_leaves_without_an_answer(rig: Rig) -> None:
+    """They are in the log, and their broker has not got them: nobody ever gets them, and their IDs are free for whoever sends them again."""
+    queue, name, producer = rig.declare(rig.channel()), rig.name("connection"), rig.name("producer")
+    once = [publish(1, queue, b"%d" % number, fields=headers.field(b"x-lrq-id", f"{producer}/{number}".encode())) for number in (1, 2)]
+    properties = {"lrq_producer": producer, "connection_name": name}
+    with RawClient(rig.url, properties=properties) as client:
+        client.open_channel(1, confirms=True)
+        client.send(once[0])
+        assert client.confirmed(1) == set()
+        rig.converge()
+        rig.lab.stop(f"{rig.backup}.sidecar")  # nothing is safe from here on, so the broker gets nothing
+        try:
+            client.send(once[1])
+            for _ in range(2):  # the sidecar has read it when it has answered
+                told(rig.lab, rig.primary)
+            rows = rig.lab.ctl(rig.primary, "-q", "list_connections", "pid", "client_properties").splitlines()
+            rig.lab.ctl(rig.primary, "close_connection", next(row.split("\t")[0] for row in rows if name in row), "test")
+            closed: Any = frames.decode_method(client.expect(frames.CONNECTION_CLOSE))
+            assert (closed.reply_code, closed.reply_text) == (320, "CONNECTION_FORCED - test")
+        finally:
+            rig.lab.cont(f"{rig.backup}.sidecar")
+    rig.both_hold(queue, [b"1"])
+    with RawClient(rig.url, properties=properties) as client:
+        client.open_channel(1, confirms=True)
+        client.send(b"".join(once))
+        assert client.confirmed(2) == set()
+    rig.both_hold(queue, [b"1", b"2"])

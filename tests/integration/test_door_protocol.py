@@ -93,6 +93,13 @@ def channel_flow(t: Talk) -> None:
     t.do(C.Flow(False))
 
 
+@scenario()
+def flow_ok_that_nobody_has_asked_for(t: Talk) -> None:
+    t.open()
+    t.say(C.FlowOk(True))
+    t.do(Q.Declare(queue=t.name("none"), passive=True))
+
+
 # -- qos
 
 

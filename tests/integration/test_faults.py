@@ -164,10 +164,13 @@ def live(lab: Lab, faults: dict[str, tuple[Fault, bool]], seed: str, history: Pa
     for queue, kind in zip(queues, ("classic", "quorum")):
         declare(lab.nodes[primary].door, dead(queue), queue_type=kind)
         declare(lab.nodes[primary].door, queue, queue_type=kind, dead_letter_exchange="", dead_letter_routing_key=dead(queue))
+    kept = [f"kept-{queue}" for queue in queues]
+    for queue, kind in zip(kept, ("classic", "quorum")):
+        declare(lab.nodes[primary].door, queue, queue_type=kind)
     began = time.monotonic()
     producers = [f"{name}-{time.time_ns()}" for name in ("one", "two")]
-    traffic = Traffic([lab.nodes[name].door for name in (primary, backup)], queues, producers, ordinary=1, consumers=2, moody=True,
-                      rate_per_s=RATE_PER_S, seed=rng.randrange(1 << 32), history=history)
+    traffic = Traffic([lab.nodes[name].door for name in (primary, backup)], queues, producers, kept=kept, ordinary=1, consumers=2,
+                      moody=True, rate_per_s=RATE_PER_S, seed=rng.randrange(1 << 32), history=history)
     traffic.history.note("life", seed=seed, rabbitmq=lab.version)
     traffic.start()
     doubts: list[Doubt] = []
@@ -196,11 +199,11 @@ def live(lab: Lab, faults: dict[str, tuple[Fault, bool]], seed: str, history: Pa
         traffic.finish()
         traffic.check(doubts)
         in_sync(lab, applied=True)
-        every = [*queues, *(dead(queue) for queue in queues)]
+        every = [*queues, *kept, *(dead(queue) for queue in queues)]
         eventually("all queues empty on both", lambda: all(depth(lab.nodes[name].broker, queue) == 0 for name in ("e1", "e2") for queue in every))
         same_logs(lab)  # with all that was ever in them
     except AssertionError as error:
-        raise AssertionError(f"{error}\nlife {seed!r}, its history: {history}; the nodes' logs: {lab.directory}") from error
+        raise type(error)(f"{error}\nlife {seed!r}, its history: {history}; the nodes' logs: {lab.directory}") from error
     finally:
         traffic.stop()
 

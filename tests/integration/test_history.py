@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from history import History, dead, span
+from history import Broken, History, dead, span
 
 NOW = time.time()
 
@@ -132,6 +132,19 @@ def test_out_of_order(history: History) -> None:
     history.check([])
     history.deliver(1, "q", "p 0 2", False)
     with pytest.raises(AssertionError, match="'p 0 2' came from q after 3"):
+        history.check([])
+
+
+def test_out_of_order_after_a_failover(history: History) -> None:
+    """All of it comes again then, as far as its consumer can tell."""
+    for number in (0, 2, 1):
+        take(history, number, redelivered=True)
+    history.check([])
+    for number in (0, 2):
+        history.deliver(1, "q", f"p 0 {number}", True, alone=True)
+    history.check([])
+    history.deliver(1, "q", "p 0 1", True, alone=True)
+    with pytest.raises(Broken, match="'p 0 1' came from q after 2"):
         history.check([])
 
 

@@ -129,8 +129,9 @@ def test_list(lab: Lab, names: tuple[str, str]) -> None:
     found = {node["name"]: node for node in json.loads(said)}
     assert code == 0
     assert found[primary]["status"]["role"] == "active"
-    assert found[primary]["status"]["members"] == ["e1", "e2"]
-    assert found[backup]["status"]["primary"] == primary
+    for name in names:
+        status = found[name]["status"]
+        assert (status["members"], status["primary"], status["in_set"]) == (["e1", "e2"], primary, True)
 
     lab.kill(f"{backup}.sidecar")
     code, said = run(lab, "list")

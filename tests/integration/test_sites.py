@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from urllib.parse import urlsplit, urlunsplit
 
 import pika
 import pytest
@@ -19,7 +20,7 @@ from patience import PATIENT_DOOR
 from lrq_ha.demo.check import read_stream, received, with_vhost
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher import Confirm, FullSyncContext, FullSyncRequest, NackedError, Publisher
+from lrq_ha.publisher import Confirm, FullSyncContext, FullSyncRequest, NackedError, Publisher, messages
 
 pytestmark = pytest.mark.broker
 
@@ -157,6 +158,38 @@ def test_an_unknown_destination_is_refused_with_the_known_ones(lab: Lab) -> None
     source.send(3, "west")  # what was refused holds nothing up, and nothing of it arrives
     source.finish()
     arrived(lab, "w1", source)
+
+
+def test_what_a_site_could_not_take_is_refused_at_the_source(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload that many entries name stands in a transaction once, and at the site as often: its broker refused that, at each start anew."""
+    monkeypatch.setattr(messages, "checked_shares", lambda _: None)  # other clients may not look
+    source = Source(lab, name := fresh("often"))
+    follows(lab, name, "west")
+    payload = name.encode() + bytes(1 << 20)
+    for entries, wrong in (([(payload, ["west"])] * 20, "share for one destination"), ([(b"", ["west", "north"])] * 10_001, "of 20000 at most")):
+        with pytest.raises(NackedError, match=wrong):
+            source.publisher.transmit_log_entry_messages(entries).result(120)
+    source.sent += [payload] * 15
+    source.confirms.append(source.publisher.transmit_log_entry_messages([(payload, ["west"])] * 15))
+    source.finish()
+    arrived(lab, "w1", source)
+
+
+def test_a_batch_that_no_view_takes_does_not_get_into_the_log_of_a_sink(lab: Lab) -> None:
+    """From a source whose log has one: it ended the sink's sidecar, at each start anew."""
+    transaction = pb.ReceivedTransaction(position=pb.Position(epoch=257, sequence=9), type=pb.LAST_FULL_SYNC_ENTRY, payloads=[bytes(17 << 20)])
+    batch = pb.ReceivedBatch(source="south", client_name="orders", transactions=[transaction])
+    west = lab.nodes["w1"]
+    broker, door = urlsplit(west.admin), urlsplit(west.door)
+    url = urlunsplit(door._replace(netloc=f"{broker.username}:{broker.password}@{door.hostname}:{door.port}", path="/lrq"))
+    parameters = pika.URLParameters(url)
+    parameters.client_properties = {"lrq_site": "south"}
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="is too large for LRQ_Recv_orders_south"):
+            channel.basic_publish("", "LRQ_Recv_orders_south", batch.SerializeToString())
+    assert lab.status("w1")["role"] == "active"
 
 
 def test_two_clients_do_not_mix_and_two_destinations_share_a_payload(lab: Lab) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pika
-from history import Doubt, History, dead
+from history import Broken, Doubt, History, dead
 from load import eventually
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
@@ -51,6 +51,7 @@ class Traffic:
     Args:
         nodes: Doors.
         queues: Names; with `moody` consumers each has a queue for its dead letters.
+        kept: Queues from which nobody consumes before the end; then one each, that acks. So what lay there over every fault is seen in its order.
         producers: Names of publishers with replication IDs.
         ordinary: Number of publishers without.
         consumers: Number of consumers of each queue.
@@ -62,9 +63,11 @@ class Traffic:
     #: What has been started and is not known to be over.
     running: ClassVar[list[Traffic]] = []
 
-    def __init__(self, nodes: Sequence[str], queues: Sequence[str], producers: Sequence[str], *, ordinary: int = 0, consumers: int = 1,
-                 moody: bool = False, rate_per_s: float = 4000.0, seed: int = 0, history: Path | None = None) -> None:
+    def __init__(self, nodes: Sequence[str], queues: Sequence[str], producers: Sequence[str], *, kept: Sequence[str] = (), ordinary: int = 0,
+                 consumers: int = 1, moody: bool = False, rate_per_s: float = 4000.0, seed: int = 0, history: Path | None = None) -> None:
         self.nodes, self.queues, self._moody, self._rate = list(nodes), list(queues), moody, rate_per_s
+        self._kept = frozenset(kept)
+        self._published_to = [*queues, *kept]
         self.history = History(history)
         self._publishers = [Publisher(self.nodes, producer=name, client_name="test", confirm_timeout_s=60) for name in producers]
         self._stop_publishing, self._stop_consuming = threading.Event(), threading.Event()
@@ -76,7 +79,8 @@ class Traffic:
             *(lambda rng, number=number: self._publish(number, rng) for number in range(len(producers))),
             *(lambda rng, number=number: self._publish_ordinarily(f"o{number}", rng) for number in range(ordinary))]
         taken_from = [*queues, *(dead(queue) for queue in queues if moody)]
-        consuming = [lambda rng, queue=queue: self._consume(queue, rng) for queue in taken_from for _ in range(consumers)]
+        taken_by = [*(queue for queue in taken_from for _ in range(consumers)), *kept]
+        consuming = [lambda rng, queue=queue: self._consume(queue, rng) for queue in taken_by]
         self._publishing, self._consuming = (
             [threading.Thread(target=self._run, args=(body, random.Random(f"{seed} {kind} {number}")), daemon=True)
              for number, body in enumerate(bodies)] for kind, bodies in (("publisher", publishing), ("consumer", consuming)))
@@ -105,7 +109,7 @@ class Traffic:
                 time.sleep(0.002)
             if self._stop_publishing.is_set():
                 break
-            queue, message = rng.choice(self.queues), f"p{which} 0 {number}"
+            queue, message = rng.choice(self._published_to), f"p{which} 0 {number}"
             self.history.send(message, queue)
             confirm = self._publishers[which].publish("", queue, message.encode())
             confirm.add_done_callback(lambda confirm, message=message: self._answered(confirm, message))
@@ -125,7 +129,7 @@ class Traffic:
                     channel = connection.channel()
                     channel.confirm_delivery()
                     while not self._stop_publishing.is_set():
-                        queue, message = rng.choice(self.queues), f"{name} {connections} {next(numbers)}"
+                        queue, message = rng.choice(self._published_to), f"{name} {connections} {next(numbers)}"
                         self.history.send(message, queue)
                         channel.basic_publish("", queue, message.encode(), pika.BasicProperties(delivery_mode=2), mandatory=True)
                         self.history.confirm(message)
@@ -146,6 +150,8 @@ class Traffic:
     # -- consumers
 
     def _consume(self, queue: str, rng: random.Random) -> None:
+        while queue in self._kept and not (self._calm.is_set() or self._stop_consuming.is_set()):
+            time.sleep(RETRY_S)
         for turn in itertools.count():
             if self._stop_consuming.is_set():
                 return
@@ -178,7 +184,7 @@ class Traffic:
                 heard += 1
                 del said[0]
             message = body.decode()
-            self.history.deliver(me, queue, message, method.redelivered)
+            self.history.deliver(me, queue, message, method.redelivered, alone=queue in self._kept)
             mood = _mood(rng) if moody and not self._calm.is_set() else "ack"
             if mood == "ack":
                 said.append(self.history.settle(queue, message))
@@ -238,7 +244,7 @@ class Traffic:
             left = self.history.open()
             told = {message: self.history.settled.get((self.history.sent[message], message), []) for message in left[:OPEN_SHOWN_MAX]}
             queues = Counter(self.history.sent[message] for message in left)
-            raise AssertionError(f"{error}; {len(left)} of {self.confirmed} are open, {dict(queues)}, and were settled so: {told}") from error
+            raise Broken(f"{error}; {len(left)} of {self.confirmed} are open, {dict(queues)}, and were settled so: {told}") from error
 
     def stop(self) -> None:
         """Ends at once, whatever is open."""

@@ -37,8 +37,12 @@ class ReceiveQueue:
         self._channel = connection.channel()
         self._channel.confirm_delivery()
         self._burst = connection.channel()
-        self._channel.queue_declare(self.name, durable=True, arguments={"x-queue-type": "stream", **arguments})
+        self._arguments = {"x-queue-type": "stream", **arguments}
+        self.declare()
         self._previous = pb.Position()
+
+    def declare(self) -> None:
+        self._channel.queue_declare(self.name, durable=True, arguments=self._arguments)
 
     def batch(self, *transactions: pb.ReceivedTransaction, previous: pb.Position | None = None) -> bytes:
         """A batch that follows the last one made, or `previous`."""

@@ -94,6 +94,32 @@ def test_every_transaction_once_however_it_is_cut(seed: int, count: int, rewinds
     assert all(left.through == right.after for left, right in pairwise(parts))
 
 
+def forced(reached: int, begins: int, ends: int) -> Recorded:
+    """A source's log that went on at `begins`, in a new epoch, after it had reached `reached`, one transaction per message."""
+    old, new = ([transaction(n, epoch=epoch) for n in span] for epoch, span in ((257, range(1, reached + 1)), (514, range(begins, ends + 1))))
+    befores = [pb.Position(), *(one.position for one in old[:-1]), pb.Position(), *(one.position for one in new[:-1])]
+    batches = [pb.ReceivedBatch(previous=before, transactions=[one]) for before, one in zip(befores, old + new, strict=True)]
+    return Recorded([Message(offset, batch) for offset, batch in enumerate(batches)])
+
+
+@pytest.mark.parametrize("starting", [52, 90, 101])
+@pytest.mark.parametrize("ends", [60, 100, 140])
+def test_a_start_that_the_source_has_had_twice(starting: int, ends: int) -> None:
+    """Who has read 1 .. 100 of the first log would miss what the second one says of 51 .. 100, the snapshot with which it begins among it."""
+    source = forced(100, 51, ends)
+    with pytest.raises(DataLoss, match="name 51 or less"):
+        plan(source, 1, starting)
+    assert extent(source, Q, starting, None, strict=False) is not None
+
+
+@pytest.mark.parametrize(("starting", "first"), [(51, 51), (20, 20), (102, 102)])
+def test_a_start_that_can_be_of_one_log_only(starting: int, first: int) -> None:
+    given = read_all(source := forced(100, 51, 140), plan(source, 1, starting))
+    assert given[0] == first
+    assert given[-1] == 140
+    assert starting >= 51 or given.count(60) == 2
+
+
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 3))
 def test_a_sink_in_the_middle_of_repeating_hides_nothing_from_a_whole_read(seed: int, count: int, rewinds: int) -> None:
     rng = random.Random(seed)

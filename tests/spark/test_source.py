@@ -426,6 +426,32 @@ def test_a_pattern_finds_queues(nodes: str, receive_queue: Make, listing: tuple[
         plan(parse_options(pattern))
 
 
+def test_a_queue_that_is_listed_before_it_is_there(
+    nodes: str, receive_queue: Make, listing: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar knows of it from the log, before its first batch is safe and applied. One that does not come is an error all the same."""
+    address, answers = listing
+    north = receive_queue("north")
+    north.delete()
+    answers.append([north.name])
+    pattern = parse_options({"nodes": nodes, "http": address, "subscribePattern": "LRQ_Recv_.*_north"})
+    monkeypatch.setattr(source, "RECONNECT_TIMEOUT_S", 2.0)
+    with pytest.raises(MissingQueue):
+        plan(pattern)
+    monkeypatch.setattr(source, "RECONNECT_TIMEOUT_S", 60.0)
+
+    def come() -> None:
+        time.sleep(1.0)
+        north.declare()
+        fill(north, 3)
+
+    coming = threading.Thread(target=come)
+    coming.start()
+    assert set(sequences(pattern)) <= {1, 2, 3}
+    coming.join()
+    assert sequences(pattern) == [1, 2, 3]
+
+
 def test_what_is_no_sidecar_is_passed_by(
     nodes: str, receive_queue: Make, listing: tuple[str, list[Any]], not_http: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,11 +86,11 @@ def test_a_status_counts_when_it_is_safe_and_what_is_cut_off_leaves_the_one_befo
 
 def test_keys_are_bounded() -> None:
     told = Statuses()
-    for sequence in range(1, statuses.KEYS_MAX + 3):
+    for sequence in range(1, statuses.CLIENTS_MAX + 3):
         told.noted(sequence, status(f"k{sequence}"))
         if sequence == 10:
             told.noted(sequence, status("k1"))
     told.safe(1 << 40)
     rows = told.rows()
-    assert len(rows) == statuses.KEYS_MAX
-    assert {"k1", f"k{statuses.KEYS_MAX + 2}"} <= {row.status.key for row in rows}
+    assert len(rows) == statuses.CLIENTS_MAX
+    assert {"k1", f"k{statuses.CLIENTS_MAX + 2}"} <= {row.status.key for row in rows}

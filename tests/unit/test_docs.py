@@ -33,6 +33,29 @@ def wrong(page: str) -> list[str]:
     return found + [mention for mention in IN_FILE.findall(page) if mention not in linked]
 
 
+BOTH = re.compile(rf"{LINK.pattern}(?P<between>[^|\[]{{0,80}}?)(?:\(both\b|, both\b)")
+ONE_VERSION = re.compile(r"^@pytest\.mark\.one_version\(.*\n(?:@.*\n)*def (\w+)|^pytestmark = .*one_version", re.MULTILINE)
+
+
+def of_one_version(page: str) -> list[str]:
+    """Tests that are said to be for both versions of RabbitMQ, and run on one."""
+    found = []
+    for link in BOTH.finditer(page):
+        marked = {mark[1] or "" for mark in ONE_VERSION.finditer((ROOT / link["path"]).read_text("utf-8"))}
+        if "" in marked or link["name"] in marked:
+            found.append(link[0])
+    return found
+
+
+def test_what_is_said_to_be_for_both_versions_runs_on_both() -> None:
+    assert of_one_version((ROOT / "docs" / "guarantees.md").read_text("utf-8")) == []
+    link = "(../tests/integration/{file}.py)"
+    assert of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (both)")
+    assert of_one_version(f"[test_adopt.py::test_a_backup_has_what_was_there_before]{link.format(file='test_adopt')}, both)")
+    assert not of_one_version(f"[test_adopt.py]{link.format(file='test_adopt')} (both)")
+    assert not of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (4.3), [x] (both)")
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
 def test_every_test_that_is_named_exists(page: Path) -> None:
     assert wrong(page.read_text("utf-8")) == []

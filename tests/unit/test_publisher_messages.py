@@ -79,6 +79,16 @@ def test_a_transaction_stores_equal_payloads_once() -> None:
     assert (found.type, found.request_id, found.source) == (pb.LOG_ENTRY_SYNC, "", "")
 
 
+def test_a_payload_that_is_stored_once_is_limited_as_often_as_a_destination_gets_it() -> None:
+    payload = bytes(1 << 20)
+    messages.checked_shares(LogEntries.checked([(payload, ["west", "south"])] * 15))
+    messages.checked_shares(LogEntries.checked([(payload, ["west"]), (payload, ["south"])] * 15))
+    with pytest.raises(MessageTooLarge, match=r"share for one destination has 16777312 bytes.*Split it"):
+        messages.checked_shares(LogEntries.checked([(payload, ["west"])] * 16))
+    with pytest.raises(MessageTooLarge, match="of 20000 at most"):
+        messages.checked_shares(LogEntries.checked([(b"", ["west", "south"])] * 10_001))
+
+
 def test_a_transaction_without_entries_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no entries"):
         LogEntries.checked([])

@@ -66,7 +66,7 @@ class Socket:
 class Connection:
     """A relay on a primary without backups."""
 
-    def __init__(self, producer: str = "") -> None:
+    def __init__(self, producer: str = "", vhost: str = "/") -> None:
         self.runs: list[pb.Run] = []  # as they stand in the log
         self.log_is_safe = True
         self.log: Any = SimpleNamespace(end=FIRST - 1, unfinished=False)
@@ -78,12 +78,12 @@ class Connection:
         door: Any = SimpleNamespace(
             config=config, now=lambda: 0.0, unfinished=assembling.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
             draining="", watch=lambda _: None, completes_locally=lambda _: False, client_full=lambda *_: None, relays=set(),
-            buffered_bytes_max=config.buffered_bytes_max,
+            buffered_bytes_max=config.buffered_bytes_max, sites=frozenset({"west"}), group="east",
         )  # fmt: skip
         self.client, self.broker = Socket(), Socket()
         client, broker = self._sockets
         self.relay = Relay(
-            door, self.replica, client, broker, user="app", vhost="/", producer=producer, instance="", peer=None, may_write=True,
+            door, self.replica, client, broker, user="app", vhost=vhost, producer=producer, instance="", peer=None, may_write=True,
             frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
             channels_max=2_046, broker_channels_max=2_047,
         )  # fmt: skip

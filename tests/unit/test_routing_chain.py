@@ -68,8 +68,53 @@ def test_a_transaction_that_cannot_be_sent_on_is_refused(more: dict[str, object]
         chain.check(transaction(**more))
 
 
+def named(times: int, size: int, *destinations: str) -> pb.Transaction:
+    """A transaction whose one payload so many entries name."""
+    entries = [pb.RoutingTableEntryMsg(destinations=destinations)] * times
+    return pb.Transaction(client_name="orders", type=pb.LOG_ENTRY_SYNC, payloads=[bytes(size)], entries=entries)
+
+
+def test_a_payload_counts_for_a_destination_as_often_as_entries_name_it() -> None:
+    """It stands in the transaction once, so that this is small; what the sink would get was more than its broker takes."""
+    chain.check(named(15, 1 << 20, "west", "south"))
+    large = named(16, 1 << 20, "west")
+    assert large.ByteSize() < 2 << 20
+    with pytest.raises(MalformedInput, match="whose share for one destination has 16777312 bytes"):
+        chain.check(large)
+
+
+def test_what_passes_is_taken_by_a_sink_and_its_broker_in_one_message() -> None:
+    """However it is made up, and however long the names are."""
+    for size in (0, 1, 130, 70_000, chain.TRANSMISSION_BYTES_MAX - chain.PAYLOAD_FRAMING_BYTES):
+        times = min(chain.TRANSMISSION_BYTES_MAX // (size + chain.PAYLOAD_FRAMING_BYTES), chain.ADDRESSEES_MAX)
+        name = "n" * 64
+        large = named(times, size, name)
+        large.client_name, large.replication_id, large.timestamp_us = name, "p" * 128 + f"/{2**64 - 1}", chain.TIMESTAMP_US_MAX
+        large.type, large.request_id = pb.SNAPSHOT_SYNC, "r" * 128
+        chain.check(large)
+        share = chain.received(large, Position(2**64 - 1, 2**64 - 1), name)
+        previous = pb.Position(epoch=2**64 - 1, sequence=2**64 - 1)
+        batch = pb.ReceivedBatch(source=name, client_name=name, previous=previous, transactions=[share] if share else [])
+        assert size * times < batch.ByteSize() <= chain.BATCH_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        named(chain.ADDRESSEES_MAX + 1, 0),
+        named(chain.ADDRESSEES_MAX // 2 + 1, 0, "west", "south"),
+        named(1, 0, *["west"] * (chain.ADDRESSEES_MAX + 1)),
+        pb.Transaction(client_name="orders", type=pb.LOG_ENTRY_SYNC, payloads=[b""] * (chain.ADDRESSEES_MAX + 1)),
+    ],
+)
+def test_a_transaction_has_no_more_addressees_than_are_soon_gone_through(many: pb.Transaction) -> None:
+    with pytest.raises(MalformedInput, match="of 20000 at most"):
+        chain.check(many)
+
+
 def test_sound_transactions_pass() -> None:
-    chain.check(transaction())
+    assert set(chain.check(transaction())) == {"west", "south"}
+    chain.check(named(chain.ADDRESSEES_MAX // 2, 0, "west", "south"))
     chain.check(transaction(timestamp_us=253_402_300_799_999_999))
     chain.check(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]))
 

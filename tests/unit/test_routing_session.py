@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing import names
-from lrq_ha.routing.chain import START
+from lrq_ha.routing.chain import START, may_restart
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
@@ -62,6 +64,10 @@ class Bench:
                 self.readers[effect.stream] = effect
             elif isinstance(effect, m.StopRead):
                 del self.readers[effect.stream]
+            elif isinstance(effect, m.Send):
+                batch = pb.ReceivedBatch.FromString(effect.body)
+                assert batch.previous.sequence or may_restart(batch.transactions[0]), "a chain without a beginning"
+                assert all(each.type == DELTA or each.request_id for each in batch.transactions)
         return self.effects
 
     def client(self, provider: bool, name: str = "orders", sequence: int = 1) -> None:
@@ -76,8 +82,8 @@ class Bench:
         told = self.statuses.since(sequence - 1)
         self.effects = [effect for entry, what in told for effect in self.tell(m.StatusEntry(at(entry), what))]
 
-    def report(self, last: int = 0, request: str = "", complete: bool = False, known: bool = True) -> None:
-        self.tell(m.SinkReport(at(last), request, complete, known))
+    def report(self, last: int = 0, request: str = "", complete: bool = False, known: bool = True, bare: bool = False) -> None:
+        self.tell(m.SinkReport(at(last), request, complete, known, bare))
 
     def meet(self, *args: object, **more: object) -> Bench:
         """Connects, and the sink reports."""
@@ -507,19 +513,93 @@ def test_deltas_flow_while_nobody_provides() -> None:
     assert bench.sent == [(5, [(6, "D", ""), (8, "D", "")])]
 
 
-def test_when_the_provider_is_gone_operators_are_told_and_it_waits() -> None:
-    bench = in_snapshot(snapshot_timeout_s=10, backoff_first_s=1)
-    bench.tell(m.Acked(at(5)))
+def test_when_the_provider_is_gone_a_first_snapshot_gives_way_to_an_empty_one() -> None:
+    """It waited for a provider for ever, and a reader without a whole snapshot makes nothing of the deltas."""
+    bench = in_snapshot(snapshot_timeout_s=10, ack_timeout_s=100, backoff_first_s=1)
     bench.client(False, sequence=6)
-    bench.tick(10)
-    bench.request(7, "r", CANCELLED)
-    bench.end(LOG, 7)
-    bench.end(SNAP, 7)
+    bench.read(SNAP, (7, transaction(ROWS, "r")))
+    bench.end(LOG, 8)
+    bench.tick(9)
+    assert bench.appended == [], "another process of the client may have one"
     bench.tick(1)
-    assert bench.effects == [m.Report(State.IN_SNAPSHOT_SYNC, Reason.NO_PROVIDER)]
-    bench.client(True, sequence=8)
+    assert bench.appended == [("r", CANCELLED)]
+    bench.request(10, "r", CANCELLED)
+    bench.end(SNAP, 11)
+    bench.read(LOG, (11, transaction()))
+    assert bench.reasons == [Reason.SNAPSHOT_CANCELLED], "to end it would make a whole snapshot of its one row"
+    bench.tick(1)
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    bench.request(12, request)
+    bench.end(LOG, 12)
+    assert bench.sent == [(11, [(12, "M", request)])]
     bench.tick(10)
-    assert [state for _, state in bench.appended] == [REQUESTED]
+    assert bench.appended == [(request, CANCELLED)]
+    bench.request(14, request, CANCELLED)
+    bench.end(SNAP, 15)
+    bench.read(LOG, (13, transaction()), (15, transaction()))
+    assert bench.sent == [(12, [(13, "D", ""), (14, "E", request), (15, "D", "")])]
+    assert bench.reasons == [Reason.EMPTY_SNAPSHOT, Reason.SNAPSHOT_SENT]
+    bench.tell(m.Acked(at(15)))
+    assert bench.session.state is State.IN_LOG_ENTRY_SYNC
+
+
+def test_a_first_snapshot_of_which_no_row_came_is_empty_at_once() -> None:
+    bench = in_snapshot(snapshot_timeout_s=10)
+    bench.client(False, sequence=6)
+    bench.request(8, "r", CANCELLED)
+    bench.read(LOG, (7, transaction()))
+    bench.end(LOG, 8)
+    bench.end(SNAP, 8)
+    assert bench.sent == [(5, [(7, "D", ""), (8, "E", "r")])]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_sink_with_part_of_a_first_snapshot_gets_an_empty_one_if_nobody_answers(back: bool) -> None:
+    """It is gone on with after a failover, say, and had been cancelled."""
+    bench = Bench(provider=False, snapshot_timeout_s=10).meet(8, "r", bare=True)
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    bench.request(20, request)
+    bench.end(LOG, 20)
+    assert [rows for _, rows in bench.sent] == [[(20, "M", request)]]
+    bench.tell(m.Acked(at(20)))
+    if back:
+        bench.client(True, sequence=21)
+        bench.end(LOG, 21)
+        bench.end(SNAP, 21)
+        bench.tick(1)
+        assert [state for _, state in bench.appended] == [REQUESTED]
+        return
+    bench.tick(10)
+    assert bench.appended == [(request, CANCELLED)]
+    bench.request(21, request, CANCELLED)
+    bench.end(SNAP, 21)
+    bench.end(LOG, 21)
+    assert bench.sent == [(20, [(21, "E", request)])]
+
+
+def test_a_sink_that_has_an_older_snapshot_keeps_it_when_the_provider_is_gone() -> None:
+    """Part of a newer one is there: an empty one would empty the tables."""
+    bench = Bench(provider=False).meet(8, "r")
+    assert bench.effects[-2:] == [m.StartRead(LOG, 9, 1), m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)]
+    bench.read(LOG, (9, transaction()))
+    assert bench.sent == [(8, [(9, "D", "")])]
+
+
+def test_a_provider_that_goes_while_it_is_to_be_asked_again_is_not_waited_for() -> None:
+    bench = in_log_sync(backoff_first_s=1)
+    bench.request(11, "s")
+    bench.end(LOG, 11)
+    bench.request(12, "s", CANCELLED)
+    bench.end(LOG, 12)
+    bench.end(SNAP, 12)
+    bench.tell(m.Acked(at(11)))
+    bench.client(False, sequence=13)
+    bench.tick(1)
+    assert bench.effects == [m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)]
+    bench.tick(1000)
+    assert bench.effects == []
 
 
 def test_a_sink_that_can_do_without_goes_on_with_deltas_when_the_provider_is_gone() -> None:
@@ -775,6 +855,23 @@ def test_a_demand_to_a_client_without_provider_is_answered_at_once() -> None:
     assert bench.effects == []
 
 
+def test_a_request_that_another_one_hides_is_not_waited_for() -> None:
+    """They became safe together, and the newer one is all that is told of: nothing was ever asked for again."""
+    bench = in_log_sync()
+    bench.tell(m.Demand())
+    ((request, _),) = bench.appended
+    bench.statuses.noted(11, full_sync(request))
+    bench.status(12, full_sync("own"))
+    assert [mark.request_id for mark in bench.session._requests._marks] == ["own"]
+    bench.end(LOG, 12)
+    bench.request(13, "own", CANCELLED)
+    bench.end(LOG, 13)
+    bench.end(SNAP, 13)
+    assert bench.reasons == [Reason.SNAPSHOT_CANCELLED]
+    bench.tick(10)
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
 def test_request_ids_differ_between_primaries_and_from_each_other() -> None:
     seen = set()
     for end in (1, 2):
@@ -792,6 +889,37 @@ def test_requests_of_others_are_ignored() -> None:
     assert bench.sent == []
     bench.tell(m.StatusEntry(at(13), pb.Status(key="other")))
     assert bench.effects == []
+
+
+@st.composite
+def what_clients_say(draw: st.DrawFn) -> pb.Status:
+    """Anything that is about this client; the door would not take all of it."""
+    if draw(st.integers(0, 3)) == 0:
+        return client(draw(st.booleans()))
+    return full_sync(draw(st.sampled_from(["", "r", "s"])), draw(st.sampled_from([REQUESTED, COMPLETED, CANCELLED, 7])))  # type: ignore[arg-type]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(State), st.lists(st.one_of(what_clients_say(), st.integers(0, 4)), max_size=12))
+def test_no_status_of_a_client_ends_a_session_or_makes_a_chain_without_a_beginning(state: State, said: list[pb.Status | int]) -> None:
+    """Where nothing had been asked for, the cancellation of a request without a name did: at each start, as it stood in the log."""
+    bench = in_state(state)
+    for sequence, what in enumerate(said, 20):
+        if isinstance(what, pb.Status):
+            bench.status(sequence, what)
+        elif what < 2 and bench.readers:
+            stream = SNAP if what and SNAP in bench.readers else LOG
+            if stream in bench.readers:
+                kind, request = (ROWS, "r") if stream is SNAP else (DELTA, "")
+                bench.read(stream, (sequence, transaction(kind, request)))
+        elif what == 2:
+            for stream in Stream:
+                if stream in bench.readers:
+                    bench.end(stream, sequence)
+        elif what == 3:
+            bench.tick(100)
+        elif bench.session.state is State.WAITING_FOR_CONNECTION:
+            bench.meet()
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------

@@ -75,6 +75,13 @@ def test_a_chain_starts_anew_only_at_a_snapshot() -> None:
     assert sink.accept(QUEUE, batch(0, 4, 9, kind=ROWS, request="r", payloads=0)) == Gap(at(5))
 
 
+def test_a_queue_begins_with_a_snapshot() -> None:
+    assert Sink().accept(QUEUE, batch(0, 9)) == Gap(START)
+    assert Sink().accept(QUEUE, batch(0, 9, kind=ROWS, request="r")) == Gap(START)
+    assert Sink().accept(QUEUE, batch(0, 9, kind=ROWS, request="r", payloads=0)) == Accept(at(9))
+    assert Sink().accept(QUEUE, batch(0, 9, kind=END, request="r", payloads=0)) == Accept(at(9))
+
+
 def test_a_later_epoch_is_later_whatever_its_sequence() -> None:
     sink = sink_at(batch(0, 500))
     restart = batch(0, 9, kind=ROWS, request="r", payloads=0)
@@ -113,6 +120,23 @@ def test_status_says_what_is_safe() -> None:
     assert sink.status("LRQ_Recv_new_east").last.sequence == 0
 
 
+def test_a_chain_is_bare_until_a_snapshot_is_whole() -> None:
+    """Then it stays so, whatever becomes of newer ones, until it begins anew."""
+    start, end = batch(0, 3, kind=ROWS, request="r", payloads=0), batch(4, 5, kind=END, request="r")
+    newer, anew = batch(5, 6, kind=ROWS, request="s", payloads=0), batch(0, 9, kind=ROWS, request="t", payloads=0)
+    empty = batch(0, 12, kind=END, request="u", payloads=0)
+    found = []
+    sink = Sink()
+    for op_seq, each in enumerate((start, batch(3, 4), end, newer, batch(6, 7), anew, batch(9, 10), empty), 1):
+        sink.noted(op_seq, QUEUE, each)
+        sink.safe(op_seq)
+        found.append(sink.status(QUEUE).bare)
+        again = Sink()
+        again.load(sink.rows(), op_seq)
+        assert again.status(QUEUE) == sink.status(QUEUE)
+    assert found == [True, True, False, False, False, True, True, False]
+
+
 def test_an_entry_is_noted_once_and_may_be_safe_before() -> None:
     sink = Sink()
     sink.safe(5)
@@ -141,7 +165,7 @@ def test_a_cut_may_leave_a_queue_empty() -> None:
 
 def test_rows_carry_the_state_over() -> None:
     sink = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 5))
-    assert sink.rows() == [Row(QUEUE, 257, 5, "r", False)]
+    assert sink.rows() == [Row(QUEUE, 257, 5, "r", False, True)]
     other = Sink()
     other.load(sink.rows(), 2)
     other.noted(2, QUEUE, batch(3, 5))  # read again

@@ -7,16 +7,20 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from node_config import MINIMAL
 from test_completion import Alone, publishes
 
+from broker_plugin import endpoints
 from broker_plugin.client import Connection, ConnectionRefused
+from broker_plugin.endpoints import Peer
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import client_status, full_sync_status
 from lrq_ha.replication.events import OwnConfirmed
+from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing.tables import Reason, State
 from lrq_ha.sidecar.config import load
@@ -133,6 +137,29 @@ def test_a_snapshot_that_never_comes_through_is_an_error_in_the_log_and_a_proble
 
     assert "log_bytes_max" in asyncio.run(go())
     assert [(record.levelname, "log_bytes_max" in record.getMessage()) for record in caplog.records] == [("ERROR", True)]
+
+
+def test_what_a_sink_answers_is_what_its_source_reads(tmp_path: Path) -> None:
+    async def go() -> None:
+        alone = Alone()
+        [site] = (sites := _sites(alone, tmp_path, TWO_DOORS))._sites
+        sites._add("orders")
+        driver, sink, epoch = site.drivers["orders"], alone.replica.index.sink, alone.node.log.epoch_at(1)
+        relay: Any = SimpleNamespace(peer=Peer(site="east"), replica=alone.replica)
+        queue, previous = "LRQ_Recv_orders_east", pb.Position()
+        assert driver._report(endpoints.answer(relay, f"LRQ_Sink_{queue}")[0]) == m.SinkReport(Position(0, 0), "", False)  # type: ignore[index]
+        rows, end = pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY
+        steps = ((rows, "r/1", False, True), (end, "r/1", True, False), (rows, "s", False, False))
+        for sequence, (kind, request, complete, bare) in enumerate(steps, 1):
+            at = pb.Position(epoch=epoch, sequence=sequence)
+            transaction = pb.ReceivedTransaction(position=at, type=kind, request_id=request)
+            sink.noted(sequence, queue, pb.ReceivedBatch(source="east", client_name="orders", previous=previous, transactions=[transaction]))
+            sink.safe(sequence)
+            told = driver._report(endpoints.answer(relay, f"LRQ_Sink_{queue}")[0])  # type: ignore[index]
+            assert (told.last.sequence, told.snapshot_request, told.snapshot_complete, told.bare) == (sequence, request, complete, bare)
+            previous = at
+
+    asyncio.run(go())
 
 
 TWO_DOORS = '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:1", "amqp://lrq:secret@127.0.0.1:2"]\n'

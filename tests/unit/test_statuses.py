@@ -116,6 +116,16 @@ def test_other_keys_are_not_concerned() -> None:
     assert [told.sequence for told in statuses.since(0)] == [1, 2, 4]
 
 
+def test_what_names_no_request_says_nothing() -> None:
+    """A log that was written before the door refused it may hold it, and its checkpoints."""
+    nothing = (full_sync("", CANCELLED), full_sync("", REQUESTED), full_sync("r1", 7))  # type: ignore[arg-type]
+    for statuses in in_every_way(full_sync("r1", REQUESTED), *nothing):
+        assert says(statuses.since(0)) == says(statuses.rows()) == [(1, "r1", REQUESTED)]
+    statuses = Statuses()
+    statuses.load([Told(3, each) for each in nothing])
+    assert statuses.rows() == []
+
+
 def test_what_fell_out_of_the_log_says_nothing() -> None:
     statuses = noted(full_sync("r1", REQUESTED), full_sync("r2", REQUESTED), full_sync("r1", COMPLETED))
     statuses.cut(2)
@@ -124,8 +134,28 @@ def test_what_fell_out_of_the_log_says_nothing() -> None:
     assert says(statuses.since(0)) == [(1, "r1", REQUESTED), (2, "r1", COMPLETED)]
 
 
+def test_another_client_has_room_only_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENTS_MAX", 3)
+    named = [pb.Status.FromString(client_status(name, True)) for name in ("a", "b", "b", "c", "d")]
+    for statuses in in_every_way(*named[:3]):
+        assert statuses.has_room("a")
+        assert statuses.has_room("c")
+    for statuses in in_every_way(*named[:4]):
+        assert [statuses.has_room(name) for name in "abcd"] == [True, True, True, False], "who is known goes on"
+    for statuses in in_every_way(*named):  # the log of an older version
+        statuses.safe(9)
+        assert [told.status.client.client_name for told in statuses.since(0)] == ["b", "c", "d"]
+        assert [statuses.has_room(name) for name in "abcd"] == [False, True, True, True]
+    statuses = noted(*named[:4])
+    statuses.cut(4)
+    assert statuses.has_room("d")
+    assert statuses.clients == 0
+    statuses.safe(3)
+    assert statuses.clients == 2
+
+
 def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEYS_MAX", 3)
+    monkeypatch.setattr(module, "FULL_SYNCS_MAX", 3)
     client = pb.Status.FromString(client_status("orders", True))
     statuses = noted(client, *(full_sync(f"r{number}", REQUESTED, f"site{number}") for number in range(10)))
     statuses.safe(11)
@@ -143,6 +173,9 @@ def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
         pb.Status(key="client/a/b", client=pb.ClientStatus(client_name="a/b")),
         pb.Status(key="client/orders", full_sync=pb.FullSyncRequest(client_name="orders", destination="west")),
         pb.Status(key="fullsync/orders/", full_sync=pb.FullSyncRequest(client_name="orders")),
+        full_sync("", REQUESTED),
+        full_sync("", CANCELLED),
+        full_sync("r1", 7),  # type: ignore[arg-type]
     ],
 )
 def test_a_status_that_is_not_its_keys_is_refused(status: pb.Status) -> None:
