@@ -36,6 +36,7 @@ from .apply_lane import STRIKES_MAX, Doubt, Lane, Message, Window
 from .channels import QueueKey
 from .client_errors import Address, VhostNotFound
 from .definitions import Row, rows_of
+from .endpoints import NOBODY
 from .headers import routes_on
 from .replica import LEVELS, Entry, Replica
 from .topology import first_name
@@ -188,9 +189,9 @@ class Applier:
             await future
 
     def full(self) -> str:
-        """For people: which queues are full here, so that what the log has for them waits, and which vhosts were not here; empty if none is."""
+        """For people: which vhosts and queues are not here, which are full, so that what the log has for them waits; empty if none is."""
         found = [f"what the log has for vhost '{vhost}' was passed over, as this broker did not have that vhost" for vhost in self._absent]
-        found += [each for lane in self._lanes.values() for each in lane.full()]
+        found += [each for lane in self._lanes.values() for each in (*lane.missing(), *lane.full())]
         more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
         return "; ".join(found[:FULL_SHOWN_MAX]) + more
 
@@ -453,7 +454,9 @@ class Applier:
                 replica.progress.applied(sequence, sequence)
                 continue
             message = Message(sequence, route, prefix, payload, blob, number, header_end, stop)
-            if leads and run.producer:
+            if not leads:
+                message.mandatory = not route.exchange and route.routing_key != NOBODY
+            elif run.producer:
                 message.mandatory = frames.publish_route(blob[start:end]).mandatory
             if self.doubt is not None and sequence <= self.doubt.upto:
                 await self._alone(lane, message, self.doubt)

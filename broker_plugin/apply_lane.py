@@ -11,6 +11,8 @@ Rules:
 - A message that the broker will never take (a malformed property, an internal exchange) must not end one incarnation after the other. AMQP does not
   say which it was, so the next one sends what is in doubt one by one; a channel that is closed over a message that was alone on it is that one's,
   and it is passed over.
+- A follower hears of a message for a queue that is not here. Before the queue is declared that is as it was on the primary; so it counts only once
+  everything has been carried out that the log had then, if the log still declares the queue: then somebody has deleted it here, around the door.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ log = logging.getLogger("lrq_ha.applier")
 RETRY_S = 0.2
 RETRY_MESSAGES_MIN = 16
 RETRY_MESSAGES_MAX = 1_024
+MISSING_MAX = 1_000  # queues that are told of
 PARKED_MESSAGE_BYTES = 512  # of memory for each, beside its own bytes
 CONNECTIONS_OVER_A_MESSAGE = frozenset({501, 502, 503, 505, 541})  # a broker may close a connection so over what it cannot take
 STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the broker's own trouble
@@ -170,6 +173,8 @@ class Lane:
         self._tag = 1  # of open_messages[0]
         self._routes: dict[bytes, Route] = {}
         self._stamps = Stamps()
+        self._doubtful: dict[str, int] = {}  # queues that a message did not find, and where the log ended then
+        self._missing: dict[str, None] = {}
 
     @classmethod
     async def open(
@@ -225,6 +230,12 @@ class Lane:
             for route, parked in self.parked.items()
             if parked.waiting or parked.flying
         ]
+
+    def missing(self) -> list[str]:
+        """For people: which queues of the log are not here."""
+        todo = f"run lrq-ha reinit {self._replica.node.name(self._replica.node.me)} --discard"
+        said = f"in vhost '{self.vhost}' is not on this node, and what is published to it not either: {todo}"
+        return [f"queue '{queue}' {said}" for queue in self._missing]
 
     # ---- publishing --------------------------------------------------------------------------------------------------
 
@@ -304,11 +315,27 @@ class Lane:
 
     # ---- what the broker says ----------------------------------------------------------------------------------------
 
-    def _returned(self, _code: int, _text: str, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
-        """It goes nowhere, and its publisher was to be told: as he was not, its ID is free again."""
+    def _returned(self, _code: int, _text: str, exchange: str, key: str, header: bytes, _body: bytes) -> None:
+        """It goes nowhere. On a primary its publisher was to be told: as he was not, its ID is free again. On a follower a queue may be missing."""
         stamped = self._replica.stamp_of(header)
-        if stamped is not None:
+        if stamped is None:
+            return
+        if not self._replica.follows:
             self._replica.passes_over(stamped[0])
+        elif not exchange and key not in self._missing:
+            self._not_found(key, stamped[0])
+
+    def _not_found(self, queue: str, sequence: int) -> None:
+        declared, key = self._replica.declared, (self.vhost, queue)
+        if declared.queues.get(key, 1) or not declared.replicates(key):
+            return
+        if sequence <= self._doubtful.setdefault(queue, self._replica.node.log.end):
+            if len(self._doubtful) > MISSING_MAX:
+                del self._doubtful[next(iter(self._doubtful))]
+            return
+        if len(self._missing) < MISSING_MAX:
+            self._missing[queue] = None
+            log.error("%s (from entry %d on)", self.missing()[-1], sequence)
 
     def _confirmed(self, tag: int, multiple: bool, ok: bool) -> None:
         waiting = self.open_messages
@@ -443,6 +470,8 @@ class Lane:
 
     def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
         """The queue is being deleted: what is parked for it alone would go with it. Returns how much is left: of entries that are to be `kept`."""
+        self._doubtful.pop(queue, None)
+        self._missing.pop(queue, None)
         parked = self.parked.get(self._by_name(queue))
         if parked is None:
             return 0

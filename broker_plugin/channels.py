@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -46,7 +46,7 @@ class Settled(NamedTuple):
 
 
 class Tags:
-    """Tags that ascend as they are added, and go in any order. However many there are, the first is at hand."""
+    """Tags that mostly ascend as they are added, and go in any order. However many there are, the first is at hand."""
 
     __slots__ = ("_tags",)
 
@@ -65,7 +65,7 @@ class Tags:
         return self._tags[0]
 
     def add(self, tag: int) -> None:
-        self._tags.append(tag)
+        insort(self._tags, tag)
 
     def discard(self, tag: int) -> None:
         if tag in self:
@@ -76,7 +76,7 @@ class Confirms:
     """Publishes of one channel that wait for an answer. broker tags in `_runs` ascend and are consecutive within a run.
 
     Attributes:
-        local: Client's tags of publishes that do not go to the broker, and wait.
+        local: Client's tags of publishes that wait for something else than the broker's answer.
         early: Client's first tags of runs with local completion that are not confirmed yet, ascending.
         waiting: How many publishes have their confirm from the broker.
     """

@@ -7,7 +7,8 @@ Rules:
   whether the user may publish to queues by their names (write on `amq.default`); who announces no producer, publishes nothing here.
 - Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold what belongs to others.
 - Only another sidecar (its user is the one that this sidecar itself uses at its broker) pushes batches, control messages and receptions.
-- How far a producer has come is asked in vhost `lrq` only, whatever vhost it publishes in: the answer is the greatest number of any.
+- How far a producer has come is asked in vhost `lrq`, whatever vhost it publishes in, or by itself where it publishes: the answer is the greatest
+  number of any vhost.
 - A question is a passive declaration. What a client library asks is answered in the two counts of declare-ok (pika takes only an answer that
   names the queue it asked for), what another sidecar asks in the name, which has room for 255 bytes.
 """
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, NotPrimary
 from lrq_ha.replication.ids import ReplicationId
 from lrq_ha.routing import chain, names, statuses
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
@@ -30,7 +31,6 @@ from . import building, frames, publishing
 from .channels import Channel
 from .headers import cut, replication_id, routes_on
 from .logins import keys_of
-from .replica import NotPrimary
 
 if TYPE_CHECKING:
     from .frames import Route
@@ -269,9 +269,9 @@ def _parse(kind: Any, body: bytes) -> Any:
 
 
 def answer(relay: Relay, question: str) -> tuple[str, int] | None:
-    """Queue name and number that answer a passive declaration; None: it is no question."""
+    """Queue name and number that answer a passive declaration; None: it is no question. Outside the routing vhost a producer asks for itself only."""
     producer = names.parse_producer_queue(question)
-    if producer is not None:
+    if producer is not None and (is_routing(relay.vhost) or producer == relay.producer):
         relay.door.end_unread(producer, relay)
         dedup = relay.replica.index.dedup
         return question, max(map(dedup.last, keys_of(relay.user, producer, dedup.producers())), default=0)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from lrq_ha.replication.errors import place
+from lrq_ha.replication.errors import NotPrimary, place
 
 from . import delivering, farewell, frames, publishing, settling
 from .farewell import CONNECTION_FORCED
 from .frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, Item, scan
 from .passing import PIECES, Passing
-from .replica import NotPrimary
 
 if TYPE_CHECKING:
     from .relay import Relay

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lrq_ha.replication.errors import LrqError, place
+from lrq_ha.replication.errors import LrqError, NotPrimary, place
 
 from . import assembling, building, closing, permitting, publishing, settling
 from .farewell import CONNECTION_FORCED
@@ -37,7 +37,6 @@ from .frames import (
     end_of,
     scan,
 )
-from .replica import NotPrimary
 from .waiting import first_that_waits, waits_for
 
 if TYPE_CHECKING:

@@ -1,19 +1,23 @@
-"""What a planned change of primary leaves behind: the messages in queues that are not replicated, for the operator to know before.
+"""What a change of primary leaves behind, or delivers again, for the operator to know before: the messages in queues, counted.
 
-Rules: the broker is asked for the lengths of those queues that the log knows with another level than `all`; what has the level `none` by its name
-is in no log, so nobody can tell. At most ASKED_MAX are asked, NAMED_MAX are named. A broker that does not answer holds up no switchover.
+Rules: the broker is asked for the lengths of queues that the log knows; what has the level `none` by its name is in no log, so nobody can tell. At
+most ASKED_MAX are asked, NAMED_MAX are named. A broker that does not answer holds up no switchover, and a vhost that is gone hides nothing of the
+others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 from lrq_ha.replication.errors import LrqError
 
 from .channels import QueueKey
 from .client import Connection
 from .client_errors import Address, ChannelClosed
+from .endpoints import ROUTING_VHOST
 from .replica import Replica
 
 ASKED_MAX = 1_000
@@ -29,19 +33,21 @@ async def left_behind(replica: Replica, broker: Address) -> str:
         broker: The own broker; the vhost in it is replaced.
     """
     keys = _not_replicated(replica)
-    counts: dict[QueueKey, int] = {}
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            await _count(broker, keys[:ASKED_MAX], counts)
-    except (TimeoutError, LrqError) as error:
-        return f"what is in {len(keys)} queues that are not replicated, of which the broker told nothing ({str(error) or 'no answer'})"
+    counts, unknown = await _count_all(broker, keys)
     found = [(key, count) for key, count in counts.items() if count]
     told = [f"{count} messages in '{key[1]}' ({replica.declared.level(key).value})" for key, count in found[:NAMED_MAX]]
     if len(found) > NAMED_MAX:
         told.append(f"{sum(count for _, count in found[NAMED_MAX:])} in {len(found) - NAMED_MAX} other queues that are not replicated")
-    if len(keys) > ASKED_MAX:
-        told.append(f"what is in {len(keys) - ASKED_MAX} queues that were not asked")
-    return ", ".join(told)
+    return ", ".join([*told, *unknown])
+
+
+async def delivered_again(replica: Replica, broker: Address) -> str:
+    """How many messages clients would be given as redelivered, if this node led after a loss: what is live, as anything may have been delivered."""
+    declared = replica.declared
+    keys = sorted(key for key in declared.existing() if declared.replicates(key) and not declared.is_stream(key) and key[0] != ROUTING_VHOST)
+    counts, unknown = await _count_all(broker, keys)
+    waiting = sum(entry.count for entry in replica.to_apply)
+    return ", ".join([f"about {sum(counts.values()) + waiting} messages", *unknown])
 
 
 def may_be_left_behind(replica: Replica) -> str:
@@ -56,16 +62,31 @@ def _not_replicated(replica: Replica) -> list[QueueKey]:
     return sorted(key for key in declared.partial if declared.definitions.queue(key) is not None and not declared.replicates(key))
 
 
+async def _count_all(broker: Address, keys: list[QueueKey]) -> tuple[dict[QueueKey, int], list[str]]:
+    """Lengths of queues, sorted by vhost, and in words of which ones nothing is known."""
+    counts: dict[QueueKey, int] = {}
+    unknown: list[str] = []
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    for vhost, queues in groupby(keys[:ASKED_MAX], itemgetter(0)):
+        asked = list(queues)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await _count(replace(broker, vhost=vhost), asked, counts)
+        except (TimeoutError, LrqError) as error:
+            count = sum(key not in counts for key in asked)
+            unknown.append(f"what is in {count} queues of vhost '{vhost}', of which the broker told nothing ({str(error) or 'no answer'})")
+    if len(unknown) > NAMED_MAX:
+        unknown[NAMED_MAX:] = [f"what is in {len(unknown) - NAMED_MAX} other vhosts, of which it told nothing either"]
+    if len(keys) > ASKED_MAX:
+        unknown.append(f"what is in {len(keys) - ASKED_MAX} queues that were not asked")
+    return counts, unknown
+
+
 async def _count(broker: Address, keys: list[QueueKey], counts: dict[QueueKey, int]) -> None:
-    """Messages that are ready in each queue; those that this broker does not have are left out."""
-    connection: Connection | None = None
-    vhost = ""
+    """Messages that are ready in each queue of a vhost; those that this broker does not have are left out."""
+    connection = await Connection.open(broker)
     try:
-        for key in keys:  # sorted by vhost
-            if connection is None or key[0] != vhost:
-                if connection is not None:
-                    await connection.close()
-                connection, vhost = await Connection.open(replace(broker, vhost=key[0])), key[0]
+        for key in keys:
             channel = await connection.channel()
             try:
                 counts[key] = (await channel.queue_declare(key[1], passive=True))[1]
@@ -73,5 +94,4 @@ async def _count(broker: Address, keys: list[QueueKey], counts: dict[QueueKey, i
             except ChannelClosed:
                 continue
     finally:
-        if connection is not None:
-            await connection.close()
+        await connection.close()

@@ -249,7 +249,8 @@ BROKER = (
     ),
     BrokerRow(
         frames.BASIC_RETURN,
-        "Passed on; the entry of a message with a replication ID is refused in the log, its ID free again.",
+        "Passed on; the entry of a message with a replication ID is refused in the log, its ID free again; "
+        "the `basic.ack` behind it comes when that is safe.",
         "door.test_what_came_back_may_be_sent_again_under_its_id",
         delivering.returned,
     ),
@@ -272,7 +273,8 @@ BROKER = (
     ),
     BrokerRow(
         frames.BASIC_NACK,
-        "Passed on under the client's own number; the entry is refused in the log, its ID free again.",
+        "Passed on under the client's own number; the entry is refused in the log, its ID free again. "
+        "With a replication ID it comes when that is safe.",
         "door_logins.test_a_repeat_of_what_was_refused_is_refused_or_stored",
     ),
     BrokerRow(frames.BASIC_RECOVER_OK, f"{PASSED[:-1]}, unless only the door has asked.", "door_protocol.recover", settling.recovered),

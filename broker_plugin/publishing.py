@@ -6,7 +6,8 @@ Rules:
   rebuilt, its body never.
 - The broker's answers become the client's through channels.Confirms; what the broker refuses, or whose fate nobody can know, becomes REFUSED,
   unless a copy of it has been seen.
-- R6: an ID that is in the log is not appended again (`repeats`).
+- R6: an ID that is in the log is not appended again (`repeats`). One that gets free, as its publish is refused or comes back, may be used for another
+  message: the client hears of it when that is safe.
 - Local completion: the confirm comes when the own stream has the entry; what is done with it is the same. So that nothing which was confirmed is
   lost while this node lives, it is only for what the broker will take: what it has allowed, and is not too large. What remains is a full
   reject-publish queue: its nack comes too late.
@@ -29,6 +30,8 @@ from .frames import BASIC_ACK, BASIC_PUBLISH, FrameError, Item, publish_route
 from .headers import BODY_SIZE_END, check_header, cut, is_judged, position_field, replication_id, routes_on, stamp
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .relay import Relay
 
 EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
@@ -339,11 +342,7 @@ def ended_here(relay: Relay, channel: Channel, sequence: int) -> None:
     tag = channel.confirms.ended_here()
     if not tag:
         return
-    if sequence <= relay.replica.progress.safe:
-        confirm(relay, channel, tag)
-    else:
-        relay.until_safe.append((channel, tag, sequence))
-        relay.replica.progress.waiting_safe.add(relay)
+    _confirm_when_safe(relay, channel, tag, sequence)
 
 
 def refuse(relay: Relay, channel: Channel, code: int, text: str) -> None:
@@ -364,8 +363,16 @@ def until_durable(relay: Relay, channel: Channel, tag: int, count: int, sequence
     relay.replica.progress.waiting_durable.add(relay)
 
 
+def _confirm_when_safe(relay: Relay, channel: Channel, tag: int, sequence: int, ok: bool = True) -> None:
+    if sequence <= relay.replica.progress.safe:
+        confirm(relay, channel, tag, ok)
+    else:
+        relay.until_safe.append((channel, tag, sequence, ok))
+        relay.replica.progress.waiting_safe.add(relay)
+
+
 def confirm(relay: Relay, channel: Channel, tag: int, ok: bool = True) -> None:
-    """A publish that has not gone to the broker is answered."""
+    """A publish in `local` is answered."""
     channel.confirms.local.discard(tag)
     relay.confirm(channel, building.ack(channel.number, tag) if ok else building.nack(channel.number, tag), held=ok)
 
@@ -385,12 +392,12 @@ def select_confirms(relay: Relay, channel: Channel, _kind: int, payload: bytes) 
 
 
 def safe_advanced(relay: Relay) -> None:
-    """The log is safe further than before: acks what ended here."""
+    """The log is safe further than before: answers what ended here, and what has freed its ID."""
     safe = relay.replica.progress.safe
     waiting = relay.until_safe
     while waiting and waiting[0][2] <= safe:
-        channel, tag, _ = waiting.popleft()
-        confirm(relay, channel, tag)
+        channel, tag, _, ok = waiting.popleft()
+        confirm(relay, channel, tag, ok)
     if waiting:
         relay.replica.progress.waiting_safe.add(relay)
 
@@ -429,18 +436,18 @@ def selected(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None
     return b"".join((data[item[2] - 7 : item[3] + 1], *held))
 
 
-def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) -> None:
+def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) -> tuple[list[int], int]:
     """The broker has acked these: they are in the queues, but for those that it gave back before, whose IDs are free again.
 
     (A repeat would be acked else, and who sends it after a failover never hears that the message is nowhere.)
+    Returns the entries of these IDs, and the one that frees them.
     """
     replica = relay.replica
     back = sorted(sequence for sequence in channel.returned if first <= sequence < first + count) if channel.returned else []
     channel.returned.difference_update(back)
     if not producer:
         back.clear()
-    if back:
-        replica.refuse(Settled(0, 1, sequence, producer, 0) for sequence in back)
+    freed = replica.refuse(Settled(0, 1, sequence, producer, 0) for sequence in back) if back else 0
     for sequence in back:
         if first < sequence:
             replica.progress.applied(first, sequence - 1)
@@ -448,6 +455,7 @@ def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) 
         first = sequence + 1
     if count:
         replica.progress.applied(first, first + count - 1)
+    return back, freed
 
 
 def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> bytes:
@@ -457,14 +465,20 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
     tag, bits = frames.tag_and_bits(data, start)
     multiple, ok = bool(bits & 1), kind == BASIC_ACK
     settled = confirms.answered(tag, multiple)
+    later: set[int] = set()
     for run in settled:
         if run.sequence:
+            back: Iterable[int] = ()
             if ok:
-                took(relay, channel, run.sequence, run.publishes, run.producer)
+                back, freed = took(relay, channel, run.sequence, run.publishes, run.producer)
             else:
-                relay.replica.refuse([run])
+                freed = relay.replica.refuse([run])
+                if run.producer:
+                    back = range(run.sequence, run.sequence + run.publishes)
                 if channel.early and channel.early_run(run.sequence):
                     relay.door.refused_after_confirm(run.publishes)
+            if back and run.client_tag:
+                later.update(_answer_when_free(relay, channel, run, back, freed, ok))
     if channel.early:
         channel.forget_early()
     if relay.watch is not None:
@@ -477,10 +491,24 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
         if multiple and not confirms.covers_others(client_last) and (ok or not relay.held_confirms):
             answers = make(number, client_last, True)
         else:
-            answers = b"".join(make(number, t) for run in tagged for t in range(run.client_tag, run.client_tag + run.publishes))
+            tags = (t for run in tagged for t in range(run.client_tag, run.client_tag + run.publishes) if t not in later)
+            answers = b"".join(make(number, t) for t in tags)
         if ok and relay.replica.holds_confirms:
             relay.confirm(channel, answers)
             answers = b""
     if not channel.unanswered:
         closing.settled(relay, channel)
     return answers
+
+
+def _answer_when_free(relay: Relay, channel: Channel, run: Settled, entries: Iterable[int], freed: int, ok: bool) -> list[int]:
+    """Publishes of this run whose IDs get free, when entry `freed` is safe, are answered then; returns their tags.
+
+    Who hears of it may give these IDs to other messages. No node must take those for repeats then, and confirm them.
+    """
+    tags = [run.client_tag + entry - run.sequence for entry in entries]
+    for tag in tags:
+        channel.confirms.local.add(tag)
+        if freed:  # else this node is none to say so any more, and its clients' connections end
+            _confirm_when_safe(relay, channel, tag, freed, ok)
+    return tags

@@ -64,7 +64,7 @@ class Relay(End):
         flow: When either is read.
         decisions: Where publishes go, by their method frame's payload.
         stamps: How their content headers are stamped.
-        until_safe: Publishes that ended here: (channel, client's tag, sequence that must be safe).
+        until_safe: Publishes that ended here, or whose IDs get free: (channel, client's tag, sequence that must be safe, whether it is an ack).
         until_durable: Publishes with local completion: (channel, client's first and last tag, sequence that the own stream must have, bytes).
         rights: What the broker has allowed.
         must_ask: Of the next publish the broker has to be asked before anything is done with it.
@@ -130,7 +130,7 @@ class Relay(End):
         self.from_broker = FromBroker(self)
         self.decisions: dict[bytes, endpoints.Decision] = {}
         self.stamps = Stamps()
-        self.until_safe: deque[tuple[Channel, int, int]] = deque()
+        self.until_safe: deque[tuple[Channel, int, int, bool]] = deque()
         self.until_durable: deque[tuple[Channel, int, int, int, int]] = deque()
         self.rights = permitting.Rights()
         self.must_ask = False

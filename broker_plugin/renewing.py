@@ -34,6 +34,7 @@ from .moving import KEPT_MAX, QUIET_S, STUCK_S, GivenUp, Pass
 from .pausing import Busy, Pause, unused_at_most_s
 from .reaching import downstream_last
 from .replica import Replica
+from .streams import LARGER_LOG
 from .vhosts import Vhosts
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class Renewal:
     async def _renew(self, key: QueueKey, arguments: Mapping[str, Any], timeout_s: float, *, force: bool = False) -> bool:
         """A visit to a queue; whether anything old was in it. Raises Busy."""
         if self._replica.node.head > self._checkpoint:
-            raise GivenUp("what is live, with what is published meanwhile, takes more than the log holds", todo="raise log_bytes_max")
+            raise GivenUp("what is live, with what is published meanwhile, takes more than the log holds", todo=LARGER_LOG)
         pause = Pause(self._door, self._replica, key, arguments)
         try:
             connection = await self._vhosts.connection(key[0])

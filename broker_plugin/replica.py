@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker, QueueRecord, parse_stamp
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, NotPrimary
 from lrq_ha.replication.levels import Level, Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import RangeSet, owner_of
@@ -51,10 +51,6 @@ VIEWS = ("transmission", "reception", "status")
 PASSED_OVER_KEPT_MAX = 10_000
 LEVELS = {Level.ALL: pb.LEVEL_ALL, Level.CONFIGURATION: pb.LEVEL_CONFIGURATION, Level.NONE: pb.LEVEL_NONE}
 OPERATIONS = ("dequeue", "reject", "moved", "refused", "purge")
-
-
-class NotPrimary(LrqError):
-    """Only a primary appends entries of clients."""
 
 
 @dataclass(slots=True)
@@ -294,8 +290,11 @@ class Replica:
             self.declared.here.add((vhost, action.queue))
         return [self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=m, level=LEVELS[level]))) for m, level in action.entries][-1]
 
-    def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> None:
-        """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again."""
+    def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> int:
+        """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again.
+
+        Returns the sequence of the entry that says so; 0 if there is none.
+        """
         ranges = RangeSet()
         for run in settled:
             ranges.add(run.sequence, run.sequence + run.publishes - 1)
@@ -305,7 +304,7 @@ class Replica:
                 self.progress.applied(*span)
             ranges = unseen
         if not ranges or not self.active:
-            return
+            return 0
         refused = pb.Refused(sequences=ranges.flat())
         for first, last in ranges:
             for producer, id_first, id_last in self.index.dedup.ids_of(first, last):
@@ -314,6 +313,7 @@ class Replica:
         when = self.append(pb.Run(refused=refused))
         for first, last in ranges:
             self.progress.done_when_safe(first, last, when)
+        return when
 
     def passes_over(self, sequence: int) -> None:
         """The applier brings no copy of an entry, as the own broker takes none, or has no queue for it. Call before it counts as applied."""

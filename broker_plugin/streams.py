@@ -15,6 +15,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -29,6 +31,8 @@ from .client import Address, Channel, Connection
 from .client_channel import fail
 from .client_errors import AccessRefused, AmqpError, ChannelClosed, VhostNotFound
 from .endpoints import LOG_PREFIX, ROUTING_VHOST
+
+log = logging.getLogger("lrq_ha.streams")
 
 PROBE_MAX = 16
 READ_PREFETCH = 500
@@ -50,6 +54,11 @@ APPLIED_RECORDS_KEPT = 4  # of the largest: one is whole while the next is writt
 APPLIED_BYTES_MAX = APPLIED_RECORDS_KEPT * APPLIED_RECORD_BYTES_MAX
 STATUS_BYTES_MAX = 64 << 20
 SMALL_SEGMENT_BYTES = 16 << 20
+
+MAX_BYTES = "x-max-length-bytes"
+#: What an operator does whose log is too small.
+LARGER_LOG = "raise log_bytes_max, and by a policy on each broker the size of the streams (docs/operations.md, \"The log's size\")"
+_INEQUIVALENT = re.compile(r"inequivalent arg '([\w-]+)'.*current is.* '(\d+)'")
 
 T = TypeVar("T")
 Record = tuple[Mapping[str, Any], bytes]
@@ -75,6 +84,9 @@ class Streams:
         on_written: Called with the number of log records (batches, fences) that were confirmed, in order.
         on_end: Called once when this incarnation can write no more.
         on_blocked: Called with the broker's reason when an alarm keeps it from taking records, with "" when it takes them again.
+
+    Attributes:
+        made_with: Of the streams that were made with another size than they are to have, that size in bytes: only a policy changes it.
     """
 
     def __init__(
@@ -111,6 +123,7 @@ class Streams:
         self._places: dict[tuple[int, int], int] = {}  # of batches of one entry, the youngest ones: (sequence, leader), number of the record
         self._view_waits: deque[tuple[int, Callable[[], None]]] = deque()
         self._declared: set[str] = set()
+        self.made_with: dict[str, int] = {}
         self.exchange = ""
         self.generation = 0
         self.shut_out = shut_out
@@ -200,31 +213,46 @@ class Streams:
     async def _declare(self, queue: str, bytes_max: int, segment: int) -> bool:
         """Makes a stream unless it exists; returns whether it is new."""
         new = not await self._has_queue(queue)
+        arguments: dict[str, Any] = {"x-queue-type": "stream", MAX_BYTES: bytes_max, "x-stream-max-segment-size-bytes": segment}
+        said = ""
+        while refusal := await self._declare_with(queue, arguments):
+            said = said or refusal
+            other = _INEQUIVALENT.search(refusal)
+            if other is None or arguments[other[1]] == int(other[2]):
+                break
+            arguments[other[1]] = int(other[2])  # what it was made with
+        if arguments[MAX_BYTES] != bytes_max:
+            self.made_with[queue] = arguments[MAX_BYTES]
+        if said:
+            policy = "lrq-applied '^LRQ_APPLIED_'" if queue == self.applied_queue else "lrq-size '^LRQ_(HA|Send|Recv)_'"
+            command = f"""rabbitmqctl set_policy -p {ROUTING_VHOST} {policy} '{{"max-length-bytes": {bytes_max}}}' --apply-to queues"""
+            log.warning("the stream '%s' has other limits, which only a policy changes; unless that was done, run: %s (%s)", queue, command, said)
+        self._declared.add(queue)
+        return new
+
+    async def _declare_with(self, queue: str, arguments: Mapping[str, Any]) -> str:
+        """Declares a stream. Returns the broker's words if it exists with other arguments; empty if not. Raises LrqError: There is none now."""
         channel = await self._need(self._connection).channel()
-        arguments = {"x-queue-type": "stream", "x-max-length-bytes": bytes_max, "x-stream-max-segment-size-bytes": segment}
         try:
             await channel.queue_declare(queue, durable=True, arguments=arguments)
         except ChannelClosed as error:
-            if error.code == 406 and "inequivalent" in str(error):
-                pass  # an operator has chosen other limits for this stream
-            elif error.code == 403:
+            if error.code == 406 and "inequivalent" in error.text:
+                return error.text
+            if error.code == 403:
                 raise LrqError(f"user '{self._user}' may not configure '{queue}' in vhost '{ROUTING_VHOST}'", todo=f"run: {self._grant}") from error
-            elif error.code == 404:
+            if error.code == 404:
                 raise LrqError(
                     f"the broker knows the stream '{queue}', and does not have it in use: {error}",
                     todo="wait if the broker has just started; if it stays so, RabbitMQ has lost the stream, as it was killed while it was being "
                     "made, or its disk was full: promote another node, delete this broker's data, and start it anew",
                     retriable=True,
                 ) from error
-            else:
-                raise LrqError(
-                    f"the broker cannot make the stream '{queue}': {error}",
-                    todo="stream queues need RabbitMQ 3.9 or newer with the feature flag stream_queue: run rabbitmqctl enable_feature_flag all",
-                ) from error
-        self._declared.add(queue)
-        if channel.error is None:
-            await channel.close()
-        return new
+            raise LrqError(
+                f"the broker cannot make the stream '{queue}': {error}",
+                todo="stream queues need RabbitMQ 3.9 or newer with the feature flag stream_queue: run rabbitmqctl enable_feature_flag all",
+            ) from error
+        await channel.close()
+        return ""
 
     async def _has_queue(self, queue: str) -> bool:
         channel = await self._need(self._connection).channel()

@@ -241,7 +241,9 @@ def _is_known(relay: Relay, action: Replicate) -> bool:
 
 def _queue_declare(relay: Relay, payload: bytes, method: Any) -> Action:
     queue, arguments, replica = method.queue, method.arguments or {}, relay.replica
-    if method.passive or queue.startswith("amq."):
+    if method.passive:
+        return _passive(relay, queue)
+    if queue.startswith("amq."):
         return PassOn(queue)
     try:
         asked = levels.parse(arguments[levels.ARGUMENT]) if levels.ARGUMENT in arguments else None
@@ -319,10 +321,13 @@ def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
 
 
 def _routing(relay: Relay, kind: int, method: Any) -> Action:
-    """In the vhost of the routing queues clients declare nothing; a passive declaration may be a question (endpoints.py)."""
+    """In the vhost of the routing queues clients declare nothing."""
     if kind == QUEUE_DECLARE and method.passive:
-        answer = endpoints.answer(relay, method.queue)
-        if answer is not None:
-            return Answer(*answer)
-        return PassOn(method.queue)
+        return _passive(relay, method.queue)
     return Refuse(403, f"vhost '{relay.vhost}' holds routing queues, which only lrq-ha declares")
+
+
+def _passive(relay: Relay, queue: str) -> Action:
+    """A passive declaration of a queue may be a question."""
+    answer = endpoints.answer(relay, queue)
+    return PassOn(queue) if answer is None else Answer(*answer)

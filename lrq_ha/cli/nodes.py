@@ -286,6 +286,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "list",
         "show every node: role, epoch, positions in the log, lag",
         "Asks every node and shows what it says. LAG is what a backup lacks of its primary's log: entries, bytes, seconds. "
+        "The bytes are somewhat too many where not all of that is on its way to it. "
         "LOG LEFT: so many bytes may still be written before the broker drops what it needs next.",
         "Exit code 0 if at least one node answered, 1 if none did.",
     )

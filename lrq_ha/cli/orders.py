@@ -28,12 +28,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "promote",
         "make a backup the primary",
-        "Makes NODE the primary of its group. It is refused if confirmed messages could be lost or two primaries could arise.",
+        "Makes NODE the primary of its group. It is refused where NODE can tell that confirmed messages would be lost or two primaries arise. What "
+        "it cannot tell is whether OTHER went on without it before it went down: in mode available a primary that has lost its backup does, after "
+        "backup_timeout_s. So the answer says when NODE last heard its primary; what was confirmed after that is lost. See it before with --dry-run.",
         "examples:\n  lrq-ha promote e2 --down e1 --dry-run\n  lrq-ha promote e2 --down e1",
     )
     promote.add_argument("node", metavar="NODE", help="node to promote")
     promote.add_argument(
-        "--down", nargs="+", action="extend", default=[], metavar="OTHER", help="nodes that you know to be down, and that stay down until they rejoin"
+        "--down", nargs="+", action="extend", default=[], metavar="OTHER",
+        help="nodes that you know to be down, that have confirmed nothing without NODE, and that stay down until they rejoin",
     )
     promote.add_argument("--force", action="store_true", help="accept the loss that the refusal speaks of")
     promote.add_argument("--dry-run", action="store_true", help="only say what would happen")
@@ -43,8 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "remove",
         "take a silent backup out of the in-sync set",
-        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told. This comes before "
-        "a node is taken out of the configuration for good.",
+        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told. It is refused "
+        "while NODE keeps up, as it would be back at once: stop it first. This comes before a node is taken out of the configuration for good.",
         "examples:\n  lrq-ha remove e3\n  lrq-ha remove 3      the node with the id 3, which is not configured any more (`lrq-ha list`: node 3)",
     )
     _add_group(remove)

@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 import functools
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -79,7 +80,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         def link(lane: Lane[AsyncConfirm], learn: Sequence[Window[Outgoing[AsyncConfirm]]]) -> AsyncLink:
             return AsyncLink(lane, self._urls[lane], learn, self._login_timeout_s, self._confirm_timeout_s, handlers, self._tls)
 
-        self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [])}
+        self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [self._own.window])}
         try:
             self._start(self._log)
             await self._until(lambda: self._log.ready or self._failure is not None, self._connect_timeout_s)
@@ -94,18 +95,24 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
 
     def _start(self, lane: Lane[AsyncConfirm]) -> None:
         task = asyncio.create_task(self._links[lane].run(), name=f"lrq-publisher-{lane.window.producer}")
-        task.add_done_callback(self._link_ended)
+        task.add_done_callback(self._task_ended)
         self._tasks[lane] = task
 
-    def _link_ended(self, task: asyncio.Task[None]) -> None:
-        """A link ends only when it is cancelled; otherwise it is a bug, and nobody may wait for it."""
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task of the publisher ends with it. Else it has a bug, or somebody has cancelled all tasks of the loop: nobody may wait for it."""
+        if task.cancelled() and self._failure is not None:
+            return
         error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _LOG.error("The publisher's connection failed", exc_info=error)
+        if error is None:
+            failure = PublisherClosed("The publisher's tasks were cancelled", todo="Cancel tasks of your own only, and make a new publisher")
+        else:
             failure = PublisherClosed(f"The publisher's connection failed: {error!r}")
             failure.__cause__ = error
-            self._failure = self._failure or failure
-            self._settle(self._fail_all(None))
+        _LOG.error("%s", failure, exc_info=error)
+        self._failure = self._failure or failure
+        for each in self._tasks.values():
+            each.cancel()
+        self._settle(self._fail_all(None))
 
     # ---- publishing
 
@@ -194,6 +201,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         self._announce(True)
         self._links[self._log].consume(names.STATUS, syncs.replay, syncs.status)
         self._ticks = asyncio.create_task(self._tick(syncs))
+        self._ticks.add_done_callback(self._task_ended)
 
     async def _tick(self, syncs: AsyncFullSyncs) -> None:
         while True:
@@ -262,13 +270,15 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         Raises:
             NoPrimary, WaitTimeout: Not all was confirmed in time. The publisher is closed all the same, and the Confirms of those
                 messages fail with Unconfirmed.
+            IllegalEvent: It belongs to another event loop. It is not closed.
             LrqError: As from `flush`.
         """
         closed = PublisherClosed("The publisher is closed")
         if self._loop is None:
             self._failure = self._failure or closed
-        if not self._links:
+        if not self._links or os.getpid() != self._process:
             return
+        self._check_loop()
         try:
             if self._full_syncs is not None:
                 await self._full_syncs.close()

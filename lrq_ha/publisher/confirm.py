@@ -142,18 +142,25 @@ class Confirm(BaseConfirm):
 
 
 class AsyncConfirm(BaseConfirm):
-    """Tells when a message is safe: `await confirm`. For tasks of the publisher's event loop."""
+    """Tells when a message is safe: `await confirm`, in the publisher's event loop or any other."""
 
     __slots__ = ()
 
     async def result(self, timeout_s: float | None = None) -> str:
         """Waits for the confirm; arguments, result and errors as of `Confirm.result`. Cancelling it changes nothing for the message."""
         if self._to_wait():
-            waiter = asyncio.get_running_loop().create_future()
+            loop, thread = asyncio.get_running_loop(), threading.get_ident()
+            waiter = loop.create_future()
 
-            def wake() -> None:
+            def set_waiter() -> None:
                 if not waiter.done():
                     waiter.set_result(None)
+
+            def wake() -> None:
+                if threading.get_ident() == thread:
+                    set_waiter()
+                else:
+                    loop.call_soon_threadsafe(set_waiter)
 
             self._when_done(wake)
             try:

@@ -3,7 +3,9 @@
 Rules:
  - Two producers, since the door knows IDs per producer: `<producer>` on the connection to the client's vhost (opened by the first
    publish) and `<producer>.lrq` on the one to vhost lrq, which every publisher has, for it is also where the server is asked for
-   the producers' last sequences. Each has its lane.
+   both producers' last sequences before the first ID is given. Each has its lane.
+ - A lane sends nothing to a node that it has not asked, on the same connection, how far its producer has come. The one that gave the answer before
+   may have been no primary any more: what a former process had sent to the new one would be taken for repeats, and confirmed.
  - A message is checked before it gets an ID (`Draft`), and has one from the moment it is in the window (`_take`). Whoever calls
    `_take`, `_settled` or anything that reads a window sees to it that nobody else does at that time.
 """
@@ -246,7 +248,7 @@ class BasePublisher(ABC, Generic[C]):
 
     def _marks(self) -> list[int]:
         """What has been published so far, for `_behind`."""
-        return [lane.window.assigned for lane in self._lanes]
+        return [lane.window.added for lane in self._lanes]
 
     def _behind(self, marks: list[int]) -> list[Lane[C]]:
         """The lanes where something of what had been published at `marks` is not settled."""

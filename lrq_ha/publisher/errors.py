@@ -46,7 +46,7 @@ class NackedError(LrqError):
     """The broker refused a message: it nacked it, returned it as unroutable, or closed the channel because of it.
 
     Attributes:
-        replication_id: The message's replication ID, which is free again.
+        replication_id: The message's replication ID. A later message may have it, too.
         code: AMQP reply code (312 no route, 404 no such exchange, …); 0 for a plain nack, which brings none.
         text: What the broker said.
     """
@@ -67,9 +67,9 @@ class NackedError(LrqError):
 class FencedError(LrqError):
     """Another process publishes under the same producer name: IDs of the two would be taken for repeats of each other."""
 
-    def __init__(self, producer: str, known: int, assigned: int) -> None:
+    def __init__(self, producer: str, known: int, sent: int) -> None:
         super().__init__(
-            f"Producer {producer!r} is in use elsewhere: the server knows sequence {known}, this process assigned {assigned}",
+            f"Producer {producer!r} is in use elsewhere: the server knows sequence {known}, this process has sent none above {sent}",
             todo="Give every process its own producer name, and start this one again",
         )
 

@@ -5,6 +5,8 @@ Rules:
    yet. So nothing is begun or cancelled until the reader has caught up.
  - Per destination the newest request counts. It ends by a COMPLETED or CANCELLED of its own request id; one of an older request
    that crossed it on the way ends nothing.
+ - Nobody knows for certain that the reader has caught up. So a request that was read before, and is not the newest of those, is none to act on when
+   it is read again: newer ones are still to come.
  - A request is begun once by this process. A newer one for the same destination cancels the one that is being served.
  - So does the announcement of a provider: it is a new process's, and what was asked for before it is asked for anew. Rows of a former process
    may have been taken for such a request, and those of this one would come behind them.
@@ -13,8 +15,11 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from lrq_ha.proto import lrq_pb2 as pb
+
+KNOWN_MAX: Final = 10_000  # requests that are known again
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class RequestBook:
         self._outdated: dict[str, str] = {}  # by destination: the request id that an announcement ended last
         self._begun: dict[str, str] = {}  # by destination: the request id that was begun last here
         self._running: dict[str, FullSyncRequest] = {}
+        self._known: dict[tuple[str, str], None] = {}  # (destination, request id) of what was ever read, in its order
+        self._newest: dict[str, str] = {}  # by destination: the request id of the last of those
 
     def replay(self) -> None:
         """The stream is read from its beginning (again)."""
@@ -79,6 +86,7 @@ class RequestBook:
         destination = found.destination
         pending = self._pending.get(destination)
         if found.state == pb.FullSyncRequest.REQUESTED:
+            self._meet(destination, found.request_id)
             if found.request_id == self._ended.get(destination):
                 return []  # a repeat of a request that has ended
             self._pending[destination] = FullSyncRequest(found.client_name, destination, found.request_id, found.reason)
@@ -86,6 +94,14 @@ class RequestBook:
             self._pending[destination] = None
             self._ended[destination] = found.request_id
         return self._decide(destination) if self._caught_up else []
+
+    def _meet(self, destination: str, request_id: str) -> None:
+        if (destination, request_id) in self._known:
+            return
+        self._known[destination, request_id] = None
+        self._newest[destination] = request_id
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
 
     def _announced(self, client: pb.ClientStatus) -> list[Effect]:
         if client.client_name != self.client_name or not client.full_sync_provider:
@@ -104,7 +120,7 @@ class RequestBook:
                 del self._running[destination]
                 effects.append(Cancel(running, "the request was ended elsewhere"))
             return effects
-        if self._begun.get(destination) == wanted.request_id:
+        if wanted.request_id != self._newest[destination] or wanted.request_id == self._begun.get(destination):
             return []
         if running is not None:
             effects.append(Cancel(running, f"request {wanted.request_id} came after it"))

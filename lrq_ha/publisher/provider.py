@@ -31,7 +31,8 @@ from lrq_ha.replication.errors import IllegalEvent, LrqError
 _LOG = logging.getLogger(__name__)
 
 # A stream does not say where its end is. Old messages come thousands a second, new ones a few: so it has been read to its end when
-# only few came in one look. If that is wrong after all, an old request is begun, and cancelled as soon as its end is read.
+# only few came in one look. If that is wrong after all, a request from before this process is begun, and cancelled as soon as its end is read; what
+# this process has read before is known again (`fullsync`).
 LOOK_S: Final = 0.5
 LOOK_MESSAGES_MAX: Final = 100
 EMPTY_S: Final = 5.0  # the first message, at least the own announcement, has this long to come

@@ -52,7 +52,7 @@ class Publisher(BasePublisher[Confirm]):
             nodes = [parameters(url, vhost, lane.properties, self._heartbeat_s, self._login_timeout_s, self._tls) for url in self._nodes]
             return Link(self._loop, self._lock, lane, nodes, learn, self._login_timeout_s, self._confirm_timeout_s, handlers)
 
-        self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [])}
+        self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [self._own.window])}
         self._thread = threading.Thread(target=self._run, name=f"lrq-publisher-{self.producer}", daemon=True)
         self._thread.start()
         self._connect()

@@ -1,8 +1,10 @@
 """The window of unconfirmed messages of one producer: pure, no I/O, no clock, no locks (its driver serialises the calls).
 
 Rules:
- - A replication ID is given once, before the message is enqueued, and stays with the message on every resend.
- - Messages are sent, and sent again, in the order of their IDs. On one channel the delivery tags 1, 2, … follow that order.
+ - A message has its replication ID before it is enqueued, and keeps it on every resend.
+ - The number of a message that the broker nacked or returned is free on every node by then; the next message gets it. Else it would be a gap in
+   what the servers remember of the producer, for ever.
+ - Messages are sent, and sent again, in the order in which they were added. On one channel the delivery tags 1, 2, … follow that order.
  - A message leaves the window by an ack, a nack, or a refusal; a lost connection only makes it wait to be sent again.
  - The broker does not say which message made it close a channel. So those in doubt are then sent one at a time (probing)
    until the culprit is the only one in flight when it happens again.
@@ -27,9 +29,15 @@ be the broker's own trouble; a channel close names the message, so there one is 
 
 @dataclass(slots=True)
 class Entry(Generic[T]):
-    """One unconfirmed message; `item` is the driver's own (its bytes and whoever waits for it)."""
+    """One unconfirmed message; `item` is the driver's own (its bytes and whoever waits for it).
+
+    Attributes:
+        sequence: Its place in the order: 1 for the first that this process has added.
+        number: That of its ID.
+    """
 
     sequence: int
+    number: int
     size_bytes: int
     item: T
     strikes: int = 0
@@ -58,8 +66,10 @@ class Window(Generic[T]):
         self.messages_max = messages_max
         self.bytes_max = bytes_max
         self.bytes = 0
-        self.assigned = 0  # the highest sequence given or learned; never goes down
-        self.given = 0  # how many this process has given itself
+        self.assigned = 0  # the highest number given or learned; never goes down
+        self.added = 0  # the last message's sequence
+        self._free: deque[int] = deque()  # numbers below `assigned` that are to be given next; never more than were unconfirmed at a time
+        self._known = 0  # the highest number sent or learned: the server can know of none above it
         self._waiting: deque[Entry[T]] = deque()  # to be sent, by sequence; all above those in flight
         self._flight: dict[int, Entry[T]] = {}  # delivery tag -> entry, both ascending
         self._tag = 0  # the last delivery tag used on this channel
@@ -82,33 +92,37 @@ class Window(Generic[T]):
 
     @property
     def oldest(self) -> int:
-        """The sequence of the oldest unconfirmed message; the next one to be given if there is none."""
+        """The sequence of the oldest unconfirmed message; that of the next one if there is none."""
         if self._flight:
             return next(iter(self._flight.values())).sequence
-        return self._waiting[0].sequence if self._waiting else self.assigned + 1
+        return self._waiting[0].sequence if self._waiting else self.added + 1
 
     def learn(self, last: int) -> None:
-        """Takes the producer's last sequence as the server knows it (0: unknown).
+        """Takes the producer's last number as the server knows it (0: unknown).
 
         Raises:
-            FencedError: It is beyond what this process has given: someone else uses the name. Nothing was changed.
+            FencedError: It is beyond what this process has sent: someone else uses the name. Nothing was changed.
         """
-        if last > self.assigned and self.given:
-            raise FencedError(self.producer, last, self.assigned)
+        if last > self._known and self.added:
+            raise FencedError(self.producer, last, self._known)
+        self._known = max(self._known, last)
         self.assigned = max(self.assigned, last)
 
     def next_id(self) -> str:
         """The replication ID that the next `add` will give."""
-        return f"{self.producer}/{self.assigned + 1}"
+        return f"{self.producer}/{self._free[0] if self._free else self.assigned + 1}"
 
-    def id_of(self, sequence: int) -> str:
-        return f"{self.producer}/{sequence}"
+    def id_of(self, entry: Entry[T]) -> str:
+        return f"{self.producer}/{entry.number}"
 
     def add(self, size_bytes: int, item: T) -> Entry[T]:
         """Gives the next replication ID and puts the message in line. The caller has asked `fits`, or knows why it need not."""
-        self.assigned += 1
-        self.given += 1
-        entry = Entry(self.assigned, size_bytes, item)
+        if self._free:
+            number = self._free.popleft()
+        else:
+            number = self.assigned = self.assigned + 1
+        self.added += 1
+        entry = Entry(self.added, number, size_bytes, item)
         self._waiting.append(entry)
         self.bytes += size_bytes
         return entry
@@ -126,6 +140,8 @@ class Window(Generic[T]):
             flight[self._tag] = entry
             taken.append(entry)
             size += entry.size_bytes
+            if entry.number > self._known:
+                self._known = entry.number
             if entry.sequence <= self._probe_to:
                 break
         return taken
@@ -152,14 +168,15 @@ class Window(Generic[T]):
         return settled
 
     def _refusal(self, entry: Entry[T], nack: bool) -> LrqError | None:
-        if entry.returned is not None:
-            return NackedError(self.id_of(entry.sequence), *entry.returned)
-        return NackedError(self.id_of(entry.sequence), 0, "") if nack else None
+        if entry.returned is None and not nack:
+            return None
+        self._free.append(entry.number)
+        return NackedError(self.id_of(entry), *(entry.returned or (0, "")))
 
-    def returned(self, sequence: int, code: int, text: str) -> None:
+    def returned(self, number: int, code: int, text: str) -> None:
         """A basic.return: the message's ack follows, and then settles it as refused. Returns come in order, so the search is short."""
         for entry in self._flight.values():
-            if entry.sequence == sequence:
+            if entry.number == number:
                 entry.returned = (code, text)
                 return
 
@@ -179,7 +196,7 @@ class Window(Generic[T]):
             if entry.strikes >= strikes_max:
                 del self._flight[tag]
                 self.bytes -= entry.size_bytes
-                settled.append(Settled(entry, NackedError(self.id_of(entry.sequence), code, text)))
+                settled.append(Settled(entry, NackedError(self.id_of(entry), code, text)))
         if self._flight:
             self._probe_to = max(self._probe_to, next(reversed(self._flight.values())).sequence)
         self.disconnected()
@@ -214,4 +231,4 @@ class Window(Generic[T]):
         self.disconnected()
         self._waiting.clear()
         self.bytes = 0
-        return [Settled(entry, error or Unconfirmed(self.id_of(entry.sequence))) for entry in entries]
+        return [Settled(entry, error or Unconfirmed(self.id_of(entry))) for entry in entries]

@@ -30,7 +30,10 @@ FORGOTTEN_TERMS_MAX = 1 << 16
 
 @dataclass
 class Campaign:
-    """An epoch that is being taken. `waiting`: who has not promised it yet; `logs`: of those who have; `fenced`: the own stream has the promise."""
+    """An epoch that is being taken.
+
+    `waiting`: who has not promised it yet; `logs`: of those who have; `fenced`: the own stream has the promise; `at_stake`: what an operator is told.
+    """
 
     epoch: int
     down: frozenset[int]
@@ -38,6 +41,7 @@ class Campaign:
     deadline: float
     operator: bool
     force: bool
+    at_stake: str
     fenced: bool = False
     logs: dict[int, LogState] = field(default_factory=dict)
 
@@ -164,7 +168,7 @@ class Candidate:
 
     # ---- taking ------------------------------------------------------------------------------------------------------
 
-    def start(self, down: frozenset[int], *, operator: bool, force: bool, now: float) -> None:
+    def start(self, down: frozenset[int], *, operator: bool, force: bool, now: float, at_stake: str = "") -> None:
         """Asks for promises.
 
         Args:
@@ -172,13 +176,14 @@ class Candidate:
             operator: An operator wants it, and waits for the Answer; a tail that is refused to be cut is his to drop.
             force: Although others have a longer log.
             now: Monotonic time in seconds.
+            at_stake: What the operator is told of what this node may lack.
         """
         node = self._node
         seen = max([node.log.top, *(peer.hello.log.top for peer in node.peers.values() if peer.hello)])
         forgotten = FORGOTTEN_TERMS_MAX if down and (node.lost_host or not node.log.end) else 0
         epoch = epoch_number(term_of(seen) + 1 + forgotten, node.me)
         reachable = {number for number, peer in node.peers.items() if peer.answers and number not in down}
-        self._campaign = campaign = Campaign(epoch, down, reachable, now + node.settings.campaign_timeout_s, operator, force)
+        self._campaign = campaign = Campaign(epoch, down, reachable, now + node.settings.campaign_timeout_s, operator, force, at_stake)
         self._follower.stop()
         node.set_role(Role.RECOVERING, f"taking epoch {epoch_name(epoch)}")
         node.write_fence(epoch, 0, lambda now: self._fenced(campaign, now))
@@ -218,7 +223,7 @@ class Candidate:
         self._leader.begin(campaign.epoch, kept | {node.me}, clean=handover is not None and handover.clean)
         if campaign.operator:
             node.end_pause()
-            node.emit(Answer(True, f"{node.name(node.me)} has taken epoch {epoch_name(campaign.epoch)}"))
+            node.emit(Answer(True, f"{node.name(node.me)} has taken epoch {epoch_name(campaign.epoch)}", at_stake=campaign.at_stake))
         self._leader.call_all(now)
 
     # ---- giving up ---------------------------------------------------------------------------------------------------

@@ -369,11 +369,12 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to the operator's request. `node`: which one a switchover would go to."""
+    """Answer to the operator's request. `node`: which one a switchover would go to; `at_stake`: what a promotion may have lost."""
 
     ok: bool
     text: str
     node: int = 0
+    at_stake: str = ""
 
 
 Effect = (

@@ -1,7 +1,8 @@
 """What an operator may ask of a node: promote, remove, switch over, pause. Each is answered with what was done, or why not and what to do instead.
 
 Rules:
-- What would lose something that was confirmed is refused, and done only with `force`; what contradicts what this node sees is refused always.
+- What would lose something that was confirmed, as far as this node can tell, is refused, and done only with `force`; what contradicts what this node
+  sees is refused always. A node that was in sync when it last heard its primary cannot tell whether that went on without it, and says so.
 - A dry run changes nothing, and says what is at stake.
 """
 
@@ -47,9 +48,9 @@ class Requests:
             self._answer(False, losses[0])
         elif event.dry_run:
             although = f", although: {'; '.join(losses)}" if losses else ""
-            self._answer(True, f"would promote {self._node.name(self._node.me)}{although}; {self._stakes(now)}")
+            self._answer(True, f"would promote {self._node.name(self._node.me)}{although}; {self._stakes(event, now)}")
         else:
-            self._candidate.start(event.down, operator=True, force=event.force, now=now)
+            self._candidate.start(event.down, operator=True, force=event.force, now=now, at_stake=self._stakes(event, now))
 
     def _contradicted(self, event: PromoteRequest) -> str:
         """What this node and those that answer are: the operator's word must agree with it, also with `force`. Empty if it does."""
@@ -111,7 +112,8 @@ class Requests:
             )
         return ""
 
-    def _stakes(self, now: float) -> str:
+    def _stakes(self, event: PromoteRequest, now: float) -> str:
+        """What this node knows of what its log may lack, and what only the operator can: whether who is down went on without it before that."""
         node, last = self._node, self._node.last_heard_leader
         if last is None:
             heard = "has heard no primary since it started"
@@ -121,8 +123,13 @@ class Requests:
             in_set = "was in sync then" if node.log.in_set else "was NOT in sync then"
         if node.lost_host:
             in_set += "; its broker went down since, and it has not caught up"
-        local = "; publishes with local completion that it lacks are lost, though they were confirmed" if node.settings.local_completion else ""
-        return f"it {heard} and {in_set}; its log ends at {node.log.end}{local}"
+        said = f"it {heard} and {in_set}; its log ends at {node.log.end}"
+        if event.down and not node.settings.strict:
+            down = self._names(sorted(event.down))
+            said += f"; if {down} went on without it since, what was confirmed then is lost: compare with when {down} went down"
+        if node.settings.local_completion:
+            said += "; publishes with local completion that it lacks are lost, though they were confirmed"
+        return said
 
     # ---- remove, switch over, pause ----------------------------------------------------------------------------------
 
@@ -134,8 +141,11 @@ class Requests:
             self._answer(False, f"{node.name(node.me)} is primary: only a backup can be removed")
         elif event.node not in node.log.members:
             self._answer(False, f"{node.name(event.node)} is not in the set")
+        elif self._leader.set.keeps_up(event.node, now):
+            self._answer(False, f"{node.name(event.node)} answers and keeps up, so it would be back in the set at once: stop it first")
         elif event.dry_run:
-            self._answer(True, f"would take {node.name(event.node)} out of the set; it must not be promoted before it has rejoined")
+            out = f"would take {node.name(event.node)} out of the set; nothing is lost or redelivered"
+            self._answer(True, f"{out}; it must not be promoted before it has rejoined")
         else:
             self._leader.set.remove(event.node, "the operator removed it")
             self._leader.advance_safe(now)

@@ -3,7 +3,7 @@
 Rules:
 - A batch is kept once, as the bytes that went to the own stream; every receiver is sent those same bytes.
 - Memory holds the newest batches up to a limit in bytes. A receiver that needs older ones is fed from the stream until it has reached memory.
-- At most `in_flight_bytes_max` are on their way to a receiver. What it has not acknowledged is the lag that operators see.
+- At most `in_flight_bytes_max` are on their way to a receiver.
 - Completion waits for the guard of every receiver in the set (guard.py); acknowledgements are cumulative.
 """
 

@@ -92,6 +92,8 @@ HttpUrl = Annotated[str, AfterValidator(_http)]
 File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
+#: So many of the largest messages or transactions a log has room for, at least: a checkpoint stands in each quarter of it.
+LARGEST_PER_LOG = 8
 #: Keys whose values are never shown.
 SECRET = frozenset({"url", "door", "doors", "password", "options"})
 
@@ -261,8 +263,8 @@ class ReplicationTable(_Table):
         8 << 30,
         ge=1 << 20,
         description="size of the replicated log in the broker, which drops older segments beyond it, whoever still needs them: a hard limit. "
-        "Eight times the largest message, transaction and checkpoint at least. A stream that exists keeps the one that it was made with; see "
-        "operations.md",
+        "Eight times door.message_bytes_max and door.transaction_bytes_max at least, and the largest checkpoint. A stream that exists keeps the size "
+        "that it was made with; see operations.md",
     )
     checkpoint_entries: int = Field(
         50_000, ge=1, description="a checkpoint is written every so many entries: a restart reads the log from the last one that is applied"
@@ -317,6 +319,12 @@ class Config(_Table):
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
         if self.replication.expected_backups > len(self.peers):
             raise ValueError(f"replication.expected_backups is {self.replication.expected_backups}, and there are {len(self.peers)} peers")
+        for key in ("message_bytes_max", "transaction_bytes_max"):
+            largest, log_bytes_max = getattr(self.door, key), self.replication.log_bytes_max
+            if log_bytes_max < LARGEST_PER_LOG * largest:
+                raise ValueError(
+                    f"replication.log_bytes_max is {log_bytes_max}, and has to be {LARGEST_PER_LOG} times door.{key} at least, which is {largest}"
+                )
         for entry in self.door.tls.users if self.door.tls else ():
             if entry.user == self.credentials.name:
                 raise ValueError(f"door.tls.users logs '{entry.common_name}' in as {entry.user}, which is the sidecar's own user and no client's")

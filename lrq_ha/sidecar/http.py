@@ -2,8 +2,9 @@
 
     GET  /status   everything about this node, JSON
     GET  /primary  200 if this node serves clients, else 503: for a load balancer that must find the primary
-    GET  /ready    200 if this node serves clients or is an in-sync backup, else 503
-    GET  /queues   names of the receive queues here, a JSON list; 503 if this node is not primary and no in-sync backup: it may lack some
+    GET  /ready    200 if this node serves clients or is an in-sync backup that hears its primary, else 503
+    GET  /queues   names of the receive queues here, a JSON list; 503 where it may lack some: on a node that is not primary and no in-sync backup that
+                   hears it
     GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
     POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
     POST /remove   {"node": "e2", "dry_run": false}; a node of the set that is not configured any more: "node 3", by its id
@@ -50,6 +51,8 @@ class Source(Protocol):
     """Where the answers come from. A command that is refused returns (False, why); an LrqError means the same."""
 
     def status(self) -> dict[str, Any]: ...
+
+    def refusal(self) -> str: ...
 
     def queues(self) -> list[str]: ...
 
@@ -167,14 +170,16 @@ class HttpServer:
         return web.json_response(self._source.status())
 
     async def _primary(self, _: web.Request) -> web.Response:
-        return self._if_role(Role.ACTIVE)
+        return self._if_serving(or_ready=False)
 
     async def _ready(self, _: web.Request) -> web.Response:
-        return self._if_role(Role.ACTIVE, Role.READY)
+        return self._if_serving(or_ready=True)
 
-    def _if_role(self, *roles: Role) -> web.Response:
+    def _if_serving(self, *, or_ready: bool) -> web.Response:
         status = self._source.status()
-        fits = status.get("serving") or status.get("role") in [role.value for role in roles]
+        # A backup that has lost its primary may have been taken out of the set since, and stays ready to be promoted all the same.
+        ready = or_ready and status.get("role") == Role.READY.value and status.get("primary") is not None
+        fits = ready or not self._source.refusal()
         return web.json_response({"node": status.get("node"), "role": status.get("role")}, status=200 if fits else 503)
 
     async def _queues(self, _: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 from broker_plugin.client_errors import Address
-from broker_plugin.left_behind import left_behind, may_be_left_behind
+from broker_plugin.left_behind import delivered_again, left_behind, may_be_left_behind
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest, RemoveRequest, StepDown, SwitchoverRequest
 from lrq_ha.replication.log import LogState
@@ -85,8 +85,10 @@ class Orders:
         ok, text = answer.ok, answer.text
         if isinstance(request, PromoteRequest) and not (ok or request.dry_run):
             log.warning("not promoted, as an operator wants: %s", text)
-        if ok and isinstance(request, PromoteRequest) and request.dry_run and (behind := may_be_left_behind(self._core.replica)):
-            text += f"; messages in these queues are not replicated, and stay where they are: {behind}"
+        if ok and isinstance(request, PromoteRequest) and request.dry_run:
+            text += f"; what is live comes as redelivered: {await delivered_again(self._core.replica, self._broker)}"
+            if behind := may_be_left_behind(self._core.replica):
+                text += f"; messages in these queues are not replicated, and stay where they are: {behind}"
         elif ok and isinstance(request, PromoteRequest) and not request.dry_run:
             while self._node.role is Role.RECOVERING and not self._node.serving and not self._life.over:
                 await asyncio.sleep(POLL_S)
@@ -99,6 +101,8 @@ class Orders:
                 text += " and its door is open"
             else:
                 text += f"; {self._node.role.value}: {self._node.reason}"
+            text += f"; {answer.at_stake}"
+            log.warning("promoted, as an operator wants: %s", text)
         return ok, text
 
     async def switchover(self, node: int, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:

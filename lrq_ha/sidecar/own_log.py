@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from broker_plugin import wire
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.streams import APPLIED_RECORD_BYTES_MAX, Streams
+from broker_plugin.streams import APPLIED_RECORD_BYTES_MAX, LARGER_LOG, Streams
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.checkpoints import Checkpoints
 from lrq_ha.replication.errors import IllegalEvent
@@ -40,6 +40,7 @@ RECORD_INTERVAL_MAX_S = 2.0
 RECORD_PAUSE_TIMES = 20
 CHECKPOINT_SHARE_MAX = 0.5  # of what may lie between two
 CHECKPOINT_GROWTH = 4  # the log grows by so many times its size, if it is that large, before the next one
+OUTGROWN_TIMES = 1.25  # what the log's bytes are counted as is up to a tenth more than they are
 DANGER_SHARE = 0.5  # of the largest CHECKPOINT, or applied record: operators are warned
 
 
@@ -205,10 +206,25 @@ class OwnLog:
         if size <= DANGER_SHARE * limit:
             return ""
         what = f"what the log declares and remembers takes {size} bytes, and a checkpoint at most {limit}"
-        how = "have fewer queues, bindings or producers, or more log_bytes_max"
+        how = f"have fewer queues, bindings or producers, or {LARGER_LOG}"
         if size <= limit:
             return f"checkpoints become too large: {what}: {how}"
         return f"the log gets no checkpoints any more: {what}; a restart reads all since the last one, and fails once the broker drops that: {how}"
+
+    def size_trouble(self) -> str:
+        """That the broker may keep less of the log than it should, or keeps more; empty if it does not, as far as is known.
+
+        AMQP tells nothing of policies: whether one has changed the size is known when the log has become larger than it was made for.
+        """
+        made, wanted = self.streams.made_with.get(self.streams.log_queue), self._settings.log_bytes_max
+        if made is None:
+            return ""
+        held = self.watch.retention.behind(max(0, self._node.head - 1))
+        outgrown = held > OUTGROWN_TIMES * min(made, wanted)
+        if outgrown == (made < wanted):
+            return ""
+        policy = "unless a policy on its broker has changed that (see docs/operations.md), LOG LEFT is not true"
+        return f"its log was made for {made} bytes, and log_bytes_max is {wanted}: {policy}"
 
     def record_trouble(self) -> str:
         """That the applied record is too large, or soon will be; empty if it is not."""

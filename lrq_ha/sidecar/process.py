@@ -118,6 +118,10 @@ class Process:
             return found | self.incarnation.status.tell()
         return found | {"role": "standalone", "reason": self.problem, "primary": None, "in_set": False, "paused": self._paused}
 
+    def refusal(self) -> str:
+        """Why clients are not served now; empty if they are."""
+        return self.door.closed_because()
+
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
         """The operator's word."""
         nodes = frozenset(self._numbers(*down))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 
 from broker_plugin import building, wire
@@ -31,6 +32,8 @@ log = logging.getLogger("lrq_ha.node")
 #: While full queues refuse messages, so many times the limit may wait: what makes room in them comes with the log.
 FULL_LIMITS = 4
 REFUSAL_SHOWN_S = 5.0  # a node that was refused tries again every second
+PAUSED_SHOWN_S = 2.0  # one that is too slow goes on for a moment again and again
+PAUSED_SAID_AGAIN_S = 60.0
 
 
 class Receiving:
@@ -51,6 +54,8 @@ class Receiving:
         self._ends: dict[int, PeerEnd] = {}
         self._refused = (0.0, "")
         self._paused = False
+        self._pause = (-math.inf, 0)  # when it was so last, and by how many bytes the queues were behind
+        self._said_at = -math.inf
 
     def hears(self, peer: int) -> bool:
         """Whether a peer is connected to this door and has spoken."""
@@ -149,9 +154,28 @@ class Receiving:
         limit = min(settings.apply_lag_bytes_max, settings.log_quarter_bytes)
         if replica.progress.parked:
             limit *= FULL_LIMITS
-        too_much = replica.to_apply_bytes + replica.progress.parked_bytes > (limit - limit // 16 if self._paused else limit)
+        behind = replica.to_apply_bytes + replica.progress.parked_bytes
+        too_much = behind > (limit - limit // 16 if self._paused else limit)
         paused = too_much and primary > 0 and (not replica.to_apply or replica.to_apply[0].last <= replica.progress.safe)
         if paused or self._paused:  # one that has connected meanwhile, too
+            if paused:
+                self._pauses(behind)
             self._paused = paused
             for peer, end in self._ends.items():
                 end.pause(paused and peer == primary)
+
+    @property
+    def pausing(self) -> str:
+        """That this backup takes no more of the log, or did just now, and why; empty if it is quick enough."""
+        at, behind = self._pause
+        if time.monotonic() - at > PAUSED_SHOWN_S:
+            return ""
+        return f"its queues are {behind >> 20} MiB behind the log: it takes no more of it for the time being, which slows publishers"
+
+    def _pauses(self, behind: int) -> None:
+        """Notes it, and says it in this sidecar's log now and then."""
+        now = time.monotonic()
+        self._pause = now, behind
+        if not self._paused and now - self._said_at >= PAUSED_SAID_AGAIN_S:
+            self._said_at = now
+            log.warning("%s", self.pausing)

@@ -14,6 +14,7 @@ import time
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.moving import GivenUp
 from broker_plugin.renewing import Renewal
+from broker_plugin.streams import LARGER_LOG
 from broker_plugin.waiting import Moving
 
 from .config import Config
@@ -104,7 +105,8 @@ class Renewals:
         self._turning_away.progress = str
         await self._watch.look(now=True)
         if not problem and self._node.head > checkpoint:
-            problem = f"what is live takes more than log_bytes_max = {self._config.replication.log_bytes_max}: nobody can join before that is raised"
+            size = self._config.replication.log_bytes_max
+            problem = f"what is live takes more than log_bytes_max = {size}, and nobody can join before there is room for it: {LARGER_LOG}"
         await replica.progress.wait_safe(replica.renewed(checkpoint, given_up=bool(problem)))
         for moving in replica.moving.values():  # that were left unfinished
             moving.over.set()

@@ -70,10 +70,10 @@ class Sending:
         for link in self.links.values():
             self._life.spawn(link.run())
 
-    def in_flight_bytes(self, peer: int) -> int | None:
-        """What a peer was sent and has not acknowledged; None if the log does not go to it."""
+    def on_its_way_bytes(self, peer: int) -> int | None:
+        """What a peer lacks of the log, if all of that was sent to it; None if it lacks more."""
         subscription = self._subscriptions.get(peer)
-        return subscription.in_flight_bytes if subscription else None
+        return subscription.in_flight_bytes if subscription and subscription.sent >= self._node.log.end else None
 
     # ---- effects -----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from .turning_away import TurningAway
 
 GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
-_HAS_ALL = frozenset({Role.READY, Role.RECOVERING, Role.ACTIVE})  # of its group's log
 
 
 class Status:
@@ -64,11 +63,11 @@ class Status:
         if not self._grew or self._grew[-1][1] < self._node.log.end:
             self._grew.append((time.monotonic(), self._node.log.end))
 
-    def _lag_s(self, acknowledged: int) -> float:
-        """How long ago the log was no longer than what a peer has acknowledged."""
-        if acknowledged >= self._node.log.end:
+    def _lag_s(self, has: int) -> float:
+        """How long ago the log was no longer than what a peer has, by this node's clock."""
+        if has >= self._node.log.end:
             return 0.0
-        grew = next((at for at, end in self._grew if end > acknowledged), time.monotonic())
+        grew = next((at for at, end in self._grew if end > has), time.monotonic())
         return round(time.monotonic() - grew, 2)
 
     def tell(self) -> dict[str, Any]:
@@ -104,29 +103,30 @@ class Status:
 
     def _peer(self, number: int) -> dict[str, Any]:
         node, watch = self._node, self._log.watch
-        peer = node.peers[number]
+        peer, has, gauge = node.peers[number], watch.has(number) if node.leading else None, watch.gauge(number)
+        on_its_way = self._sending.on_its_way_bytes(number)
         return {
             "connected": peer.connected and self._receiving.hears(number),
             "problem": self._sending.links[number].problem or watch.trouble(number),
             "acked": peer.acknowledged,
             "applied": peer.applied,
-            "lag_entries": max(0, node.log.end - peer.acknowledged) if node.leading else None,
-            "lag_bytes": self._sending.in_flight_bytes(number),
-            **watch.gauge(number),
-            "lag_seconds": self._lag_s(peer.acknowledged) if node.leading else None,
+            "lag_entries": None if has is None else max(0, node.log.end - has),
+            "lag_bytes": gauge["log_bytes_behind"] if on_its_way is None else on_its_way,
+            **gauge,
+            "lag_seconds": None if has is None else self._lag_s(has),
             "apply_lag_entries": max(0, node.log.end - peer.applied) if node.leading else None,
         }
 
     def _troubles(self) -> str:
         """What is wrong with the broker, what is full or under way, what keeps a node from others, whom a primary's log may leave behind."""
-        node, broker = self._node, (self._blocked(), self._applier.full(), self._log.record_trouble())
+        node, broker = self._node, (self._blocked(), self._applier.full(), self._log.record_trouble(), self._log.size_trouble())
         if node.leading:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
             known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake(), *self._cut_off())
             return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role is not Role.CATCH_UP or node.primary():
-            return "".join(f"; {trouble}" for trouble in broker if trouble)
+            return "".join(f"; {trouble}" for trouble in (*broker, self._receiving.pausing) if trouble)
         troubles = self._cut_off()
         if refusal := self._receiving.refused:
             troubles.append(f"refused: {refusal}")
@@ -161,6 +161,10 @@ class Status:
         Raises:
             LrqError: There may be more of them, as this node's log lacks something.
         """
-        if self._node.role not in _HAS_ALL:
-            raise LrqError(f"this node does not have all of its group's log now: its role is {self._node.role.value}", retriable=True)
+        node = self._node
+        # A backup that has lost its primary stays ready, whatever that goes on with.
+        has_all = node.role in (Role.RECOVERING, Role.ACTIVE) or (node.role is Role.READY and node.primary())
+        if not has_all:
+            cut_off = ", and it hears no primary" if node.role is Role.READY else ""
+            raise LrqError(f"this node may not have all of its group's log now: its role is {node.role.value}{cut_off}", retriable=True)
         return [queue for queue in self._replica.index.sink.queues() if names.parse_recv_queue(queue)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -232,10 +233,16 @@ def write_down(lab: Lab, *names: str) -> None:
 
 
 def set_up(lab: Lab, settings: str) -> None:
-    """Gives all sidecars of a lab that is not up yet these lines in [replication], which is the last table of their configuration."""
+    """Gives all sidecars of a lab that is not up yet these lines in [replication], which is the last table of their configuration.
+
+    Where they have the size of the log, no message or transaction may be larger than such a log has room for.
+    """
+    size = re.search(r"(?m)^log_bytes_max = (\d+)$", settings)
+    limits = "".join(f"{key} = {int(size[1]) // 8}\n" for key in ("message_bytes_max", "transaction_bytes_max")) if size else ""
     lab.prepare()
     for node in lab.nodes.values():
-        node.config.write_text(f"{node.config.read_text().rstrip()}\n{settings.strip()}\n")
+        text = node.config.read_text().replace("[door]\n", f"[door]\n{limits}")
+        node.config.write_text(f"{text.rstrip()}\n{settings.strip()}\n")
 
 
 def replication(lab: Lab, **keys: object) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pika
-from load import QUIET_S, all_applied, command, consume, declare, depth, eventually, primary_of, told
+from load import QUIET_S, all_applied, command, consume, declare, depth, eventually, missed, primary_of, told
 from pika.exceptions import ChannelClosedByBroker
 
 from broker_plugin import wire
@@ -76,6 +76,7 @@ def fall_off(lab: Lab, primary: str, *backups: str) -> None:
     end = max(told(lab, backup)["end"] for backup in backups)
     for backup in backups:
         lab.kill(f"{backup}.sidecar")
+        missed(lab, primary, backup)
         code, said = command("remove", backup, lab=lab)
         assert code == 0 or "is not in the set" in said, said
     for _ in range(2 * LOG_BYTES_MAX // (PORTION * 60_000) + 1):  # who stays in the set is not to lose what it has not applied

@@ -183,6 +183,24 @@ def test_a_repeat_of_what_was_refused_is_refused_or_stored(rig: Rig) -> None:
     assert {int(body) for body in rig.bodies(rig.primary, queue)} == acked
 
 
+def test_a_producer_asks_for_itself_where_it_publishes(rig: Rig) -> None:
+    producer = rig.name("producer")
+    queue = rig.declare(rig.channel())
+    with RawClient(rig.url, properties={"lrq_producer": producer}) as client:
+        client.open_channel(confirms=True)
+        client.send(b"".join(publish(1, queue, b"x", fields=field("x-lrq-id", f"{producer}/{i}")) for i in (1, 2, 3)))
+        assert client.confirmed(3) == set()
+        asked = commands.Queue.Declare(queue=f"LRQ_Producer_{producer}", passive=True)
+        answer: Any = frames.decode_method(client.call(1, asked, frames.QUEUE_DECLARE_OK))
+        assert (answer.queue, answer.message_count, answer.consumer_count) == (asked.queue, 3, 0)
+        with pytest.raises(ChannelClosedByBroker) as caught:
+            rig.channel().queue_declare(asked.queue, passive=True)
+        assert caught.value.reply_code == 404, "to all others it is a name like any"
+        client.open_channel(2, confirms=True)
+        client.send(publish(2, queue, b"x", fields=field("x-lrq-id", f"{producer}/4")))
+        assert client.confirmed(1) == set(), "and nobody has ended this one"
+
+
 @pytest.mark.parametrize("announced", [None, "somebody-else"])
 @pytest.mark.parametrize("value", ["{producer}/1", "not an ID", "{producer}/x"])
 def test_an_id_of_another_producer_is_cut(rig: Rig, announced: str | None, value: str) -> None:

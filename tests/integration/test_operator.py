@@ -177,6 +177,9 @@ def test_the_door_of_a_backup_names_the_primary(lab: Lab, names: tuple[str, str]
 
 def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
+    declare(lab.nodes[primary].door, queue := f"stakes-{time.time_ns()}")
+    publish(lab, queue, 7)
+    eventually("the backup to have them", lambda: depth(lab.nodes[backup].broker, queue) == 7)
     epoch = told(lab, primary)["epoch"]
     lab.kill(f"{primary}.sidecar")
     eventually("the backup to miss it", lambda: not lab.status(backup)["peers"][primary]["connected"])
@@ -185,6 +188,9 @@ def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab
     code, said = run(lab, "promote", backup, "--down", primary, "--dry-run")
     assert code == 0
     assert re.search(rf"would promote {backup}; it heard its primary [\d.]+ s ago and was in sync then; its log ends at \d+", said), said
+    again = re.search(r"; what is live comes as redelivered: about (\d+) messages$", said)
+    assert again, said
+    assert int(again[1]) >= 7
     assert _fixed(lab, backup) == before
     lab.start(f"{primary}.sidecar")
     assert lab.wait_role(primary, "active")["epoch"] > epoch
@@ -205,7 +211,9 @@ def test_a_restarted_primary_without_its_backup_stays_closed(lab: Lab, names: tu
     assert re.search(rf"(?m)^{primary} .*catch-up .*waiting for the other nodes", said), said
     code, said = run(lab, "promote", primary, "--down", backup)
     assert code == 0
-    assert re.fullmatch(rf"{primary} has taken epoch \S+( and its door is open|; recovering: .* its door is open, confirms wait: .*)", said), said
+    open_ = r"( and its door is open|; recovering: .* its door is open, confirms wait: .*)"
+    at_stake = rf"; it has heard no primary since it started and was in sync .*; if {backup} went on without it since, .* is lost.*"
+    assert re.fullmatch(rf"{primary} has taken epoch \S+{open_}{at_stake}", said), said
     assert told(lab, primary)["members"] == [primary]
     declare(lab.nodes[primary].door, queue := f"alone-{time.time_ns()}")
     publish(lab, queue, 1)  # after expected_backups_timeout_s
@@ -489,3 +497,36 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     refused(lab, "exists already", "reinit", primary, "--export", str(tail))
     assert tail.read_bytes() == before, "it is the only copy"
     lab.start(f"{primary}.sidecar")
+
+
+def test_a_backup_that_lacks_a_queue_says_so(lab: Lab, names: tuple[str, str]) -> None:
+    """Somebody had deleted it at the backup's broker: everything published to it since was missing after a failover, and nobody was told."""
+    primary, backup = names
+    deleted, early = f"deleted-{time.time_ns()}", f"early-{time.time_ns()}"
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", early, b"before it is there")
+        channel.queue_declare(early, durable=True)
+        channel.queue_declare(deleted, durable=True)
+        all_applied(lab, *names)
+        with pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].broker)) as behind:
+            behind.channel().queue_delete(deleted)
+        said = f"queue '{deleted}' in vhost '/' is not on this node, and what is published to it not either: run lrq-ha reinit {backup} --discard"
+
+        def told_of_it() -> bool:
+            for queue in (early, deleted):
+                channel.basic_publish("", queue, b"1")
+            return said in lab.status(backup)["reason"]
+
+        eventually("it to be told", told_of_it)
+    assert f"'{early}'" not in told(lab, backup)["reason"], "it was not there on the primary either, for the first one"
+    code, listed = run(lab, "list")
+    assert code == 0
+    assert re.search(rf"(?m)^{backup} .*{re.escape(said)}", listed), listed
+    code, text = run(lab, "reinit", backup, "--discard")
+    assert code == 0, text
+    usable(lab, names)
+    all_applied(lab, *names)
+    assert told(lab, backup)["reason"] == f"in-sync backup of {primary}"
+    assert depth(lab.nodes[backup].broker, deleted) == depth(lab.nodes[primary].broker, deleted)

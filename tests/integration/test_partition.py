@@ -119,6 +119,38 @@ def test_two_primaries_that_both_confirmed_are_told_and_lose_nothing(containers:
     same_logs(lab)
 
 
+def test_a_promotion_says_since_when_the_other_may_have_confirmed_alone(containers: ContainerLab) -> None:
+    """The word is true, and what the old primary confirmed on its own is lost all the same: whoever gives it is told what to compare."""
+    lab = containers
+    replication(lab, mode="available", backup_timeout_s=SHORT_S)
+    old, new = in_sync(lab)
+    queue = f"alone-{time.time_ns()}"
+    declare(lab.nodes[old].door, queue)
+    witness = Witness(lab.nodes[old].door, queue, queue)
+    lab.cut(old, new)
+    try:
+        cut_at = time.monotonic()
+        witness.send(range(1, COUNT + 1))
+        witness.all_confirmed()
+        assert told(lab, old)["members"] == [old]
+        missed(lab, new, old)
+        lab.kill(old)
+        for dry_run in (("--dry-run",), ()):
+            code, said = command("promote", new, "--down", old, *dry_run, lab=lab)
+            found = re.search(rf"; it heard its primary ([\d.]+) s ago and was in sync then; .*; if {old} went on without it since, .* is lost", said)
+            assert code == 0
+            assert found, said
+            assert SHORT_S < float(found[1]) < time.monotonic() - cut_at + 1
+    finally:
+        lab.heal(old, new)
+    lab.start(old)
+    lab.wait_role(old, "diverged", 120)
+    code, said = command("reinit", old, "--discard", lab=lab)
+    assert code == 0, said
+    assert in_sync(lab) == (new, old)
+    assert bodies(lab.nodes[new].door, queue) == []
+
+
 def test_in_mode_strict_neither_side_confirms(containers: ContainerLab) -> None:
     """Not even the operator's word, which is untrue, lets one of them go on alone; when they meet again, the one that was promoted leads."""
     lab = containers

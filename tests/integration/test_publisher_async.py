@@ -261,6 +261,46 @@ def test_a_cancelled_close_closes(lab: Lab, loop: LoopThread) -> None:
     loop.run(main())
 
 
+def test_a_publisher_whose_tasks_are_cancelled_is_closed(lab: Lab, loop: LoopThread) -> None:
+    """As by who ends all tasks of a loop: it took publishes that nobody sent, and `flush` waited for ever."""
+
+    async def main() -> None:
+        p = await publisher(lab).connect()
+        await (await p.publish("", "q", b""))
+        lab.stop("e1.broker")
+        try:
+            unconfirmed = await p.publish("", "q", b"")
+            flushing = asyncio.create_task(p.flush())
+            await asyncio.sleep(0.05)
+            for task in asyncio.all_tasks() - {asyncio.current_task(), flushing}:
+                task.cancel()
+            with pytest.raises(Unconfirmed):
+                await asyncio.wait_for(unconfirmed, PATIENCE_S)
+            await asyncio.wait_for(flushing, PATIENCE_S)
+            with pytest.raises(PublisherClosed, match="were cancelled"):
+                await p.publish("", "q", b"")
+            await p.close()
+        finally:
+            lab.cont("e1.broker")
+
+    loop.run(main())
+
+
+def test_a_publisher_that_no_longer_looks_at_full_syncs_is_closed(lab: Lab, loop: LoopThread) -> None:
+    async def main() -> None:
+        async with publisher(lab) as p:
+            p.on_full_sync(lambda request, context: context.complete())
+            await p.flush(PATIENCE_S)
+            assert p._ticks is not None
+            p._ticks.cancel()
+            await asyncio.wait({p._ticks}, timeout=PATIENCE_S)
+            await asyncio.sleep(0)  # those who are told of its end come then
+            with pytest.raises(PublisherClosed, match="were cancelled"):
+                await p.publish("", "q", b"")
+
+    loop.run(main())
+
+
 def test_connecting_may_be_cancelled_and_tried_again(lab: Lab, loop: LoopThread) -> None:
     async def main() -> None:
         lab.stop("e1.broker")
@@ -309,12 +349,63 @@ def test_where_it_may_be_used(lab: Lab, loop: LoopThread) -> None:
     loop.run(p.connect())
     with pytest.raises(IllegalEvent, match="another event loop"):
         asyncio.run(p.publish("", "q", b""))
-    assert loop.run(p.publish("", "q", b"")).replication_id == "app-1/1"
+    with pytest.raises(IllegalEvent, match="another event loop"):
+        asyncio.run(p.close())
+    confirm = loop.run(p.publish("", "q", b""))
+    assert confirm.replication_id == loop.run(confirm.result(PATIENCE_S)) == "app-1/1", "it is not closed"
     loop.run(p.close())
     never = publisher(lab)
     loop.run(never.close())
     with pytest.raises(PublisherClosed):
         loop.run(never.connect())
+
+
+def test_a_confirm_is_awaited_in_another_loop(lab: Lab, loop: LoopThread) -> None:
+    """Nothing woke that loop."""
+    p = loop.run(publisher(lab).connect())
+    loop.run(loop.run(p.publish("", "q", b"")).result())
+    lab.stop("e1.broker")
+    try:
+        confirm = loop.run(p.publish("", "q", b""))
+        found: list[str] = []
+        other = threading.Thread(target=lambda: found.append(asyncio.run(confirm.result())), daemon=True)
+        other.start()
+        deadline = time.monotonic() + PATIENCE_S
+        while confirm._callbacks is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.2)  # it sleeps by now
+    finally:
+        lab.cont("e1.broker")
+    other.join(PATIENCE_S)
+    assert found == ["app-1/2"]
+    loop.run(p.close())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_leaves_an_async_publisher_alone(lab: Lab, loop: LoopThread) -> None:
+    def child(said: multiprocessing.SimpleQueue[list[str]]) -> None:
+        found = []
+        for call in (p.flush, p.close):
+            try:
+                asyncio.run(call())
+                found.append("")
+            except BaseException as error:
+                found.append(str(error))
+        said.put(found)
+
+    p = loop.run(publisher(lab).connect())
+    context = multiprocessing.get_context("fork")
+    said: multiprocessing.SimpleQueue[list[str]] = context.SimpleQueue()
+    process = context.Process(target=child, args=(said,), daemon=True)
+    process.start()
+    process.join(2 * PATIENCE_S)
+    process.kill()
+    flushing, closing = said.get()
+    assert "after the fork" in flushing
+    assert closing == ""
+    assert loop.run(loop.run(p.publish("", "q", b"")).result(PATIENCE_S)) == "app-1/1"
+    loop.run(p.close())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pika
 import pytest
@@ -96,6 +100,66 @@ def test_what_an_older_process_has_sent_goes_no_further_than_a_newer_one_was_tol
     assert drain(lab, name, 3) == [f"{name}/{n}" for n in (1, 2, 3)]
 
 
+class Gate:
+    """A way to a door on which logins to some vhosts stand still.
+
+    Attributes:
+        held: Those vhosts.
+    """
+
+    def __init__(self, door: str) -> None:
+        found = urlsplit(door)
+        self._door = (found.hostname, found.port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = found._replace(netloc=f"{found.netloc.rpartition('@')[0]}@127.0.0.1:{self._server.getsockname()[1]}").geturl()
+        self.held: set[str] = set()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                door = socket.create_connection(self._door)
+                for ends in ((client, door), (door, client)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if any(b"\x00\x0a\x00\x28%c%b" % (len(vhost), vhost.encode()) in data for vhost in self.held):  # connection.open
+                    continue
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+def test_no_number_that_another_process_has_used_meanwhile_is_sent(lab: Lab, api: Make, name: str) -> None:
+    """As by one that continues where a primary without its backups says, and then comes to the new one. If `publish` came there first,
+    its messages were confirmed as repeats of the other process's, and nowhere: only the log entries' connection asked again."""
+    declare(lab, name)
+    gate = Gate(lab.nodes[primary_of(lab)].door)
+    try:
+        first = api([gate.url], name, login_timeout_s=2.0)
+        first.publish("", name, b"").result(PATIENCE_S)
+        gate.held |= {"/", "lrq"}
+        with api(doors(lab), name) as second:
+            assert second.publish("", name, b"").result(PATIENCE_S) == f"{name}/2"
+        eventually("the first to be ended", lambda: not any(lane.ready for lane in inside(first)._lanes))
+        confirm = first.publish("", name, b"another")
+        gate.held.remove("/")
+        with pytest.raises(FencedError):
+            confirm.result(2 * PATIENCE_S)
+        first.close()
+    finally:
+        gate.close()
+    assert drain(lab, name, 2) == [f"{name}/1", f"{name}/2"]
+
+
 def test_an_unknown_destination_is_refused_by_name(lab: Lab, api: Make, name: str) -> None:
     with api(doors(lab), name, "orders") as p, pytest.raises(NackedError, match="destination 'nowhere' is not known"):
         p.transmit_log_entry_message(b"", ["nowhere"]).result(PATIENCE_S)
@@ -173,6 +237,39 @@ def test_a_refused_entry_leaves_the_connection_and_what_it_reads(
     said = [record.getMessage() for record in caplog.records if record.name.startswith("lrq_ha.publisher") and record.levelname == "WARNING"]
     assert {"closed the channel" in each for each in said} == {True}, said
     assert len(read) == 1, "it goes on"
+
+
+def test_the_numbers_of_refused_messages_are_used_again(lab: Lab, api: Make, name: str) -> None:
+    """Each was a gap for ever; and none of the messages that have them now is taken for a repeat, by any node."""
+    declare(lab, name)
+    full = f"{name}-full"
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary_of(lab)].door)) as connection:
+        connection.channel().queue_declare(full, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    stored: list[str] = []
+    with api(doors(lab), name) as p:
+        filling = 0
+        with suppress(NackedError):
+            while filling < 20:  # the queue notices its limit a little late
+                p.publish("", full, b"").result(PATIENCE_S)
+                filling += 1
+        for _ in range(30):
+            for queue in (f"{name}-nowhere", full):
+                with pytest.raises(NackedError):
+                    p.publish("", queue, b"").result(PATIENCE_S)
+            stored.append(p.publish("", name, b"").result(PATIENCE_S))
+        both = [p.publish("", queue, b"") for queue in (full, name) * 30]
+        stored += [confirm.result(PATIENCE_S) for confirm in both[1::2]]
+        for confirm in both[::2]:
+            with pytest.raises(NackedError):
+                confirm.result(PATIENCE_S)
+        old, new = in_sync(lab)
+        replace_primary(lab, old, new)
+        stored += [p.publish("", name, b"").result(2 * PATIENCE_S) for _ in range(40)]
+    last = max(int(each.rpartition("/")[2]) for each in stored)
+    assert last <= len(stored) + filling + 2, "but for those in flight at the end, none is left out"
+    assert drain(lab, name, len(stored)) == stored
+    lab.start(old)
+    lab.wait_role(old, "ready")
 
 
 def test_failover_loses_and_repeats_nothing_and_tells_two_of_one_name(lab: Lab, api: Make, name: str) -> None:

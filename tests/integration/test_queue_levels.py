@@ -5,6 +5,9 @@ What is there after a failover: the cases of queue_kinds_levels.py, and test_que
 
 from __future__ import annotations
 
+import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pika
@@ -13,7 +16,11 @@ from door_rig import Rig
 from load import eventually
 from pika.exceptions import ChannelClosedByBroker
 
-from lrq_ha.lab import probe
+from broker_plugin.client_errors import Address
+from broker_plugin.left_behind import left_behind
+from lrq_ha.lab import Lab, probe
+from lrq_ha.lab.files import SIDECAR_USER
+from lrq_ha.replication.levels import Level
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
@@ -193,3 +200,33 @@ def test_an_auto_delete_queue_that_is_to_be_replicated(rig: Rig) -> None:
     gone(rig, queue)
     rig.both_hold(unused, [b"x"])
     channel.queue_delete(unused)
+
+
+def test_what_stays_behind_is_told_of_the_vhosts_that_answer(brokers: Lab) -> None:
+    """One vhost that was deleted hid what all others had."""
+    node, there, gone = "e1", f"a-{time.time_ns()}", f"b-{time.time_ns()}"
+    keys = [(there, "cache"), (gone, "cache"), (gone, "more"), ("/", f"behind-{time.time_ns()}")]
+    for vhost in (there, gone):
+        brokers.ctl(node, "add_vhost", vhost)
+        brokers.ctl(node, "set_permissions", "-p", vhost, SIDECAR_USER, ".*", ".*", ".*")
+    parameters = pika.URLParameters(brokers.nodes[node].admin)
+    for vhost, queue in keys:
+        parameters.virtual_host = vhost
+        with pika.BlockingConnection(parameters) as connection:
+            connection.channel().queue_declare(queue, durable=True)
+            connection.channel().basic_publish("", queue, b"1", PERSISTENT)
+    brokers.ctl(node, "delete_vhost", gone)
+    declared = SimpleNamespace(
+        partial=set(keys), definitions=SimpleNamespace(queue=lambda _key: b"declared"), replicates=lambda _key: False, level=lambda _key: Level.NONE
+    )
+    replica: Any = SimpleNamespace(declared=declared)
+
+    def told() -> str:
+        return asyncio.run(left_behind(replica, Address.parse(brokers.nodes[node].admin, "lrq")))
+
+    counts = [f"1 messages in '{queue}' (none)" for vhost, queue in keys if vhost != gone]
+    eventually("what is there to be counted", lambda: all(each in told() for each in counts), 30, seen=told)
+    assert f"what is in 2 queues of vhost '{gone}', of which the broker told nothing (" in told()
+    with pika.BlockingConnection(pika.URLParameters(brokers.nodes[node].admin)) as connection:
+        connection.channel().queue_delete(keys[-1][1])
+    brokers.ctl(node, "delete_vhost", there)

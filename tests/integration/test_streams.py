@@ -127,6 +127,27 @@ def test_a_start_whose_record_comes_back(brokers: Lab, tmp_path: Path) -> None:
     assert "came back" in asyncio.run(go())
 
 
+def test_a_stream_keeps_the_size_that_it_was_made_with_and_that_is_said(brokers: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """A larger log_bytes_max did nothing, and nothing said so."""
+
+    async def opened(size: int) -> dict[str, int]:
+        caplog.clear()
+        streams = Streams("sized", Address.parse(brokers.nodes["e1"].admin, "lrq"), size, lambda _count: None, lambda _reason: None)
+        await streams.open()
+        await streams.close()
+        return {queue: made for queue, made in streams.made_with.items() if queue == streams.log_queue}
+
+    made, wanted = 1 << 26, 1 << 27
+    assert asyncio.run(opened(made)) == {}
+    assert asyncio.run(opened(wanted)) == {"LRQ_HA_sized": made}
+    command = f"""rabbitmqctl set_policy -p lrq lrq-size '^LRQ_(HA|Send|Recv)_' '{{"max-length-bytes": {wanted}}}' --apply-to queues"""
+    [said] = [message for message in caplog.messages if "'LRQ_HA_sized'" in message]
+    assert command in said
+    assert "inequivalent arg" in said
+    assert asyncio.run(opened(made)) == {}
+    assert not [message for message in caplog.messages if "'LRQ_HA_sized'" in message]
+
+
 def test_what_is_read_for_a_backup_that_is_behind(brokers: Lab) -> None:
     async def read(streams: Streams) -> None:
         async with aclosing(streams.batches()) as records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tomllib
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -155,6 +156,44 @@ def test_more_than_it_may_hold_is_not_taken() -> None:
         assert backup.primary.reads
 
     run(check)
+
+
+def test_it_says_that_it_slows_publishers_and_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody told which node it was: publishers became slow."""
+    slows = "its queues are {} MiB behind the log: it takes no more of it for the time being, which slows publishers"
+    now = 1_000.0
+    monkeypatch.setattr("lrq_ha.sidecar.receiving.time.monotonic", lambda: now)
+
+    def check(backup: Backup) -> None:
+        nonlocal now
+
+        def told() -> str:
+            return str(backup.incarnation.status.tell()["reason"])
+
+        backup.pushed(LIMIT)
+        assert "slows publishers" not in told()
+        backup.pushed(LIMIT)
+        assert told().endswith(slows.format(2))
+        assert [record.getMessage() for record in caplog.records if "slows" in record.getMessage()] == [slows.format(2)]
+        caplog.clear()
+        now += 600.0
+        backup.receiving.applied()
+        assert told().endswith(slows.format(2)), "as long as it does"
+        for _ in range(3):
+            backup.applies()
+            backup.applies()
+            assert backup.primary.reads
+            assert told().endswith(slows.format(1)), "it may do it again at once"
+            backup.pushed(LIMIT)
+            backup.pushed(LIMIT)
+        assert len([record for record in caplog.records if "slows" in record.getMessage()]) == 1, "said again after a while, and not each time"
+        backup.applies()
+        backup.applies()
+        now += 10.0
+        assert "slows publishers" not in told()
+
+    with caplog.at_level(logging.WARNING, "lrq_ha.node"):
+        run(check)
 
 
 def test_it_goes_on_before_its_primary_leaves_it_behind() -> None:

@@ -36,16 +36,21 @@ class Node:
         self.epoch = 0x301
         self.peers: dict[str, Any] = {}
         self.opened = self.paused = False
+        self.primary: str | None = "e1"
+        self.closed_because = ""
 
     def status(self) -> dict[str, Any]:
         if self.error:
             raise self.error
         return {
             "node": self.name, "group": "east", "role": self.role.value, "epoch": self.epoch, "end": 120, "safe": 119, "applied": 100, "in_set": True,
-            "members": ["e1"], "primary": "e1", "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1, "reason": "started",
+            "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1, "reason": "started",
             "paused": self.paused,
             "serving": self.opened or self.role is Role.ACTIVE,
         }  # fmt: skip
+
+    def refusal(self) -> str:
+        return self.closed_because if self.status()["serving"] else "it is no primary"
 
     def queues(self) -> list[str]:
         return ["LRQ_Recv_orders_west"]
@@ -140,6 +145,20 @@ def test_codes_for_load_balancers(serve: Callable[[Node], Node], role: Role) -> 
     node = serve(Node("e1", role))
     assert call(f"{node.url}/primary")[0] == (200 if role is Role.ACTIVE else 503)
     assert call(f"{node.url}/ready")[0] == (200 if role in (Role.ACTIVE, Role.READY) else 503)
+
+
+def test_a_primary_that_turns_clients_away_is_none_for_load_balancers(serve: Callable[[Node], Node]) -> None:
+    """They went on sending clients to it, which were refused."""
+    node = serve(Node("e1", Role.ACTIVE))
+    node.closed_because = "node e1 hands over to e2"
+    assert call(f"{node.url}/primary")[0] == call(f"{node.url}/ready")[0] == 503
+
+
+def test_a_backup_that_hears_no_primary_is_not_ready_for_load_balancers(serve: Callable[[Node], Node]) -> None:
+    """Its primary may have taken it out of the set long ago."""
+    node = serve(Node("e2", Role.READY))
+    node.primary = None
+    assert call(f"{node.url}/primary")[0] == call(f"{node.url}/ready")[0] == 503
 
 
 def test_a_primary_that_waits_for_its_backups_takes_clients(serve: Callable[[Node], Node], tmp_path: Path) -> None:

@@ -83,6 +83,14 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
         pytest.param("[http]", "[replication]\nbackup_timeout_s = inf\n[http]", ["replication.backup_timeout_s", "finite", "inf"], id="infinite"),
         pytest.param("[http]", "[replication.completion]\n'(' = 'all'\n[http]", ["replication.completion", "regular expression"], id="bad pattern 2"),
         pytest.param("[http]", "[replication.completion]\nm = 'none'\n[http]", ["replication.completion", "'all' or 'local'"], id="bad completion"),
+        pytest.param(
+            "[http]", f"[replication]\nlog_bytes_max = {(1 << 30) - 1}\n[http]", ["log_bytes_max is 1073741823", "8 times door.message_bytes_max",
+            "134217728"], id="no room for messages",
+        ),
+        pytest.param(
+            "[http]", f"message_bytes_max = 1000\n[replication]\nlog_bytes_max = {1 << 20}\n[http]",
+            ["8 times door.transaction_bytes_max", "67108864"], id="no room for transactions",
+        ),
         pytest.param("[http]", "[replication]\nexpected_backups = 1\n[http]", ["expected_backups is 1", "0 peers"], id="too many expected"),
         pytest.param("[http]", LEVELS % ("^a", "some"), ["replication.replicate", "'^a'", "'some'", "none, configuration, all"], id="bad level"),
         pytest.param("[http]", LEVELS % ("(", "all"), ["replication.replicate", "'('", "no regular expression"], id="bad pattern"),

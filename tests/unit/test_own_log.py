@@ -21,7 +21,7 @@ from lrq_ha.sidecar.life import Life
 from lrq_ha.sidecar.own_log import OwnLog
 
 MIB = 1 << 20
-CONFIG = MINIMAL + """\
+CONFIG = MINIMAL.replace("[http]", "message_bytes_max = {largest}\ntransaction_bytes_max = {largest}\n[http]") + """\
 [replication]
 log_bytes_max = {log_bytes_max}
 checkpoint_entries = 1000
@@ -38,7 +38,7 @@ class Log(OwnLog):
 
     def __init__(self, folder: Path, *, log_bytes_max: int = 1_024 * MIB, checkpoint_bytes: int = 64 * MIB) -> None:
         file = folder / "node.toml"
-        file.write_text(CONFIG.format(log_bytes_max=log_bytes_max, checkpoint_bytes=checkpoint_bytes))
+        file.write_text(CONFIG.format(largest=log_bytes_max // 8, log_bytes_max=log_bytes_max, checkpoint_bytes=checkpoint_bytes))
         config = load(file)
         life = asyncio.run(alive())
         self.core = Core(Node(config.settings()), Levels({"^.*$": "all"}), life, lambda _effect: None)
@@ -112,3 +112,27 @@ def test_operators_are_told_of_an_applied_record_that_grows(
     assert told in log.record_trouble()
     assert bool(told) == bool(log.record_trouble()) == ("most is of 'many' in vhost '/'" in log.record_trouble())
     assert [record.message for record in caplog.records] == [log.record_trouble()] * bool(told), "it is said once"
+
+
+@pytest.mark.parametrize(
+    ("made", "held", "told"),
+    [
+        (None, 200, False),
+        (64, 50, True),
+        (64, 79, True),
+        (64, 81, False),  # it has become larger than it was made for: there is a policy
+        (2_048, 1_200, False),
+        (2_048, 1_300, True),  # it is larger than it was to be: there is none
+    ],
+)
+def test_a_log_that_was_made_with_another_size_is_told_until_it_is_seen_to_have_the_right_one(
+    tmp_path: Path, made: int | None, held: int, told: bool
+) -> None:
+    log = Log(tmp_path, log_bytes_max=1_024 * MIB)
+    if made is not None:
+        log.streams.made_with[log.streams.log_queue] = made * MIB
+    log.watch.retention.appended(1, 7 * MIB)
+    log.watch.retention.appended(2, held * MIB)
+    log._node.head = 2
+    said = f"its log was made for {(made or 0) * MIB} bytes, and log_bytes_max is {1_024 * MIB}: unless a policy on its broker has changed that"
+    assert log.size_trouble().startswith(said) if told else log.size_trouble() == ""

@@ -143,15 +143,18 @@ def test_a_node_that_is_not_configured_any_more_is_removed_by_its_id(tmp_path: P
             asyncio.run(process.remove(node, True))
 
 
+@pytest.mark.parametrize("hears", [True, False])
 @pytest.mark.parametrize("role", Role)
-def test_a_node_whose_log_lacks_something_names_no_part_of_the_receive_queues(role: Role) -> None:
+def test_a_node_whose_log_lacks_something_names_no_part_of_the_receive_queues(role: Role, hears: bool) -> None:
+    """Nor does a backup that hears no primary: it stays ready to be promoted, and may have been taken out of the set since."""
+
     async def go() -> None:
         alone = Alone()
         entry = pb.ReceivedTransaction(position=pb.Position(epoch=257, sequence=1))
         batch = pb.ReceivedBatch(client_name="orders", source="west", transactions=[entry])
         alone.replica.index.sink.noted(1, QUEUE, batch)
-        told: Any = SimpleNamespace(_node=SimpleNamespace(role=role), _replica=alone.replica)
-        if role in (Role.READY, Role.RECOVERING, Role.ACTIVE):
+        told: Any = SimpleNamespace(_node=SimpleNamespace(role=role, primary=lambda: int(hears)), _replica=alone.replica)
+        if role in (Role.RECOVERING, Role.ACTIVE) or (role is Role.READY and hears):
             assert Status.queues(told) == [QUEUE]
         else:
             with pytest.raises(LrqError, match=f"its role is {role.value}"):

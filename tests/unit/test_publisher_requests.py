@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher.fullsync import Begin, Cancel, Effect, FullSyncRequest, RequestBook
+from lrq_ha.publisher.fullsync import KNOWN_MAX, Begin, Cancel, Effect, FullSyncRequest, RequestBook
 from lrq_ha.publisher.messages import client_status, full_sync_status
 
 REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
@@ -99,6 +99,50 @@ def test_reading_again_after_a_failover_disturbs_nothing() -> None:
     feed(book, "west", "r2", REQUESTED)
     feed(book, "west", "r3", REQUESTED)
     assert names(book.caught_up()) == ["cancel r2", "begin r3"]
+
+
+def test_a_reader_that_seems_to_have_caught_up_too_early_begins_nothing_again() -> None:
+    """After a failover the new primary falters in the middle of the stream. An older request was begun instead of the one that ran, and then that
+    one a second time: its rows stood in the snapshot twice."""
+    book = live()
+    feed(book, "west", "r3", REQUESTED)
+    book.finished(FullSyncRequest("orders", "west", "r3", "why"))
+    feed(book, "west", "r3", COMPLETED)
+    assert feed(book, "west", "r5", REQUESTED) == ["begin r5"]
+    for faltering in range(2):
+        book.replay()
+        assert feed(book, "west", "r3", REQUESTED) == []
+        assert book.caught_up() == []
+        assert feed(book, "west", "r3", COMPLETED) == []
+        assert feed(book, "west", "r5", REQUESTED) == []
+        if faltering:
+            assert book.caught_up() == []
+    assert feed(book, "west", "r6", REQUESTED) == ["cancel r5", "begin r6"], "it was served all the time"
+
+
+def test_an_older_request_that_is_repeated_at_the_end_of_the_stream_begins_nothing() -> None:
+    """A stream repeats its last messages after a restart of its node."""
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    feed(book, "west", "r2", REQUESTED)
+    assert feed(book, "west", "r1", REQUESTED) == []
+    assert feed(book, "west", "r2", REQUESTED) == []
+
+
+def test_a_request_that_the_stream_has_lost_meanwhile_holds_no_newer_one_up() -> None:
+    book = live()
+    feed(book, "west", "r1", REQUESTED)
+    book.replay()
+    feed(book, "west", "r2", REQUESTED)
+    assert names(book.caught_up()) == ["cancel r1", "begin r2"]
+
+
+def test_so_many_requests_are_known_again_and_no_more() -> None:
+    book = live()
+    for number in range(KNOWN_MAX + 10):
+        feed(book, "west", f"r{number}", REQUESTED)
+    assert len(book._known) == KNOWN_MAX
+    assert feed(book, "west", "r10", REQUESTED) == []
 
 
 def test_what_ended_while_the_connection_was_down_is_cancelled() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lrq_ha.publisher.errors import FencedError, NackedError, Unconfirmed
-from lrq_ha.publisher.window import CONNECTION_STRIKES_MAX, Settled, Window
+from lrq_ha.publisher.window import CONNECTION_STRIKES_MAX, Entry, Settled, Window
 from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 ALL = 1 << 30
@@ -73,6 +73,31 @@ def test_nack_and_return_fail_the_message_alone() -> None:
     (settled,) = window.acked(3, False, nack=True)
     assert isinstance(settled.error, NackedError)
     assert (settled.error.code, settled.error.replication_id) == (0, "p/3")
+
+
+def test_the_number_of_a_refused_message_is_given_to_the_next() -> None:
+    """It was a gap in what the servers remember of the producer, for ever."""
+    window = filled(4)
+    take(window)
+    window.acked(2, False, nack=True)
+    window.returned(3, 312, "NO_ROUTE")
+    assert outcome(window.acked(3, True)) == [(1, True), (3, False)]
+    assert window.next_id() == "p/2"
+    entries = [window.add(1, n) for n in range(3)]
+    assert [(entry.sequence, window.id_of(entry)) for entry in entries] == [(5, "p/2"), (6, "p/3"), (7, "p/5")]
+    assert (window.oldest, window.added) == (4, 7)
+    window.disconnected()
+    assert take(window) == [4, 5, 6, 7], "the order is that in which they came"
+    window.returned(3, 312, "NO_ROUTE")
+    assert outcome(window.acked(4, True)) == [(4, True), (5, True), (6, False), (7, True)]
+
+
+def test_what_a_channel_was_closed_for_keeps_its_number() -> None:
+    """Nobody knows whether every node has heard that it is free."""
+    window = filled(1)
+    take(window)
+    assert outcome(window.channel_refused(404, "no exchange")) == [(1, False)]
+    assert window.next_id() == "p/2"
 
 
 def test_a_lost_connection_sends_what_is_left_again_in_order_with_new_tags() -> None:
@@ -150,11 +175,23 @@ def test_learning_only_moves_up_and_only_before_the_first_message() -> None:
     window.learn(7)
     assert window.next_id() == "p/42"
     window.add(1, 0)
+    take(window)
     window.learn(42)
     with pytest.raises(FencedError) as caught:
         window.learn(43)
     assert "43" in str(caught.value)
     assert window.next_id() == "p/43"
+
+
+def test_a_number_that_was_given_and_not_sent_is_known_by_nobody() -> None:
+    """It was taken for one of this process's own, and the message for a repeat."""
+    window = filled(2)
+    take(window, 1)
+    window.learn(1)
+    window.disconnected()
+    window.learn(1)
+    with pytest.raises(FencedError, match="knows sequence 2, this process has sent none above 1"):
+        window.learn(2)
 
 
 def test_overdue_is_measured_from_when_a_message_became_the_oldest() -> None:
@@ -200,10 +237,11 @@ class AgainstABroker(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.window: Window[int] = Window("p", 50, 10_000)
-        self.wire: list[int] = []  # sequences by tag on this channel
-        self.stored: list[int] = []
+        self.wire: list[Entry[int]] = []  # by tag on this channel
+        self.stored: dict[int, int] = {}  # by number: the sequence of the message with it
         self.open_tags: set[int] = set()
         self.confirmed: set[int] = set()
+        self.refused: set[int] = set()
 
     @rule(count=st.integers(1, 5))
     def publish(self, count: int) -> None:
@@ -214,10 +252,9 @@ class AgainstABroker(RuleBasedStateMachine):
     @rule(size=st.integers(1, 6))
     def send(self, size: int) -> None:
         for entry in self.window.take(size):
-            self.wire.append(entry.sequence)
+            self.wire.append(entry)
             self.open_tags.add(len(self.wire))
-            if entry.sequence not in self.stored:
-                self.stored.append(entry.sequence)
+            assert self.stored.setdefault(entry.number, entry.sequence) == entry.sequence, "taken for a repeat of another message"
 
     @precondition(lambda self: self.open_tags)
     @rule(data=st.data(), multiple=st.booleans())
@@ -226,8 +263,22 @@ class AgainstABroker(RuleBasedStateMachine):
         tags = {each for each in self.open_tags if each <= tag} if multiple else {tag}
         self.open_tags -= tags
         settled = self.window.acked(tag, multiple)
-        assert {each.entry.sequence for each in settled} == {self.wire[each - 1] for each in tags}
+        assert {each.entry.sequence for each in settled} == {self.wire[each - 1].sequence for each in tags}
         self.confirmed |= {each.entry.sequence for each in settled}
+
+    @precondition(lambda self: self.open_tags)
+    @rule(data=st.data(), nack=st.booleans())
+    def refuse(self, data: st.DataObject, nack: bool) -> None:
+        tag = data.draw(st.sampled_from(sorted(self.open_tags)))
+        entry = self.wire[tag - 1]
+        self.open_tags.remove(tag)
+        del self.stored[entry.number]
+        if not nack:
+            self.window.returned(entry.number, 312, "NO_ROUTE")
+        [settled] = self.window.acked(tag, False, nack=nack)
+        assert settled.entry is entry
+        assert isinstance(settled.error, NackedError)
+        self.refused.add(entry.sequence)
 
     @rule()
     def lose(self) -> None:
@@ -242,10 +293,16 @@ class AgainstABroker(RuleBasedStateMachine):
 
     @invariant()
     def nothing_lost_nothing_reordered(self) -> None:
-        assert self.stored == sorted(self.stored)
-        assert self.confirmed <= set(self.stored)
-        assert len(self.window) == self.window.assigned - len(self.confirmed) == self.window.bytes
-        assert self.window.oldest == min(set(range(1, self.window.assigned + 2)) - self.confirmed)
+        settled = self.confirmed | self.refused
+        assert list(self.stored.values()) == sorted(self.stored.values())
+        assert self.confirmed <= set(self.stored.values())
+        assert len(self.window) == self.window.added - len(settled) == self.window.bytes
+        assert self.window.oldest == min(set(range(1, self.window.added + 2)) - settled)
+
+    @invariant()
+    def no_gap_stays(self) -> None:
+        """With as many messages more as wait for an answer, all numbers are in use."""
+        assert self.window.assigned - len(self.stored) <= 50
 
 
 TestAgainstABroker = AgainstABroker.TestCase

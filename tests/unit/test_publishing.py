@@ -265,6 +265,35 @@ def test_what_comes_back_is_forgotten_with_its_ack() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("nacked", [True, False])
+def test_a_publish_whose_id_gets_free_is_answered_when_that_is_safe(nacked: bool) -> None:
+    """Who hears of it uses the number for another message, which a node that has not heard of it takes for a repeat."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay = connection.relay
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % number), True, b"x")[0] for number in (1, 2, 3)))
+        connection.replica.flush()
+        connection.log_is_safe = False
+        back = frames.scan(connection.broker.data)[0][1]
+        connection.client.data = b""
+        if nacked:
+            relay.broker_data(building.nack(1, 2))
+        else:
+            content = connection.broker.data[back[3] + 1 : back[6]]
+            relay.broker_data(building.method_frame(1, commands.Basic.Return(312, "NO_ROUTE", "", "orders")) + content)
+            connection.client.data = b""
+        relay.broker_data(building.ack(1, 3, True))
+        connection.replica.flush()
+        assert connection.client.data == building.ack(1, 1) + building.ack(1, 3)
+        assert not connection.replica.index.dedup.seen(relay.producer_key, 2)
+        connection.replica.progress.safe_advanced(connection.log.end)
+        assert connection.client.data[len(building.ack(1, 1)) * 2 :] == (building.nack if nacked else building.ack)(1, 2)
+
+    asyncio.run(scenario())
+
+
 def test_an_ack_costs_no_look_at_every_repeat_that_waits() -> None:
     """Each was looked at whenever anything was applied, on any connection: so a thousand of them cost all connections."""
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import tomllib
+from typing import Any
 
 import pytest
 
 from broker_plugin.client import Address
 from broker_plugin.client_errors import AuthenticationFailed
 from broker_plugin.door import Door
+from lrq_ha.replication.log import BatchHeader
+from lrq_ha.replication.positions import epoch_number
+from lrq_ha.replication.retention import RECORD_BYTES
 from lrq_ha.replication.roles import Role
+from lrq_ha.replication.subscription import ReplicatingSubscription, StoredBatch
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.links import Link
@@ -35,6 +40,67 @@ def test_a_primary_that_cannot_log_in_at_a_backup_says_so() -> None:
     assert troubles(0x101, Role.ACTIVE, "user 'lrq' is refused") == "reason; e2: user 'lrq' is refused"
     assert troubles(0x101, Role.ACTIVE, "") == "reason"
     assert troubles(0, Role.CATCH_UP, "user 'lrq' is refused") == "reason (e2: user 'lrq' is refused)"
+
+
+class Primary:
+    """Node 1, which leads; entry n of its log was appended at second n, and has 1,000 bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: int) -> None:
+        config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+        incarnation = Incarnation(config, Door(config))
+        self.node, self.status, self.sending = incarnation._node, incarnation.status, incarnation._sending
+        self.now = 0.0
+        monkeypatch.setattr("lrq_ha.sidecar.status.time.monotonic", lambda: self.now)
+        self.node.leading = epoch = epoch_number(1, 1)
+        for number in range(1, end + 1):
+            self.now = float(number)
+            sets = ((1, frozenset({1, 2})),) if number == 1 else ()
+            self.node.log.accept(BatchHeader(epoch, number, number, epoch if number > 1 else 0, epoch, sets))
+            incarnation._log.watch.appended(number, 1000 - RECORD_BYTES)
+            self.status.ticked()
+
+    def tells(self) -> dict[str, Any]:
+        """Of node 2."""
+        return dict(self.status.tell()["peers"]["e2"])
+
+
+def test_the_lag_is_all_that_a_backup_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what was on its way to it was told: a few MB, however far it was behind, and nothing of one that was away."""
+
+    async def go() -> None:
+        primary = Primary(monkeypatch, 100)
+        peer = primary.node.peers[2]
+        peer.subscribed, peer.acknowledged = True, 10
+        monkeypatch.setattr(primary.status._log.watch.retention, "behind", lambda has: 1000 * (100 - has))
+        primary.sending._subscriptions[2] = subscription = ReplicatingSubscription(10, 100)
+        subscription.send(StoredBatch(BatchHeader(0x101, 11, 12, 0x101, 0x101), bytes(40)))
+        told = primary.tells()
+        assert (told["lag_entries"], told["lag_bytes"], told["log_bytes_behind"]) == (90, 90_000, 90_000)
+        subscription.send(StoredBatch(BatchHeader(0x101, 13, 100, 0x101, 0x101), bytes(2)))
+        assert primary.tells()["lag_bytes"] == 42, "to the byte, where all of it is on its way"
+        del primary.sending._subscriptions[2]
+        peer.subscribed, peer.acknowledged = False, 0
+        told = primary.tells()
+        assert (told["lag_entries"], told["lag_bytes"], told["lag_seconds"]) == (0, 0, 0.0), "in the set, it has all as far as is known"
+
+    asyncio.run(go())
+
+
+def test_the_lag_in_seconds_goes_by_the_primarys_clock_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the other nodes' clocks say, or this machine's time of day."""
+
+    async def go() -> None:
+        primary = Primary(monkeypatch, 100)
+        peer = primary.node.peers[2]
+        peer.subscribed = True
+        for claimed, of_day in ((0.0, 1e9), (1e12, 0.0), (-1e12, 1e12)):
+            monkeypatch.setattr("lrq_ha.sidecar.status.time.time", lambda of_day=of_day: of_day)
+            peer.heard_at = peer.progress_at = claimed
+            for has, lag_s in ((100, 0.0), (90, 9.0), (10, 89.0)):
+                peer.acknowledged = has
+                assert primary.tells()["lag_seconds"] == lag_s, "the first entry that it lacks was appended so long ago"
+
+    asyncio.run(go())
 
 
 def test_the_log_names_the_node(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
