@@ -118,7 +118,7 @@ class Budget:
                 held[share.user] += share.bytes
             user = held.most_common(1)[0][0]
             largest = max((share for share in self._shares if share.user == user), key=lambda share: share.bytes + size * (share is asker))
-            error = FrameError(f"frames and messages of which a part has arrived hold {self.bytes} bytes already; the limit is {self._name}")
+            error = FrameError(f"what is not complete, and open transactions, hold {self.bytes} bytes already; the limit is {self._name}")
             if largest is asker:
                 raise error
             largest.end(error)
@@ -147,7 +147,8 @@ class Share:
         self._budget.bytes += size
 
     def give(self, size: int) -> None:
-        """So many bytes are held no more."""
+        """So many bytes are held no more; nothing is after `leave`."""
+        size = min(size, self.bytes)
         self.bytes -= size
         self._budget.bytes -= size
 

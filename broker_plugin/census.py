@@ -43,7 +43,9 @@ from .channels import QueueKey
 from .client import Channel, has_a_free_way_back
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
+from .giving_back import give_back
 from .vhosts import Vhosts
+from .waiting import Moving
 
 if TYPE_CHECKING:
     from .door import Door
@@ -263,12 +265,20 @@ class Census:
         """Whether a queue without consumers really is empty: of a quorum queue that does not answer in time, RabbitMQ says so too (measured).
 
         An answer that counts a consumer of our own comes from the queue itself. What comes just then is given back: not where that uses up one of a
-        limited number of deliveries.
+        limited number of deliveries. It is one message at most, and the first, so what is published meanwhile stays in order. Clients that would meet
+        that consumer wait: an exclusive one would be refused, as would a deletion if unused.
         """
         channel = await self._new_channel(key[0])
         if limited and not has_a_free_way_back(channel.connection):
             await channel.close()
             return False
+        moving = self._replica.moving
+        async with self._replica.barrier.nobody_declares():
+            clients = self._clients()
+            if key in moving or clients is None or clients.consumers[key]:
+                await channel.close()
+                return False
+            moving[key] = wait = Moving(key, publishes=False)
         got: list[int] = []
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -276,15 +286,16 @@ class Census:
                 tag = await channel.consume(key[1], lambda tag, *_: got.append(tag))
                 _, ready, consumers = await channel.queue_declare(key[1], passive=True)
                 await channel.cancel(tag)
-                if got:
-                    channel.nack(0, multiple=True, requeue=True)
-                    await channel.flow()
+                await give_back(channel.connection, channel, "", len(got), key[1])
         except TimeoutError:
             channel.connection.abort()
             return False
         except ChannelClosed:
             return False  # exclusive to somebody, or not in use
         finally:
+            if moving.get(key) is wait and not wait.publishes:  # else a renewal that has begun meanwhile says when it is over
+                del moving[key]
+                wait.over.set()
             await channel.close()
         return not ready and not got and consumers == 1
 

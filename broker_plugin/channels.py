@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 
+from .assembling import Share
 from .headers import Alike
 
 QueueKey = tuple[str, str]  # vhost, queue
@@ -206,31 +207,55 @@ class Commit:
 class Transaction:
     """What a client has done since tx.select or the last commit or rollback.
 
+    Args:
+        share: What its frames count as; None for nothing.
+
     Attributes:
         frames: Its publishes, acks and rejections, whole, in order.
         bytes: Their length.
         settled, others: Deliveries that they cover; a rollback brings them back.
+        gaps: How many gaps its replication IDs may leave between themselves and those in the log.
     """
 
-    __slots__ = ("_shown", "bytes", "frames", "others", "settled")
+    __slots__ = ("_next_number", "_share", "_shown", "bytes", "frames", "gaps", "others", "settled")
 
-    def __init__(self) -> None:
+    def __init__(self, share: Share | None = None) -> None:
+        self._share = share
         self.frames: list[bytes] = []
         self.bytes = 0
         self.settled: dict[int, Delivery] = {}
         self.others: set[int] = set()
+        self.gaps = 0
+        self._next_number = 0
         self._shown: dict[int, bytes] = {}  # what the broker gets for some of the frames, by their place, before the commit
 
     def keep(self, data: bytes) -> None:
-        """These frames are part of it."""
+        """These frames are part of it. Raises FrameError if the connection is to end over it."""
+        self._hold(len(data))
         self.frames.append(data)
-        self.bytes += len(data)
+
+    def number(self, number: int, *, follows: bool) -> None:
+        """A publish in it has this number in its ID. `follows`: that leaves no gap to those in the log."""
+        if number != self._next_number and not follows:
+            self.gaps += 1
+        self._next_number = number + 1
 
     def keep_instead(self, data: bytes) -> None:
         """What was kept last is what the broker is shown of it; what the client sent is this."""
+        self._hold(len(data))
         self._shown[len(self.frames) - 1] = self.frames[-1]
-        self.bytes += len(data)
         self.frames[-1] = data
+
+    def _hold(self, size: int) -> None:
+        if self._share is not None:
+            self._share.take(size)
+        self.bytes += size
+
+    def over(self) -> Transaction:
+        """It is done, or dropped. Returns the channel's next one."""
+        if self._share is not None:
+            self._share.give(self.bytes)
+        return Transaction(self._share)
 
     @property
     def rehearsal(self) -> list[bytes]:
@@ -425,7 +450,7 @@ class Channel:
         self.deliveries.clear()
         self.others.clear()
         if self.tx is not None:
-            self.tx = Transaction()
+            self.tx = self.tx.over()
         return held
 
     def rehearsal_is_over(self) -> None:

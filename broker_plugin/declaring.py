@@ -4,23 +4,36 @@ Rule: a declaration that is replicated takes its place among the publishes of al
 published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
 every node. A purge is on record before it is answered, a deletion before the queue is declared again (`barrier`). The answer to a declaration of a
 queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern that queue, by its name or by none, and is not
-replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it.
+replicated then. Of an auto-delete exchange that is declared again the broker is asked whether it is still there: if it has gone, so have the bindings
+to it, and the log hears of that first. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had
+done it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from lrq_ha.replication.errors import LrqError
 
 from . import building, closing, topology, waiting
 from .channels import Channel, Passed
+from .client_errors import ChannelClosed
 from .frames import CHANNEL_CLOSE, EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
+from .vhosts import open_vhost
 
 if TYPE_CHECKING:
     from .relay import Relay
 
+log = logging.getLogger("lrq_ha.door")
+
+NOT_FOUND = 404
 BLOCKED_POLL_S = 0.05
 
 
@@ -71,6 +84,9 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
                 return
             if kind == QUEUE_DECLARE:
                 await replica.barrier.settle_deletion((relay.vhost, action.queue))
+            if action.may_have_gone and await _has_gone(relay, action.may_have_gone):
+                deletes = building.encode_method(commands.Exchange.Delete(exchange=action.may_have_gone))
+                action = replace(action, before=(deletes,))
             reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
             relay.replies[number] = reply
             relay.outbox.put(building.frame(METHOD, number, action.asked))
@@ -100,6 +116,20 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
     finally:
         relay.replies.pop(number, None)
         relay.from_client.unstall()
+
+
+async def _has_gone(relay: Relay, exchange: str) -> bool:
+    try:
+        connection = await open_vhost(relay.door.broker, relay.vhost)
+        try:
+            await (await connection.channel()).exchange_declare(exchange, passive=True)
+        finally:
+            await connection.close()
+    except LrqError as error:
+        if isinstance(error, ChannelClosed) and error.code == NOT_FOUND:
+            return True
+        log.warning("it cannot be found out whether exchange '%s' in vhost '%s' has gone by itself: %s", exchange, relay.vhost, error)
+    return False
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from lrq_ha.interceptors.plugins import Interceptors
@@ -22,6 +23,7 @@ from lrq_ha.replication.errors import LrqError, place
 from lrq_ha.sidecar.config import Config
 
 from . import draining, permitting
+from .admitting import Admissions, Arrival
 from .assembling import Budget
 from .channels import Delivery, QueueKey
 from .default_types import DefaultTypes
@@ -70,13 +72,14 @@ class Door:
         config: The node's configuration.
 
     Attributes:
+        admissions: Who came in.
         completes_locally: Whether publishes to a queue, by its name, are confirmed when the own stream has them.
         tls: What connections are taken with; None for plain ones.
         interceptors: Those that the configuration names.
         own: The sidecar's credentials, which other nodes and sites show.
         broker: Where the broker listens.
         default_types: What queues are whose declarations name no type.
-        unfinished: Messages of which a part has arrived, of all connections.
+        unfinished: Messages of which a part has arrived, and open transactions, of all connections.
         buffered_bytes_max: Memory for what is not safe yet; past it nothing more is read from publishers.
     """
 
@@ -96,14 +99,14 @@ class Door:
         self.unfinished = Budget(config.door.unfinished_bytes_max, "door.unfinished_bytes_max")
         self._users = {e.common_name: Credentials(e.user.encode(), e.password.encode()) for e in (config.door.tls.users if config.door.tls else ())}
         self._client_tls = config.client_tls
-        self._open = 0
+        self.admissions = Admissions(config.door.connections_max, len(config.peers) + len(config.sites))
         self._full: dict[Relay, int] = {}  # clients that do not keep up, the longest first, and the bytes that wait for each
         self._refused_said_at = self._lost_said_at = 0.0
         self.completes_locally = config.completes_locally
         self._stopping = False
         self.interceptors = Interceptors(config.interceptors)
         self._listener = Listener(
-            self.admit, self.released, lambda: ClientSide(self), tls=self.tls, handshake_timeout_s=config.door.handshake_timeout_s
+            self.admit, self.admissions.gone, partial(ClientSide, self), tls=self.tls, handshake_timeout_s=config.door.handshake_timeout_s
         )
         self.log_blocked = ""
         self.draining = ""  # why nothing more is given out (draining.py); empty if it is
@@ -154,25 +157,24 @@ class Door:
 
     # ---- who may come in ---------------------------------------------------------------------------------------------
 
-    def admit(self, address: str) -> bool:
-        """Whether one more connection is taken."""
-        if self._open < self.config.connections_max and not self._stopping:
-            self._open += 1
-            return True
+    def admit(self, address: str, end: Callable[[], None]) -> Arrival | None:
+        """One more connection, which that ends; None if it is not taken."""
+        arrival = None if self._stopping else self.admissions.come(address.rpartition(":")[0], end)
+        if arrival is None:
+            self.turned_away(address)
+        return arrival
+
+    def turned_away(self, address: str) -> None:
+        """There was no room for a connection from there."""
         self.counters["turned_away"] += 1
         if not self._stopping and self._now - self._refused_said_at >= 1.0:
             self._refused_said_at = self._now
-            log.warning("%s was turned away: there are %d connections, door.connections_max", address, self._open)
-        return False
-
-    def released(self) -> None:
-        """A connection that was admitted is gone."""
-        self._open -= 1
+            log.warning("%s was turned away: there are %d connections, door.connections_max", address, self.admissions.open)
 
     @property
     def connections(self) -> int:
         """Connections that are open, of every kind."""
-        return self._open
+        return self.admissions.open
 
     def user_of(self, common_name: str) -> str:
         """The common name itself, if the configuration maps it to a user; else nothing."""

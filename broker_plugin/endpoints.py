@@ -181,6 +181,11 @@ def _is_repeat(relay: Relay, channel: Channel, identity: ReplicationId | None) -
     return True
 
 
+def _check_number(relay: Relay, identity: ReplicationId) -> None:
+    if not publishing.may_number(relay, identity.sequence):
+        raise LrqError(publishing.GAPS)
+
+
 def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: bytes) -> None:
     identity = _identity(relay, header)
     if identity is None:
@@ -204,6 +209,7 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
         if destination not in known:
             listed = ", ".join(sorted(known)) or "none"
             raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
+    _check_number(relay, identity)
     transaction.source = relay.door.group
     transaction.replication_id = str(identity)
     entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
@@ -228,6 +234,7 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
         return
     entry = pb.StatusEntry(body=body)
     if identity is not None:
+        _check_number(relay, identity)
         entry.producer, entry.id = relay.producer_key, identity.sequence
     publishing.ended_here(relay, channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
 

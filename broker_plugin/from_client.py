@@ -51,15 +51,16 @@ class FromClient:
     Attributes:
         parts: Contents that come in pieces.
         left: The beginning of a frame or content whose end has not come.
+        share: What is held of those, and of transactions that are not committed.
         stalled: Nothing more is taken from the client until something that is under way is done.
     """
 
-    __slots__ = ("_backlog", "_deafened", "_relay", "_share", "left", "parts", "stalled")
+    __slots__ = ("_backlog", "_deafened", "_relay", "left", "parts", "share", "stalled")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._share = relay.door.unfinished.share(relay.user, self.cannot_take)
-        self.parts = assembling.Assembly(relay.door.config.message_bytes_max, self._share)
+        self.share = relay.door.unfinished.share(relay.user, self.cannot_take)
+        self.parts = assembling.Assembly(relay.door.config.message_bytes_max, self.share)
         self.left = b""
         self.stalled = False
         self._backlog: deque[bytes] = deque()  # what came while it was stalled
@@ -102,9 +103,9 @@ class FromClient:
         """The beginning of a frame or content that waits for its end, which counts as a message of which a part has arrived. Raises FrameError."""
         more = len(left) - len(self.left)
         if more > 0:
-            self._share.take(more)
+            self.share.take(more)
         elif more:
-            self._share.give(-more)
+            self.share.give(-more)
         self.left = left
 
     def cannot_take(self, error: Exception) -> None:
@@ -220,7 +221,7 @@ class FromClient:
         self._backlog.clear()
         self._keep(b"")
         self.parts.clear()
-        self._share.leave()
+        self.share.leave()
 
     def stall(self) -> None:
         """Takes nothing more from the client for now."""

@@ -1,6 +1,7 @@
 """Accepts connections: counts them, secures them with TLS, then hands each to its protocol.
 
-Rules: a connection counts from its accept on, so a TLS handshake that never ends counts, too; its time is limited. The context is the newest at
+Rules: a connection counts from its accept on, so a TLS handshake that never ends counts, too; its time is limited (and that of whoever `admitting`
+ends for another). The context is the newest at
 the moment of the accept. What cannot be accepted for want of descriptors is tried again a moment later: those that stand are not touched.
 """
 
@@ -10,7 +11,10 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 
+from .admitting import Arrival
 from .tls import TlsFiles
 
 log = logging.getLogger("lrq_ha.door")
@@ -19,11 +23,17 @@ BACKLOG = 1024
 PAUSE_S = 0.1
 
 
+def _shut(accepted: socket.socket) -> None:
+    """What reads and writes it, or is about to, finds it at its end."""
+    with suppress(OSError):
+        accepted.shutdown(socket.SHUT_RDWR)
+
+
 class Listener:
     """See above.
 
     Args:
-        admit: Called with the peer's address; whether one more connection is taken.
+        admit: Called with the peer's address, and what ends the connection; None if no more are taken.
         released: Called when one that was taken could not be made use of.
         protocol: Makes the protocol of a connection; it is that one's to call `released` once it has had `connection_made`.
         tls: None for plain connections.
@@ -32,9 +42,9 @@ class Listener:
 
     def __init__(
         self,
-        admit: Callable[[str], bool],
-        released: Callable[[], None],
-        protocol: Callable[[], asyncio.Protocol],
+        admit: Callable[[str, Callable[[], None]], Arrival | None],
+        released: Callable[[Arrival], None],
+        protocol: Callable[[Arrival], asyncio.Protocol],
         *,
         tls: TlsFiles | None,
         handshake_timeout_s: float,
@@ -73,21 +83,22 @@ class Listener:
                 await asyncio.sleep(PAUSE_S)
                 continue
             name = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-            if self._admit(name):
-                self._spawn(self._begin(accepted, name))
+            arrival = self._admit(name, partial(_shut, accepted))
+            if arrival is not None:
+                self._spawn(self._begin(accepted, name, arrival))
             else:
                 accepted.close()
 
-    async def _begin(self, accepted: socket.socket, name: str) -> None:
+    async def _begin(self, accepted: socket.socket, name: str, arrival: Arrival) -> None:
         context = self._tls.context if self._tls is not None else None
         timeout_s = self._timeout_s if context is not None else None
         loop = asyncio.get_running_loop()
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.connect_accepted_socket(self._protocol, accepted, ssl=context, ssl_handshake_timeout=timeout_s)
+            await loop.connect_accepted_socket(partial(self._protocol, arrival), accepted, ssl=context, ssl_handshake_timeout=timeout_s)
         except (OSError, asyncio.CancelledError) as error:
             accepted.close()
-            self._released()
+            self._released(arrival)
             if isinstance(error, OSError):
                 log.info("%s: no TLS: %s", name, getattr(error, "reason", None) or error)
 

@@ -18,6 +18,7 @@ from pamqp import commands
 from lrq_ha.replication.errors import LrqError
 
 from . import building, farewell, frames, logins
+from .admitting import Arrival, Kind
 from .broker_side import BrokerSide
 from .endpoints import Peer, is_routing
 from .ends import End, Refused
@@ -55,8 +56,9 @@ PROBE_CHANNEL = 1
 class ClientSide(asyncio.Protocol):
     """The client's socket: the login, then the end that it leads to."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, arrival: Arrival) -> None:
         self.door = door
+        self._arrival = arrival
         self.transport: asyncio.Transport | None = None
         self.broker: BrokerSide | None = None
         self.end: End | None = None
@@ -81,6 +83,7 @@ class ClientSide(asyncio.Protocol):
         self._handshake = Handshake(self.door, *self.peer, self.door.user_of(logins.common_name(client.get_extra_info("peercert"))))
         self._timer = asyncio.get_running_loop().call_later(self.door.config.handshake_timeout_s, self._too_slow)
         self.door.counters["connections"] += 1
+        self._arrival.end = self.abort
 
     def _too_slow(self) -> None:
         if self.broker is not None and self._probing:
@@ -107,7 +110,7 @@ class ClientSide(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._stop_waiting()
-        self.door.released()
+        self.door.admissions.gone(self._arrival)
         if self.end is not None:
             self.end.client_lost()
         elif self.broker is not None:
@@ -187,11 +190,15 @@ class ClientSide(asyncio.Protocol):
             if self._handshake.node is not None and self.door.host is not None:
                 self._become_peer(self._handshake.node)
                 return
-            self._refuse_if_closed()
+            self._refuse_if_no_room()
         self._to_broker(building.frame(HEARTBEAT if kind == HEARTBEAT else frames.METHOD, 0, payload))
 
-    def _refuse_if_closed(self) -> None:
+    def _refuse_if_no_room(self) -> None:
+        """For clients, or at all."""
         reason = self.door.closed_because()
+        if not reason and self._handshake.site is None and not self.door.admissions.has_room_for_client:
+            self.door.turned_away(self._handshake.address)
+            reason = "there is no room for more clients: door.connections_max"
         if reason:
             raise Refusal(CONNECTION_FORCED, reason)
 
@@ -277,6 +284,7 @@ class ClientSide(asyncio.Protocol):
             self.broker.leave("checked a login")
         if self.transport is None or self.door.host is None:
             return
+        self.door.admissions.logged_in(self._arrival, Kind.OTHER)
         end = PeerEnd(self.door, self.door.host, self.transport, node, heartbeat_s=self._handshake.heartbeat_s)
         self.door.peer_ends.add(end)
         self.end = end
@@ -289,7 +297,7 @@ class ClientSide(asyncio.Protocol):
         host = self.door.host
         if self.transport is None or self.broker is None or self.broker.transport is None:
             return
-        self._refuse_if_closed()
+        self._refuse_if_no_room()
         assert host is not None
         agreed = self._handshake
         limit = self.door.config.producers_max
@@ -314,6 +322,7 @@ class ClientSide(asyncio.Protocol):
             channels_max=agreed.channels_max[0],
             broker_channels_max=agreed.channels_max[1],
         )
+        self.door.admissions.logged_in(self._arrival, Kind.CLIENT if agreed.site is None else Kind.OTHER)
         self.transport.write(self._probing.pop())
         self.door.fence_producer(relay)
         self.door.relays.add(relay)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
 VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
+GAPS = "PRECONDITION_FAILED - too many gaps between this producer's IDs (door.id_gaps_max): number consecutively, and use refused IDs again"
+WHOLE_SHARE = 4  # a run that is less than this part of what was read is copied: until its batch is made, it would keep all of that in memory
 POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a stamp may add to a content header
 
 
@@ -160,6 +162,9 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
                         if relay.watch is not None:
                             relay.watch.repeated(number, method, payload)
                         continue
+                    if not lengths and channel.committing is None and not may_number(relay, identity.sequence):
+                        refuse(relay, channel, settling.PRECONDITION_FAILED, GAPS)
+                        continue
                     next_number = identity.sequence + 1
                     if not lengths:
                         run_number, run_has_ids = identity.sequence, True
@@ -215,7 +220,10 @@ def take(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
         if way is local or relay.watch is not None or channel.committing is not None or replica.node.log.unfinished:  # the frames are asked for again
             entry.frames = b"".join(stored)
             stored = []
-        replica.append(run, count, sum(lengths), contents=stored)
+        size = sum(lengths)
+        if size < len(data) // WHOLE_SHARE:
+            stored = [bytes(piece) for piece in stored]
+        replica.append(run, count, size, contents=stored)
         if relay.watch is not None:
             relay.watch.enqueued(number, first, run)
         blob = b"".join(out)
@@ -282,8 +290,10 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, item
         check_header(payload, relay.door.config.header_depth_max)
         if len(brought.put_aside(payload)) + POSITION_BYTES_MAX > relay.header_bytes_max:
             raise _no_room(relay, len(payload))
-        if b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
-            _identity(relay, raw)
+        if relay.producer_key and b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
+            identity = _identity(relay, raw)
+            if identity is not None:
+                tx.number(identity.sequence, follows=relay.replica.index.dedup.adjoins(relay.producer_key, identity.sequence))
         if endpoints.is_answer(data[start:end]):
             if upto:
                 break
@@ -320,6 +330,11 @@ def _identity(relay: Relay, raw: bytes) -> ReplicationId | None:
     if not raw.startswith(relay.id_prefix):
         return None
     return ReplicationId.parse(raw)
+
+
+def may_number(relay: Relay, number: int) -> bool:
+    """Whether this number of the announced producer, which is not in the log, leaves no gap too many there (`GAPS`)."""
+    return relay.replica.index.dedup.may_add(relay.producer_key, number, relay.door.config.id_gaps_max)
 
 
 def _confirmed_by_broker(relay: Relay, channel: Channel) -> None:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from .relay import Relay
 
 PARTIAL = "PRECONDITION_FAILED - partial tx completion"  # RabbitMQ's words
+REFUSED: tuple[bytes, list[int]] = (b"", [])  # stands for a commit that was refused: no later one is taken for its answer
 
 
 class Repeats:
     """Those of one connection.
 
     Attributes:
-        waiting: How many wait for their entries: publishes, and for a channel's commits one.
+        waiting: How many wait for their entries: publishes; commits, and the repeats in them.
     """
 
     __slots__ = ("_by_entry", "_relay", "waiting")
@@ -60,7 +61,10 @@ class Repeats:
 
     def answer_commit(self, channel: Channel, frame: bytes, numbers: list[int]) -> None:
         """The broker has committed a transaction: the client gets this frame, if these repeats in it are in the queues, and behind what waits."""
+        if channel.commit_oks and channel.commit_oks[0] is REFUSED:
+            return
         channel.commit_oks.append((frame, numbers))
+        self.waiting += 1 + len(numbers)
         if len(channel.commit_oks) == 1:
             self._answer_commits(channel)
 
@@ -88,7 +92,7 @@ class Repeats:
         relay = self._relay
         while channel.commit_oks:
             if not channel.speaks or relay.channels.get(channel.number) is not channel:
-                channel.commit_oks.clear()
+                self._forget_commits(channel)
                 return
             frame, numbers = channel.commit_oks[0]
             while numbers:
@@ -96,11 +100,19 @@ class Repeats:
                 if sequence:
                     self._wait(sequence, channel, 0, 0)
                     return
-                if not self._seen(numbers.pop()):  # it stays the first of those that wait: no later one is taken for its answer
+                self.waiting -= 1
+                if not self._seen(numbers.pop()):
+                    self._forget_commits(channel)
+                    channel.commit_oks.append(REFUSED)
                     closing.refuse(relay, channel, 406, PARTIAL, frames.TX_COMMIT)
                     return
             channel.commit_oks.popleft()
+            self.waiting -= 1
             relay.confirm(channel, frame)
+
+    def _forget_commits(self, channel: Channel) -> None:
+        self.waiting -= sum(1 + len(numbers) for _, numbers in channel.commit_oks)
+        channel.commit_oks.clear()
 
     def _wait(self, sequence: int, channel: Channel, tag: int, number: int) -> None:
         self._by_entry.setdefault(sequence, []).append((channel, tag, number))

@@ -14,7 +14,7 @@ and level), and without `if_unused` and `if_empty`: whether they held was decide
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,11 @@ _LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and th
     QUEUE_PURGE: (1, 1, 0),
     QUEUE_UNBIND: (3, 0, 0),
 }
-RANDOM_EXCHANGES = frozenset({"x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"})
+_AT_RANDOM = "routes differently on every node"
+NOT_REPLICATED = {  # types of exchanges, and why
+    **dict.fromkeys(("x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"), _AT_RANDOM),
+    "x-delayed-message": "keeps messages in no queue until their time has come, where nobody sees them",
+}
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 
@@ -102,21 +106,22 @@ class Refuse:
 class Replicate:
     """To the broker between two barriers, then into the log.
 
-    `asked`: what the broker is asked; `before`, if any, and `entry`: what stands in the log; `level`: of the queue that `entry` is about.
+    `asked`: what the broker is asked; `before`, if any, and `entry`: what stands in the log; `level`: of the queue that `entry` is about;
+    `may_have_gone`: the exchange that is declared again, if the log has bindings to it which have gone with it if it went by itself.
     """
 
     queue: str = ""
     purge: bool = False
     asked: bytes = b""
     entry: bytes = b""
-    before: bytes = b""
+    before: tuple[bytes, ...] = ()
     level: Level = Level.ALL
+    may_have_gone: str = ""
 
     @property
     def entries(self) -> list[tuple[bytes, Level]]:
         """The methods as they stand in the log, and of what level the queue is that each is about."""
-        before = [(self.before, Level.ALL)] if self.before else []
-        return [*before, (self.entry, self.level)]
+        return [*((method, Level.ALL) for method in self.before), (self.entry, self.level)]
 
 
 def _replicate(
@@ -138,10 +143,14 @@ def _replicate(
     if not nowait:  # queue.unbind has no flags
         whole = head + flags + tail
         return Replicate(queue, asked=whole, entry=whole, level=level)
-    before = b""
+    before: tuple[bytes, ...] = ()
     if kind in (QUEUE_BIND, EXCHANGE_BIND):
-        # An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have.
-        before = relay.replica.declared.auto_delete_exchanges.get((relay.vhost, source_of(payload)), b"")
+        # An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have. It takes with it
+        # what it is bound to, which is repeated where something was deleted since.
+        ends = (source_of(payload), first_name(payload)) if kind == EXCHANGE_BIND else (source_of(payload),)
+        declared = relay.replica.declared
+        methods = dict.fromkeys(method for end in ends for method in declared.keeping(relay.vhost, end))
+        before = tuple(m for m in methods if frames.method_id(m) == EXCHANGE_DECLARE or (relay.vhost, m) not in declared.known_topology)
     asked, entry = flags[0] & ~nowait & ~without, flags[0] & kept & ~without
     return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), before, level)
 
@@ -310,13 +319,15 @@ def _otherwise(relay: Relay, queue: str, known: bytes, asked: Level | None, unus
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
     if method.passive or method.exchange.startswith("amq.") or not relay.replica.declared.replicates_exchange(method.exchange):
         return PassOn()
-    if method.exchange_type in RANDOM_EXCHANGES:
+    if why := NOT_REPLICATED.get(method.exchange_type):
         return Refuse(
             406,
-            f"exchange '{method.exchange}' of type {method.exchange_type} routes differently on every node and cannot be replicated; "
+            f"exchange '{method.exchange}' of type {method.exchange_type} {why}, and cannot be replicated; "
             "give it a name for which replication.replicate says none",
         )
     action = _replicate(relay, EXCHANGE_DECLARE, payload)
+    if method.auto_delete and relay.replica.declared.definitions.bound_to_exchange(relay.vhost, method.exchange):
+        return replace(action, may_have_gone=method.exchange)
     return PassOn() if _is_known(relay, action) else action
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import building, closing, endpoints, frames, publishing, waiting
+from . import building, closing, endpoints, frames, publishing, settling, waiting
 from .channels import Channel, Commit, Settled, Transaction
 from .frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, METHOD, Item, scan
 from .passing import PIECES
@@ -50,7 +50,7 @@ def select(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         relay.spawn(_begin_late(relay, channel, payload))
         return
     if channel.tx is None and not channel.broker_confirms:  # where the client has selected confirms, the broker refuses
-        channel.tx = Transaction()
+        channel.tx = Transaction(relay.from_client.share)
     relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
 
@@ -76,7 +76,7 @@ async def _begin_late(relay: Relay, channel: Channel, payload: bytes) -> None:
             return
         number = relay.number_apart()
         channel.second, relay.seconds[number], relay.apart[number] = number, channel, from_second
-        channel.tx = Transaction()
+        channel.tx = Transaction(relay.from_client.share)
         relay.outbox.put(building.method_frame(number, commands.Channel.Open()) + building.frame(METHOD, number, payload))
     finally:
         relay.from_client.unstall()
@@ -94,7 +94,7 @@ def commit(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
         return
     if tx is not None:
         relay.ask(channel)
-        channel.tx = Transaction()
+        channel.tx = tx.over()
         channel.commits.append(Commit())
     relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
@@ -103,12 +103,15 @@ async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction
     def in_earnest() -> None:
         if channel.closing or relay.fenced:
             return  # what it had settled has gone back, or will
+        if tx.gaps and tx.gaps > relay.replica.index.dedup.gaps_left(relay.producer_key, relay.door.config.id_gaps_max):
+            closing.refuse(relay, channel, settling.PRECONDITION_FAILED, publishing.GAPS, frames.TX_COMMIT)
+            return
         commit = Commit()
         channel.give_back(tx)
         channel.tx, channel.committing = None, commit
         data = b"".join(tx.frames)
         relay.from_client.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
-        channel.tx, channel.committing = Transaction(), None
+        channel.tx, channel.committing = tx.over(), None
         channel.commits.append(commit)
         relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
@@ -130,7 +133,7 @@ def rollback(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None
     if channel.tx is not None:
         channel.give_back(channel.tx)
         channel.rollbacks.append(True)
-        channel.tx = Transaction()
+        channel.tx = channel.tx.over()
     relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
 

@@ -5,6 +5,7 @@ Rules:
   and a declaration, whose answer would tell of what is on its way only.
 - A deletion waits from the moment on in which the first consumer is cancelled: the broker would take the queue for unused.
 - What has waited for its barrier meanwhile is looked at once more.
+- Where the census looks whether a queue is empty, consumers and deletions wait for that moment, too.
 - Everything else goes on. Acks of what consumers hold are not behind it: the queue is moved only when nobody holds anything of it.
 """
 

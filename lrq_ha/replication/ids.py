@@ -3,6 +3,7 @@
 Rules: an ID is `<producer>/<sequence>`, given to a message before it is enqueued. What is remembered per producer are ranges of
 its sequences, and runs of IDs whose entries are not completed yet; never an object per message. Both follow the log, its
 unsafe end included: `add` and `forget` are called in log order when the entry is appended, `cut` takes back what was cut off.
+Ranges are remembered for ever, so whoever appends asks first whether one more gap between them is allowed (`may_add`, `gaps_left`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from lrq_ha.replication.positions import RangeSet
 PRODUCER_MAX_BYTES = 128
 """A longer name could make the header frame of a publish too large once the door has added its own header."""
 SEQUENCE_MAX = 2**63 - 1
+GAPS_SHARE = 10
+"""One producer may leave this part of all gaps that are allowed."""
+FEW_GAPS = 4
+"""And so many though all are used up."""
 
 _ID = re.compile(rb"([^/\x00-\x20\x7f]{1,%d})/([1-9][0-9]{0,18})" % PRODUCER_MAX_BYTES)
 _PRODUCER = re.compile(rb"[^/\x00-\x20\x7f]{1,%d}" % PRODUCER_MAX_BYTES)
@@ -117,6 +122,7 @@ class Dedup:
 
     def __init__(self) -> None:
         self._ids: dict[str, RangeSet] = {}
+        self._ranges = 0  # of all producers
         # Entries above _completed, by position. Whatever can be cut off is unsafe, so not completed, so among them.
         self._open: list[_Run] = []
         self._open_of: dict[str, list[_Run]] = {}  # the same runs by ID
@@ -142,6 +148,32 @@ class Dedup:
         """Whether this producer may log in: it is known, or there are fewer than `limit`. A log that is read is never refused."""
         return producer in self._ids or len(self._ids) < limit
 
+    def may_add(self, producer: str, seq: int, limit: int) -> bool:
+        """Whether this ID, which is not in the log, may be appended, as it leaves no gap or there is room for one (`gaps_left`).
+
+        What the broker refuses leaves gaps, too, and nobody is asked then: a producer that has too many for that may only close some.
+        """
+        if self._ranges < limit // GAPS_SHARE:  # enough for any: in the usual case nothing else is looked at
+            return True
+        left = self.gaps_left(producer, limit)
+        return left > 0 or (self.adjoins(producer, seq) and (left == 0 or seq < self.last(producer)))
+
+    def gaps_left(self, producer: str, limit: int) -> int:
+        """How many gaps more this producer may leave between its IDs; below 0 if there are too many.
+
+        All together have `limit`, one of them a part of these. Whoever numbers consecutively goes on, whatever others have done.
+        """
+        ids = self._ids.get(producer)
+        allowed = limit // GAPS_SHARE
+        if self._ranges - len(self._ids) >= limit:
+            allowed = min(allowed, FEW_GAPS)
+        return allowed - (max(ids.ranges - 1, 0) if ids else 0)
+
+    def adjoins(self, producer: str, seq: int) -> bool:
+        """Whether this ID leaves no gap that is not there: it, the one before it or the one after it is in the log, or none is."""
+        ids = self._ids.get(producer)
+        return not ids or ids.intersects(seq - 1, seq + 1)
+
     def add(self, producer: str, first: int, count: int, position_seq: int) -> None:
         """IDs first .. first + count - 1 were appended as the entries position_seq .. position_seq + count - 1.
 
@@ -150,7 +182,7 @@ class Dedup:
         ids = self._ids.get(producer)
         if ids is None:
             ids = self._ids[producer] = RangeSet()
-        ids.add(first, first + count - 1)
+        self._put(ids, first, first + count - 1)
         done = self._completed + 1 - position_seq
         if done > 0:  # read again below the point up to which all is completed
             first, position_seq, count = first + done, position_seq + done, count - done
@@ -167,7 +199,7 @@ class Dedup:
         ids = self._ids.get(producer)
         if ids is None or seq not in ids:
             return
-        ids.remove(seq)
+        self._take_away(ids, seq, seq)
         run = self._run_of(producer, seq)
         position = None
         if run is not None:
@@ -235,13 +267,13 @@ class Dedup:
                 return
             if forgot_at > run_end:
                 _, (producer, seq), position = self._forgotten.pop()
-                self._ids[producer].add(seq)
+                self._put(self._ids[producer], seq, seq)
                 if position is not None:
                     self._insert(_Run(producer, seq, position, 1))
                 continue
             run = self._open[-1]
             gone = run_end - max(from_seq, run.position) + 1
-            self._ids[run.producer].remove(run.first + run.count - gone, run.first + run.count - 1)
+            self._take_away(self._ids[run.producer], run.first + run.count - gone, run.first + run.count - 1)
             if gone == run.count:
                 self._unlink(run)
                 self._open.pop()
@@ -257,8 +289,19 @@ class Dedup:
         """From what a CHECKPOINT holds. Nothing is open: read the log from R on to have that again."""
         new = cls()
         for producer, flat in snapshot:
-            new._ids[producer] = RangeSet.from_flat(flat)
+            new._ids[producer] = ids = RangeSet.from_flat(flat)
+            new._ranges += ids.ranges
         return new
+
+    def _put(self, ids: RangeSet, first: int, last: int) -> None:
+        before = ids.ranges
+        ids.add(first, last)
+        self._ranges += ids.ranges - before
+
+    def _take_away(self, ids: RangeSet, first: int, last: int) -> None:
+        before = ids.ranges
+        ids.remove(first, last)
+        self._ranges += ids.ranges - before
 
     def _run_of(self, producer: str, seq: int) -> _Run | None:
         runs = self._open_of.get(producer)

@@ -160,7 +160,8 @@ class DoorTable(_Table):
     loopback_users: list[str] = Field(
         default=["guest"], description="users that come in from this machine only, as RabbitMQ's key of this name, which cannot see it behind a door"
     )
-    connections_max: int = Field(10_000, ge=1, description="connections at a time; more are closed at once")
+    connections_max: int = Field(10_000, ge=1, description="connections at a time; more are closed at once. A twentieth, and 4 for each "
+        "other node and site, is not for clients: for those, and for logins that are not finished")
     channels_max: int = Field(2_047, ge=1, le=65_535, description="channels of one connection that clients are offered; the broker may offer fewer")
     login_bytes_max: int = Field(1 << 16, ge=1 << 12, description="what a client may have sent that is no finished login yet")
     frame_max_bytes: int = Field(
@@ -179,16 +180,20 @@ class DoorTable(_Table):
         description="body of one message; the broker has a limit, too",
     )
     unfinished_bytes_max: int = Field(
-        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, of all connections; past it, of the user that holds "
-        "most, the connection that does is closed"
+        512 << 20, ge=1 << 20, description="frames and messages of which a part has arrived, and open transactions, of all connections; past it, of "
+        "the user that holds most, the connection that does is closed"
     )
     transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
     questions_max: int = Field(
         10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it. "
-        "With more repeats that wait for their confirms, nothing is read from it"
+        "With more repeats, and commits of repeats, that wait for their answers, nothing is read from it"
     )
     producers_max: int = Field(
         100_000, ge=1, description="names of producers (lrq_producer) of which the log remembers IDs; a new one beyond it is refused"
+    )
+    id_gaps_max: int = Field(
+        500_000, ge=100, description="gaps between the numbers in their IDs, of all producers; of one a tenth. A publish that "
+        "would leave one more is refused"
     )
     buffered_bytes_max: int = Field(
         64 << 20,

@@ -22,10 +22,11 @@ from test_many_queues import cpu_s
 
 from broker_plugin import assembling, building, frames, headers
 from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
-CONNECTIONS_MAX = 40
+CONNECTIONS_MAX, CLIENTS_MAX = 40, 38
 HANDSHAKE_S = 2.0
 LIMITS = PATIENT_DOOR | {
     "connections_max": CONNECTIONS_MAX,
@@ -107,17 +108,42 @@ def refused(client: RawClient) -> str:
 
 
 def test_one_connection_too_many_is_closed_at_once(lab: Lab, url: str) -> None:
-    clients = [client_of(url) for _ in range(CONNECTIONS_MAX)]
+    clients = [client_of(url) for _ in range(CLIENTS_MAX)]
     try:
         with pytest.raises((AssertionError, ConnectionError)):
             client_of(url)
         eventually("the log", lambda: "door.connections_max" in lab.nodes["e1"].log.read_text())
         clients.pop().socket.close()
-        eventually("room", lambda: lab.status("e1")["sockets"] < CONNECTIONS_MAX)
+        eventually("room", lambda: lab.status("e1")["sockets"] < CLIENTS_MAX)
         works(url)
     finally:
         for client in clients:
             client.socket.close()
+
+
+def test_neither_clients_nor_unfinished_logins_keep_a_node_out(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """A backup comes back while the primary's door has as many clients as it takes, and more sockets that never log in than there is room for."""
+    with new_lab({"east": 2}, broker=broker_version, door={"handshake_timeout_s": 300.0, "connections_max": CONNECTIONS_MAX}) as lab:
+        primary, backup = in_sync(lab)
+        url = lab.nodes[primary].door
+        lab.kill(f"{backup}.sidecar")
+        eventually("its connections to be gone", lambda: told(lab, primary)["sockets"] == 0)
+        open_ones: list[RawClient] = []
+        try:
+            with suppress(AssertionError):  # it is full
+                while True:
+                    open_ones.append(RawClient(url, login=False))
+                    open_ones[-1].login("/", 0, 8_192, {})
+            assert len(open_ones) > CONNECTIONS_MAX // 2
+            for _ in range(2 * CONNECTIONS_MAX):
+                open_ones.append(RawClient(url, login=False))
+            eventually("all room to be taken", lambda: told(lab, primary)["sockets"] == CONNECTIONS_MAX)
+            lab.start(f"{backup}.sidecar")
+            in_sync(lab)
+            open_ones[0].open_channel()  # who has logged in was not touched
+        finally:
+            for client in open_ones:
+                client.socket.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"AM", frames.PROTOCOL_HEADER, frames.PROTOCOL_HEADER + b"\x01\x00\x00"])
@@ -235,6 +261,62 @@ def test_producers_are_limited(url: str) -> None:
     works(url)
 
 
+@pytest.fixture
+def gaps(lab: Lab, tmp_path: Path) -> Iterator[str]:
+    """A door beside the same broker that takes 100 gaps between replication IDs, of one producer ten."""
+    limit = "id_gaps_max = 100\n[http]"
+    with Sidecar(lab, tmp_path, f"gaps-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit)) as sidecar:
+        sidecar.becomes("active")
+        yield f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
+
+
+def numbered(producer: str, number: int, *, status: bool = False) -> bytes:
+    named = headers.field(b"x-lrq-id", f"{producer}/{number}".encode())
+    if not status:
+        return publish(1, "numbered", b"x", fields=named)
+    return publish(1, "LRQ_Status", pb.Status(key="client/odd", client=pb.ClientStatus(client_name="odd")).SerializeToString(), fields=named)
+
+
+@pytest.mark.parametrize("way", ["plain", "in a transaction", "in vhost lrq"])
+def test_gaps_between_ids_are_limited(gaps: str, way: str) -> None:
+    """Each is remembered for ever. A producer that numbers consecutively goes on, the refused one when it uses the numbers between."""
+    vhost, tx, status = ("lrq" if way == "in vhost lrq" else "/"), way == "in a transaction", way == "in vhost lrq"
+    with RawClient(gaps) as client:
+        client.open_channel()
+        client.call(1, commands.Queue.Declare(queue="numbered", durable=True), frames.QUEUE_DECLARE_OK)
+    with RawClient(gaps, vhost, properties={"lrq_producer": "odd"}) as client, RawClient(gaps, vhost, properties={"lrq_producer": "even"}) as other:
+        other.open_channel(confirms=True)
+        client.open_channel(confirms=not tx)
+        if tx:
+            client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+        odd = [numbered("odd", number, status=status) for number in range(1, 200, 2)]
+        client.send(b"".join(odd[:11]))
+        if tx:
+            client.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
+            client.send(odd[11] + building.method_frame(1, commands.Tx.Commit()))
+        else:
+            assert client.confirmed(11) == set()
+            client.send(b"".join(odd[11:]))
+        kind, _, payload = client.read() or (0, 0, b"")
+        assert kind == frames.CHANNEL_CLOSE
+        assert payload[4:6] == (406).to_bytes(2, "big")
+        assert b"door.id_gaps_max" in payload
+        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        other.send(b"".join(numbered("even", number, status=status) for number in range(1, 200)))
+        assert other.confirmed(199) == set()
+        client.open_channel(confirms=not tx)
+        again = [*range(22, 30), 2]
+        sent = b"".join(numbered("odd", number, status=status) for number in again)
+        if tx:
+            client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+            client.send(sent)
+            client.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
+        else:
+            client.send(sent)
+            assert client.confirmed(len(again)) == set()
+    works(gaps)
+
+
 def test_a_transaction_is_limited(url: str) -> None:
     with client_of(url) as client:
         client.open_channel()
@@ -243,6 +325,31 @@ def test_a_transaction_is_limited(url: str) -> None:
             client.send(publish_in(client, 120_000))
         with pytest.raises(AssertionError, match=r"door\.transaction_bytes_max"):
             client.expect(frames.TX_COMMIT_OK)
+    works(url)
+
+
+def test_open_transactions_are_limited_together(url: str) -> None:
+    """Each is below the limit on one; on many channels they would hold as much as there is memory. What is over leaves its room."""
+
+    def begins(client: RawClient, channel: int, size: int) -> None:
+        client.open_channel(channel)
+        client.call(channel, commands.Tx.Select(), frames.TX_SELECT_OK)
+        client.send(building.rechannel(publish_in(client, size), channel))
+
+    with client_of(url) as client, client_of(url) as other:
+        for _ in range(10):  # one after the other they are no more than one
+            for end, ok in ((commands.Tx.Commit(), frames.TX_COMMIT_OK), (commands.Tx.Rollback(), frames.TX_ROLLBACK_OK)):
+                begins(other, 1, 900_000)
+                other.call(1, end, ok)
+                other.call(1, commands.Channel.Close(200, "", 0, 0), frames.CHANNEL_CLOSE_OK)
+            begins(other, 1, 900_000)
+            other.call(1, commands.Channel.Close(200, "", 0, 0), frames.CHANNEL_CLOSE_OK)
+        with suppress(AssertionError, OSError):
+            for channel in range(1, 6):
+                begins(client, channel, 900_000)
+        assert "door.unfinished_bytes_max" in refused(client)
+        begins(other, 1, 900_000)
+        other.call(1, commands.Tx.Commit(), frames.TX_COMMIT_OK)
     works(url)
 
 
@@ -581,7 +688,7 @@ def test_who_writes_before_it_reads_is_not_held_up_by_its_own_declaration(lab: L
 @pytest.mark.timeout(900)
 def test_what_thousands_of_idle_connections_cost(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """LRQ_IDLE_CONNECTIONS=10000 for more. The goal is 60 KB each."""
-    with Lab({"east": 1}, tmp_path_factory.mktemp("idle"), broker_version, door=PATIENT_DOOR) as lab:
+    with Lab({"east": 1}, tmp_path_factory.mktemp("idle"), broker_version, door=PATIENT_DOOR | {"connections_max": IDLE + IDLE // 10}) as lab:
         url = lab.nodes["e1"].door
         with RawClient(url) as first:
             first.open_channel()

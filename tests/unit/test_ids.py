@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrq_ha.replication.errors import IllegalEvent, MalformedInput
-from lrq_ha.replication.ids import Dedup, ReplicationId, producer_name
+from lrq_ha.replication.ids import FEW_GAPS, Dedup, ReplicationId, producer_name
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,54 @@ def test_the_number_of_producers_is_bounded() -> None:
     assert dedup.has_room("q", 1)
 
 
+def number(dedup: Dedup, producer: str, ids: range, limit: int) -> int:
+    """How many of these IDs are taken, one after the other, before one is refused."""
+    for taken, seq in enumerate(ids):
+        if not dedup.may_add(producer, seq, limit):
+            return taken
+        dedup.add(producer, seq, 1, 1)
+    return len(ids)
+
+
+def test_gaps_are_bounded() -> None:
+    """Of one producer, and of all; who numbers consecutively is never refused, whatever others have done."""
+    limit = 100
+    dedup = Dedup()
+    assert number(dedup, "honest", range(1, 1_000), limit) == 999
+    assert number(dedup, "odd", range(1, 1_000, 2), limit) == 11  # ten gaps
+    assert number(dedup, "down", range(10_000, 1, -7), limit) == 11
+    assert dedup.gaps_left("odd", limit) == dedup.gaps_left("down", limit) == 0
+    assert dedup.may_add("odd", 22, limit)  # goes on with its last
+    assert dedup.may_add("odd", 2, limit)  # closes a gap
+    assert not dedup.may_add("odd", 23, limit)
+    for n in range(50):
+        number(dedup, f"many-{n}", range(1, 1_000, 2), limit)
+    gaps = sum(len(ids) // 2 - 1 for _, ids in dedup.snapshot())
+    assert limit <= gaps <= limit + 50 * FEW_GAPS
+    assert number(dedup, "newcomer", range(1, 1_000), limit) == 999
+    assert number(dedup, "honest", range(1_000, 2_000), limit) == 1_000
+    assert number(dedup, "honest", range(3_000, 4_000, 2), limit) == FEW_GAPS
+    again = Dedup.restored(dedup.snapshot())
+    assert not again.may_add("honest", 5_000, limit)
+
+
+def test_gaps_that_refusals_leave_are_bounded_too() -> None:
+    """Nobody is asked when the broker refuses what has been published consecutively. Such a producer has to use these IDs first."""
+    limit = 100
+    dedup = Dedup()
+    dedup.add("p", 1, 40, 1)
+    for seq in range(2, 40, 2):
+        dedup.forget("p", seq, 40 + seq)
+    assert dedup.gaps_left("p", limit) == 10 - 19
+    assert not dedup.may_add("p", 41, limit)
+    for seq in range(2, 20, 2):
+        assert dedup.may_add("p", seq, limit)
+        dedup.add("p", seq, 1, 100 + seq)
+    assert dedup.gaps_left("p", limit) == 0
+    assert dedup.may_add("p", 41, limit)
+    assert not dedup.may_add("p", 43, limit)
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.sampled_from("pq"), st.integers(1, 5)),
@@ -234,7 +282,10 @@ def test_against_a_log(actions: list[tuple[str, str | int, int]]) -> None:
             for number in range(1, 80):
                 position = known.get(number, 0)
                 assert dedup.position_of(producer, number) == (position if position > completed else None)
-        assert Dedup.restored(dedup.snapshot()).snapshot() == dedup.snapshot()
+        again = Dedup.restored(dedup.snapshot())
+        assert again.snapshot() == dedup.snapshot()
+        for producer in "pq":
+            assert again.gaps_left(producer, 10) == dedup.gaps_left(producer, 10)
         assert sum(last - first + 1 for _, first, last in dedup.ids_of(completed + 1, len(log))) == sum(
             position > completed for producer in "pq" for position in where(producer).values()
         )

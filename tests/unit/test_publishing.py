@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from broker_plugin import assembling, building, frames, headers, publishing, wire
+from broker_plugin.channels import Closing
 from broker_plugin.permitting import Right
 from broker_plugin.relay import Relay
 from broker_plugin.replica import Replica
@@ -196,6 +197,32 @@ def test_what_is_not_safe_costs_no_more_memory_than_its_limit(local: bool) -> No
         assert connection.client.reads
         assert connection.replica.progress.unsafe_bytes == 0
         assert len(frames.scan(connection.broker.data, 0, frames.FRAME_MAX_BYTES, 0)[0]) == taken
+
+    asyncio.run(scenario())
+
+
+def test_a_small_publish_does_not_keep_all_that_was_read_with_it() -> None:
+    """Until its batch is made, which takes a while in an alarm of the broker, it stays as it came. Only its own bytes count as not safe."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+        raw, _ = message("orders", b"", True, b"x")
+        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        relay.channels[2].state = Closing.TOLD  # what comes on it counts no more
+        rest = on(2, message("orders", b"", True, b"y" * 100_000)[0]) * 2
+        connection.broker.data = b""
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20):
+                relay.client_data(raw + rest)
+            assert connection.replica.progress.unsafe_bytes < 50_000
+            assert tracemalloc.get_traced_memory()[0] - before < len(rest)
+        finally:
+            tracemalloc.stop()
+        connection.replica.flush()
+        assert b"".join(run.enqueues.frames for run in connection.runs) == raw * 20
 
     asyncio.run(scenario())
 
@@ -389,6 +416,34 @@ def test_a_commit_stands_for_its_repeats(refused: bool) -> None:
         relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
         text = "PRECONDITION_FAILED - partial tx completion"
         assert connection.client.data == building.channel_close(2, 406, text, frames.TX_COMMIT)
+        assert not relay.busy
+
+    asyncio.run(scenario())
+
+
+def test_commits_of_repeats_that_wait_are_limited() -> None:
+    """A repeat costs the log nothing, nor does a commit that consists of repeats; each answer was kept until the first one is applied."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, done = connection.relay, building.method_frame(2, commands.Tx.CommitOk())
+        relay.door.config = relay.door.config.model_copy(update={"questions_max": 100})
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
+        raw, _ = message("orders", headers.field(ID, b"p/1"), True, b"x")
+        relay.client_data(raw)
+        connection.replica.flush()
+        connection.client.data = b""
+        sent = 0
+        while connection.client.reads and sent < 1_000:
+            await commits(connection, raw, raw)
+            relay.flow.consider_pausing()  # as with the next word of the client
+            sent += 1
+        assert sent == 34, "each with two repeats"
+        relay.broker_data(building.ack(1, 1))
+        assert connection.client.data == done * sent + building.ack(1, 1)
+        assert connection.client.reads
+        assert not relay.repeats.waiting
 
     asyncio.run(scenario())
 
