@@ -32,10 +32,6 @@ class IllegalEvent(LrqError):
     """An event that is not legal in the present state: a bug in a driver. Nothing was changed."""
 
 
-class NotPrimary(LrqError):
-    """Only a primary appends entries of clients."""
-
-
 class MalformedInput(LrqError):
     """Bytes or values from outside that do not have the form they must have."""
 
