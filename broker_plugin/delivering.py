@@ -186,6 +186,7 @@ def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
             del channel.consumers[tag]
         return b""
     consumer = channel.consumers.pop(tag, None)
+    channel.paused.pop(tag, None)
     if consumer is not None and item[0] == BASIC_CANCEL:
         channel.ended_by_broker(consumer)
         relay.replica.index.passes.count_no_more(consumer.queue)  # the broker has back what it held

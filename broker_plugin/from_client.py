@@ -74,7 +74,7 @@ class FromClient:
             return
         self._backlog.append(data)
         while self._backlog and not self.stalled and relay.client is not None:
-            if relay.replica.barrier.is_up:
+            if relay.replica.barrier.holds_all:
                 self.stall()
                 relay.spawn(self._await_barrier())
                 return
@@ -272,7 +272,7 @@ class FromClient:
 
     async def _await_barrier(self) -> None:
         """Another connection's declaration is under way."""
-        await self._relay.replica.barrier.down()
+        await self._relay.replica.barrier.eased()
         self.unstall()
 
 

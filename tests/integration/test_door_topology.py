@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
@@ -311,6 +312,40 @@ def test_an_empty_queue_name_is_the_last_declared(rig: Rig) -> None:
     channel.queue_bind("", "amq.direct", queue)
     channel.basic_publish("amq.direct", queue, b"y")
     rig.both_hold(queue, [b"y"])
+
+
+def named(of: Any, **values: Any) -> bytes:
+    """A method with names that pamqp would refuse."""
+    method = of()
+    for name, value in values.items():
+        setattr(method, name, value)
+    return building.method_frame(1, method)
+
+
+def test_names_with_line_ends_are_what_the_broker_makes_of_them(rig: Rig) -> None:
+    """It strips them where something is declared, deleted or bound, and nowhere else; the log had names that no broker has."""
+    queue, apart, exchange = rig.name(), rig.name("none"), rig.name("x")
+    with RawClient(rig.url) as client:
+        client.open_channel(confirms=True)
+        for data, answer in (
+            (named(commands.Queue.Declare, queue=f"\r\n{queue}\n", durable=True), frames.QUEUE_DECLARE_OK),
+            (named(commands.Queue.Declare, queue=f"{apart}\n", durable=True, arguments={"x-lrq-replicate": "none"}), frames.QUEUE_DECLARE_OK),
+            (named(commands.Exchange.Declare, exchange=f"{exchange}\r", exchange_type="direct", durable=True), frames.EXCHANGE_DECLARE_OK),
+            (named(commands.Queue.Bind, queue=f"{queue}\n", exchange=f"\n{exchange}", routing_key="k\n"), frames.QUEUE_BIND_OK),
+            (named(commands.Queue.Delete, queue="\r\n"), frames.QUEUE_DELETE_OK),
+        ):
+            client.send(data)
+            client.expect(answer)
+        client.send(publish(1, "k\n", b"x", exchange=exchange) + publish(1, apart, b"y"))
+        assert client.confirmed(2) == set()
+        rig.both_hold(queue, [b"x"])
+        assert rig.depth(rig.primary, apart) == 1
+        assert not rig.exists(rig.backup, apart)
+        client.send(named(commands.Exchange.Delete, exchange=f"{exchange}\n"))
+        client.expect(frames.EXCHANGE_DELETE_OK)
+        client.send(named(commands.Queue.Delete, queue=f"{queue}\n"))
+        client.expect(frames.QUEUE_DELETE_OK)
+    eventually("both to be without it", lambda: not any(rig.exists(node, queue) for node in (rig.primary, rig.backup)))
 
 
 def test_an_empty_queue_name_is_not_one_declared_before_that_is_answered_late(brokers: Lab, tmp_path: Path) -> None:
