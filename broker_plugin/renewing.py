@@ -7,7 +7,7 @@ Rules:
   it.
 - It ends when nothing old can be left (`passes`): dead letters may be on their way from a queue that is looked at later to one that was looked at
   before. So queues are looked into again, those before that dead-letter to others; one too long to be looked behind, and whose length does not say
-  that nothing came, is moved again. After ROUNDS_MAX rounds that found something it is given up.
+  that nothing came (`passes`), is moved again. After ROUNDS_MAX rounds that found something it is given up.
 - What RabbitMQ says of a queue is believed while it counts the pass's own consumer: of a quorum queue that does not answer it says that it is empty.
 - Given up is what cannot be moved unchanged: to another routing key for its dead letters, or at the cost of its deliveries (RabbitMQ 3.x). Also where
   a vhost cannot be entered, where consumers do not finish what they hold, and where a queue may hold what nobody sees (`unseen`): until that has come
@@ -281,9 +281,10 @@ class _Visit:
             if ready and self._limited:
                 raise delivery_limit(self.key)
             if passes.begun(self.key) or not ready:
-                if ready and ready == passes.holds(self.key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
-                    return False
-                if not ready or (ready <= KEPT_MAX and not self._holds_back):  # what is looked at and given back could be held back for that
+                if ready and (ready > KEPT_MAX or self._holds_back):  # what is looked at and given back could be held back for that
+                    if ready == passes.holds(self.key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
+                        return False
+                else:
                     look = self._pass(0)
                     if await look.run(ready) and not look.found:
                         return False

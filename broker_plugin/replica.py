@@ -180,6 +180,7 @@ class Replica:
         self.epoch_from = self.node.log.end
         self.forgotten_queues = []
         self.index.tallies = Tallies()  # of the primary before
+        self.index.passes.count_no_more()  # it may have been given back what went unseen
         self.declared.here.clear()
         self.stamp_affixes = (b"%d." % epoch, b"/%d" % self.index.generations.newest)
 
@@ -275,7 +276,7 @@ class Replica:
     def gave_back(self, deliveries: Iterable[Delivery]) -> None:
         """These go back to their queues."""
         for delivery in deliveries:
-            self.index.passes.stirred(delivery.sequence)
+            self.index.gave_back(delivery.queue, delivery.sequence)
             self.given_out.gave_back(delivery.queue, delivery.sequence)
 
     def purge(self, queue: QueueKey, held: Iterable[int]) -> int:

@@ -188,6 +188,11 @@ class QueueFilter:
         return bool(self._due)
 
     @property
+    def has_dead_letters(self) -> bool:
+        """Whether operations on copies that died in other queues are known."""
+        return bool(self._visits)
+
+    @property
     def spares(self) -> bool:
         """Whether a purge has spared something: other copies that it took may be left."""
         return bool(self._spared)
@@ -197,10 +202,26 @@ class QueueFilter:
         early = self._too_early()
         return int((self._due - early).rank(applied) if early else self._due.rank(applied))
 
-    def moves_due(self, upto: int) -> int:
-        """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now."""
+    def moves_due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
+        """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now.
+
+        Args:
+            upto: The entry.
+            parked: Inclusive ranges of entries that wait for room: no copy of them can be met.
+        """
         self._turns()
-        return int((self._due & BitMap64.union(_NOTHING, *self._moving.values())).rank(upto))
+        moving = self._due & BitMap64.union(_NOTHING, *self._moving.values())
+        for first, last in parked if moving else ():
+            moving.remove_range(first, last + 1)
+        return int(moving.rank(upto))
+
+    def to_move(self) -> BitMap64:
+        """The sequences of which a copy was rejected or moved on, and is still to be found."""
+        moving = self._due & self._moved
+        for here in self._visits.values():
+            for members in here.moved.values():
+                moving |= self._due & members
+        return moving
 
     def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
@@ -396,19 +417,12 @@ class QueueFilter:
         if end > self._purged:
             self._spared.add_range(self._purged, end)
             self._purged = end
-        moving = self._to_move()
+        moving = self.to_move()
         for first, last in _pairs(ranges):
             self._spared.remove_range(first, last + 1)
             self._due.remove_range(first, last + 1)
         self._due |= moving
         self._again &= self._due
-
-    def _to_move(self) -> BitMap64:
-        moving = self._due & self._moved
-        for here in self._visits.values():
-            for members in here.moved.values():
-                moving |= self._due & members
-        return moving
 
     def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
         if sweep and members.range_cardinality(first, last + 1):  # read again: what is known may have been found already
@@ -635,13 +649,19 @@ class DeliveryFilter:
         while self._changes and self._changes[0] <= sequence:
             self.changed = self._changes.popleft()
 
-    def moving(self, vhost: str, upto: int) -> list[tuple[QueueFilter, int]]:
-        """Queues from which what was rejected or moved on before entry `upto` has still to go, and how much. Ask when the node has come to it."""
+    def moving(self, vhost: str | None, upto: int, parked: Iterable[tuple[int, int]] = ()) -> list[tuple[QueueFilter, int]]:
+        """Queues from which what was rejected or moved on before entry `upto` has still to go, and how much. Ask when the node has come to it.
+
+        Args:
+            vhost: Theirs; None: every one.
+            upto: The entry.
+            parked: As for `QueueFilter.moves_due`.
+        """
         found = []
-        for target in [each for each in self.to_move if each.key[0] == vhost]:
-            if due := target.moves_due(upto):
+        for target in [each for each in self.to_move if vhost is None or each.key[0] == vhost]:
+            if due := target.moves_due(upto, parked):
                 found.append((target, due))
-            elif not target._to_move():
+            elif not target.to_move():
                 self.to_move.discard(target)
         return found
 

@@ -283,7 +283,7 @@ class Incarnation:
         self._replica.begin_epoch(epoch)
         steps = (
             ("queues are written", self._applier.drained),
-            ("the sweeper ends", self._sweeper.stop),
+            ("the sweeper ends", self._sweeper.take_over),
             ("configuration is set up", self._configured.take_over),
         )
         for what, step in steps:

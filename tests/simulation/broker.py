@@ -100,6 +100,7 @@ class Broker:
         self.pipes: list[Pipe] = []
         self.gone: set[tuple[int, int, int, str]] = set()
         self.say: Callable[[str], None] | None = None  # for a trace
+        self.on_purged: Callable[[Queue, Copy], None] = lambda _queue, _copy: None  # a purge or deletion takes it
         self._places = 0
         self._acked: list[tuple[str, Copy]] = []
 
@@ -283,6 +284,7 @@ class Broker:
     def _empty(self, queue: Queue | None) -> None:
         if queue is not None:
             for copy in queue.ready:
+                self.on_purged(queue, copy)
                 self._gone(copy)
             queue.ready.clear()
 

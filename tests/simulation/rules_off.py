@@ -425,6 +425,7 @@ QUEUES: dict[str, Part] = {
     "nobody sweeps": Part("R11", _all(_patched(Sweeper, "step", lambda *_: False), _patched(Sweeper, "has_work", lambda _self: False))),
     "what a full queue refuses is skipped": Part("R11", _patched(Applier, "refused", refused_is_skipped)),
     "the door opens before what is behind R is published": Part("R12", _patched(world.World, "is_drained", lambda *_: True)),
+    "the door opens before what was rejected has left its queue": Part("R12", _patched(world.World, "has_moved", lambda *_: True)),
     "the door does not say redelivered": Part(
         "R12", _patched(world.World, "_EFFECTS", {**world.World._EFFECTS, Recover: recovery_without_redelivered})
     ),

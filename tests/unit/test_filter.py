@@ -91,6 +91,28 @@ def test_what_is_rejected_moves_when_the_node_has_come_to_it(flt: Filter) -> Non
     assert (target.due(1000), target.moves_due(1000)) == (60, 30)
 
 
+def test_two_copies_of_one_dead_letter_that_meet_are_taken_for_one(flt: Filter) -> None:
+    """A limitation (docs/guarantees.md): by the queues that they died in since, they are not told apart."""
+    one, other = (("q", 1), ("r", 1)), (("q", 1), ("s", 1))
+    assert flt.ask(D, 5, one) is flt.ask(D, 5, other) is GIVE
+    flt.done(Kind.DEQUEUE, D, 5, origin="q")
+    assert flt.ask(D, 5, other) is Verdict.ACK
+
+
+def test_what_waits_for_room_is_not_waited_for(flt: Filter) -> None:
+    """No pass over the queue can meet it."""
+    for sequence in range(1, 11):
+        flt.done(Kind.REJECT, Q, sequence, sweep=True)
+    filter_: DeliveryFilter = flt
+    assert flt.queue(Q).moves_due(1000, [(4, 6), (8, 8)]) == 6
+    assert [due for _, due in filter_.moving("/", 1000, [(1, 9)])] == [1]
+    assert filter_.moving("/", 1000, [(1, 10)]) == []
+    assert [due for _, due in filter_.moving(None, 1000)] == [10], "it has room now"
+    assert 10 in flt.queue(Q).to_move()
+    flt.queue(Q).gone(10, flt.generations.newest)
+    assert 10 not in flt.queue(Q).to_move()
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_was_rejected_before_a_declaration_is_not_taken_for_what_came_after_it(flt: Filter, restarted: bool) -> None:
     """The node has come to the declaration (or purge), which waits for what was rejected before it, and for that only."""
