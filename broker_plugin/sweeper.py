@@ -392,7 +392,8 @@ class Sweeper:
                 end = _End.STUCK
         finally:
             if sweep.tag or sweep.met:
-                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else sweep.held)
+                # Of a deep queue more may be on its way; how much there was of one that was stuck is not known.
+                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else max(sweep.held, sweep.deep_window))
             await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
         if end is _End.GONE:
             self._given_back.forget(target.key)
@@ -416,6 +417,7 @@ class Sweeper:
         # window is that large, and removals wait until it is full.
         shallow = 0 < ready < window
         window = ready if shallow else window
+        sweep.deep_window = 0 if shallow else window
         await channel.qos(window)
         sweep.tag = await channel.consume(queue, sweep.take, on_cancel=sweep.cancelled)
         began = heard = time.monotonic()
@@ -470,6 +472,7 @@ class _Pass:
         self.tag = ""
         self.met = 0
         self.kept = 0
+        self.deep_window = 0  # how many messages it may hold of a queue that may have more
         self.is_cancelled = False  # by the broker
         self.is_cut_short = False  # what it should have removed goes back: it was stopped
         self.rejects = False
