@@ -1,7 +1,8 @@
 """connection.blocked and unblocked: a client that publishes is told when a broker's memory or disk alarm keeps its publishes waiting.
 
 Rule: there are two connections on which a broker may take no publishes, the client's own and that of the log, which every publish passes first.
-The client hears of the one or the other as RabbitMQ would tell it: from its first publish on, and only if it said that it understands.
+The client hears of the one or the other as RabbitMQ would tell it: from its first publish on, and only if it said that it understands. The door
+itself is told in any case (`logins.told_of_alarms`): a connection on which the broker takes no publishes is not read at all.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Alarm:
         self._told = False
         self.broker = ""  # why the client's own connection is blocked
 
+    @property
+    def reason(self) -> str:
+        """Why one of the two is blocked; empty if none is."""
+        return self.broker or self._relay.door.log_blocked
+
     def publishes(self) -> None:
         """The client publishes."""
         if not self._publishes:
@@ -37,7 +43,9 @@ class Alarm:
 
     def changed(self) -> None:
         """One of the two connections was blocked or unblocked."""
-        reason = self.broker or self._relay.door.log_blocked
+        reason = self.reason
+        if reason and self._relay.replies:  # whose answer may not come before the end of the alarm
+            self._relay.replica.barrier.ease()
         if bool(reason) == self._told or not (self._publishes and self._understands):
             return
         self._told = bool(reason)
@@ -48,6 +56,11 @@ class Alarm:
 def told(relay: Relay, _number: int, data: bytes, item: Item) -> bytes:
     """connection.blocked or unblocked of the broker."""
     method: Any = frames.decode_method(data[item[2] : item[3]])
-    relay.alarm.broker = method.reason if item[0] == CONNECTION_BLOCKED else ""
+    if item[0] == CONNECTION_BLOCKED:
+        relay.alarm.broker = method.reason or "an alarm"
+        relay.door.blocked.add(relay)
+    else:
+        relay.alarm.broker = ""
+        relay.door.blocked.discard(relay)
     relay.alarm.changed()
     return b""

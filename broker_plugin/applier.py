@@ -6,7 +6,8 @@ Rules:
 - A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of queues and exchanges do
   not wait for messages that a full queue refuses: a deletion may be the only thing that makes room.
 - What clients had rejected before a declaration, deletion or purge has left its queue before that is carried out here: it is not to go with its
-  queue, and goes where dead letters went then. The sweeper has its turn before, if it gets on.
+  queue, and goes where dead letters went then. The sweeper has its turn before, if it gets on. What waits for room is in no queue yet; if its
+  queue is deleted, that is emptied first to make room.
 - A restart carries out again what is not on record, which may be long ago while a full queue refuses something. But a queue whose messages are in
   no log is not deleted once more where this node's own clients have declared it again since.
 - Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
@@ -22,6 +23,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from lrq_ha.proto import lrq_pb2 as pb
@@ -48,8 +50,10 @@ _NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QU
 TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
 FULL_SHOWN_MAX = 3
 REJECTED_STILL_S = 120.0  # so long a deletion or purge waits for a sweeper that rejects nothing: longer than its longest passes over two queues
+REJECTED_HURRY_S = 10.0  # and so long while an epoch is taken: nobody is served meanwhile
 REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
 REJECTED_POLL_S = 0.05
+PARKED_ROUND_S = 1.0  # longer than a lane waits before it tries again
 REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
 ABSENT_AGAIN_S = 30.0  # so long a vhost is not asked for again
 
@@ -335,12 +339,32 @@ class Applier:
         if method == frames.QUEUE_DELETE:
             if self._is_superseded(key, sequence):
                 return
-            lane.forget_queue(key[1])
+            await self._parked_dies(lane, key, sequence)
             barrier.deleted(key, sequence)
         elif method == frames.QUEUE_DECLARE:
             await barrier.settle_deletion(key)
         if method not in _NOT_HERE.get(topology.level, ()):
             await lane.declarer.execute(topology.method)
+
+    async def _parked_dies(self, lane: Lane, key: QueueKey, sequence: int) -> None:
+        """A queue is being deleted: what is parked for it goes with it, but for what was rejected on the primary and so is a dead letter there.
+
+        So it is here: what stands in the queue goes a moment before it, and makes room.
+        """
+        target = self._replica.index.filter.queue(key)
+        left, since = 0, time.monotonic()
+        while count := lane.forget_queue(key[1], is_dead := target.to_move().__contains__):
+            now = time.monotonic()
+            if count != left:
+                left, since = count, now
+            elif now > since + (REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S):
+                what = "%d messages that were rejected from queue '%s' in vhost '%s' cannot be written here, and go with it"
+                log.warning(f"{what}: they may be missing where they went to", count, key[1], key[0])
+                lane.forget_queue(key[1], lambda _sequence: False)
+                return
+            await lane.declarer.purge(key[1])
+            await self._until(partial(_less_parked, lane, key[1], is_dead, count, now + PARKED_ROUND_S))
+            await self._moved_on(key[0], sequence)
 
     def _is_applied(self, upto: int) -> bool:
         """Whether all up to there is in the queues, or more than that waits before full ones."""
@@ -359,9 +383,10 @@ class Applier:
         left: dict[QueueKey, tuple[int, float]] = {}  # how many, and since when it is so many
         while (due := self._to_move(vhost, sequence)) or (self.is_rejecting(vhost) and time.monotonic() < began + REJECTED_STILL_S):
             now = time.monotonic()
+            still_s = REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S
             left = {key: left[key] if key in left and left[key][0] == count else (count, now) for key, count in due}
             for key, (count, since) in left.items():
-                if self.given_up_at(key) > since or now > since + REJECTED_STILL_S:
+                if self.given_up_at(key) > since or now > since + still_s:
                     self._not_waited_for[key] = now + REJECTED_AGAIN_S
                     what = "%d messages that the primary's clients rejected from queue '%s' in vhost '%s' cannot be reached here"
                     log.warning(f"{what}, and are not waited for: they may be missing where they went to", count, key[1], vhost)
@@ -374,7 +399,8 @@ class Applier:
             await self._pause(REJECTED_POLL_S)
 
     def _to_move(self, vhost: str, sequence: int) -> list[tuple[QueueKey, int]]:
-        moving = {target.key: due for target, due in self._replica.index.filter.moving(vhost, sequence)}
+        parked = self._replica.progress.parked
+        moving = {target.key: due for target, due in self._replica.index.filter.moving(vhost, sequence, parked)}
         if self._not_waited_for:
             now = time.monotonic()
             self._not_waited_for = {key: end for key, end in self._not_waited_for.items() if end > now and (key in moving or key[0] != vhost)}
@@ -464,6 +490,11 @@ class Applier:
         await self._until(lambda: lane.settled)
         lane.publish([message])
         await self._until(lambda: lane.settled)
+
+
+def _less_parked(lane: Lane, queue: str, which: Callable[[int], bool], count: int, until: float) -> bool:
+    """Whether less is parked for a queue than it was, or the time is over."""
+    return lane.parked_for(queue, which) < count or time.monotonic() > until
 
 
 def _view(run: pb.Run) -> tuple[str, bytes] | None:

@@ -468,16 +468,31 @@ class Lane:
         gone = set(map(id, needless))
         return [m for m in messages if id(m) not in gone]
 
-    def forget_queue(self, queue: str) -> None:
-        """The queue is being deleted: what is parked for it alone would go with it."""
+    def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
+        """The queue is being deleted: what is parked for it alone would go with it. Returns how much is left: of entries that are to be `kept`."""
         self._doubtful.pop(queue, None)
         self._missing.pop(queue, None)
-        parked = self.parked.get(Route("", queue, ((self.vhost, queue),)))
-        if parked is not None:
-            dropped = [m for _, m in sorted(parked.waiting) if not routes_on(m.payload)]
-            parked.waiting = [each for each in parked.waiting if routes_on(each[1].payload)]
-            heapify(parked.waiting)
-            self._finish(dropped)
+        parked = self.parked.get(self._by_name(queue))
+        if parked is None:
+            return 0
+        dropped = [m for sequence, m in sorted(parked.waiting) if not kept(sequence) and not routes_on(m.payload)]
+        gone = set(map(id, dropped))
+        parked.waiting = [each for each in parked.waiting if id(each[1]) not in gone]
+        heapify(parked.waiting)
+        self._finish(dropped)
+        return self.parked_for(queue, kept)
+
+    def parked_for(self, queue: str, which: Callable[[int], bool]) -> int:
+        """How many messages of such entries are parked for a queue by its name."""
+        route = self._by_name(queue)
+        parked = self.parked.get(route)
+        if parked is None:
+            return 0
+        flying = sum(m is not None and m.retried and m.route == route and which(m.sequence) for m in self.open_messages)
+        return flying + sum(which(sequence) for sequence, _ in parked.waiting)
+
+    def _by_name(self, queue: str) -> Route:
+        return Route("", queue, ((self.vhost, queue),))
 
     async def _heal(self, error: Exception) -> None:
         if isinstance(error, ConnectionClosed) or not isinstance(error, ChannelClosed):

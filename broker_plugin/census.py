@@ -12,8 +12,9 @@ Expiry, length limits and operators (management page, rabbitmqctl) take messages
 - What clients have given back may be there or gone, and a quorum queue may hold it back unseen (delayed retries): it is spared. So is everything of
   earlier epochs, of which nobody knows what was given back, while the queue is not empty. Until the broker has heard of it, the queue is passed over.
 - A queue that is gone is deleted in the log, in a barrier. A client may have declared it again in this very moment, in words that the log knows and
-  which are therefore passed on: that is waited for, and then it is not gone. Nor is one that was never here (this broker may have refused the
-  declaration), unless it may have gone by itself. Where a connection's own is found (exclusive), the log's, which never is one, is gone.
+  which are therefore passed on: that is waited for, and then it is not gone. (In other words: `declaring` has deleted it in the log before.)
+  Nor is one that was never here (this broker may have refused the declaration), unless it may have gone by itself. Where a connection's own is found
+  (exclusive), the log's, which never is one, is gone.
 - Of a queue that is not replicated as a whole, only that it is gone is told: what is in it is each broker's own.
 - A queue that goes with its last consumer (`topology.goes_unused`) is deleted here, when clients of this node have consumed from it and none does
   any more; not while the door closes, as its clients come again elsewhere.
@@ -31,19 +32,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from pamqp import commands
-
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 from lrq_ha.replication.positions import RangeSet
 
-from . import building, topology
+from . import topology
 from .channels import QueueKey
 from .client import Channel, has_a_free_way_back
 from .client_errors import Address, ChannelClosed
 from .endpoints import ROUTING_VHOST
+from .frames import QUEUE_DELETE
+from .giving_back import give_back
 from .vhosts import Vhosts
+from .waiting import Moving
 
 if TYPE_CHECKING:
     from .door import Door
@@ -126,7 +128,7 @@ class Census:
             while self._replica.active:
                 await asyncio.sleep(INTERVAL_S)
                 if self._replica.node.log.unfinished or self._door.log_blocked:
-                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker a barrier would stop consumers.
+                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker nothing gets into the log.
                     self._seen.clear()
                 else:
                     await self._round()
@@ -263,12 +265,20 @@ class Census:
         """Whether a queue without consumers really is empty: of a quorum queue that does not answer in time, RabbitMQ says so too (measured).
 
         An answer that counts a consumer of our own comes from the queue itself. What comes just then is given back: not where that uses up one of a
-        limited number of deliveries.
+        limited number of deliveries. It is one message at most, and the first, so what is published meanwhile stays in order. Clients that would meet
+        that consumer wait: an exclusive one would be refused, as would a deletion if unused.
         """
         channel = await self._new_channel(key[0])
         if limited and not has_a_free_way_back(channel.connection):
             await channel.close()
             return False
+        moving = self._replica.moving
+        async with self._replica.barrier.nobody_declares():
+            clients = self._clients()
+            if key in moving or clients is None or clients.consumers[key]:
+                await channel.close()
+                return False
+            moving[key] = wait = Moving(key, publishes=False)
         got: list[int] = []
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -276,15 +286,16 @@ class Census:
                 tag = await channel.consume(key[1], lambda tag, *_: got.append(tag))
                 _, ready, consumers = await channel.queue_declare(key[1], passive=True)
                 await channel.cancel(tag)
-                if got:
-                    channel.nack(0, multiple=True, requeue=True)
-                    await channel.flow()
+                await give_back(channel.connection, channel, "", len(got), key[1])
         except TimeoutError:
             channel.connection.abort()
             return False
         except ChannelClosed:
             return False  # exclusive to somebody, or not in use
         finally:
+            if moving.get(key) is wait and not wait.publishes:  # else a renewal that has begun meanwhile says when it is over
+                del moving[key]
+                wait.over.set()
             await channel.close()
         return not ready and not got and consumers == 1
 
@@ -382,7 +393,9 @@ class Census:
     async def _delete(self, keys: list[QueueKey]) -> None:
         """Brings into the log that these are gone."""
         replica = self._replica
-        async with replica.barrier.up():
+        async with replica.barrier.up(self._door.alarmed) as stands:
+            if not stands:
+                return
             await asyncio.sleep(REDECLARED_S)
             await self._declarations_done(keys)
             for key in keys:
@@ -396,8 +409,7 @@ class Census:
 
     def _log_deletion(self, key: QueueKey) -> None:
         vhost, queue = key
-        method = building.encode_method(commands.Queue.Delete(queue=queue))
-        self._replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=method)))
+        self._replica.append(pb.Run(topology=pb.Topology(vhost=vhost, method=topology.deletion(QUEUE_DELETE, queue))))
         self._existed.discard(key)
         self._door.forget_decisions()
 
@@ -407,7 +419,9 @@ class Census:
     async def _delete_unused(self, keys: list[QueueKey]) -> None:
         """Deletes queues that go with their last consumer, and have had it."""
         replica = self._replica
-        async with replica.barrier.up():
+        async with replica.barrier.up(self._door.alarmed) as stands:
+            if not stands:
+                return
             await self._declarations_done(keys)
             clients = self._clients()
             for key in keys:

@@ -139,6 +139,10 @@ class ChannelClosed(AmqpError):
         return self.code == 404 and "no queue '" in self.text
 
     @property
+    def no_such_exchange(self) -> bool:
+        return self.code == 404 and "no exchange '" in self.text
+
+    @property
     def is_exclusive(self) -> bool:
         """Whether the queue is another connection's own."""
         return self.code == 405

@@ -111,9 +111,8 @@ class Configured:
 
     async def _keep_exchange(self, key: QueueKey, exchange: str) -> None:
         """An auto-delete exchange goes with its last binding, and here that may be one which others still have."""
-        declares = self._replica.declared.auto_delete_exchanges.get((key[0], exchange))
-        if declares is not None:
-            await self._execute(key, declares)
+        for method in self._replica.declared.keeping(key[0], exchange):
+            await self._execute(key, method)
 
     async def _empty(self, key: QueueKey) -> None:
         """Purges a queue if there is something in it."""

@@ -117,6 +117,26 @@ class Declared:
         if topology.goes_unused(self.definitions.queue(key) or b""):
             self.consumed.add(key)
 
+    def keeping(self, vhost: str, exchange: str) -> list[bytes]:
+        """What there must be again, in this order, for an auto-delete exchange to be as the log has it; nothing for another one.
+
+        It goes with the last binding that comes from it, and takes those with it by which other exchanges reach it. One that reaches it by its last
+        binding, and is auto-delete itself, goes then, too.
+        """
+        found: list[bytes] = []
+        self._keep(vhost, exchange, found, set())
+        return found
+
+    def _keep(self, vhost: str, exchange: str, found: list[bytes], seen: set[str]) -> None:
+        declares = self.auto_delete_exchanges.get((vhost, exchange))
+        if declares is None or exchange in seen:
+            return
+        seen.add(exchange)
+        found.append(declares)
+        for source, binds in self.definitions.bound_to_exchange(vhost, exchange):
+            self._keep(vhost, source, found, seen)
+            found.append(binds)
+
     # ---- what the log says -------------------------------------------------------------------------------------------
 
     def existing(self) -> list[QueueKey]:

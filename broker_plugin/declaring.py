@@ -4,28 +4,40 @@ Rule: a declaration that is replicated takes its place among the publishes of al
 published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
 every node. A purge is on record before it is answered, a deletion before the queue is declared again (`barrier`). The answer to a declaration of a
 queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern that queue, by its name or by none, and is not
-replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it.
+replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it. What has gone
+around the door and is declared otherwise, before the census has noticed, is deleted in the log first: the other nodes would refuse the declaration.
+So is an auto-delete exchange that is declared again when it has gone by itself: the bindings to it have gone, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.levels import Level
+
 from . import building, closing, topology, waiting
 from .channels import Channel, Passed
+from .client_errors import ChannelClosed
 from .frames import CHANNEL_CLOSE, EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
 
 if TYPE_CHECKING:
     from .relay import Relay
 
+log = logging.getLogger("lrq_ha.door")
+
 BLOCKED_POLL_S = 0.05
+_DELETES = {QUEUE_DECLARE: QUEUE_DELETE, EXCHANGE_DECLARE: EXCHANGE_DELETE}
 
 
 def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """A declaration, deletion, binding or purge of the client."""
+    payload = topology.as_named(kind, payload)
     method: Any = decode_method(payload)
     action = topology.classify(relay, channel, kind, payload, method)
     if isinstance(action, topology.Refuse):
@@ -53,28 +65,33 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
             relay.from_client.wait_for_answer(passed.over)
     else:
         relay.from_client.stall()
-        relay.spawn(_replicate(relay, channel, kind, method, action))
+        relay.spawn(_replicate(relay, channel, kind, payload, method, action))
 
 
 async def _find_out(relay: Relay, channel: Channel, payload: bytes) -> None:
     await relay.door.default_types.find_out(relay.vhost)
-    relay.from_client.unstall(lambda: relay.from_client.take_again(building.frame(METHOD, channel.number, payload)))
+    relay.from_client.unstall(_again(relay, channel, payload))
 
 
-async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, action: topology.Replicate) -> None:
+def _again(relay: Relay, channel: Channel, payload: bytes) -> Callable[[], None]:
+    """What has a declaration looked at once more, from the beginning."""
+    return lambda: relay.from_client.take_again(building.frame(METHOD, channel.number, payload))
+
+
+async def _replicate(relay: Relay, channel: Channel, kind: int, payload: bytes, method: Any, action: topology.Replicate) -> None:
     number, replica = channel.number, relay.replica
+    again: Callable[[], None] | None = None
     try:
-        while relay.door.log_blocked:  # nothing gets safe now: a barrier would stop the consumers of all clients
-            await asyncio.sleep(BLOCKED_POLL_S)
         async with _turn(relay, kind, action.queue):
             if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
                 return
-            if kind == QUEUE_DECLARE:
-                await replica.barrier.settle_deletion((relay.vhost, action.queue))
-            reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-            relay.replies[number] = reply
-            relay.outbox.put(building.frame(METHOD, number, action.asked))
-            answer, payload = await reply
+            if (deletes := _DELETES.get(kind)) is not None:
+                name = topology.first_name(action.entry)
+                if await _went(relay, kind, name, action):
+                    _log_deletion(relay, deletes, name)
+                    again = _again(relay, channel, payload)
+                    return
+            answer, said = await _ask(relay, number, action.asked)
             if answer == CHANNEL_CLOSE:
                 return
             if action.purge:
@@ -96,22 +113,74 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, method: Any, act
         if relay.watch is not None:
             relay.watch.declared(number, action.asked, True)
         if not getattr(method, "nowait", False) and channel.speaks:  # the broker may have closed it meanwhile, and the client knows
-            relay.to_client(building.frame(METHOD, number, payload))
+            relay.to_client(building.frame(METHOD, number, said))
     finally:
-        relay.replies.pop(number, None)
-        relay.from_client.unstall()
+        relay.from_client.unstall(again)
+
+
+async def _went(relay: Relay, kind: int, name: str, action: topology.Replicate) -> bool:
+    """Whether what is to be declared is in the log in other words, or may go by itself, and is not there any more.
+
+    Not where it cannot be seen, or may be another node's.
+    """
+    definitions = relay.replica.declared.definitions
+    known = definitions.queue((relay.vhost, name)) if kind == QUEUE_DECLARE else definitions.exchange(relay.vhost, name)
+    if known is None or (known == action.entry and not action.may_have_gone) or (kind == QUEUE_DECLARE and topology.level_of(known) is Level.NONE):
+        return False
+    try:
+        channel = await (await relay.door.vhosts.connection(relay.vhost, anew=True)).channel()
+        try:
+            await (channel.queue_declare(name, passive=True) if kind == QUEUE_DECLARE else channel.exchange_declare(name, passive=True))
+        finally:
+            await channel.close()
+    except ChannelClosed as error:
+        return error.no_such_queue or error.no_such_exchange
+    except LrqError as error:
+        log.warning("whether '%s' in vhost '%s' is there, which is declared otherwise, cannot be seen: %s", name, relay.vhost, error)
+    return False
+
+
+def _log_deletion(relay: Relay, kind: int, name: str) -> None:
+    """Call in a barrier. The next one has it on record."""
+    what = "'%s' in vhost '%s' has gone, or was deleted at the broker, and is declared otherwise: it is deleted on the backups, too"
+    log.warning(what, name, relay.vhost)
+    relay.replica.append(pb.Run(topology=pb.Topology(vhost=relay.vhost, method=topology.deletion(kind, name))))
+    if kind == QUEUE_DELETE:
+        relay.door.forget_decisions()
+    else:
+        relay.door.exchange_changed(relay.vhost, name)
 
 
 @asynccontextmanager
 async def _turn(relay: Relay, kind: int, queue: str) -> AsyncIterator[None]:
-    """A barrier in which the queue is not being moved (`waiting`): that may have begun while this waited for it."""
+    """A barrier in which the queue is not being moved (`waiting`): that may have begun while this waited for it. In an alarm this waits, alone."""
     while True:
-        async with relay.replica.barrier.up():
-            moving = waiting.queue_waits_for(relay, kind, queue)
-            if moving is None:
-                yield
-                return
-        await moving.over.wait()
+        while relay.door.alarmed():
+            await asyncio.sleep(BLOCKED_POLL_S)
+        moving = None
+        async with relay.replica.barrier.up(relay.door.alarmed, (relay.vhost, queue) if kind == QUEUE_DECLARE else None) as stands:
+            if stands:
+                moving = waiting.queue_waits_for(relay, kind, queue)
+                if moving is None:
+                    yield
+                    return
+        if moving is not None:
+            await moving.over.wait()
+
+
+async def _ask(relay: Relay, number: int, payload: bytes) -> tuple[int, bytes]:
+    """The broker's answer to a declaration. Behind a publish of the same connection, it does not read the question before an alarm is over."""
+    reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+    relay.replies[number] = reply
+    relay.flow.asks(True)
+    relay.outbox.put(building.frame(METHOD, number, payload))
+    if relay.alarm.reason:
+        relay.replica.barrier.ease()
+    try:
+        return await reply
+    finally:
+        del relay.replies[number]
+        relay.flow.asks(False)
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------

@@ -126,6 +126,16 @@ class Definitions:
                     unbinds = b"\0\0" + b"".join(bytes((len(name),)) + name for name in names[1:4]) + names[4]
                     yield key, names[2].decode("utf-8", "surrogateescape"), method, unbinds
 
+    def bound_to_exchange(self, vhost: str, exchange: str) -> list[tuple[str, bytes]]:
+        """What binds an exchange: (the one that it is bound to, the method)."""
+        now = self._now()
+        keys = now.bindings((vhost, b"e", exchange.encode("utf-8", "surrogateescape")))
+        return [
+            (key[2][2].decode("utf-8", "surrogateescape"), now.rows[key])
+            for key in keys
+            if key[2][0] == b"e" and key[2][1].decode("utf-8", "surrogateescape") == exchange
+        ]
+
     def _now(self) -> _Rows:
         if not self._noted:
             return self._safe

@@ -186,8 +186,10 @@ def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
             del channel.consumers[tag]
         return b""
     consumer = channel.consumers.pop(tag, None)
+    channel.paused.pop(tag, None)
     if consumer is not None and item[0] == BASIC_CANCEL:
         channel.ended_by_broker(consumer)
+        relay.replica.index.passes.count_no_more(consumer.queue)  # the broker has back what it held
     return None
 
 
@@ -391,6 +393,7 @@ def _turn_away(relay: Relay, channel: Channel, tag: int, delivery: Delivery, gen
         return
     relay.door.counters["filtered"] += 1
     if verdict is Verdict.REJECT:
+        relay.replica.index.passes.stirred(delivery.sequence)
         settling.settle_unseen(relay, channel, building.reject(channel.number, tag, requeue=False))
     else:
         settling.settle_unseen(relay, channel, building.ack(channel.number, tag))

@@ -36,6 +36,7 @@ from .peers import PeerEnd
 from .relay import Relay
 from .replica import Replica
 from .tls import TlsError
+from .vhosts import Vhosts
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -79,6 +80,7 @@ class Door:
         own: The sidecar's credentials, which other nodes and sites show.
         broker: Where the broker listens.
         default_types: What queues are whose declarations name no type.
+        vhosts: Where the broker is asked what there is.
         unfinished: Messages of which a part has arrived, and open transactions, of all connections.
         buffered_bytes_max: Memory for what is not safe yet; past it nothing more is read from publishers.
     """
@@ -91,6 +93,7 @@ class Door:
         self.own = config.credentials
         self.broker = config.broker_address("/")
         self.default_types = DefaultTypes(self.broker)
+        self.vhosts = Vhosts(self.broker)
         self.tls = config.server_tls
         self.host: Host | None = None
         self.counters: Counter[str] = Counter()
@@ -109,6 +112,7 @@ class Door:
             self.admit, self.admissions.gone, partial(ClientSide, self), tls=self.tls, handshake_timeout_s=config.door.handshake_timeout_s
         )
         self.log_blocked = ""
+        self.blocked: set[Relay] = set()  # clients from whose connections the broker takes no publishes
         self.draining = ""  # why nothing more is given out (draining.py); empty if it is
         self._ticker: asyncio.Task[None] | None = None
         self._now = 0.0
@@ -188,19 +192,31 @@ class Door:
         """Why clients are not served now; empty if they are."""
         if self._stopping:
             return "this sidecar stops"
-        return self.host.refusal() if self.host is not None else "this sidecar is starting"
+        return self.host.refusal() if self.host is not None else f"this sidecar is starting{'; ' if self.log_blocked else ''}{self.waits()}"
+
+    def waits(self) -> str:
+        """Why what is started behind this door does not come to its end now; empty if nothing is known to be in its way."""
+        if not self.log_blocked or self.host is not None:
+            return ""
+        return f"its broker takes nothing for the log ({self.log_blocked}), and until that alarm is over it cannot start, and serves nobody"
 
     def block(self, reason: str) -> None:
         """The broker takes nothing for the log any more, or does again (no reason)."""
-        if reason:
+        was, self.log_blocked = self.log_blocked, reason
+        if waits := self.waits():
+            log.warning("%s", waits)
+        elif reason:
             log.warning("the broker takes nothing more for the log: %s. Nothing is confirmed until its alarm is over; consumers go on", reason)
-        elif self.log_blocked:
+        elif was:
             log.info("the broker takes the log again")
-        self.log_blocked = reason
         for relay in list(self.relays):
             relay.alarm.changed()
             if reason:
                 relay.release_acks()
+
+    def alarmed(self) -> bool:
+        """Whether the broker has an alarm, as far as it has told: that it is over, too, so it counts only where the broker is listened to."""
+        return bool(self.log_blocked) or any(relay.flow.listens for relay in self.blocked)
 
     def refused_after_confirm(self, publishes: int) -> None:
         """The broker has refused publishes that were confirmed already."""
@@ -297,6 +313,7 @@ class Door:
         """A connection has ended."""
         if isinstance(end, Relay):
             self.relays.discard(end)
+            self.blocked.discard(end)
             self._full.pop(end, None)
         else:
             self.peer_ends.discard(end)
@@ -324,4 +341,5 @@ class Door:
             self._ticker.cancel()
         self._listener.close()
         self.close_clients("this sidecar stops")
+        self.vhosts.abort()
         await asyncio.to_thread(self.interceptors.close)

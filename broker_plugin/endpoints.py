@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, NotPrimary
 from lrq_ha.replication.ids import ReplicationId
 from lrq_ha.routing import chain, names, statuses
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
@@ -31,7 +31,6 @@ from . import building, frames, publishing
 from .channels import Channel
 from .headers import cut, replication_id, routes_on
 from .logins import keys_of
-from .replica import NotPrimary
 
 if TYPE_CHECKING:
     from .frames import Route

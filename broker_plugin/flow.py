@@ -117,11 +117,16 @@ class Flow:
         relay = self._relay
         if relay.broker.is_closing():
             return
-        if self._held_up or relay.from_broker.withholds_too_much or (self._client_full and not self._asking) or self._buried:
-            relay.broker.pause_reading()
-        else:
+        if self.listens:
             self.broker_heard_at = relay.door.now()
             relay.broker.resume_reading()
+        else:
+            relay.broker.pause_reading()
+
+    @property
+    def listens(self) -> bool:
+        """Whether the broker is read from."""
+        return not (self._held_up or self._relay.from_broker.withholds_too_much or (self._client_full and not self._asking) or self._buried)
 
     def broker_heard(self) -> None:
         """Something came from the broker, and the client was given what is for it."""
@@ -197,15 +202,18 @@ class Flow:
         """What has waited for too long for this client, as it does not read; empty if nothing has.
 
         Answers of the broker that cannot reach it: a declaration, another's or its own, for which everybody waits; and the log, which must not lose
-        what is not known to be applied. And it itself, for its broker's answer, unless it goes on reading.
+        what is not known to be applied. And it itself, for its broker's answer, unless it goes on reading; where that is one to a
+        declaration, it has no time to: everybody waits.
         """
         if not self._client_full:
             return ""
         relay = self._relay
         limit_s = relay.door.config.hold_up_timeout_s
+        if relay.replies and self._buried:
+            return "a declaration of its own"
         if now - self._full_since >= limit_s:
             progress = relay.replica.progress
-            if relay.replica.barrier.is_up and (relay.unanswered or relay.replies):
+            if relay.replica.barrier.is_up and relay.unanswered:
                 return "a declaration"
             if relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back():
                 return "the log"

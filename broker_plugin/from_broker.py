@@ -12,13 +12,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from lrq_ha.replication.errors import place
+from lrq_ha.replication.errors import NotPrimary, place
 
 from . import delivering, farewell, frames, publishing, settling
 from .farewell import CONNECTION_FORCED
-from .frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, Item, scan
+from .frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, BODY, Item, scan
 from .passing import PIECES, Passing
-from .replica import NotPrimary
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -98,6 +97,8 @@ class FromBroker:
                 replaced = publishing.answered(relay, number, kind, data, start)
             elif not stop and kind in PIECES:
                 replaced = passing.take(kind, number, data, item)
+                if replaced is None and not passing.is_open(number):
+                    replaced = data[begin:after]
             elif kind in on_broker:
                 replaced = on_broker[kind](relay, number, data, item)
             else:
@@ -117,6 +118,10 @@ class FromBroker:
                 keep_from = -1
             if replaced:
                 out.append(replaced)
+            if kind == BODY:
+                # The content may have ended. What comes next can have the door itself say something, and that must not come before this.
+                relay.pass_on(b"".join(out))
+                out.clear()
         if keep_from >= 0:
             out.append(data[keep_from:keep_to])
         settling.flush(relay)

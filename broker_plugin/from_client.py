@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lrq_ha.replication.errors import LrqError, place
+from lrq_ha.replication.errors import LrqError, NotPrimary, place
 
 from . import assembling, building, closing, permitting, publishing, settling
 from .farewell import CONNECTION_FORCED
@@ -37,7 +37,6 @@ from .frames import (
     end_of,
     scan,
 )
-from .replica import NotPrimary
 from .waiting import first_that_waits, waits_for
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class FromClient:
             return
         self._backlog.append(data)
         while self._backlog and not self.stalled and relay.client is not None:
-            if relay.replica.barrier.is_up:
+            if relay.replica.barrier.holds_all:
                 self.stall()
                 relay.spawn(self._await_barrier())
                 return
@@ -273,7 +272,7 @@ class FromClient:
 
     async def _await_barrier(self) -> None:
         """Another connection's declaration is under way."""
-        await self._relay.replica.barrier.down()
+        await self._relay.replica.barrier.eased()
         self.unstall()
 
 

@@ -3,8 +3,8 @@
 Rules:
 - From RabbitMQ 4.0 on: cancel and nack; before it, closing the channel. As a whole, when nothing more is on its way.
 - A quorum queue gives out first what it has been given back. Whoever takes a part of that and gives it back puts it behind the rest of it (measured,
-  on 3.10 and on 4.3). So whoever consumes takes at least as much as was given back before him, also by sidecars before this one; which is not known,
-  but quorum queues give no more than WIDE_WINDOW_MESSAGES to one consumer.
+  on 3.10 and on 4.3). So whoever consumes takes at least as much as was given back before him. How much that was before this sidecar began is not
+  known: WIDE_WINDOW_MESSAGES is taken for it, which is what sidecars give back at most. Clients of a former primary may have held more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GivenBack:
         return self._messages.get(key, WIDE_WINDOW_MESSAGES)
 
     def note(self, key: QueueKey, messages: int) -> None:
-        """It was given back so many, by one that had taken all that it was given back before."""
+        """It is given back so many, or fewer, by one that had taken all that it was given back before."""
         self._messages[key] = messages
 
     def forget(self, key: QueueKey) -> None:

@@ -144,7 +144,7 @@ class Handshake:
         """What the broker is sent for the client's start-ok."""
         answer = logins.parse_start_ok(payload)
         self._told = logins.capability(answer.properties, b"authentication_failure_close")
-        self.hears_blocked = logins.capability(answer.properties, b"connection.blocked")
+        self.hears_blocked = logins.capability(answer.properties, logins.HEARS_BLOCKED)
         self._properties = logins.own_properties(answer.properties)
         self._mechanism = answer.mechanism
         if answer.mechanism == logins.EXTERNAL:
@@ -160,7 +160,7 @@ class Handshake:
             raise Refusal(ACCESS_REFUSED, f"ACCESS_REFUSED - the door cannot tell who logs in otherwise than by {' or '.join(logins.UNDERSTOOD)}")
         self._who, self.user = who, who.name
         address = "" if self._door.broker.proxied else self.address
-        return logins.encode_start_ok(answer, who, logins.with_address(answer.properties, address))
+        return logins.encode_start_ok(answer, who, logins.with_address(logins.told_of_alarms(answer.properties), address))
 
     def _tune_ok(self, method: Any) -> bytes:
         """What the broker is sent for the client's tune-ok. What the client asked for beyond the broker's limits, the broker judges."""

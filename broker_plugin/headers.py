@@ -18,6 +18,7 @@ from broker_plugin.frames import BASIC_CLASS, HEADER_FIXED_BYTES, FrameError
 
 TABLE_DEPTH_MAX = 64
 BODY_SIZE_END = 12  # class, weight, body size
+COUNTS = (b"x-delivery-count", b"x-acquired-count")  # of one copy in a quorum queue; RabbitMQ writes them into what it delivers
 STAMPS_MAX = 64  # of one connection
 STAMPS_BYTES_MAX = 512  # larger headers are rarely equal
 ALIKE_BYTES_MAX = 512  # likewise

@@ -64,6 +64,8 @@ class Index:
             case "checkpoint":
                 if run.checkpoint.renewal:
                     self.passes.begin(first)
+            case "marker":
+                self.tallies.led_anew()
             case "moving":
                 self.passes.noted(first, (run.moving.vhost, run.moving.queue), done=run.moving.done)
             case "renewed":
@@ -121,6 +123,12 @@ class Index:
         if self.declared.queues.get(key, -1):  # also where a deletion comes before it
             self.departures.undeclared(sequence, key)
         return key
+
+    def gave_back(self, queue: QueueKey, sequence: int) -> None:
+        """A message goes back to its queue. A quorum queue may drop it, by its delivery limit: that is in no client's traffic."""
+        self.passes.stirred(sequence)
+        if self.passes.counting and topology.queue_arguments(self.declared.declarations.get(queue, b"")).get("x-queue-type") == "quorum":
+            self.passes.count_no_more(queue)
 
     def let_go(self, applied: int) -> None:
         """Everything up to entry `applied` is applied on this node: what is known of queues that were deleted up to there goes."""

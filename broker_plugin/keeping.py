@@ -125,11 +125,14 @@ class Keeper:
             try:
                 _, ready, _ = await channel.queue_declare(queue, passive=True)
                 if arguments.get("x-queue-type") == "quorum" and (free or not ready or "x-delivery-limit" not in arguments):
-                    window = max(min(ready, self._given_back.least_window(key)), 1)
+                    least = max(self._given_back.least_window(key), 1)
+                    window = min(ready or least, least)  # none: a quorum queue that does not answer looks like an empty one
                     await channel.qos(window)
                     tag = await channel.consume(queue, lambda tag, *_: taken.append(tag))
                     await all_arrived(channel, queue, lambda: len(taken), lambda: len(taken) >= window)
-                    self._given_back.note(key, len(taken))
+                    _, left, consumers = await channel.queue_declare(queue, passive=True)
+                    if len(taken) >= window or (not left and consumers == 1):  # else more of it may be on its way
+                        self._given_back.note(key, len(taken))
             except ChannelClosed as error:
                 self._missing(key, error)
             await give_back(connection, channel, tag, len(taken), queue)

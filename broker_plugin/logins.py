@@ -4,7 +4,8 @@ Rules:
 - The broker is sent what was understood here, encoded anew: two ways to read the same bytes (a key that stands twice in a table) could let a
   client be somebody else for the door than for the broker.
 - Only mechanisms that tell the door who logs in are offered: PLAIN and AMQPLAIN, and EXTERNAL where the door itself maps certificates to users.
-- Client properties pass as they are but for two: `lrq_client_address`, which only the door may write, and `connection_name`.
+- Client properties pass as they are but for three: `lrq_client_address`, which only the door may write, `connection_name`, and the capability
+  `connection.blocked`, which the door has in any case.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PLAIN, AMQPLAIN, EXTERNAL = "PLAIN", "AMQPLAIN", "EXTERNAL"
 UNDERSTOOD = (PLAIN, AMQPLAIN)
 CLIENT_ADDRESS, CONNECTION_NAME = b"lrq_client_address", b"connection_name"
 OWN_PREFIX = b"lrq_"
+CAPABILITIES, HEARS_BLOCKED = b"capabilities", b"connection.blocked"
 
 _u32 = struct.Struct(">I").unpack_from
 _pack_u32 = struct.Struct(">I").pack
@@ -164,11 +166,27 @@ def own_properties(properties: bytes) -> Mapping[str, Any]:
 def capability(properties: bytes, name: bytes) -> bool:
     """Whether the client says that it has a capability."""
     for start, value, end in headers.fields(properties, 0, len(properties)):
-        if properties[start + 1 : value] == b"capabilities" and properties[value] == ord("F"):
+        if properties[start + 1 : value] == CAPABILITIES and properties[value] == ord("F"):
             for inner, inner_value, _ in headers.fields(properties, value + 5, end):
                 if properties[inner + 1 : inner_value] == name and properties[inner_value] == ord("t"):
                     return properties[inner_value + 1] != 0
     return False
+
+
+def told_of_alarms(properties: bytes) -> bytes:
+    """Client properties by which the broker tells of its alarms, whether or not the client understands (`alarms`)."""
+    kept, known = [], b""
+    for start, value, end in headers.fields(properties, 0, len(properties)):
+        if properties[start + 1 : value] != CAPABILITIES:
+            kept.append(properties[start:end])
+        elif properties[value] == ord("F") and not known:
+            known = b"".join(
+                properties[inner:inner_end]
+                for inner, inner_value, inner_end in headers.fields(properties, value + 5, end)
+                if properties[inner + 1 : inner_value] != HEARS_BLOCKED
+            )
+    table = b"%c%bt\1%b" % (len(HEARS_BLOCKED), HEARS_BLOCKED, known)
+    return b"%b%c%bF%b%b" % (b"".join(kept), len(CAPABILITIES), CAPABILITIES, _pack_u32(len(table)), table)
 
 
 def with_address(properties: bytes, address: str) -> bytes:

@@ -25,7 +25,7 @@ from lrq_ha.replication.visits import Deaths
 from .channels import QueueKey
 from .client import Channel, Connection
 from .giving_back import all_arrived, give_back
-from .headers import cut, deaths
+from .headers import COUNTS, cut, deaths
 from .replica import BATCH_BYTES_MAX, Replica
 from .sweeper import in_steps
 
@@ -39,7 +39,7 @@ TO_APPLY_BYTES_MAX = 32 << 20
 POLL_S = 0.01
 #: What RabbitMQ and the door have written into the headers, and further routing keys, which have been followed.
 NOT_MOVED = (b"x-lrq-pos", b"x-death", b"x-first-death-queue", b"x-first-death-exchange", b"x-first-death-reason", b"x-last-death-queue",
-             b"x-last-death-exchange", b"x-last-death-reason", b"x-delivery-count", b"CC")  # fmt: skip
+             b"x-last-death-exchange", b"x-last-death-reason", *COUNTS, b"CC")  # fmt: skip
 
 
 class GivenUp(LrqError):
@@ -208,14 +208,14 @@ class Pass:
         done: list[int] = []
         rejected: list[int] = []
         last = kept = 0
+        await self._check(window)
         for copy in window:
             verdict = await self._verdict(copy)
             if verdict is not Verdict.ACK:
                 self.found |= copy.sequence is not None and copy.sequence <= self._checkpoint
-            before = copy.sequence is None or copy.sequence < self._mark
-            if verdict is Verdict.GIVE and before and self._mark:
+            if verdict is Verdict.GIVE and self._is_before(copy):
                 last = self._move(copy)
-            elif verdict is Verdict.REJECT and before and self._mark:
+            elif verdict is Verdict.REJECT and self._is_before(copy):
                 rejected.append(copy.tag)
                 continue
             elif verdict is not Verdict.ACK:
@@ -235,6 +235,22 @@ class Pass:
         while replica.to_apply_bytes > TO_APPLY_BYTES_MAX:
             await asyncio.sleep(POLL_S)
 
+    def _is_before(self, copy: _Copy) -> bool:
+        """Whether it is to be moved, if it is live."""
+        return bool(self._mark) and (copy.sequence is None or copy.sequence < self._mark)
+
+    async def _check(self, window: list[_Copy]) -> None:
+        """Raises GivenUp if a message cannot be moved unchanged; before any is, as an old copy without a position would stay beside its new one."""
+        if not self._dies_by_key:
+            return
+        for copy in window:
+            other_key = copy.key != self._key[1] or cut(copy.header, b"CC") != copy.header
+            if other_key and self._is_before(copy) and await self._verdict(copy) is Verdict.GIVE:
+                raise GivenUp(
+                    f"queue '{self._key[1]}' in vhost '{self._key[0]}' dead-letters by routing key, which a moved message does not keep",
+                    todo="let it be emptied first, or give it x-dead-letter-routing-key",
+                )
+
     async def _verdict(self, copy: _Copy) -> Verdict:
         replica = self._replica
         for _ in range(2):
@@ -248,11 +264,6 @@ class Pass:
 
     def _move(self, copy: _Copy) -> int:
         """Returns the last entry of it."""
-        if self._dies_by_key and (copy.key != self._key[1] or cut(copy.header, b"CC") != copy.header):
-            raise GivenUp(
-                f"queue '{self._key[1]}' in vhost '{self._key[0]}' dead-letters by routing key, which a moved message does not keep",
-                todo="let it be emptied first, or give it x-dead-letter-routing-key",
-            )
         self.moved += 1
         header = copy.header
         for key in NOT_MOVED:

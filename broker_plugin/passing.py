@@ -114,6 +114,10 @@ class Passing:
         self.behind_bytes -= len(behind)
         return behind
 
+    def is_open(self, number: int) -> bool:
+        """Whether more is to come of a body."""
+        return number in self._rest
+
     def waits(self, data: bytes) -> bool:
         """Whether these frames for the client, of one channel, come behind a content that is being passed on there."""
         behind = self._behind.get(int.from_bytes(data[1:3], "big")) if self._behind else None

@@ -78,12 +78,12 @@ class Pause:
         Raises:
             Busy: Consumers have not finished in time, or the broker takes nothing for the log; the queue goes on.
         """
-        while self._door.log_blocked:
+        while self._door.alarmed():
             await asyncio.sleep(BLOCKED_POLL_S)
         self._began = time.monotonic()
         deadline = self._began + unused_at_most_s(self._arguments, timeout_s)
         while not await self._stands_still():
-            if self._door.log_blocked or (not self._idle_since and time.monotonic() > deadline):
+            if self._door.alarmed() or (not self._idle_since and time.monotonic() > deadline):
                 if not force:
                     await self.end()
                     raise Busy(f"consumers hold {self._held()} messages of queue '{self._key[1]}' in vhost '{self._key[0]}'", retriable=True)
@@ -122,7 +122,7 @@ class Pause:
         async with self._replica.barrier.nobody_declares():
             self._stop_consumers()
         self._close(lambda channel: channel.overdue)
-        if self._door.log_blocked or not self._is_idle():
+        if self._door.alarmed() or not self._is_idle():
             self._idle_since = 0.0
             return False
         if self._held_back_s:
@@ -130,8 +130,8 @@ class Pause:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() - self._idle_since < self._held_back_s:
                 return False
-        async with self._replica.barrier.up():
-            if not self._is_idle():
+        async with self._replica.barrier.up(self._door.alarmed) as stands:
+            if not stands or not self._is_idle():
                 return False
             moving = self._moving()
             moving.consumes = moving.publishes = True

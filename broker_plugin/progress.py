@@ -12,6 +12,7 @@ import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Protocol
 
 from lrq_ha.replication.applied import AppliedTracker
@@ -85,7 +86,7 @@ class Progress:
         self._unsafe: deque[tuple[int, int]] = deque()  # (last entry, bytes)
         self._at_stake: deque[tuple[int, int, int]] = deque()  # (last entry, entries, bytes)
         self._done_when_safe: deque[tuple[int, int, int]] = deque()  # (when this is safe, first, last); the first ones ascend
-        self._safe_futures: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._safe_futures: deque[tuple[int, asyncio.Future[None]]] = deque()  # ascending
         self._applied_futures: list[tuple[int, asyncio.Future[None]]] = []
         self._awaited: dict[int, list[EntryWaiter]] = {}  # entries that are not applied, and who waits for each
         self._awaited_entries: list[int] = []  # the same entries, ascending
@@ -186,7 +187,7 @@ class Progress:
         """Returns when entry `sequence` is safe."""
         if sequence > self.safe:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._safe_futures.append((sequence, future))
+            insort(self._safe_futures, (sequence, future), key=itemgetter(0))
             await future
 
     def when_applied(self, sequence: int, waiter: EntryWaiter) -> None:

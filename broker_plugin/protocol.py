@@ -106,7 +106,7 @@ CLIENT = (
     ),
     ClientRow(
         frames.EXCHANGE_DECLARE,
-        f"{DECLARED} Types that route at random are refused.",
+        f"{DECLARED} Types that route at random or delay are refused.",
         "door_topology.test_exchanges_and_bindings_are_on_both_nodes",
         declaring.declare,
     ),

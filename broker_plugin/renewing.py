@@ -7,11 +7,11 @@ Rules:
   it.
 - It ends when nothing old can be left (`passes`): dead letters may be on their way from a queue that is looked at later to one that was looked at
   before. So queues are looked into again, those before that dead-letter to others; one too long to be looked behind, and whose length does not say
-  that nothing came, is moved again. After ROUNDS_MAX rounds that found something it is given up.
+  that nothing came (`passes`), is moved again. After ROUNDS_MAX rounds that found something it is given up.
 - What RabbitMQ says of a queue is believed while it counts the pass's own consumer: of a quorum queue that does not answer it says that it is empty.
 - Given up is what cannot be moved unchanged: to another routing key for its dead letters, or at the cost of its deliveries (RabbitMQ 3.x). Also where
-  consumers do not finish what they hold, and where a queue may hold what nobody sees (`unseen`): until that has come to light the queue is not used,
-  if there is time for it; that no dead letters wait is the operator's word.
+  a vhost cannot be entered, where consumers do not finish what they hold, and where a queue may hold what nobody sees (`unseen`): until that has come
+  to light the queue is not used, if there is time for it; that no dead letters wait is the operator's word.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from lrq_ha.replication.levels import Level
 from lrq_ha.replication.passes import Rounds
 
 from . import topology, unseen
+from .apply_declarations import INTERNAL_ERROR
 from .channels import QueueKey
 from .client import Connection, has_a_free_way_back
-from .client_errors import Address, ChannelClosed, VhostNotFound
+from .client_errors import AccessRefused, Address, ChannelClosed, ConnectionClosed, VhostNotFound
 from .endpoints import ROUTING_VHOST
 from .moving import KEPT_MAX, QUIET_S, STUCK_S, GivenUp, Pass
 from .pausing import Busy, Pause, unused_at_most_s
@@ -93,27 +94,35 @@ class Renewal:
 
     async def refusals(self) -> list[str]:
         """What it would be given up for, as far as that is known before: dry run. Raises LrqError as `run`."""
-        found = []
+        found: dict[str, None] = {}  # of a vhost it is said once
         try:
             for key, method in self._queues().items():
                 try:
                     self._check(key, topology.queue_arguments(method), self._timeout_s)
-                    if "x-delivery-limit" in topology.queue_arguments(method):
-                        await self._check_limit(key)
+                    connection = await self._enter(key[0])
+                    if connection is not None and "x-delivery-limit" in topology.queue_arguments(method):
+                        await self._check_limit(connection, key)
                 except GivenUp as error:
-                    found.append(str(error))
+                    found[str(error)] = None
         except GivenUp as error:
-            found.append(str(error))
+            found[str(error)] = None
         finally:
             await self._vhosts.close()
-        return found
+        return list(found)
 
-    async def _check_limit(self, key: QueueKey) -> None:
-        """Raises GivenUp if there is something in a queue with a delivery limit, and looking at it would count."""
+    async def _enter(self, vhost: str) -> Connection | None:
+        """The connection to a vhost; None: it was deleted, with its queues. Raises GivenUp if the sidecar has no rights there, or it is down."""
         try:
-            connection = await self._vhosts.connection(key[0])
+            return await self._vhosts.connection(vhost)
         except VhostNotFound:
-            return
+            return None
+        except (AccessRefused, ConnectionClosed) as error:
+            if isinstance(error, ConnectionClosed) and error.code != INTERNAL_ERROR:
+                raise
+            raise GivenUp(f"vhost '{vhost}' cannot be entered: {error.text}", todo=error.todo, retriable=True) from error
+
+    async def _check_limit(self, connection: Connection, key: QueueKey) -> None:
+        """Raises GivenUp if there is something in a queue with a delivery limit, and looking at it would count."""
         if has_a_free_way_back(connection):
             return
         channel = await connection.channel()
@@ -210,11 +219,10 @@ class Renewal:
         """A visit to a queue; whether anything old was in it. Raises Busy."""
         if self._replica.node.head > self._checkpoint:
             raise GivenUp("what is live, with what is published meanwhile, takes more than the log holds", todo=LARGER_LOG)
+        connection = await self._enter(key[0])
+        if connection is None:
+            return False
         pause = Pause(self._door, self._replica, key, arguments)
-        try:
-            connection = await self._vhosts.connection(key[0])
-        except VhostNotFound:
-            return False  # it was deleted, with its queues
         self._pausing = key if unseen.held_back_s(arguments) else None
         try:
             await pause.begin(timeout_s, force=force)
@@ -273,9 +281,10 @@ class _Visit:
             if ready and self._limited:
                 raise delivery_limit(self.key)
             if passes.begun(self.key) or not ready:
-                if ready and ready == passes.holds(self.key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
-                    return False
-                if not ready or (ready <= KEPT_MAX and not self._holds_back):  # what is looked at and given back could be held back for that
+                if ready and (ready > KEPT_MAX or self._holds_back):  # what is looked at and given back could be held back for that
+                    if ready == passes.holds(self.key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
+                        return False
+                else:
                     look = self._pass(0)
                     if await look.run(ready) and not look.found:
                         return False

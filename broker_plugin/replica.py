@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker, QueueRecord, parse_stamp
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, NotPrimary
 from lrq_ha.replication.levels import Level, Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import RangeSet, owner_of
@@ -51,10 +51,6 @@ VIEWS = ("transmission", "reception", "status")
 PASSED_OVER_KEPT_MAX = 10_000
 LEVELS = {Level.ALL: pb.LEVEL_ALL, Level.CONFIGURATION: pb.LEVEL_CONFIGURATION, Level.NONE: pb.LEVEL_NONE}
 OPERATIONS = ("dequeue", "reject", "moved", "refused", "purge")
-
-
-class NotPrimary(LrqError):
-    """Only a primary appends entries of clients."""
 
 
 @dataclass(slots=True)
@@ -184,6 +180,7 @@ class Replica:
         self.epoch_from = self.node.log.end
         self.forgotten_queues = []
         self.index.tallies = Tallies()  # of the primary before
+        self.index.passes.count_no_more()  # it may have been given back what went unseen
         self.declared.here.clear()
         self.stamp_affixes = (b"%d." % epoch, b"/%d" % self.index.generations.newest)
 
@@ -279,7 +276,7 @@ class Replica:
     def gave_back(self, deliveries: Iterable[Delivery]) -> None:
         """These go back to their queues."""
         for delivery in deliveries:
-            self.index.passes.stirred(delivery.sequence)
+            self.index.gave_back(delivery.queue, delivery.sequence)
             self.given_out.gave_back(delivery.queue, delivery.sequence)
 
     def purge(self, queue: QueueKey, held: Iterable[int]) -> int:

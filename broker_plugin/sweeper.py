@@ -13,7 +13,9 @@ Rules:
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
 - One consumer per queue: while it is there, the `Keeper` is not; and it comes when what the sidecar before it had left there is gone.
 - A vhost that the broker does not let the sidecar into is left alone for a while. In one that it does not have, nothing is due any more.
-- `stop` waits only until what is held is back: a promotion waits for it. What is due and not acked yet goes back, too; the door filters it.
+- `stop` waits only until what is held is back. What is due and not acked yet goes back, too; the door filters it.
+- A promotion waits a little longer (`take_over`): what was rejected goes where dead letters go before clients are let in. The door would send it
+  there only when it meets it, which is never if nobody consumes, or too late if the queue is purged or deleted first.
 """
 
 from __future__ import annotations
@@ -49,6 +51,9 @@ PASS_MAX_S = 60.0
 ACKS_AT_ONCE = 24
 ACKS_PAUSE_S = 0.01
 TAKEN_MAX_S = 20.0
+ARRIVED_S = 0.25  # within it, what was rejected arrives where dead letters go
+MOVES_MAX_S = 10.0  # so long a promotion waits at most for what was rejected
+MOVES_POLL_S = 0.2
 BACK_OFF_MIN_S = 1.0
 BACK_OFF_MAX_S = 30.0
 SUSPECT_BACK_OFF_MAX_S = 1_800.0  # of a queue of which nothing is due: it may be deeper than any pass for years
@@ -89,6 +94,7 @@ class Sweeper:
         self._vhosts = Vhosts(broker)
         self._event = asyncio.Event()
         self._stopping = False
+        self._takes_over = False
         self._started = False
         self._ended = asyncio.Event()
         self._kicked: set[QueueKey] = set()
@@ -96,6 +102,7 @@ class Sweeper:
         self._given_up: dict[QueueKey, float] = {}  # where it did not get on, and when it began to try
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
         self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
+        self._rejected_at: dict[str, float] = {}  # when something was rejected last, by vhost
         self._given_back = GivenBack()
         self._keeper = Keeper(replica, broker, self._given_back)
         self._under_way: _Pass | None = None
@@ -146,18 +153,11 @@ class Sweeper:
                 for key, kicked in self._round():
                     if self._stopping:
                         break
-                    if not self._replica.declared.replicates(key):
-                        continue  # `configured` has them
-                    if self._vhosts.is_closed_to_us(key[0]):
-                        continue
-                    try:
-                        await self._consider(self._replica.index.filter.queue(key), kicked)
-                    except (VhostNotFound, AccessRefused) as error:
-                        self._vhosts.keep_out(key[0], error, "queues cannot be swept")
-                        if isinstance(error, VhostNotFound):
-                            self._without(key[0])
+                    await self._look_at(key, kicked)
                 if not self._stopping and not self._kicked:  # a pass clears the event
                     await self._wait(self._interval_s)
+            if self._takes_over:
+                await self._move_what_was_rejected()
         finally:
             try:
                 await self._keeper.stop()
@@ -165,6 +165,45 @@ class Sweeper:
                 self._ended.set()  # nothing is held any more; a promotion need not wait for the broker to answer that connections are closed
             await asyncio.gather(keeping, return_exceptions=True)
             await self._vhosts.close()
+
+    async def _look_at(self, key: QueueKey, kicked: bool) -> None:
+        target = self._replica.index.filter.queue(key)
+        # `configured` has the others; but one that is about to be deleted may be declared anew as such by then.
+        if not self._replica.declared.replicates(key) and not (kicked and target.moves_due(EVERYTHING)):
+            return
+        if self._vhosts.is_closed_to_us(key[0]):
+            return
+        try:
+            await self._consider(target, kicked)
+        except (VhostNotFound, AccessRefused) as error:
+            self._vhosts.keep_out(key[0], error, "queues cannot be swept")
+            if isinstance(error, VhostNotFound):
+                self._without(key[0])
+
+    async def _move_what_was_rejected(self) -> None:
+        """Everything safe is applied, and nobody uses the queues yet: what was rejected leaves them, for MOVES_MAX_S at most."""
+        began, self._stopping = time.monotonic(), False
+        timer = asyncio.get_running_loop().call_later(MOVES_MAX_S, self._stop)
+        looked_at: list[QueueKey] = []
+        while not self._stopping and (keys := self._within_reach(began)):
+            if keys == looked_at:  # somebody is in the way
+                await asyncio.sleep(MOVES_POLL_S)
+            for key in keys:
+                await self._look_at(key, True)
+            looked_at = keys
+        timer.cancel()
+        for target, count in self._moving():
+            what = "%d messages that were rejected from queue '%s' in vhost '%s' have not become dead letters here"
+            when = "they do when somebody consumes from it up to them, and not if it is purged or deleted before"
+            log.warning(f"{what}: {when}", count, target.name, target.key[0])
+
+    def _within_reach(self, since: float) -> list[QueueKey]:
+        """Queues from which something is to move, and in which it has not given up since then."""
+        keys = [target.key for target, _ in self._moving()]
+        return [key for key in keys if self.given_up_at(key) < since and not self._vhosts.is_closed_to_us(key[0])]
+
+    def _moving(self) -> list[tuple[QueueFilter, int]]:
+        return self._replica.index.filter.moving(None, EVERYTHING, self._replica.progress.parked)
 
     def _round(self) -> Iterator[tuple[QueueKey, bool]]:
         """The queues to look at, and which of them were kicked. These wait for one other at most: somebody waits for them.
@@ -194,10 +233,18 @@ class Sweeper:
 
     async def stop(self) -> None:
         """Ends `run`; returns when everything it held has been given back."""
-        self._stopping = True
-        self._event.set()
+        self._stop()
         if self._started:
             await self._ended.wait()
+
+    async def take_over(self) -> None:
+        """The same, when what was rejected has become dead letters, as far as it can be reached. Everything safe is applied."""
+        self._takes_over = True
+        await self.stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._event.set()
 
     async def _wait(self, seconds: float) -> bool:
         """Whether something happened within that time."""
@@ -293,6 +340,8 @@ class Sweeper:
 
     async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
         vhost, queue = target.key
+        if target.has_dead_letters and (wait_s := self._rejected_at.get(vhost, 0.0) + ARRIVED_S - time.monotonic()) > 0:
+            await asyncio.sleep(wait_s)  # whoever looks before they have arrived takes them for gone
         expected = target.start_pass(self._replica.progress.tracker.applied)
         connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()
@@ -304,6 +353,8 @@ class Sweeper:
                 await carried_out(connection, queue)
         finally:
             self._under_way = None
+            if sweep.rejects:
+                self._rejected_at[vhost] = time.monotonic()
         if end is _End.SEEN or end is _End.GONE:
             expected -= BitMap64(sweep.undecided)  # they were met
             missed = target.end_pass(expected)
@@ -322,6 +373,11 @@ class Sweeper:
                 end = await self._sweep(sweep, queue, upto, window, whole, ready)
                 await sweep.leave()
                 await sweep.settle()
+                if sweep.is_cancelled:
+                    await channel.queue_declare(queue, passive=True)  # it is not gone: its consumer held something for too long, or it has crashed
+                    end = _End.STUCK
+                elif sweep.is_cut_short and end is _End.SEEN:
+                    end = _End.DONE
                 if end is _End.SEEN:
                     await sweep.reject_excess()
                 if sweep.tag and not self._stopping:
@@ -333,9 +389,11 @@ class Sweeper:
                 end = _End.GONE
             else:  # 403: somebody consumes exclusively; 406: it was deleted and declared again meanwhile
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
+                end = _End.STUCK
         finally:
             if sweep.tag or sweep.met:
-                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else sweep.held)
+                # Of a deep queue more may be on its way; how much there was of one that was stuck is not known.
+                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else max(sweep.held, sweep.deep_window))
             await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
         if end is _End.GONE:
             self._given_back.forget(target.key)
@@ -359,6 +417,7 @@ class Sweeper:
         # window is that large, and removals wait until it is full.
         shallow = 0 < ready < window
         window = ready if shallow else window
+        sweep.deep_window = 0 if shallow else window
         await channel.qos(window)
         sweep.tag = await channel.consume(queue, sweep.take, on_cancel=sweep.cancelled)
         began = heard = time.monotonic()
@@ -369,7 +428,7 @@ class Sweeper:
             got, met = sweep.met != met, sweep.met
             now = time.monotonic()
             if sweep.is_cancelled:
-                return _End.GONE
+                return _End.STUCK
             if shallow and met >= window:
                 return _End.DONE if sweep.overtaken else _End.SEEN
             if not shallow:
@@ -413,7 +472,9 @@ class _Pass:
         self.tag = ""
         self.met = 0
         self.kept = 0
-        self.is_cancelled = False
+        self.deep_window = 0  # how many messages it may hold of a queue that may have more
+        self.is_cancelled = False  # by the broker
+        self.is_cut_short = False  # what it should have removed goes back: it was stopped
         self.rejects = False
         self.newest = EVERYTHING  # of what may have been there when it was asked how much there is
         self.overtaken = False  # something younger came before it: by its priority
@@ -446,6 +507,7 @@ class _Pass:
             self._keep(tag)
             if verdict is Verdict.HOLD:
                 self.undecided.add(sequence)
+                self.target.met(sequence, generation, path)
             tally = self.tally
             if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
                 self._stay.append((tag, sequence))
@@ -486,8 +548,11 @@ class _Pass:
                 self.channel.ack(acks[-len(apart) - 1], multiple=True)
             left += await in_steps(self.channel, apart, self.channel.ack, self._stopping)
             await self.channel.flow()
+            if self.is_cancelled:
+                return  # the queue has it all back, or nobody knows
             self.kept += len(left)
             if left:
+                self.is_cut_short = True
                 self._kept_first = min((self._kept_first or EVERYTHING, *left))
             here = set(left)
             for one in removed:

@@ -13,6 +13,7 @@ Rules:
 - Of an empty queue it speaks of all. But a copy that died may have come into the queue after the tally was taken. It counts only if every queue that
   it died in was found empty before: then the primary's copy was in this queue, or gone, when the tally was taken. A queue whose dead letters may wait
   in it unseen (`unseen`) is found empty by nobody.
+- That a queue was found empty is true of one primary: on the next, what its predecessor had lost silently may be back in it. Its MARKER ends that.
 - Copies that cannot be counted make the excess smaller, so that too few are removed rather than too many.
 """
 
@@ -94,6 +95,10 @@ class Tallies:
             return by_name and not deaths
         vhost, queue = tally.key
         return all(name != queue and self._was_empty((vhost, name), sequence, tally.upto) for name, _ in deaths)
+
+    def led_anew(self) -> None:
+        """A MARKER: what was found empty on the primary before need not be on this one."""
+        self._empty.clear()
 
     def _was_empty(self, key: QueueKey, sequence: int, before: int) -> bool:
         return any(tallied <= before and sequence <= upto for tallied, upto in self._empty.get(key, ()))

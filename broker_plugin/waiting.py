@@ -5,6 +5,8 @@ Rules:
   and a declaration, whose answer would tell of what is on its way only.
 - A deletion waits from the moment on in which the first consumer is cancelled: the broker would take the queue for unused.
 - What has waited for its barrier meanwhile is looked at once more.
+- Where the census looks whether a queue is empty, consumers and deletions wait for that moment, too.
+- All publishes wait while the broker owes an answer to a declaration that an alarm may keep it from giving (`barrier`).
 - Everything else goes on. Acks of what consumers hold are not behind it: the queue is moved only when nobody holds anything of it.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from . import frames, reaching, topology
 from .channels import Channel, QueueKey, Transaction
@@ -49,6 +51,18 @@ class Moving:
         return self.key[1] in self._routing[1].queues(route.exchange, None if more else route.routing_key)
 
 
+class AllPublishes(Moving):
+    """No queue, but all of them: every publish waits, and nothing else."""
+
+    KEY: ClassVar[QueueKey] = ("", "")  # which no queue has
+
+    def __init__(self) -> None:
+        super().__init__(self.KEY, consumes=False)
+
+    def reached_by(self, relay: Relay, method: bytes, header: bytes) -> bool:
+        return True
+
+
 def first_that_waits(relay: Relay, data: bytes, items: list[Item], at: int) -> tuple[int, Moving | None]:
     """The first publish, of those from items[at] on that follow each other, that has to wait, and for what; else the end of the items."""
     if relay.channel(items[at][1]).tx is None:
@@ -66,8 +80,10 @@ def first_that_waits(relay: Relay, data: bytes, items: list[Item], at: int) -> t
 def waits_for(relay: Relay, channel: Channel, kind: int, payload: bytes) -> Moving | None:
     """What a method that is no publish has to wait for, if anything."""
     if kind == QUEUE_DECLARE:
-        return queue_waits_for(relay, kind, topology.first_name(payload))
-    if kind == QUEUE_DELETE or kind in _CONSUMES:
+        return queue_waits_for(relay, kind, topology.first_name(topology.as_named(kind, payload)))
+    if kind == QUEUE_DELETE:
+        return queue_waits_for(relay, kind, topology.first_name(topology.as_named(kind, payload)) or channel.last_queue)
+    if kind in _CONSUMES:
         return queue_waits_for(relay, kind, topology.first_name(payload) or channel.last_queue)
     return None
 

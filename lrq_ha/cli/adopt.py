@@ -10,7 +10,8 @@ Rules:
 - Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
   and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, to no effect.
 - RabbitMQ leaves internal exchanges out of definitions. On a backup nothing could be bound to or from an exchange that is not there: each such
-  binding is named, and the command fails.
+  binding is named, and the command fails. So it is with a binding that has numbers as arguments: their AMQP types are part of what it is, and JSON
+  has lost them. Declared with another type it would be a second one, which its application cannot unbind.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 from broker_plugin.client import Channel, Connection, has_a_free_way_back
 from broker_plugin.client_errors import Address, ChannelClosed
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.headers import cut, position
+from broker_plugin.headers import COUNTS, cut, position
 from lrq_ha.replication import levels
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
@@ -41,6 +42,8 @@ IDLE_S = 5.0
 QUIET_S = 0.05
 #: Above every consumer that an application is likely to have.
 PRIORITY = 1_000
+#: The other queues that a message names have copies of their own; what RabbitMQ has counted of the old copy, it counts anew.
+NOT_ADOPTED = (b"CC", *COUNTS)
 
 #: What is used of each kind of definition, and must be there.
 _USED: dict[str, dict[str, type]] = {
@@ -80,6 +83,7 @@ class _Definitions:
     queues: list[dict[str, Any]]
     bindings: list[dict[str, Any]]
     unknown: list[tuple[str, dict[str, Any]]]  # an exchange that is not there, and what is bound to or from it
+    typeless: list[dict[str, Any]]  # bindings with numbers as arguments
 
 
 def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_Definitions]:
@@ -113,18 +117,29 @@ def _of(vhost: str, found: dict[str, list[dict[str, Any]]]) -> _Definitions:
     exchanges = [e for e in exchanges if not e["name"].startswith("amq.")]
     queues = [q for q in queues if not q["auto_delete"] and not q["name"].startswith("amq.")]
     exchange_names, queue_names = {e["name"] for e in exchanges}, {q["name"] for q in queues}
-    definitions = _Definitions(vhost, exchanges, queues, [], [])
+    definitions = _Definitions(vhost, exchanges, queues, [], [], [])
     for b in bindings:
         to_queue = b["destination_type"] == "queue"
         if to_queue and b["destination"] not in queue_names:
             continue
         ends = [b["source"]] if to_queue else [b["source"], b["destination"]]
         unknown = next((name for name in ends if name not in exchange_names and not name.startswith("amq.")), None)
-        if unknown is None:
-            definitions.bindings.append(b)
-        else:
+        if unknown is not None:
             definitions.unknown.append((unknown, b))
+        elif _has_numbers(b["arguments"]):
+            definitions.typeless.append(b)
+        else:
+            definitions.bindings.append(b)
     return definitions
+
+
+def _has_numbers(value: object) -> bool:
+    """Whether JSON has lost an AMQP type of it: of a number there are several."""
+    if isinstance(value, dict):
+        return any(map(_has_numbers, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_numbers, value))
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _checked(definition: dict[str, Any], used: dict[str, type]) -> dict[str, Any]:
@@ -148,7 +163,7 @@ def _run(args: argparse.Namespace) -> int:
 
 async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bool:
     """Returns whether everything that was to be adopted was seen."""
-    whole = not definitions.unknown
+    whole = not (definitions.unknown or definitions.typeless)
     connection = await Connection.open(replace(to, vhost=definitions.vhost))
     try:
         channel = await connection.channel()
@@ -161,6 +176,11 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
             print(f"  exchange {exchange} is not in the definitions, so {b['source']} is not bound to {b['destination']} (key '{b['routing_key']}')")
         if definitions.unknown:
             print('  RabbitMQ leaves internal exchanges out: add them to the definitions, with "internal": true, and run this again', flush=True)
+        for b in definitions.typeless:
+            arguments = json.dumps(b["arguments"])
+            print(f"  {b['source']} is not bound to {b['destination']}: of the numbers in {arguments} the definitions do not say the types")
+        if definitions.typeless:
+            print("  let their applications declare these bindings through the door, and leave them out of the definitions", flush=True)
         for queue in definitions.queues:
             name = queue["name"]
             if _kind(queue) == "stream":
@@ -170,7 +190,14 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
             if level != Level.ALL.value:
                 print(f"  {name}: {levels.ARGUMENT} is {level}; what it holds stays on this broker", flush=True)
                 continue
-            _, depth, _ = await channel.queue_declare(name, passive=True)
+            try:
+                _, depth, _ = await channel.queue_declare(name, passive=True)
+            except ChannelClosed as error:
+                if not (dry_run and error.no_such_queue):
+                    raise
+                print(f"  {name}: would be made", flush=True)
+                channel = await connection.channel()
+                continue
             if dry_run:
                 print(f"  {name}: {depth} messages", flush=True)
             else:
@@ -313,7 +340,9 @@ class _Pass:
         new = [delivered for delivered in window if position(delivered[2]) is None]
         refused = writer.refused
         for _, _, header, body in new:
-            writer.publish_content("", self._queue, cut(header, b"CC"), body)  # the other queues that it names have copies of their own
+            for key in NOT_ADOPTED:
+                header = cut(header, key)
+            writer.publish_content("", self._queue, header, body)
         await writer.confirmed()
         if writer.refused > refused:
             raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")

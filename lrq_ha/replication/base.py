@@ -23,6 +23,9 @@ from .remote import RemoteBackup
 from .roles import Role, require_legal
 from .settings import NodeSettings, unnamed
 
+#: Who has been silent for so many of its heartbeats is not heard any more. Shorter than a link takes to notice that nobody is at its other end.
+HEARD_HEARTBEATS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -71,6 +74,14 @@ class NodeBase:
         if self.leader_epoch and self.leader_epoch >= self.log.top:
             return owner_of(self.leader_epoch)
         return 0
+
+    def hears(self, peer: int, now: float) -> bool:
+        """Whether `peer` speaks to this node, which may not be able to answer."""
+        return now - self.peers[peer].heard_at <= HEARD_HEARTBEATS * self.settings.heartbeat_s
+
+    def heard_epoch(self, now: float) -> int:
+        """The newest epoch whose own leader this node hears; 0 if none."""
+        return max((peer.epoch for number, peer in self.peers.items() if owner_of(peer.epoch) == number and self.hears(number, now)), default=0)
 
     @property
     def led_last(self) -> bool:

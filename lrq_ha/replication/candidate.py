@@ -42,6 +42,7 @@ class Campaign:
     operator: bool
     force: bool
     at_stake: str
+    tail: str  # of a node that is diverged: what it keeps
     fenced: bool = False
     logs: dict[int, LogState] = field(default_factory=dict)
 
@@ -183,7 +184,9 @@ class Candidate:
         forgotten = FORGOTTEN_TERMS_MAX if down and (node.lost_host or not node.log.end) else 0
         epoch = epoch_number(term_of(seen) + 1 + forgotten, node.me)
         reachable = {number for number, peer in node.peers.items() if peer.answers and number not in down}
-        self._campaign = campaign = Campaign(epoch, down, reachable, now + node.settings.campaign_timeout_s, operator, force, at_stake)
+        tail = node.reason if node.role is Role.DIVERGED else ""
+        deadline = now + node.settings.campaign_timeout_s
+        self._campaign = campaign = Campaign(epoch, down, reachable, deadline, operator, force, at_stake, tail)
         self._follower.stop()
         node.set_role(Role.RECOVERING, f"taking epoch {epoch_name(epoch)}")
         node.write_fence(epoch, 0, lambda now: self._fenced(campaign, now))
@@ -245,9 +248,12 @@ class Candidate:
             self._abort(f"no promise from {names} within {self._node.settings.campaign_timeout_s:g} s")
 
     def _abort(self, reason: str) -> None:
-        """Ends the campaign, if there is one."""
+        """Ends the campaign, if there is one. Who was diverged before it still is."""
         campaign, self._campaign = self._campaign, None
         if campaign:
-            self._node.wait(reason)
+            if campaign.tail:
+                self._node.set_role(Role.DIVERGED, campaign.tail)
+            else:
+                self._node.wait(reason)
             if campaign.operator:
                 self._node.emit(Answer(False, reason))

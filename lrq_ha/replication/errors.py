@@ -36,6 +36,10 @@ class MalformedInput(LrqError):
     """Bytes or values from outside that do not have the form they must have."""
 
 
+class NotPrimary(LrqError):
+    """Only a primary appends entries of clients."""
+
+
 def place(error: BaseException) -> str:
     """Kind and place of an error that nobody expected, without its text: that may hold what came from outside."""
     where = [f"{Path(step.filename).name}:{step.lineno}" for step in traceback.extract_tb(error.__traceback__)[-6:]]

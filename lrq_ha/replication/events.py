@@ -70,7 +70,11 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent when there is nothing else to send. From a leader: safe and end of its log; from a follower: what it has applied."""
+    """Sent a few times a second. From a leader: safe and end of its log; from a follower: what it has applied.
+
+    Args:
+        epoch: That the sender leads, or follows, or hears from who leads it; 0 if none.
+    """
 
     epoch: int
     safe: int
@@ -123,6 +127,15 @@ class PeerConnected:
 
 @dataclass(frozen=True, slots=True)
 class PeerDisconnected:
+    """This node can send to `peer` no more."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The connection on which `peer` spoke is lost, and not because this node refused a push of it."""
+
     peer: int
 
 
@@ -236,6 +249,7 @@ Event = (
     | OwnConfirmed
     | PeerConnected
     | PeerDisconnected
+    | PeerGone
     | PeerMessage
     | Push
     | PeerAcked

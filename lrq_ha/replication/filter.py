@@ -88,6 +88,7 @@ class QueueFilter:
         "_filter",
         "_generations",
         "_held",
+        "_lost",
         "_moved",
         "_moving",
         "_overlap",
@@ -117,6 +118,7 @@ class QueueFilter:
         self._due = BitMap64()
         self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
         self._early: list[_Turn] = []  # what is to move by operations that this node may not have come to; in log order
+        self._lost: dict[Stay, BitMap64] = {}  # of these, what the record knows of entries that the log has lost: they may be read again
         self._moving: dict[Stay, BitMap64] = {}  # and by those that it has come to: copies that were not seen to leave
         self._departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
         self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
@@ -186,6 +188,11 @@ class QueueFilter:
         return bool(self._due)
 
     @property
+    def has_dead_letters(self) -> bool:
+        """Whether operations on copies that died in other queues are known."""
+        return bool(self._visits)
+
+    @property
     def spares(self) -> bool:
         """Whether a purge has spared something: other copies that it took may be left."""
         return bool(self._spared)
@@ -195,10 +202,26 @@ class QueueFilter:
         early = self._too_early()
         return int((self._due - early).rank(applied) if early else self._due.rank(applied))
 
-    def moves_due(self, upto: int) -> int:
-        """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now."""
+    def moves_due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
+        """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now.
+
+        Args:
+            upto: The entry.
+            parked: Inclusive ranges of entries that wait for room: no copy of them can be met.
+        """
         self._turns()
-        return int((self._due & BitMap64.union(_NOTHING, *self._moving.values())).rank(upto))
+        moving = self._due & BitMap64.union(_NOTHING, *self._moving.values())
+        for first, last in parked if moving else ():
+            moving.remove_range(first, last + 1)
+        return int(moving.rank(upto))
+
+    def to_move(self) -> BitMap64:
+        """The sequences of which a copy was rejected or moved on, and is still to be found."""
+        moving = self._due & self._moved
+        for here in self._visits.values():
+            for members in here.moved.values():
+                moving |= self._due & members
+        return moving
 
     def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
@@ -258,6 +281,11 @@ class QueueFilter:
                 if peer._visits[line].known_after(seq, visit_of(peer.name, deaths) - 1):
                     peer._look_again(BitMap64([seq]))
                     peer._again.discard(seq)
+
+    def met(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
+        """A copy was met that stays for now, at a later visit than one that it was moved on from: that it left then, a restart has forgotten."""
+        if self._generations.counts(seq, generation):
+            self._has_moved(seq, origin_of(deaths) or self.name, visit_of(self.name, deaths) - 1)
 
     def start_pass(self, applied: int) -> BitMap64:
         """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`."""
@@ -321,12 +349,16 @@ class QueueFilter:
         here = self._visits.get(origin)
         return here is not None and here.moved_from(seq, visit)
 
-    def _left(self, seq: int, line: str, visit: int) -> None:
-        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+    def _has_moved(self, seq: int, line: str, visit: int) -> None:
+        """It has left this queue's `visit`, and all before it: nothing waits for that."""
         for stay in [each for each, members in self._moving.items() if each[0] == line and each[1] <= visit and seq in members]:
             self._moving[stay].discard(seq)
             if not self._moving[stay]:
                 del self._moving[stay]
+
+    def _left(self, seq: int, line: str, visit: int) -> None:
+        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+        self._has_moved(seq, line, visit)
         if seq not in self._due:
             return
         direct = line != self.name and (seq in self._done or seq in self._moved)
@@ -372,30 +404,25 @@ class QueueFilter:
             self._early.append(turn)
         turn.last = max(turn.last, op.seq)
         stay = (op.origin or self.name, op.visit)
-        members, come_to = turn.moves.setdefault(stay, BitMap64()), self._moving.get(stay, _NOTHING)
+        members = turn.moves.setdefault(stay, BitMap64())
+        for known in (self._moving.get(stay), self._lost.get(stay)):
+            if known and known is not members:  # read again: the record does not tell by which entry it was moved
+                for first, last in _pairs(op.ranges):
+                    known.remove_range(first, last + 1)
         for first, last in _pairs(op.ranges):
             members.add_range(first, last + 1)
-            if come_to:  # read again: the record does not tell by which entry it was moved
-                come_to.remove_range(first, last + 1)
 
     def _purge(self, ranges: Sequence[int]) -> None:
         end = ranges[-1] + 1
         if end > self._purged:
             self._spared.add_range(self._purged, end)
             self._purged = end
-        moving = self._to_move()
+        moving = self.to_move()
         for first, last in _pairs(ranges):
             self._spared.remove_range(first, last + 1)
             self._due.remove_range(first, last + 1)
         self._due |= moving
         self._again &= self._due
-
-    def _to_move(self) -> BitMap64:
-        moving = self._due & self._moved
-        for here in self._visits.values():
-            for members in here.moved.values():
-                moving |= self._due & members
-        return moving
 
     def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
         if sweep and members.range_cardinality(first, last + 1):  # read again: what is known may have been found already
@@ -458,6 +485,7 @@ class QueueFilter:
         if known and any(self._moving.values()):
             turn = _Turn(self._filter.changed)
             turn.last, turn.moves, self._moving = end, self._moving, {}
+            self._lost = turn.moves
             self._early.append(turn)
 
     def _is_empty(self) -> bool:
@@ -621,13 +649,19 @@ class DeliveryFilter:
         while self._changes and self._changes[0] <= sequence:
             self.changed = self._changes.popleft()
 
-    def moving(self, vhost: str, upto: int) -> list[tuple[QueueFilter, int]]:
-        """Queues from which what was rejected or moved on before entry `upto` has still to go, and how much. Ask when the node has come to it."""
+    def moving(self, vhost: str | None, upto: int, parked: Iterable[tuple[int, int]] = ()) -> list[tuple[QueueFilter, int]]:
+        """Queues from which what was rejected or moved on before entry `upto` has still to go, and how much. Ask when the node has come to it.
+
+        Args:
+            vhost: Theirs; None: every one.
+            upto: The entry.
+            parked: As for `QueueFilter.moves_due`.
+        """
         found = []
-        for target in [each for each in self.to_move if each.key[0] == vhost]:
-            if due := target.moves_due(upto):
+        for target in [each for each in self.to_move if vhost is None or each.key[0] == vhost]:
+            if due := target.moves_due(upto, parked):
                 found.append((target, due))
-            elif not target._to_move():
+            elif not target.to_move():
                 self.to_move.discard(target)
         return found
 

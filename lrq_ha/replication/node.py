@@ -33,6 +33,7 @@ from .events import (
     PeerAcked,
     PeerConnected,
     PeerDisconnected,
+    PeerGone,
     PeerMessage,
     Prepare,
     Promise,
@@ -78,6 +79,7 @@ class Node(NodeBase):
             OwnConfirmed: self._own_confirmed,
             PeerConnected: self._peer_connected,
             PeerDisconnected: self._peer_disconnected,
+            PeerGone: self._peer_gone,
             PeerMessage: self._peer_message,
             Push: follower.push,
             PeerAcked: leader.peer_acked,
@@ -181,7 +183,7 @@ class Node(NodeBase):
     # ---- connections and messages ------------------------------------------------------------------------------------
 
     def _peer_connected(self, event: PeerConnected, now: float) -> None:
-        self.peers[event.peer].connect(now)
+        self.peers[event.peer].connect()
         self.send(event.peer, self.hello(wants_answer=True))
         self._candidate.consider(now)
 
@@ -190,6 +192,9 @@ class Node(NodeBase):
         self._leader.set.unsubscribe(event.peer)
         self._candidate.disconnected(event.peer)
         self._follower.disconnected(event.peer)
+
+    def _peer_gone(self, event: PeerGone, now: float) -> None:
+        self.peers[event.peer].fall_silent()
 
     def _peer_message(self, event: PeerMessage, now: float) -> None:
         self.peers[event.peer].heard_at = now
@@ -225,7 +230,8 @@ class Node(NodeBase):
 
     def _on_heartbeat(self, node: int, message: Heartbeat, now: float) -> None:
         self.peers[node].applied, self.peers[node].epoch = message.applied, message.epoch
-        self._follower.heartbeat(node, message, now)
+        if not self._leader.superseded_by(message.epoch, node):
+            self._follower.heartbeat(node, message, now)
 
     def _on_superseded(self, node: int, message: Superseded, now: float) -> None:
         self.peers[node].learn_top(message.top)
@@ -243,7 +249,7 @@ class Node(NodeBase):
             self._candidate.consider(now)
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self.settings.heartbeat_s
-            self.send_all(Heartbeat(self.leading or self.leader_epoch, self.safe, self.log.end, self.applied))
+            self.send_all(Heartbeat(self.leading or self.leader_epoch or self.heard_epoch(now), self.safe, self.log.end, self.applied))
 
     def _discount_own_silence(self, now: float) -> None:
         """Time in which this node itself stood still (a stopped process, a frozen machine) is nobody else's silence.

@@ -6,7 +6,8 @@ Rules:
 - Nothing old can be left when two rounds over all queues, one after the other, have found nothing, and no client has sent an old message on in
   either: rejected it, which makes a dead letter, or given it back. (A message may be in each queue just when nobody looks there.)
 - A queue too long to look behind is known to have nothing new of others if it is as long as what came by its name and what left it say. Publishes
-  by exchanges are not counted: such a queue is longer. What was refused, or purged, makes the count void.
+  by exchanges are not counted: such a queue is longer. What was refused, or purged, makes the count void; so does what was given back to a queue
+  that may have a delivery limit, and so drop it, and a change of primary: the log does not tell of either.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Passes:
         return any(queue == known for _, known, _ in self._noted)
 
     def stirred(self, sequence: int) -> None:
-        """A client has rejected an entry, or given it back."""
+        """A client has rejected an entry, or given it back; or the door has rejected it, as a client had on another node."""
         if sequence <= self.checkpoint:
             self.old_moves += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from .events import Hello
@@ -22,8 +23,8 @@ class RemoteBackup:
     acknowledged: int = 0
     reached: int = 0  # the most of that since `progress_at` began to be counted
     applied: int = 0
-    epoch: int = 0  # it leads or follows this one, as its last heartbeat on this connection said
-    heard_at: float = 0.0
+    epoch: int = 0  # it leads, follows or hears this one, as its last heartbeat on this connection said
+    heard_at: float = -math.inf  # what it says comes on a connection of its own: it may be heard, and not be sent to
     progress_at: float = 0.0
     admit_after: float = 0.0
 
@@ -32,16 +33,19 @@ class RemoteBackup:
         """Whether it can be sent to, and has said what it has."""
         return self.connected and self.hello is not None
 
-    def connect(self, now: float) -> None:
+    def connect(self) -> None:
         """This node can send to it."""
         self.connected = True
-        self.heard_at = now
 
     def disconnect(self) -> None:
         """This node can no longer send to it."""
         self.connected = self.called = False
         self.hello = None
         self.epoch = 0
+
+    def fall_silent(self) -> None:
+        """Its own connection to this node is lost."""
+        self.heard_at = -math.inf
 
     def learn_log(self, log: LogState) -> None:
         """Its log has changed since its Hello: whoever compares logs must not compare with what it was."""

@@ -40,7 +40,7 @@ class Requests:
     # ---- promote -----------------------------------------------------------------------------------------------------
 
     def promote(self, event: PromoteRequest, now: float) -> None:
-        if contradicted := self._contradicted(event):
+        if contradicted := self._contradicted(event, now):
             self._answer(False, contradicted)
             return
         losses = [text for text in (self._longer_log(event), self._own_log_lacks(event)) if text]
@@ -52,8 +52,8 @@ class Requests:
         else:
             self._candidate.start(event.down, operator=True, force=event.force, now=now, at_stake=self._stakes(event, now))
 
-    def _contradicted(self, event: PromoteRequest) -> str:
-        """What this node and those that answer are: the operator's word must agree with it, also with `force`. Empty if it does."""
+    def _contradicted(self, event: PromoteRequest, now: float) -> str:
+        """What this node and those that it hears are: the operator's word must agree with it, also with `force`. Empty if it does."""
         node, me = self._node, self._node.name(self._node.me)
         if node.leading and node.role in (Role.ACTIVE, Role.RECOVERING):
             return f"{me} is primary already (epoch {epoch_name(node.leading)})"
@@ -66,17 +66,30 @@ class Requests:
                 return f"there is no node {down} in this group"
             if node.peers[down].answers:
                 return f"{node.name(down)} is said to be down, but it answers: stop it first, or use switchover"
+            if half := self._half_answers(down, now):
+                return half
             # To ask for promises would end its epoch, though those who hear it would not let this node lead.
-            if hear_it := [number for number, peer in node.peers.items() if peer.answers and owner_of(peer.epoch) == down]:
+            heard = {number: peer for number, peer in node.peers.items() if peer.answers or node.hears(number, now)}
+            if hear_it := [number for number, peer in heard.items() if owner_of(peer.epoch) == down]:
                 return f"{node.name(down)} is said to be down, but it answers {self._names(hear_it)}: stop it first, or use switchover"
         silent = [number for number, peer in node.peers.items() if number not in event.down and not peer.answers]
         if silent:
+            if half := next(filter(None, (self._half_answers(number, now) for number in silent)), ""):
+                return half
             names = self._names(silent)
             return f"{names} does not answer: if it is down, say so with --down {names}"
         for number, hello in self._hellos():
             if hello.leading or node.primary() == number:
                 return f"{node.name(number)} is primary and answers: use switchover"
         return ""
+
+    def _half_answers(self, number: int, now: float) -> str:
+        """That a node which does not answer is there all the same: only one of the two connections stands. Empty if neither does."""
+        node, me, name, reached = self._node, self._node.name(self._node.me), self._node.name(number), self._node.peers[number].connected
+        if not (reached or node.hears(number, now)):
+            return ""
+        what = "reaches it, though it hears nothing of it" if reached else "hears it, though it cannot send to it"
+        return f"{name} does not answer {me}, but is not down: {me} {what}. Mend that (lrq-ha list says what it is), or stop {name} first"
 
     def _hellos(self) -> Iterator[tuple[int, Hello]]:
         """What the nodes that answer have said of themselves."""

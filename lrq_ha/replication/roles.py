@@ -32,7 +32,7 @@ TRANSITIONS: dict[Role, frozenset[Role]] = {
     Role.JOINING: frozenset({Role.CATCH_UP, Role.RECOVERING, Role.DIVERGED, Role.STANDALONE}),
     Role.CATCH_UP: frozenset({Role.READY, Role.RECOVERING, Role.DIVERGED, Role.JOINING, Role.STANDALONE}),
     Role.READY: frozenset({Role.CATCH_UP, Role.RECOVERING, Role.DIVERGED, Role.STANDALONE}),
-    Role.RECOVERING: frozenset({Role.ACTIVE, Role.CATCH_UP, Role.JOINING, Role.STANDALONE}),
+    Role.RECOVERING: frozenset({Role.ACTIVE, Role.CATCH_UP, Role.JOINING, Role.DIVERGED, Role.STANDALONE}),
     Role.ACTIVE: frozenset({Role.STANDALONE}),
     Role.DIVERGED: frozenset({Role.CATCH_UP, Role.JOINING, Role.RECOVERING, Role.STANDALONE}),
 }

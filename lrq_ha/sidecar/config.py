@@ -211,7 +211,8 @@ class DoorTable(_Table):
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
     hold_up_timeout_s: float = Field(
         10.0, gt=0, description="a client that has not read for so long, while others wait for what it has published to be confirmed, is closed; "
-        "so it is where a quarter of the log follows on that, or what the client itself waits for stands behind 16 times client_buffer_bytes_max"
+        "so it is where a quarter of the log follows on that, or what the client itself waits for stands behind 16 times client_buffer_bytes_max "
+        "(at once, if that is the answer to a declaration)"
     )
     drain_timeout_s: float = Field(30.0, gt=0, description="how long what a vanished client published is still sent to the broker")
     stop_timeout_s: float = Field(10.0, ge=0, description="how long a stop waits for confirms that are under way and for clients to say goodbye")

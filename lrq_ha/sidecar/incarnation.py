@@ -71,7 +71,6 @@ log = logging.getLogger("lrq_ha.node")
 TICK_S = 0.05
 WINDOW_MESSAGES_MAX = 4_000
 WINDOW_BYTES_MAX = 32 << 20
-PARTING_S = 0.1
 SLOW_STEP_S = 5.0
 
 
@@ -109,7 +108,7 @@ class Incarnation:
         self._sites = Sites(config, self._replica, self._log.streams)
         self._statuses_seen = 0
         self._start_views(config, doubt)
-        self.orders = Orders(config.node.name, self._broker, core, life, self._log, self._turning_away)
+        self.orders = Orders(config.node.name, self._broker, core, life, self._log, self._turning_away, self._sending)
         self.renewals = Renewals(config, core, life, self._log.watch, self._turning_away)
         self.status = Status(
             core,
@@ -284,7 +283,7 @@ class Incarnation:
         self._replica.begin_epoch(epoch)
         steps = (
             ("queues are written", self._applier.drained),
-            ("the sweeper ends", self._sweeper.stop),
+            ("the sweeper ends", self._sweeper.take_over),
             ("configuration is set up", self._configured.take_over),
         )
         for what, step in steps:
@@ -314,6 +313,6 @@ class Incarnation:
 
     def _restart(self, effect: Restart) -> None:
         self.defers_to = effect.defers_to
-        # What was sent just now, to the node that takes over, is to reach it before the connections are closed.
         self._core.ready = False
-        asyncio.get_running_loop().call_later(PARTING_S if effect.defers_to else 0.0, self._life.end, effect.reason)
+        if not effect.defers_to:  # else the order to hand over ends it, when the node that takes over has heard of it
+            asyncio.get_running_loop().call_soon(self._life.end, effect.reason)

@@ -23,6 +23,7 @@ BACKOFF_MAX_S = 1.0
 STEADY_S = 2.0  # a link that stood that long starts the back-off anew; one that the other node ends each time does not
 CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_S = 2
+PARTING_S = 2.0  # nobody is served meanwhile
 
 
 class Link:
@@ -130,6 +131,21 @@ class Link:
             last = self._sent.popleft()[1]
         if last:
             self._on_ack(self.peer, last)
+
+    async def part(self) -> bool:
+        """Ends the link in order. Returns whether the other node has taken all that was sent: it answers the close when it has.
+
+        Not if that was lost with the link before, or the answer does not come in time.
+        """
+        connection = self._connection
+        if connection is None or not self.up:
+            return False
+        try:
+            async with asyncio.timeout(PARTING_S):
+                await connection.close(200, "handed over")
+        except TimeoutError:
+            connection.abort()
+        return connection.error is not None and connection.error.code == 200
 
     def drop(self) -> None:
         """Closes the connection; `run` opens it again."""

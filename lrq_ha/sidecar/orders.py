@@ -22,6 +22,7 @@ from .core import Core
 from .life import Life
 from .own_log import OwnLog
 from .reinit import tail
+from .sending import Sending
 from .turning_away import POLL_S, TurningAway
 
 log = logging.getLogger("lrq_ha.node")
@@ -41,9 +42,10 @@ class Orders:
         life: Ended when the node is made anew.
         own_log: Whose tail may be asked for.
         turning_away: How clients are treated when this node steps down.
+        sending: Tells the node that takes over.
     """
 
-    def __init__(self, name: str, broker: Address, core: Core, life: Life, own_log: OwnLog, turning_away: TurningAway) -> None:
+    def __init__(self, name: str, broker: Address, core: Core, life: Life, own_log: OwnLog, turning_away: TurningAway, sending: Sending) -> None:
         self._name = name
         self._broker = broker
         self._core = core
@@ -51,6 +53,7 @@ class Orders:
         self._life = life
         self._log = own_log
         self._turning_away = turning_away
+        self._sending = sending
         self._answer: asyncio.Future[Answer] | None = None
 
     async def _ask_core(self, request: Request) -> Answer:
@@ -167,14 +170,28 @@ class Orders:
                 return False, f"{answer.text}; this node goes on as primary"
         if ok:
             self._core.feed(StepDown(node, not left))
+            if node:
+                ok, text = await self._hand_over(node, text)
         elif pause:
             await self._ask_core(PauseRequest(False))
         return ok, text
 
+    async def _hand_over(self, node: int, text: str) -> tuple[bool, str]:
+        """Ends this incarnation when `node` has heard that it is to take over, or does not answer. Returns what is to be said of it."""
+        name, mine = self._node.name(node), self._name
+        told = await self._sending.part(node)
+        self._life.end(f"handed over to {name}")
+        if told:
+            return True, text
+        after = f"{mine} does after {self._node.settings.handover_timeout_s:g} s"
+        return False, f"{mine} has stepped down, and {name} has not answered that it was told: if it does not take the next epoch, {after}"
+
     def tail(self) -> AsyncIterator[dict[str, Any]]:
         """The entries that a diverged node refuses to drop. Raises LrqError if it is not diverged."""
         if self._node.role is not Role.DIVERGED:
-            raise LrqError(f"{self._name} is {self._node.role.value}, not diverged: it has no entries of its own")
+            told = self._node.leading or self._node.following
+            why = "it has no entries of its own" if told else "no primary has said yet whether it has entries of its own"
+            raise LrqError(f"{self._name} is {self._node.role.value}, not diverged: {why}", retriable=not told)
         nearest = self._log.checkpoints.start(self._node.tail_from - 1)
         return tail(self._log.streams, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
 

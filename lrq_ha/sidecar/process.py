@@ -116,7 +116,7 @@ class Process:
         found["interceptors"] = self.door.interceptors.status()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status.tell()
-        return found | {"role": "standalone", "reason": self.problem, "primary": None, "in_set": False, "paused": self._paused}
+        return found | {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._paused}
 
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""
@@ -165,9 +165,13 @@ class Process:
             raise LrqError(f"{', '.join(unknown)}: no such node in group {self.config.node.group}; known: {', '.join(sorted(self._ids))}")
         return [self._ids[name] for name in node_names]
 
+    def _why_not(self) -> str:
+        """Why no incarnation is running."""
+        return self.door.waits() or self.problem
+
     def _running(self) -> Incarnation:
         if self.incarnation is None or not self.incarnation.ready:
-            raise LrqError(f"{self.config.node.name} is not running: {self.problem}", retriable=True)
+            raise LrqError(f"{self.config.node.name} is not running: {self._why_not()}", retriable=True)
         return self.incarnation
 
     def levels(self) -> list[dict[str, str]]:

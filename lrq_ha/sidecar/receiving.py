@@ -19,7 +19,7 @@ from broker_plugin.farewell import NOT_ALLOWED
 from broker_plugin.peers import PeerEnd
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.events import Ack, PeerMessage, Push, RefusePush
+from lrq_ha.replication.events import Ack, PeerGone, PeerMessage, Push, RefusePush
 from lrq_ha.replication.positions import owner_of
 
 from .config import Config
@@ -120,6 +120,7 @@ class Receiving:
         """The other node's connection to this door is lost."""
         if self._ends.get(end.node) is end:
             del self._ends[end.node]
+            self._core.feed(PeerGone(end.node))
 
     # ---- effects -----------------------------------------------------------------------------------------------------
 
@@ -130,8 +131,8 @@ class Receiving:
             end.acknowledge(effect.upto)
 
     def refuse_push(self, effect: RefusePush) -> None:
-        """Ends the connection that a push came on."""
-        end = self._ends.get(effect.peer)
+        """Ends the connection that a push came on. That says nothing of who sent it: it lives, and will speak on its next one."""
+        end = self._ends.pop(effect.peer, None)
         if end is not None:
             log.info("refused a push of %s: %s", self._node.name(effect.peer), effect.reason)
             asyncio.get_running_loop().call_soon(end.close)

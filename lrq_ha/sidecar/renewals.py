@@ -15,7 +15,7 @@ from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.moving import GivenUp
 from broker_plugin.renewing import Renewal
 from broker_plugin.streams import LARGER_LOG
-from broker_plugin.waiting import Moving
+from broker_plugin.waiting import AllPublishes, Moving
 
 from .config import Config
 from .core import Core
@@ -108,9 +108,8 @@ class Renewals:
             size = self._config.replication.log_bytes_max
             problem = f"what is live takes more than log_bytes_max = {size}, and nobody can join before there is room for it: {LARGER_LOG}"
         await replica.progress.wait_safe(replica.renewed(checkpoint, given_up=bool(problem)))
-        for moving in replica.moving.values():  # that were left unfinished
-            moving.over.set()
-        replica.moving.clear()
+        for key in replica.moving.keys() - {AllPublishes.KEY}:  # that were left unfinished
+            replica.moving.pop(key).over.set()
         self._turning_away.renewing = ""
         pause = f"; the longest time for which a queue stood still was {renewal.longest_s:.2f} s ('{renewal.longest}')" if renewal.longest else ""
         if problem:

@@ -75,6 +75,10 @@ class Sending:
         subscription = self._subscriptions.get(peer)
         return subscription.in_flight_bytes if subscription and subscription.sent >= self._node.log.end else None
 
+    async def part(self, peer: int) -> bool:
+        """Ends the link to a peer in order, with this incarnation. See Link.part."""
+        return await self.links[peer].part()
+
     # ---- effects -----------------------------------------------------------------------------------------------------
 
     def send(self, effect: Send) -> None:

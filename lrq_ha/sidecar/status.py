@@ -24,6 +24,7 @@ from .turning_away import TurningAway
 
 GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
+_FOLLOWS = frozenset({Role.JOINING, Role.CATCH_UP, Role.READY})  # a primary, or waits for one
 
 
 class Status:
@@ -125,7 +126,7 @@ class Status:
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
             known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake(), *self._cut_off())
             return "".join(f"; {trouble}" for trouble in known if trouble)
-        if node.role is not Role.CATCH_UP or node.primary():
+        if node.role not in _FOLLOWS or node.primary():
             return "".join(f"; {trouble}" for trouble in (*broker, self._receiving.pausing) if trouble)
         troubles = self._cut_off()
         if refusal := self._receiving.refused:

@@ -32,6 +32,30 @@ class AlternateExchange(Kind):
 
 
 @kind
+class ExchangeDeletedByAnOperatorAndDeclaredOtherwise(Kind):
+    """Of another type, and bound by a key: the backup kept the first one, which brings everything."""
+
+    def prepare(self, at: Stage) -> None:
+        self.exchange = at.door.named("otherwise-exchange")
+        self.name = at.door.declare("of-otherwise", exchange="otherwise-exchange")
+        at.broker.channel().exchange_delete(self.exchange)
+        channel = at.door.channel()
+        channel.exchange_declare(self.exchange, "direct", durable=True)
+        channel.queue_bind(self.name, self.exchange, "known")
+        channel.connection.close()
+        at.door.publish("unknown", range(5), self.exchange)
+        at.door.publish("known", range(5, 10), self.exchange)
+
+    def before(self, at: Stage) -> bool:
+        return at.backup.depth(self.name) == 5
+
+    def check(self, door: Site) -> None:
+        door.publish("unknown", range(10, 12), self.exchange)
+        door.publish("known", range(12, 14), self.exchange)
+        assert door.content(self.name) == [5, 6, 7, 8, 9, 12, 13]
+
+
+@kind
 class AutoDeleteExchange(Kind):
     """It is there after the failover, and goes with its last binding then."""
 

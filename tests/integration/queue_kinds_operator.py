@@ -115,6 +115,27 @@ class DeletedByAnOperatorAndDeclaredAnew(Kind):
 
 
 @kind
+class DeletedByAnOperatorAndDeclaredOtherwise(Kind):
+    """Of another type, before anybody could notice: the backup kept the first one, with its binding."""
+
+    def prepare(self, at: Stage) -> None:
+        self.name = at.door.declare("otherwise", exchange="otherwise")
+        at.door.publish("", range(10), exchange=at.door.named("otherwise"))
+        eventually("the backup to have them", lambda: at.backup.depth(self.name) == 10)
+        at.broker.channel().queue_delete(self.name)
+        assert at.door.declare("otherwise", "quorum") == self.name
+        at.door.publish(self.name, range(10, 13))
+
+    def before(self, at: Stage) -> bool:
+        return at.backup.depth(self.name) == 3
+
+    def check(self, door: Site) -> None:
+        assert door.declare("otherwise", "quorum") == self.name
+        door.publish("", range(13, 14), exchange=door.named("otherwise"))
+        assert door.content(self.name) == [10, 11, 12]
+
+
+@kind
 class DeletedByAnOperatorAndBoundAnew(Kind):
     """When the deletion is known, a client declares it again, with its binding."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,13 @@ from typing import Any
 
 import pika
 import pytest
-from load import command, depth, eventually, in_sync, primary_of, replace_primary
+from load import all_applied, command, consume, depth, eventually, in_sync, primary_of, replace_primary, told
 
 from broker_plugin.client import Connection
+from lrq_ha.cli.adopt import WINDOW_MESSAGES
 from lrq_ha.cli.main import main
 from lrq_ha.lab import Lab
+from lrq_ha.lab.files import python_environment
 
 pytestmark = pytest.mark.broker
 
@@ -215,6 +219,99 @@ def test_a_pass_that_does_not_see_everything_fails(pair: Lab, tmp_path: Path) ->
         channel.basic_consume(queue, lambda *_: None)
         code, said = adopt(only(queue, arguments, tmp_path), "--to", pair.nodes[primary].door)
     assert (code, f"{queue}: 0 of 4 messages adopted, and not all were seen" in said) == (1, True), said
+
+
+@pytest.mark.one_version("4.3")
+def test_killed_it_loses_nothing_and_doubles_one_window_at_most(pair: Lab, tmp_path: Path) -> None:
+    primary, backup = in_sync(pair)
+    queue, arguments, count, kills = f"cut-off-{uuid.uuid4().hex[:8]}", {"x-queue-type": "quorum"}, 10_000, 3
+    definitions, door = only(queue, arguments, tmp_path), pair.nodes[primary].door
+    with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        for number in range(count):
+            channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        eventually("them to be there", lambda: channel.queue_declare(queue, passive=True).method.message_count == count)
+    for _ in range(kills):
+        begin = told(pair, primary)["end"]
+        command_line = [sys.executable, "-m", "lrq_ha.cli.main", "adopt", "--definitions", str(definitions), "--to", door]
+        with subprocess.Popen(command_line, env=python_environment(), stdout=subprocess.DEVNULL) as process:
+            while told(pair, primary)["end"] < begin + 2 * WINDOW_MESSAGES:
+                assert process.poll() is None, "it was over too soon"
+            process.kill()
+    code, said = adopt(definitions, "--to", door)
+    assert code == 0, said
+    all_applied(pair, primary, backup)
+    held = depth(pair.nodes[primary].broker, queue)
+    assert count <= held <= count + kills * WINDOW_MESSAGES
+    eventually("as many on the backup", lambda: depth(pair.nodes[backup].broker, queue) == held)
+    found = consume(door, queue, held)
+    assert list(dict.fromkeys(found)) == list(range(count)), "all of them, in order"
+
+
+def test_what_a_dry_run_would_make(pair: Lab, tmp_path: Path) -> None:
+    """It ended at the first queue that this broker does not have."""
+    definitions, door = only("nowhere-yet", {}, tmp_path), pair.nodes[primary_of(pair)].door
+    code, said = adopt(definitions, "--to", door, "--dry-run")
+    assert (code, "  nowhere-yet: would be made" in said) == (0, True), said
+
+
+def test_bindings_with_numbers_are_left_to_their_application(pair: Lab, tmp_path: Path) -> None:
+    """Numbers have several types in AMQP and one in JSON: they were declared with another one, beside those of the application."""
+    primary, _ = in_sync(pair)
+    queue, exchange = (f"{what}-{uuid.uuid4().hex[:8]}" for what in ("matched", "matches"))
+    door = pair.nodes[primary].door
+    arguments: list[dict[str, Any]] = [{"x-match": "all", "n": 5}, {"x-match": "all", "name": "five", "really": True}]
+    with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(exchange, "headers", durable=True)
+        channel.queue_declare(queue, durable=True)
+        for each in arguments:
+            channel.queue_bind(queue, exchange, arguments=each)
+    definitions = only(queue, {}, tmp_path)
+    made = json.loads(definitions.read_text())
+    exported = json.loads(pair.ctl(primary, "export_definitions", "-"))
+    made["exchanges"] = [each for each in exported["exchanges"] if each["name"] == exchange]
+    made["bindings"] = [each for each in exported["bindings"] if each["source"] == exchange]
+    assert len(made["bindings"]) == 2
+    definitions.write_text(json.dumps(made))
+    code, said = adopt(definitions, "--to", door)
+    assert code == 1, said
+    assert "1 exchanges, 1 queues, 1 bindings declared" in said, said
+    assert f'{exchange} is not bound to {queue}: of the numbers in {{"n": 5, "x-match": "all"}} the definitions do not say the types' in said, said
+    with pika.BlockingConnection(pika.URLParameters(door)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for each in arguments:
+            channel.queue_bind(queue, exchange, arguments=each)
+            channel.queue_unbind(queue, exchange, arguments=each)
+        for headers in ({"n": 5}, {"name": "five", "really": True}):
+            channel.basic_publish(exchange, "", b"1", pika.BasicProperties(headers=headers))
+        assert channel.queue_declare(queue, passive=True).method.message_count == 0
+
+
+@pytest.mark.one_version("4.3")
+def test_deliveries_are_counted_anew(pair: Lab, tmp_path: Path) -> None:
+    """What RabbitMQ has written into the header of the old copy stood in the new one for good."""
+    primary, _ = in_sync(pair)
+    queue, arguments = f"counted-{uuid.uuid4().hex[:8]}", {"x-queue-type": "quorum"}
+    with pika.BlockingConnection(pika.URLParameters(pair.nodes[primary].broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, b"1", pika.BasicProperties(delivery_mode=2, headers={"own": 1}))
+        for _ in range(3):
+            eventually("it to be there", lambda: channel.queue_declare(queue, passive=True).method.message_count == 1)
+            method, _, _ = channel.basic_get(queue)
+            assert method is not None
+            channel.basic_reject(method.delivery_tag, requeue=True)
+    door = pair.nodes[primary].door
+    code, said = adopt(only(queue, arguments, tmp_path), "--to", door)
+    assert (code, f"{queue}: 1 of 1 messages adopted" in said) == (0, True), said
+    [(_, properties)] = drained(door, queue)
+    assert "x-delivery-count" not in properties.headers
+    assert properties.headers.get("x-acquired-count", 0) <= 1, "the pass may have had it once"
+    assert properties.headers["own"] == 1
 
 
 @pytest.mark.one_version("4.3")

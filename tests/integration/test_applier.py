@@ -454,6 +454,40 @@ def test_full_queue_deleted(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_rejected_messages_that_wait_for_room(lab: Lab, kind: str) -> None:
+    """Nobody waits for them before a declaration; they are dead letters all the same when their queue is deleted."""
+
+    async def go() -> None:
+        full, dead, limit, more = f"rejecting-{kind}", f"rejected-{kind}", 5, 12
+        arguments = {"x-max-length": limit, "x-overflow": "reject-publish", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(dead, kind), declare(full, kind, **arguments))
+            async with asyncio.timeout(PATIENCE_S):
+                while not rig.replica.progress.parked:  # a quorum queue counts its length late
+                    rig.add(publishes(numbered(limit), full))
+                    await asyncio.sleep(0.1)
+            first = rig.add(publishes(numbered(more, 100), full))
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=full, sequences=[first, first + more - 1])))
+            declared = rig.add(declare(f"beside-{full}"))
+            began = time.monotonic()
+            async with asyncio.timeout(PATIENCE_S):
+                while not rig.replica.progress.tracker.is_applied(declared):
+                    await asyncio.sleep(0.05)
+            assert time.monotonic() - began < applier.REJECTED_STILL_S / 4
+            assert await ready(channel, dead) == 0
+            rig.add(topology(commands.Queue.Delete(queue=full)))
+            await rig.applied()
+            await holds(channel, dead, more)
+            assert sorted(int(body) for _, body in await content(channel, dead)) == list(range(100, 100 + more))
+            assert not rig.replica.progress.parked
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
+
+
 @contextmanager
 def faltering(lab: Lab) -> Iterator[None]:
     """A broker that stands still for a moment again and again, as on a busy machine: what was asked for comes in pieces."""
@@ -500,15 +534,15 @@ def test_order_of_what_stays(lab: Lab, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-@pytest.mark.parametrize("expires", [False, True])
-def test_order_of_a_deep_queue(lab: Lab, kind: str, expires: bool) -> None:
+@pytest.mark.parametrize(("count", "expires"), [(1_500, False), (1_500, True), (WIDE_WINDOW_MESSAGES + 600, False)])
+def test_order_of_a_deep_queue(lab: Lab, kind: str, count: int, expires: bool) -> None:
     """What is due lies now near its head, now deep in it; sweepers come and go, and it is kept from expiring.
 
     Of what a quorum queue has been given back, whoever takes a part and gives it back puts that behind the rest (measured, on 3.10 and on 4.3).
     """
 
     async def go() -> None:
-        queue, count = f"deep-{kind}-{expires}", 1_500
+        queue = f"deep-{kind}-{count}-{expires}"
         due = [0, 1_200, 1, 1_300, 2, 10, 1_400, 3, 4]
         async with rig_at(lab) as (rig, channel):
             rig.add(declare(queue, kind, **({"x-expires": 2_000} if expires else {})))
@@ -526,7 +560,7 @@ def test_order_of_a_deep_queue(lab: Lab, kind: str, expires: bool) -> None:
                 await rig.sweeper.stop()
                 await sweeping
             await holds(channel, queue, count - len(due))
-            left = [(5, 9), (11, 1_199), (1_201, 1_299), (1_301, 1_399), (1_401, 1_499)]
+            left = [(5, 9), (11, 1_199), (1_201, 1_299), (1_301, 1_399), (1_401, count - 1)]
             assert runs(int(body) for _, body in await content(channel, queue)) == left
 
     asyncio.run(go())
@@ -907,6 +941,95 @@ def test_a_deletion_waits_for_a_sweeper_that_comes_late(lab: Lab, caplog: pytest
 
     asyncio.run(go())
     assert "not waited for" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("stays", [0, 3])
+def test_whoever_takes_over_moves_what_was_rejected(lab: Lab, kind: str, stays: int) -> None:
+    """At once, before clients are let in, and also what goes through two queues. What stays is in order, and nobody waits for what is not there."""
+
+    async def go() -> None:
+        (last, dead, queue), count = (f"{name}-{kind}-{stays}" for name in ("take-last", "take-dead", "take")), 60
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(last, kind), declare(dead, kind, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": last}))
+            rig.add(declare(queue, kind, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            end = first + count - 1 - stays
+            reject = pb.Dequeue(vhost="/", queue=queue, sequences=[first, end])
+            again = pb.Dequeue(vhost="/", queue=dead, sequences=[first, first + 9], origin=queue)
+            rig.add(pb.Run(reject=reject), pb.Run(reject=again))
+            await rig.applied()
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            await asyncio.sleep(0)
+            began = time.monotonic()
+            await rig.sweeper.take_over()
+            await sweeping
+            assert time.monotonic() - began < sweeper.MOVES_MAX_S
+            await holds(channel, last, 10)
+            await holds(channel, dead, count - stays - 10)
+            assert [body for _, body in await content(channel, queue)] == numbered(stays, count - stays)
+            assert rig.replica.index.filter.moving("/", rig.end) == []
+
+    asyncio.run(go())
+
+
+@pytest.mark.one_version("4.3")
+def test_a_pass_whose_consumer_is_ended_by_the_broker(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held messages for too long, and the queue has them back: they were taken for gone, and stayed in it."""
+    slow = sweeper.in_steps
+
+    async def go() -> None:
+        queue, dead, count = "timed", "timed-dead", WIDE_WINDOW_MESSAGES + 100
+        cancelled: list[str] = []
+
+        async def too_slow(*arguments: Any) -> list[int]:
+            monkeypatch.setattr(sweeper, "in_steps", slow)
+            async with asyncio.timeout(PATIENCE_S):
+                while not cancelled:
+                    await asyncio.sleep(0.05)
+            return await slow(*arguments)
+
+        is_over = sweeper._Pass.cancelled
+        monkeypatch.setattr(sweeper, "in_steps", too_slow)
+        monkeypatch.setattr(sweeper._Pass, "cancelled", lambda one, tag: cancelled.append(tag) or is_over(one, tag))
+        async with rig_at(lab) as (rig, channel):
+            arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-consumer-timeout": 1_000}
+            rig.add(declare(dead), declare(queue, "quorum", **arguments))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            rig.add(pb.Run(reject=pb.Dequeue(vhost="/", queue=queue, sequences=[first, first + count - 1])))
+            await rig.applied()
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            await swept(rig, queue)
+            await rig.sweeper.stop()
+            await sweeping
+            assert cancelled
+            await holds(channel, dead, count)
+            assert await ready(channel, queue) == 0
+
+    asyncio.run(go())
+
+
+def test_what_was_rejected_from_a_queue_that_is_declared_anew_with_another_level(lab: Lab) -> None:
+    """The log says so already while its deletion waits for it: nobody went through that queue, and the deletion waited for two minutes."""
+
+    async def go() -> None:
+        dead, queue, count = "dead-relevelled", "relevelled", 10
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare(dead), declare(queue, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}))
+            first = rig.add(publishes(numbered(count), queue))
+            await rig.applied()
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            anew = declare(queue, **{"x-lrq-replicate": "configuration"})
+            anew.topology.level = pb.LEVEL_CONFIGURATION
+            rig.add(*rejects_and_deletes(queue, first, first + count - 1), anew)
+            await rig.applied()
+            await holds(channel, dead, count)
+            await rig.sweeper.stop()
+            await sweeping
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize("stays", [0, 1])

@@ -1,10 +1,23 @@
-"""Queues at which the census cannot look, or finds another one: what leaves the others of their vhost is told to the backup all the same."""
+"""Queues at which the census cannot look, or finds another one: what leaves the others of their vhost is told to the backup all the same.
+
+And a queue that is looked into is left as it was."""
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from door_rig import Rig
-from load import eventually
+from load import consume, eventually
+
+from broker_plugin.census import Census
+from broker_plugin.client import Address, Channel
+from broker_plugin.replica import Replica
+from lrq_ha.replication.levels import Levels
+from lrq_ha.replication.node import Node
+from lrq_ha.replication.settings import NodeSettings
 
 pytestmark = pytest.mark.broker
 
@@ -76,3 +89,35 @@ def test_a_queue_that_has_crashed(rig: Rig) -> None:
     purged_around_the_door(rig, other)
     assert rig.bodies(rig.backup, crashed) == BODIES
     assert file.read_text().count(VHOST_UNSEEN) == before
+
+
+def test_what_comes_while_it_looks_stays_in_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On RabbitMQ 3 it gave back what it had got in a way that puts that at the end of a quorum queue."""
+    with rig.at(rig.primary) as broker:
+        queue = rig.declare(broker, kind="quorum")
+        broker.confirm_delivery()
+        asked = Channel.queue_declare
+
+        async def published_meanwhile(self: Channel, name: str, **options: Any) -> tuple[str, int, int]:
+            if not broker.queue_declare(queue, passive=True).method.message_count:
+                for number in range(10):
+                    broker.basic_publish("", queue, b"%d" % number)
+            await asyncio.sleep(0.5)  # it has got the first
+            assert not replica.moving["/", queue].over.is_set(), "clients wait"
+            return await asked(self, name, **options)
+
+        monkeypatch.setattr(Channel, "queue_declare", published_meanwhile)
+        replica = Replica(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), lambda _count, _runs: None)
+        door: Any = SimpleNamespace(relays=[])
+        census = Census(replica, door, Address.parse(rig.broker_url(rig.primary)))
+
+        async def look() -> bool:
+            try:
+                return await census._is_empty(("/", queue), limited=False)
+            finally:
+                await census._vhosts.close()
+
+        assert not asyncio.run(look())
+        monkeypatch.undo()
+        assert not replica.moving
+        assert consume(rig.broker_url(rig.primary), queue, 10) == list(range(10))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pika
 import pytest
-from load import eventually, in_sync, primary_of
+from load import command, depth, eventually, in_sync, primary_of, told
 from pamqp import commands
+from pika.exceptions import AMQPConnectionError
 from raw_client import RawClient, beating, publish
 
 from broker_plugin import building, frames
@@ -100,6 +101,24 @@ def empty_everywhere(lab: Lab, queue: str) -> Callable[[], bool]:
     return check
 
 
+def test_a_sidecar_that_starts_in_an_alarm_says_that_it_waits(lab: Lab, names: tuple[str, str]) -> None:
+    """It said "starting", or the reason of the incarnation before, for as long as the alarm lasted."""
+    _, backup = names
+    words = "and until that alarm is over it cannot start, and serves nobody"
+    lab.kill(f"{backup}.sidecar")
+    with alarm(lab, backup, "disk"):
+        lab.start(f"{backup}.sidecar")
+        eventually("its reason", lambda: words in lab.status(backup)["reason"])
+        assert "its broker takes nothing for the log (low on disk)" in lab.status(backup)["reason"]
+        assert words in command("list", lab=lab)[1]
+        code, said = command("reinit", backup, "--discard", lab=lab)
+        assert (code, words in said) == (1, True), said
+        with pytest.raises(AMQPConnectionError, match=words):
+            pika.BlockingConnection(pika.URLParameters(lab.nodes[backup].door))
+        assert words in lab.nodes[backup].log.read_text()
+    assert in_sync(lab) == names
+
+
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_consumers_go_on_while_the_primarys_broker_has_an_alarm(lab: Lab, names: tuple[str, str], kind: str) -> None:
     """Far more than their prefetch: their acks reach the broker. A publisher is told that it is blocked, and loses nothing."""
@@ -132,6 +151,56 @@ def test_consumers_go_on_while_the_primarys_broker_has_an_alarm(lab: Lab, names:
     eventually("both brokers' queues empty", empty_everywhere(lab, queue))
     assert lab.nodes[primary].sidecar_pid == pid
     assert primary_of(lab) == primary
+
+
+def nothing_is_logged(lab: Lab, primary: str, seconds: float = 5.0) -> None:
+    """Returns when the log has not grown for so long: all that the primary tells by itself has been told."""
+    ends = [told(lab, primary)["end"]]
+    since = time.monotonic()
+
+    def quiet() -> bool:
+        nonlocal since
+        ends.append(told(lab, primary)["end"])
+        if ends[-1] != ends[-2]:
+            since = time.monotonic()
+        return time.monotonic() - since > seconds
+
+    eventually("the log to be quiet", quiet)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_who_declares_in_an_alarm_holds_up_no_consumer(lab: Lab, names: tuple[str, str], at_once: bool) -> None:
+    """Behind a publish that is in no log, so that only this connection is blocked: the broker reads the declaration when the alarm is over. At once:
+    in one write with that publish, before the broker has said anything. Everybody else declared, acknowledged and published nothing until then."""
+    primary, backup = names
+    queue, new, run = filled(lab, primary), f"flow-new-{time.time_ns()}", time.time_ns()
+    declare = building.method_frame(1, commands.Queue.Declare(queue=new, durable=True))
+    with RawClient(lab.nodes[primary].door, properties={}) as client, RawClient(lab.nodes[primary].door) as other, ExitStack() as clients:
+        for each in (client, other):
+            each.open_channel(confirms=True)
+        none = commands.Queue.Declare(queue=f"flow-none-{run}", durable=True, arguments={"x-lrq-replicate": "none"})
+        client.call(1, none, frames.QUEUE_DECLARE_OK)
+        nothing_is_logged(lab, primary)
+        with alarm(lab, primary, "memory"):
+            if at_once:
+                client.send(publish(1, none.queue, b"x") + declare)
+            else:
+                client.send(publish(1, none.queue, b"x"))
+                client.expect(frames.CONNECTION_BLOCKED)
+                client.send(declare)
+            time.sleep(1)
+            consumer = Consumer(lab.nodes[primary].door, queue)
+            clients.callback(consumer.stop)
+            eventually(f"all of {COUNT}", lambda: len(consumer.got) >= COUNT, seen=lambda: len(consumer.got))
+            other.send(publish(1, queue, b"%d" % COUNT))
+        client.expect(frames.QUEUE_DECLARE_OK)
+        assert other.confirmed(1) == set()
+        eventually("the rest", lambda: set(consumer.got) == set(range(COUNT + 1)))
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", new, b"x")
+    eventually("it on the backup", lambda: depth(lab.nodes[backup].broker, new) == 1)
 
 
 def test_a_client_that_publishes_is_told_that_it_is_blocked(lab: Lab, names: tuple[str, str]) -> None:

@@ -13,7 +13,22 @@ from typing import Any
 import pika
 import pytest
 from history import dead, span
-from load import command, consume, declare, depth, eventually, in_sync, on_record, primary_of, renew, replace_primary, set_up, take_over, told
+from load import (
+    all_applied,
+    command,
+    consume,
+    declare,
+    depth,
+    eventually,
+    in_sync,
+    on_record,
+    primary_of,
+    renew,
+    replace_primary,
+    set_up,
+    take_over,
+    told,
+)
 from pika.exceptions import ChannelClosedByBroker
 from renewals import DEEP, PORTION, SMALL_LOG, discard, empty, equal, fall_off, has, levels, part_of_it, peek, publish
 from traffic import Load, Traffic
@@ -154,6 +169,25 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     eventually("what the former primary had of it to be gone", lambda: depth(lab.nodes[primary].broker, "cache-fan") == 0)
     assert depth(lab.nodes[primary].broker, "spare") == 60, "it keeps what it had, and gets no more"
     assert depth(lab.nodes[primary].broker, "scratch-fan") == 62, "of this one the log knows nothing: its exchange goes on to fill it"
+
+
+def test_a_renewal_that_is_given_up_doubles_nothing(lab: Lab) -> None:
+    """It came to what it cannot move when it had published again what stood before that, and had no position."""
+    primary, backup = in_sync(lab, applied=True)
+    empty(lab, primary, backup)
+    door = lab.nodes[primary].door
+    declare(door, "by-name", dead_letter_exchange="amq.fanout")
+    with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].broker)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_bind("by-name", "amq.direct", "other")
+        for number, (exchange, key) in enumerate([("", "by-name"), ("", "by-name"), ("amq.direct", "other")]):
+            channel.basic_publish(exchange, key, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+    code, said = command("renew", "--timeout", "5", lab=lab)
+    assert (code, "queue 'by-name' in vhost '/' dead-letters by routing key" in said) == (1, True), said
+    all_applied(lab, primary, backup)
+    assert depth(lab.nodes[primary].broker, "by-name") == 3
+    assert consume(door, "by-name", 3) == [0, 1, 2]
 
 
 def test_kills_in_the_middle_of_it(lab: Lab) -> None:

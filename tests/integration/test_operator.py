@@ -234,8 +234,12 @@ def test_a_primary_that_cannot_log_in_at_its_backup_says_so(lab: Lab, names: tup
     try:
         lab.start(f"{primary}.sidecar")
         eventually("its reason", lambda: bool(re.search(cause, lab.status(primary)["reason"])))
+        eventually("it to be heard", lambda: bool(lab.status(backup)["peers"][primary]["problem"] == ""))
+        refused(lab, f"{backup} does not answer {primary}, but is not down: {primary} hears it", "promote", primary, "--down", backup, "--force")
+        lab.kill(f"{backup}.sidecar")
         code, said = run(lab, "promote", primary, "--down", backup)
         assert code == 0, said
+        lab.start(f"{backup}.sidecar")
         eventually("it to serve, and the cause", lambda: lab.status(primary)["serving"] and bool(re.search(cause, lab.status(primary)["reason"])))
         code, said = run(lab, "list")
         assert code == 0
@@ -246,6 +250,29 @@ def test_a_primary_that_cannot_log_in_at_its_backup_says_so(lab: Lab, names: tup
         config.write_text(before)
         lab.start(f"{primary}.sidecar")
         usable(lab, names)
+
+
+def test_nobody_is_promoted_over_a_primary_that_he_hears_and_cannot_log_in_at(lab: Lab, names: tuple[str, str]) -> None:
+    """Only one of the two connections stands. The primary goes on alone; two would have confirmed."""
+    primary, backup = names
+    config = lab.nodes[backup].config
+    before = config.read_text()
+    lab.kill(f"{backup}.sidecar")
+    config.write_text(re.sub(r'(?s)(\[\[peers\]\].*?door = "amqp://lrq:)[^@]+', r"\1wrong", before))
+    try:
+        lab.start(f"{backup}.sidecar")
+        eventually("its reason", lambda: bool(re.search(rf"{primary}: .*user or password was refused", lab.status(backup)["reason"])))
+        eventually("the primary to go on", lambda: lab.status(primary)["members"] == [primary])
+        eventually("its own link to stand", lambda: lab.status(primary)["peers"][backup]["problem"] == "")
+        for force in ((), ("--force",)):
+            refused(lab, f"{primary} does not answer {backup}, but is not down: {backup} hears it", "promote", backup, "--down", primary, *force)
+        assert told(lab, primary)["serving"]
+    finally:
+        lab.kill(f"{backup}.sidecar")
+        config.write_text(before)
+        lab.start(f"{backup}.sidecar")
+        usable(lab, names)
+    assert primary_of(lab) == primary
 
 
 @pytest.mark.parametrize("order", [("e1", "e2"), ("e2", "e1")])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import pika
 import pytest
 from load import LOST, command, declare, depth, eventually, in_sync, is_too_slow, ordered, primary_of, switch_over, take_over, told
 
+from broker_plugin import frames, wire
 from lrq_ha.lab import Lab
+from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.events import Handover, Message
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one_version("4.3")]
 
@@ -284,3 +291,79 @@ def test_demoted_the_group_waits_for_an_operator(pair: Lab) -> None:
         take_over(pair, primary)
     in_sync(pair)
     ordered(pair, "resume", "--group", "east")
+
+
+class DeafTo:
+    """A way to a node's door by which nothing arrives any more from the first message of a kind on; what the door says comes through."""
+
+    def __init__(self, port: int, kind: type[Message]) -> None:
+        self._to = ("127.0.0.1", port)
+        self._kind = kind
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        self.deaf = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+                door = socket.create_connection(self._to)
+            except OSError:  # closed, or nobody there
+                if self._server.fileno() < 0:
+                    return
+                client.close()
+                continue
+            for way in ((client, door, self._heard), (door, client, lambda _: True)):
+                threading.Thread(target=self._pass_on, args=way, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, passes: Callable[[bytes], bool]) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if passes(data):
+                    to.sendall(data)
+        for end in (source, to):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _heard(self, data: bytes) -> bool:
+        """A control message comes whole: the node that sends it writes it at once."""
+        with suppress(frames.FrameError):
+            for item in frames.scan(data)[0]:
+                _, _, _, _, _, header_end, stop = item
+                if stop:
+                    with suppress(LrqError):
+                        if isinstance(wire.decode_control(frames.body_of(data, header_end, stop), "east")[1], self._kind):
+                            self.deaf.set()
+        return not self.deaf.is_set()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def test_a_handover_that_is_not_heard_is_not_said_to_be_done(pair: Lab) -> None:
+    """It was said to be, and nobody served until the former primary took the role back by itself."""
+    primary, backup = in_sync(pair)
+    config = pair.nodes[primary].config
+    before = config.read_text()
+    port = urlsplit(pair.nodes[backup].door).port
+    assert port is not None
+    way = DeafTo(port, Handover)
+    pair.kill(f"{primary}.sidecar")
+    config.write_text(re.sub(rf'(?s)(\[\[peers\]\].*?door = "amqp://[^"]+:){port}"', rf'\g<1>{way.port}"', before))
+    try:
+        pair.start(f"{primary}.sidecar")
+        assert in_sync(pair) == (primary, backup)
+        assert not way.deaf.is_set()
+        code, said = command("switchover", backup, lab=pair)
+        assert way.deaf.is_set(), said
+        assert (code, f"{backup} has not answered that it was told" in said) == (1, True), said
+        way.deaf.clear()
+        eventually("it to take the role back", lambda: pair.status(primary)["serving"])
+    finally:
+        pair.kill(f"{primary}.sidecar")
+        config.write_text(before)
+        pair.start(f"{primary}.sidecar")
+        way.close()
+        in_sync(pair)

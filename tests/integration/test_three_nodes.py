@@ -10,6 +10,7 @@ import itertools
 import re
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from history import span
@@ -71,20 +72,20 @@ def _configure(lab: Lab, old: Sequence[str], new: Sequence[str]) -> None:
     all_in_sync(lab)
 
 
-def all_in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, str, str]:
-    """Waits until all three are in the set and two are ready to take over. Returns primary and backups. `applied`: See load.in_sync."""
+def all_in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, ...]:
+    """Waits until all are in the set, and all but one ready to take over. Returns primary and backups. `applied`: See load.in_sync."""
     found: list[str] = []
 
     def holds() -> bool:
         states = {name: lab.status(name) for name in lab.nodes}
         found[:] = sorted(states, key=lambda name: states[name]["role"] != "active")
         roles = [states[name]["role"] for name in found]
-        return roles == ["active", "ready", "ready"] and states[found[0]]["members"] == sorted(lab.nodes)
+        return roles == ["active", *["ready"] * (len(lab.nodes) - 1)] and states[found[0]]["members"] == sorted(lab.nodes)
 
-    eventually("all three in the set", holds)
+    eventually("all in the set", holds)
     if applied:
         all_applied(lab, *found)
-    return found[0], found[1], found[2]
+    return tuple(found)
 
 
 def promoted(lab: Lab, candidates: Sequence[str], down: Sequence[str]) -> str:
@@ -158,6 +159,45 @@ def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
     finally:
         load.stop()
     load.check([span(*outage) for outage in outages])
+    equal(lab, queue)
+
+
+def test_of_two_that_are_promoted_at_once_one_wins(lab: Lab) -> None:
+    """Two operators, each with another node in mind. Under load: nothing is lost, and all have one log."""
+    primary, *others = all_in_sync(lab)
+    queue = f"at-once-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue)
+    time.sleep(SETTLE_S)
+    load = Load([node.door for node in lab.nodes.values()], queue, f"{queue}-app", rate_per_s=RATE)
+    load.start()
+    try:
+        eventually("the stream to flow", lambda: load.confirmed > 100)
+        killed_at = time.time()
+        lab.kill(primary)
+        said: list[tuple[int, str]] = []
+
+        def serving() -> list[str]:
+            return [name for name in others if lab.status(name)["serving"]]
+
+        def one_wins() -> bool:
+            with ThreadPoolExecutor(2) as both:
+                said.extend(both.map(lambda name: command("promote", name, "--down", primary, lab=lab), others))
+            return bool(serving())
+
+        eventually("one to be promoted", one_wins, seen=lambda: said)
+        eventually("the other to follow it", lambda: [lab.status(name)["primary"] for name in others] == serving() * 2 != [])
+        refusals = [text for code, text in said if code != 0]
+        assert refusals, said
+        confirmed = load.confirmed
+        eventually("confirms to go on", lambda: load.confirmed > confirmed + 100)
+        outage = span(killed_at, time.time())
+        [winner] = serving()
+        lab.start(primary)
+        assert all_in_sync(lab)[0] == winner
+        load.finish()
+    finally:
+        load.stop()
+    load.check([outage])
     equal(lab, queue)
 
 

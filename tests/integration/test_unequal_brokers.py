@@ -1,4 +1,4 @@
-"""A pair whose brokers do not have what the log speaks of: a vhost that was deleted on both, a plugin that only one of them has."""
+"""A pair whose brokers do not have what the log speaks of: a vhost that was deleted on both, a plugin that only one of them has, a right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def publish(url: str, queue: str, numbers: range) -> None:
 
 
 def create(lab: Lab, name: str, vhost: str) -> None:
-    lab.ctl(name, "add_vhost", vhost)
+    if vhost not in lab.ctl(name, "list_vhosts").split():
+        lab.ctl(name, "add_vhost", vhost)
     for user in ("app", "lrq"):
         lab.ctl(name, "set_permissions", "-p", vhost, user, ".*", ".*", ".*")
 
@@ -118,3 +119,32 @@ def test_a_vhost_that_the_backup_never_had(lab: Lab) -> None:
     create(lab, backup, vhost)
     assert in_sync(lab, applied=True) == (primary, backup)
     assert depth(f"{lab.nodes[backup].broker}/{vhost}", "late") == 10
+
+
+@pytest.mark.parametrize("closed", ["no rights", "down"])
+def test_a_renewal_where_a_vhost_cannot_be_entered(lab: Lab, closed: str) -> None:
+    """It is given up. It used to end the primary's incarnation, and that of whoever led next, for ever."""
+    primary, backup = in_sync(lab, applied=True)
+    vhost = f"closed{time.time_ns()}"
+    for name in lab.nodes:
+        create(lab, name, vhost)
+    door = f"{lab.nodes[primary].door}/{vhost}"
+    declare(door, "shut")
+    publish(door, "shut", range(10))
+    in_sync(lab, applied=True)
+    before = told(lab, primary)["generation"]
+    if closed == "down":
+        lab.ctl(primary, "eval", f'rabbit_vhost_sup_sup:delete_on_all_nodes(<<"{vhost}">>).')
+    else:
+        lab.ctl(primary, "clear_permissions", "-p", vhost, "lrq")
+    for arguments in (("--dry-run",), ()):
+        code, said = command("renew", *arguments, lab=lab)
+        assert (code, f"vhost '{vhost}' cannot be entered" in said) == (1, True), said
+    assert told(lab, primary)["generation"] == before, "it has not started again"
+    if closed == "down":
+        lab.ctl(primary, "restart_vhost", "--vhost", vhost)
+    else:
+        create(lab, primary, vhost)
+    renew(lab)
+    assert in_sync(lab, applied=True) == (primary, backup)
+    assert depth(f"{lab.nodes[backup].broker}/{vhost}", "shut") == 10

@@ -109,6 +109,21 @@ def promise_late(**options: object) -> None:
     c.settle(0.5)
 
 
+def heartbeat_of_a_newer_epoch(**options: object) -> None:
+    """The primary is heard by nobody, and hears n2, which has said Hello before it followed another: only its heartbeats tell of that one."""
+    c = group(3, **options)
+    c.cut(1, 2, both=False)
+    c.cut(1, 3)
+    down(c, 2)
+    c.start(2)
+    c.settle(0.3)
+    c.promote(3, {1}, untrue=True)
+    until(c, lambda: c.node(2).following)
+    m0 = c.append(1)
+    c.settle(3.0)
+    assert not confirmed(c, m0)
+
+
 def restart_alone(**options: object) -> None:
     c = group(2, **options)
     down(c, 1)
@@ -396,6 +411,7 @@ TRACES: list[tuple[Callable[..., None], str, str]] = [
     (late_write, "older exchange not deleted at a start", "A: the memory of n2"),
     (acked_at_accept, "push acknowledged at accept", "untrue: n2"),
     (promise_late, "promise raises top only when FENCE is confirmed", "A: the memory of n3"),
+    (heartbeat_of_a_newer_epoch, "a leader does not learn of a newer epoch from a heartbeat", "G5"),
     (restart_alone, "leader restarts alone", "G1"),
     (lost_host_restarts_alone, "a lost host restarts alone", "G1"),
     (restart_with_its_set, "leader restarts when its own set answers", "G5"),

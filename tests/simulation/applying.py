@@ -72,6 +72,10 @@ class Applier:
             for message in parked:
                 yield message.epoch, message.sequence, message.key
 
+    def parked_sequences(self) -> list[tuple[int, int]]:
+        """The same, as ranges of entries."""
+        return [(sequence, sequence) for _, sequence, _ in self.parked_lines()]
+
     def take(self) -> bool:
         """The next safe entry."""
         waiting = self._replica.to_apply
@@ -117,7 +121,7 @@ class Applier:
 
     def _moved_on(self, sequence: int) -> bool:
         """What was rejected before entry `sequence` has left its queue."""
-        moving = self._replica.index.filter.moving(VHOST, sequence)
+        moving = self._replica.index.filter.moving(VHOST, sequence, self.parked_sequences())
         for target, _ in moving:
             self._site.sweeper.kick(target.key)
         return not moving
@@ -308,6 +312,7 @@ class Sweeper:
                     self._kept += 1
                     if verdict is Verdict.HOLD:
                         self._expected.discard(copy.sequence)  # it was met
+                        target.met(copy.sequence, copy.generation, copy.deaths)
                     return
                 self._removed.append(Removed(copy.sequence, copy.generation, copy.deaths))
             case ("flowed",):

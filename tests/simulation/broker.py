@@ -100,6 +100,7 @@ class Broker:
         self.pipes: list[Pipe] = []
         self.gone: set[tuple[int, int, int, str]] = set()
         self.say: Callable[[str], None] | None = None  # for a trace
+        self.on_purged: Callable[[Queue, Copy], None] = lambda _queue, _copy: None  # a purge or deletion takes it
         self._places = 0
         self._acked: list[tuple[str, Copy]] = []
 
@@ -184,7 +185,7 @@ class Broker:
             self._put(self.queues[copy.line], copy)
         pipe.outbox.append(("confirm", pipe.published, not full, copies))
 
-    def _on_commit(self, pipe: Pipe, publishes: list[tuple[str, str, tuple[int, int, int], int]]) -> None:
+    def _on_commit(self, pipe: Pipe, publishes: list[tuple[str, str, tuple[int, int, int], int]], settled: list[tuple[str, int]]) -> None:
         answers: deque[tuple[Any, ...]] = deque()
         answered, pipe.outbox = pipe.outbox, answers
         published = pipe.published
@@ -194,6 +195,8 @@ class Broker:
         if any(reply[0] == "failed" or not reply[2] for reply in answers):
             self._on_fail(pipe, PARTIAL)
         else:
+            for what, tag in settled:
+                getattr(self, "_on_" + what)(pipe, tag)
             pipe.outbox.append(("committed", [copy for reply in answers for copy in reply[3]]))
 
     def _on_ack(self, pipe: Pipe, tag: int) -> None:
@@ -252,6 +255,7 @@ class Broker:
                 self.queues.setdefault(name, Queue(name, Arguments(*arguments)))
             case ("delete", name):
                 self._empty(self.queues.pop(name, None))
+                self._acked = [(queue, copy) for queue, copy in self._acked if queue != name]  # one of the same name begins with nothing
                 for bound in self.exchanges.values():
                     if name in bound:
                         bound.remove(name)
@@ -280,6 +284,7 @@ class Broker:
     def _empty(self, queue: Queue | None) -> None:
         if queue is not None:
             for copy in queue.ready:
+                self.on_purged(queue, copy)
                 self._gone(copy)
             queue.ready.clear()
 

@@ -21,6 +21,7 @@ STEPS = 1_500
 UNSAFE_MAX = 30
 STEP_S = 0.004
 TICK_S = 0.05
+CHECKED_EVERY = 10  # steps; what clients are told, given or lose is checked when that happens
 CONVERGE_S = 60.0
 OPERATOR_PATIENCE_S = 4.0
 
@@ -35,6 +36,22 @@ def restarts_alone(seed: int) -> bool:
     return seed % 20 == 15
 
 
+def cut_for_good(seed: int) -> bool:
+    """In one life of twenty, of two connections between two nodes one is lost until the faults end; no other is another one for it."""
+    return seed % 20 == 14
+
+
+def nodes(seed: int, r: random.Random) -> int:
+    """How many a life has: four in one of twenty; no other is another one for it."""
+    size = r.choice((2, 2, 3))
+    return 4 if seed % 20 == 13 else size
+
+
+def repeats(seed: int) -> random.Random | None:
+    """Decides which pushes arrive twice: some, in one life of twenty; no other is another one for it."""
+    return random.Random(-1 - seed) if seed % 20 == 16 else None
+
+
 class Chaos:
     """One life. All choices come from the seed.
 
@@ -45,15 +62,17 @@ class Chaos:
 
     def __init__(self, seed: int, **cluster_options: object) -> None:
         self.random = r = random.Random(seed)
-        size = r.choice((2, 2, 3))
+        size = nodes(seed, r)
         self.strict = r.random() < 0.2
         self.host_losses = r.random() < 0.15
         self.trims = seed % 7 in (1, 5, 6)  # the logs are small: brokers drop their beginning
         self.trimming = random.Random(-seed)  # lives without that are what they were before there was such a thing
+        self.erring = random.Random(-1 - seed) if cut_for_good(seed) else None
         memory = r.choice((8, 40, 1 << 20))
         self.restart_alone = restarts_alone(seed)
         options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **cluster_options}
         self.cluster = Cluster(size, strict=self.strict, memory_bytes_max=memory, **options)  # type: ignore[arg-type]
+        self.cluster.repeating = repeats(seed)
         self.fault_rate = r.choice((0.004, 0.01, 0.02, 0.04))
         self.slow = {i: r.choice((1, 1, 1, 0.15)) for i in self.cluster.hosts}  # how readily a node's stream confirms
         self.ticks = dict.fromkeys(self.cluster.hosts, 0.0)
@@ -69,7 +88,7 @@ class Chaos:
             c.settle(1.5)
         for step in range(STEPS):
             self.step()
-            if step % 50 == 0:
+            if step % CHECKED_EVERY == 0:
                 self.check()
         self.check()
         self.converge()
@@ -96,6 +115,8 @@ class Chaos:
                 c.end_incarnation(i, r.randint(0, len(host.pending)))
         if self.faults and r.random() < self.fault_rate:
             self.fault()
+        if self.faults and self.erring:
+            self.err(self.erring)
         for _ in range(r.choice((1, 2, 4))):
             choices = self.choices()
             if choices:
@@ -186,6 +207,19 @@ class Chaos:
         else:
             self.operate()
 
+    def err(self, r: random.Random) -> None:
+        """One connection is lost until the faults end; and an operator takes a node for down that another hears, or reaches."""
+        c = self.cluster
+        if not c.cut_for_good:
+            if r.random() < 0.005:
+                i, j = r.sample(sorted(c.hosts), 2)
+                c.cut_for_good.add((i, j))
+                c.cut(i, j, both=False)
+        elif r.random() < 0.05:
+            i, j = r.sample(sorted(*c.cut_for_good), 2)
+            if c.hosts[i].up and not c.hosts[i].ended and c.hosts[j].up and c.in_touch(i, j):
+                c.promote(i, {j}, force=r.random() < 0.5)
+
     def operate(self) -> None:
         """An operator who gives only true words."""
         c, r = self.cluster, self.random
@@ -213,6 +247,7 @@ class Chaos:
         self.load = 0.03
         self.slow = dict.fromkeys(c.hosts, 1.0)
         c.say("---- faults end")
+        c.cut_for_good.clear()
         c.heal()
         for i, host in c.hosts.items():
             if not host.up:

@@ -89,13 +89,17 @@ class Client:
         self.relay.publish(*publish)
 
     def transact(self, r: random.Random, count: int) -> bool:
-        """All or nothing: `count` publishes at once."""
+        """All or nothing: `count` publishes at once, and acks, or rejections, of some of what it holds."""
         if self.relay is None or self._again or self._sent or self.committing or not self.world.takes_publishes or not self.targets:
             return False
         for _ in range(count):
             exchange, key = r.choice(self.targets)
             self.committing.append(Publish(exchange, key, self.world.next_number(), self._number()))
-        self.relay.commit([tuple(p) for p in self.committing])
+        tags: list[int] = []
+        if self.held:
+            settled = r.randint(1, len(self.held))
+            tags, self.held = self.held[:settled], self.held[settled:]
+        self.relay.commit([tuple(p) for p in self.committing], tags, "reject" if tags and r.random() < 0.2 else "ack")
         return True
 
     def committed(self) -> None:
@@ -109,6 +113,8 @@ class Client:
         """Acks, rejects or gives back some of what it holds."""
         if self.relay is None or not self.held:
             return False
+        if self.targets and r.random() < 0.8 and self.transact(r, r.randint(1, 2)):
+            return True
         count = r.randint(1, len(self.held))
         tags, self.held = self.held[:count], self.held[count:]
         what = r.random()

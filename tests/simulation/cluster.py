@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ from lrq_ha.replication.events import (
     PeerAcked,
     PeerConnected,
     PeerDisconnected,
+    PeerGone,
     PeerMessage,
     PromoteRequest,
     Push,
@@ -63,6 +65,8 @@ from lrq_ha.replication.subscription import ReplicatingSubscription, RoutingQueu
 
 #: About as long as it takes to notice that a backup is silent, and to take it out of the set.
 EXPECTED_BACKUPS_TIMEOUT_S = 1.0
+HEARTBEAT_S = 0.1
+HEARD_S = 3 * HEARTBEAT_S  # what came so short ago must be known, also by a clock that is slow or fast
 SETS_KEPT = 2  # few, so that there are older ones in each life
 
 
@@ -103,6 +107,8 @@ class Conn:
     open: deque[int] = field(default_factory=deque)  # last sequence of pushes that dst has not acked
     broken: bool = False
     stalled: bool = False
+    pushed: deque[Push] = field(default_factory=lambda: deque(maxlen=3))  # the last that arrived
+    heard_at: float = -1.0  # dst last heard something on it
 
 
 @dataclass
@@ -247,6 +253,7 @@ class Cluster:
         self.hosts = {i: self.host_class(i) for i in range(1, size + 1)}
         self.conns: dict[tuple[int, int], Conn] = {}
         self.cuts: set[tuple[int, int]] = set()
+        self.cut_for_good: set[tuple[int, int]] = set()  # by a cause that stays: a wrong address, a certificate that is over
         self.now = 0.0
         self.strict = strict
         self.node_class = node_class
@@ -264,6 +271,7 @@ class Cluster:
         self.safe_at_leader: set[tuple[int, Entry]] = set()
         self.given_up: set[tuple[int, Entry]] = set()  # what an operator discarded
         self.removed_by_hand: set[int] = set()
+        self.repeating: random.Random | None = None  # decides which pushes arrive twice
         self.unsent: list[tuple[int, int]] = []  # (node, peer) of which the stream no longer has what the peer needs
         self.log: deque[str] = deque(maxlen=400)
 
@@ -274,7 +282,7 @@ class Cluster:
             strict=self.strict,
             restart_alone=self.restart_alone,
             backup_timeout_s=1.0,
-            heartbeat_s=0.1,
+            heartbeat_s=HEARTBEAT_S,
             campaign_timeout_s=0.8,
             admit_timeout_s=0.1,
             admit_lag_entries_max=50,
@@ -342,6 +350,9 @@ class Cluster:
                 conn.broken = True
             if not sent_arrives:
                 self.hosts[dst].ends.pop(i, None)
+        for other in self.hosts.values():
+            if other is not host:
+                self._feed(other, PeerGone(i))
         self.check_word(host)
 
     def start(self, i: int) -> None:
@@ -466,18 +477,33 @@ class Cluster:
 
     # ---- operator ----------------------------------------------------------------------------------------------------
 
-    def promote(self, i: int, down: Iterable[int] = (), *, force: bool = False, dry_run: bool = False) -> Answer | None:
-        """The operator's word. It must be true: `down` are nodes that are down now. Returns the answer if there is one at once."""
+    def promote(
+        self, i: int, down: Iterable[int] = (), *, force: bool = False, dry_run: bool = False, untrue: bool = False
+    ) -> Answer | None:
+        """The operator's word: `down` are nodes that are down now. Returns the answer if there is one at once.
+
+        Where it is not true, and node `i` can know that, it must be refused. `untrue`: it is not true, and nobody asked knows that.
+        """
         down = frozenset(down)
-        if any(d in self.hosts and self.hosts[d].up for d in down):
+        there = sorted(d for d in down if d in self.hosts and self.hosts[d].up)
+        if there and not untrue and not any(self.in_touch(i, d) for d in there):
             raise ValueError(f"the operator's word must be true: {sorted(down)}")
         host = self.hosts[i]
-        campaigning, host.answer, host.operator, host.forced = host.operator, None, True, force
+        before = host.operator, host.forced
+        host.answer, host.operator, host.forced = None, True, force
         self.say(f"operator promotes n{i}, down {sorted(down)}" + (", --force" if force else ""))
         self._feed(host, PromoteRequest(down, force, dry_run))
+        if there and not untrue and not host.ended and (host.answer is None or host.answer.ok):
+            raise Violation(f"n{i} is promoted over {', '.join(f'n{d}' for d in there)}, and one of the two connections to it stands")
         if dry_run or (host.answer is not None and not host.answer.ok):
-            host.operator = campaigning
+            host.operator, host.forced = before
         return host.answer
+
+    def in_touch(self, i: int, other: int) -> bool:
+        """Whether one of the two connections between two nodes stands, as far as node `i` must know."""
+        to, of = self.conns.get((i, other)), self.conns.get((other, i))
+        reaches = to is not None and not to.broken
+        return reaches or (of is not None and self.hosts[i].ends.get(other) is of and self.now - of.heard_at < HEARD_S)
 
     def remove(self, i: int, node: int) -> Answer | None:
         """The operator removes `node` from the set, at the primary `i`."""
@@ -516,10 +542,11 @@ class Cluster:
             self.cuts.add((src, dst))
             if (src, dst) in self.conns:
                 self._break(self.conns[src, dst])
+                self._feed(self.hosts[dst], PeerGone(src))
         self.say(f"link n{a} {'-' if both else '->'} n{b} cut")
 
     def heal(self) -> None:
-        self.cuts.clear()
+        self.cuts = set(self.cut_for_good)
         for conn in self.conns.values():
             conn.stalled = False
         self.say("links healed")
@@ -551,6 +578,7 @@ class Cluster:
         """The oldest message on a connection arrives."""
         conn = self.conns[src, dst]
         message, seen = conn.queue.popleft()
+        conn.heard_at = self.now
         host = self.hosts[dst]
         node = self.node(dst)
         if isinstance(message, Push):
@@ -576,6 +604,13 @@ class Cluster:
             self._note_heard(host)
         else:
             node.last_heard_leader = before
+        if isinstance(message, Push):
+            conn.pushed.append(message)
+            if self.repeating and self.repeating.random() < 0.1 and not conn.broken:
+                again = self.repeating.choice(conn.pushed)
+                self.say(f"n{src}'s push {describe_batch(again.batch)} reaches n{dst} once more")
+                conn.open.append(again.batch.last)
+                self._feed(host, again)
 
     def _heard_now(self, node: Node) -> Heard:
         return Heard(len(self.confirmed), frozenset(epoch for epoch, _ in node.log.state().epochs)) if node.leading else Heard()
@@ -693,7 +728,7 @@ class Cluster:
         if conn is not None:
             last = 0
             while conn.open and conn.open[0] <= effect.upto:
-                last = conn.open.popleft()
+                last = max(last, conn.open.popleft())  # of two that are the same, one may be older
             if last and not conn.broken and self.hosts[conn.src].up:
                 conn.acks.append(last)
 

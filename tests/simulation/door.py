@@ -96,8 +96,8 @@ class Relay:
         self.world.sessions[stamp[:2]] = self.session
         self.forward(first, ("publish", exchange, key, stamp, number))
 
-    def commit(self, publishes: list[tuple[str, str, int, int]]) -> None:
-        """A transaction: in one batch of the log, and one at the broker. Its answer is that of its commit."""
+    def commit(self, publishes: list[tuple[str, str, int, int]], tags: list[int], what: str) -> None:
+        """A transaction: in one batch of the log, and one at the broker. Its answer is that of its commit. `tags`: of deliveries, settled so."""
         replica = self.replica
         replica.flush()
         runs: list[tuple[int, pb.Run]] = []
@@ -113,9 +113,10 @@ class Relay:
             stamp = (replica.node.leading, first, replica.index.generations.newest)
             self.world.sessions[stamp[:2]] = self.session
             commands.append((exchange, key, stamp, number))
-        self.world.transactions.append((replica.node.leading, runs[0][0], runs[-1][0]))
+        last = max(self._log_settled(tags, what), runs[-1][0])
+        self.world.transactions.append((replica.node.leading, runs[0][0], last))
         self._commits.append(runs)
-        self.forward(runs[-1][0], ("commit", commands))
+        self.forward(last, ("commit", commands, [(what, tag) for tag in tags]))
         replica.flush()
 
     def repeat_is_done(self, sequence: int | None) -> bool:
@@ -124,6 +125,12 @@ class Relay:
 
     def settle(self, tags: list[int], what: str) -> None:
         """The client acks, rejects or gives back these deliveries."""
+        last = self._log_settled(tags, what)
+        for tag in tags:
+            self.forward(last, (what, tag))
+
+    def _log_settled(self, tags: list[int], what: str) -> int:
+        """The last entry that says so; 0: none does."""
         last = 0
         plain: dict[tuple[str, str], list[int]] = {}
         for tag in tags:
@@ -144,8 +151,7 @@ class Relay:
                 if key == queue:
                     self.world.finish(copy, self.replica.node.leading, last)
         self.world.acking.clear()
-        for tag in tags:
-            self.forward(last, (what, tag))
+        return last
 
     def consume(self, queue: str, prefetch: int) -> None:
         self.forward(0, ("consume", queue, prefetch))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from chaos import Chaos, expected_backups, restarts_alone
+from chaos import CHECKED_EVERY, Chaos, cut_for_good, expected_backups, nodes, repeats, restarts_alone
 from clients import Client
 from cluster import Host, Violation
 from pyroaring import BitMap64
@@ -52,6 +52,11 @@ FEATURES: dict[str, tuple[list[tuple[Any, ...]], tuple[Target, ...], tuple[str, 
 }
 
 
+def settles_in_transactions(seed: int) -> bool:
+    """In four lives of twenty, a consumer publishes, too; no other is another one for it."""
+    return seed % 20 in (13, 14, 16, 17)
+
+
 class Life(Chaos):
     """One life. All choices come from the seed.
 
@@ -63,14 +68,16 @@ class Life(Chaos):
     def __init__(self, seed: int, **options: Any) -> None:
         self.seed = seed
         self.random = r = random.Random(seed)
+        self.erring = random.Random(-1 - seed) if cut_for_good(seed) else None
         self.strict = r.random() < 0.15
         self.host_losses = r.random() < 0.25
-        size = r.choice((2, 2, 3))
+        size = nodes(seed, r)
         make = options.pop("world_class", World)
         self.restart_alone = restarts_alone(seed)
         options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **options}
         self.world: World = make(size, strict=self.strict, memory_bytes_max=r.choice((400, 1 << 20)), **options)
         self.cluster = self.world
+        self.world.repeating = repeats(seed)
         for site in self.world.sites.values():
             site.skew, site.offset = r.choice((1.0, 0.8, 1.25)), r.choice((0.0, 1_000.0))
         self.fault_rate = r.choice((0.004, 0.01, 0.02, 0.05))
@@ -100,6 +107,8 @@ class Life(Chaos):
         self.clients = [Client(world, f"p{i}", targets=tuple(targets), numbered=True) for i in range(r.choice((1, 2)))]
         self.clients.append(Client(world, "o", targets=tuple(targets)))
         self.clients += [Client(world, f"c{i}", queue=q, prefetch=r.choice((1, 3))) for i, q in enumerate(queues) if q == "l" or r.random() < 0.8]
+        if settles_in_transactions(self.seed):
+            self.clients.append(Client(world, "t", targets=tuple(targets), queue=queues[0], prefetch=3))
         self.admin = Client(world, "admin")
         self.to_declare: list[tuple[Any, ...]] = list(self.declarations)
         world.say(f"features {features}, {len(world.hosts)} nodes{', strict' if self.strict else ''}")
@@ -115,7 +124,7 @@ class Life(Chaos):
             self.prelude()
         for step in range(STEPS):
             self.step()
-            if step % 50 == 49:
+            if step % CHECKED_EVERY == CHECKED_EVERY - 1:
                 self.check()
         self.check()
         self.converge()
@@ -151,6 +160,8 @@ class Life(Chaos):
                 w.tick(site.id)
         if self.faults and r.random() < self.fault_rate:
             self.fault()
+        if self.faults and self.erring:
+            self.err(self.erring)
         choose, actions = r.random, self.actions
         count = len(actions)
         for _ in range(TURNS * len(w.hosts)):
@@ -413,6 +424,7 @@ class Life(Chaos):
         for site in sites:
             w.check_queues(site)
             w.check_early(site)
+            w.check_transactions(site)
         held = {site.id: w.counting(site) for site in sites}
         live = {site.id: set(w.live(site)) for site in sites}
         for site in sites:

@@ -1,5 +1,6 @@
 """A renewal while clients go on (R17), from a seed: one log, one broker's queues, publishers, consumers that ack, reject and give back, and a primary
-that is killed in the middle: its sidecar goes on, or a backup is promoted, whose queues are what the log says.
+that is killed in the middle: its sidecar goes on, or a backup is promoted, whose queues are what the log says, but that some of what was rejected has
+still to leave its queue: the door rejects it when it meets it.
 
 The real `Passes` and `Rounds` decide; what `Pause` and `Renewal` do with a broker is done here in the same steps, with clients between any two. What
 is appended is safe at once: what may be lost before that is for the other simulations. Checked: every consumer sees the messages of each publisher in
@@ -58,6 +59,7 @@ class Life:
         self.log: list[tuple[object, ...]] = [()]  # entry n at n
         self.queues: dict[str, list[Copy]] = {name: [] for name in FAMILY}
         self.done: set[tuple[str, int, int]] = set()  # (queue, entry, visit) that was acked or rejected
+        self.late: set[tuple[str, int, int]] = set()  # of these, what was rejected, and is in its queue all the same
         self.held: list[tuple[int, str, Copy]] = []
         self.under_way: list[tuple[str, Copy]] = []  # publishes that are in the log, on their way
         self.moving: set[str] = set()
@@ -92,9 +94,18 @@ class Life:
         ready = self.queues[queue]
         while ready:
             copy = ready.pop(0)
-            if (queue, copy.sequence, copy.visit) not in self.done:
+            if (queue, copy.sequence, copy.visit) not in self.done - self.late:
                 return copy
         return None
+
+    def moves_on(self, queue: str, copy: Copy) -> bool:
+        """Whether this one was rejected: then it is now, by whoever has met it."""
+        key = (queue, copy.sequence, copy.visit)
+        if key not in self.late:
+            return False
+        self.late.discard(key)
+        self.die(queue, copy)
+        return True
 
     # ---- clients -----------------------------------------------------------------------------------------------------
 
@@ -122,6 +133,9 @@ class Life:
             return
         copy = self.take(queue)
         if copy is None:
+            return
+        if self.moves_on(queue, copy):
+            self.passes.stirred(copy.sequence)
             return
         if not self.live[FAMILY[queue], copy.number]:
             raise Wrong(f"m{copy.number} comes from {queue} again")
@@ -199,7 +213,7 @@ class Life:
         mark = self.passes.unfinished().get(self.key(queue), 0)
         found = False
         if not mark and self.passes.begun(self.key(queue)):
-            if queue in "aw" and self.queues[queue] and len(self.queues[queue]) == self.passes.holds(self.key(queue)):
+            if len(self.queues[queue]) > KEPT_MAX and queue in "aw" and len(self.queues[queue]) == self.passes.holds(self.key(queue)):
                 self.paused.discard(queue)
                 self.moving.discard(queue)
                 return False
@@ -243,6 +257,9 @@ class Life:
                 found |= copy.sequence <= self.checkpoint
                 if copy.sequence >= mark:
                     continue
+                if self.moves_on(queue, copy):
+                    kept.remove(copy)
+                    continue
                 sequence = self.append("publish", (queue,), copy.number, copy.publisher)
                 self.under_way.append((queue, Copy(sequence, copy.number, copy.publisher)))
                 self.passes.came(self.key(queue))
@@ -278,6 +295,13 @@ class Life:
             self.promotions += 1
             queues = self.replay(1)
             self.queues = {name: [] for name in FAMILY}
+            self.late.clear()
+            for name, dead in (("b", "d"), ("w", "r")):
+                for copy in [copy for copy in queues[dead] if self.random.random() < 0.3]:
+                    queues[dead].remove(copy)
+                    copy.visit -= name == "w"
+                    self.late.add((name, copy.sequence, copy.visit))
+                    queues[name].insert(0, copy)
             for name, copies in queues.items():
                 for copy in copies:
                     self.put(name, copy)
@@ -340,7 +364,10 @@ class Life:
         return [copy for copy in queues[name] if (name, copy.sequence, copy.visit) not in self.done]
 
     def contents(self, queues: dict[str, list[Copy]]) -> Counter[tuple[str, int]]:
-        return Counter((FAMILY[name], copy.number) for name in queues for copy in self.queues_of(queues, name))
+        found = Counter((FAMILY[name], copy.number) for name in queues for copy in self.queues_of(queues, name))
+        if queues is self.queues:
+            found.update((FAMILY[name], c.number) for name in queues for c in queues[name] if (name, c.sequence, c.visit) in self.late)
+        return found
 
     def replay(self, first: int) -> dict[str, list[Copy]]:
         """The queues of a node whose log begins with entry `first`: 1, or what follows the CHECKPOINT."""

@@ -27,10 +27,10 @@ from lrq_ha.replication import filter as filter_module
 from lrq_ha.replication import follower as follower_module
 from lrq_ha.replication import leader as leader_module
 from lrq_ha.replication.applied import Generations
-from lrq_ha.replication.base import Written
+from lrq_ha.replication.base import NodeBase, Written
 from lrq_ha.replication.candidate import Candidate
 from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
-from lrq_ha.replication.events import Ack, Effect, Event, Lead, Opened, Push, Recover, WriteBatch, WriteFence
+from lrq_ha.replication.events import Ack, Effect, Event, Heartbeat, Lead, Opened, Push, Recover, WriteBatch, WriteFence
 from lrq_ha.replication.filter import DeliveryFilter, QueueFilter, Verdict
 from lrq_ha.replication.follower import Follower
 from lrq_ha.replication.ids import Dedup
@@ -39,6 +39,7 @@ from lrq_ha.replication.leader import Leader
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, Members, common_end, safe_position
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import owner_of
+from lrq_ha.replication.requests import Requests
 from lrq_ha.replication.visits import Deaths
 from lrq_ha.sidecar import rebuild as rebuild_module
 
@@ -95,6 +96,16 @@ def consider_with_its_set(self: Candidate, now: float) -> None:
 
 
 _consider = Candidate.consider
+
+
+def half_answers_if_heard(self: Requests, number: int, now: float) -> str:
+    """A node that is reached, and has said nothing, may be said to be down."""
+    peer = self._node.peers[number]
+    with patch.object(peer, "connected", False):
+        return _half_answers(self, number, now)
+
+
+_half_answers = Requests._half_answers
 
 
 Sets = Sequence[tuple[int, Members]]
@@ -213,6 +224,14 @@ def admit_at_once(self: InSyncSet, newcomer: int, deadline: float, now: float) -
 
 def goes_on_with_a_lost_host(self: Candidate, silent: frozenset[int]) -> bool:
     return self._node.settings.restart_alone and self._node.led_last
+
+
+def heartbeat_without_its_epoch(self: Node, node: int, message: Heartbeat, now: float) -> None:
+    with patch.object(Leader, "superseded_by", lambda *_: False):
+        _on_heartbeat(self, node, message, now)
+
+
+_on_heartbeat = Node._on_heartbeat
 
 
 class ForgetsLostHost(Node):
@@ -353,8 +372,11 @@ LOG: dict[str, Part] = {
     "leader restarts when its own set answers": Part("R12", _patched(Candidate, "consider", consider_with_its_set)),
     "restarts by itself although a second history answers": Part("R12", _patched(candidate_module, "refuses_cut", lambda *_: False)),
     "expected backups are not waited for": Part("R12", _patched(Leader, "_consider_confirming", confirm_at_once)),
+    "promoted over a node that is heard": Part("R12", _patched(NodeBase, "hears", lambda *_: False)),
+    "promoted over a node that is reached": Part("R12", _patched(Requests, "_half_answers", half_answers_if_heard)),
     "shorter log promoted": Part("R12", _patched(LogState, "rank", property(lambda _self: (0, 0)))),
     "a leader goes on that has seen a newer epoch": Part("R13", _patched(Leader, "superseded_by", lambda *_: False)),
+    "a leader does not learn of a newer epoch from a heartbeat": Part("R13", _patched(Node, "_on_heartbeat", heartbeat_without_its_epoch)),
     "FENCE does not tell a node that it is out": Part("R13", _patched(LogIndex, "fence", fence_without_out)),
     "a set entry from before undoes out": Part("R13", _patched(LogIndex, "fence", fence_without_end)),
     "tail always cut": Part("R14", _judged_by(lambda *_: False)),
@@ -403,6 +425,7 @@ QUEUES: dict[str, Part] = {
     "nobody sweeps": Part("R11", _all(_patched(Sweeper, "step", lambda *_: False), _patched(Sweeper, "has_work", lambda _self: False))),
     "what a full queue refuses is skipped": Part("R11", _patched(Applier, "refused", refused_is_skipped)),
     "the door opens before what is behind R is published": Part("R12", _patched(world.World, "is_drained", lambda *_: True)),
+    "the door opens before what was rejected has left its queue": Part("R12", _patched(world.World, "has_moved", lambda *_: True)),
     "the door does not say redelivered": Part(
         "R12", _patched(world.World, "_EFFECTS", {**world.World._EFFECTS, Recover: recovery_without_redelivered})
     ),

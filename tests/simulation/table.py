@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parent.parent / "scenarios"))
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
 BEGIN, END = "<!-- rules: made by tests/simulation/table.py -->", "<!-- end of rules -->"
-SEEDS = 400
+SEEDS = 600
 RUNS: dict[str, Callable[..., object]] = {"log": chaos.run, "whole": life.run}
 _ROW = re.compile(r"\| (R\d+) \| (.+?) \| (log|whole|trace) `(\w+)` \|")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from broker import Copy, Pipe
+from applying import EVERYTHING
+from broker import Copy, Pipe, Queue
 from clients import Client
 from cluster import Body, Cluster, Fence, Host, Violation, body
 from coding import VHOST, decode_publish, decode_topology
@@ -85,6 +86,8 @@ class World(Cluster):
         self.host_lost = False
         self.in_doubt = False  # a declaration was carried out by a broker, and nobody can say whether the log has it
         super().__init__(size, **options)
+        for site in self.sites.values():
+            site.broker.on_purged = lambda queue, copy, s=site: self._purged(s, queue, copy)
         if self.trace:
             for site in self.sites.values():
                 site.broker.say = lambda text, i=site.id: self.say(f"n{i}'s broker: {text}")
@@ -270,7 +273,7 @@ class World(Cluster):
     def recovered(self, i: int) -> None:
         """R12, steps 6 and 7, as far as they are; the door opens when they are done."""
         site = self.sites[i]
-        if not site.recovering or not self.is_drained(site):
+        if not site.recovering or not self.is_drained(site) or not self.has_moved(site):
             return
         site.sweeper.stopping = True
         if not site.sweeper.at_rest:
@@ -280,6 +283,21 @@ class World(Cluster):
 
     def is_drained(self, site: Site) -> bool:
         return site.applier.drained
+
+    def has_moved(self, site: Site) -> bool:
+        """What was rejected has gone where dead letters go, but for what waits for room."""
+        moving = site.replica.index.filter.moving(None, EVERYTHING, site.applier.parked_sequences())
+        for target, _ in moving:
+            site.sweeper.kick(target.key)
+        return not moving
+
+    def _purged(self, site: Site, queue: Queue, copy: Copy) -> None:
+        """A purge or deletion takes a copy out of a broker's queue."""
+        if not queue.arguments.dead_letters or site.replica is None or not site.replica.active:
+            return
+        target = site.replica.index.filter.find((VHOST, queue.name))
+        if target is not None and copy.sequence in target.to_move() and self.verdict(site, queue.name, copy) is Verdict.REJECT:
+            raise Violation(f"lost: {copy} goes with {queue.name} of the primary n{site.id}; it was rejected before, and is a dead letter elsewhere")
 
     # ---- clients -----------------------------------------------------------------------------------------------------
 
@@ -440,6 +458,12 @@ class World(Cluster):
                 if copy.sequence < last.get(session, 0):
                     raise Violation(f"G4: {copy} stands in {queue.name} of n{site.id} behind entry {last[session]} of the same publisher")
                 last[session] = copy.sequence
+
+    def check_transactions(self, site: Site) -> None:
+        """Of each transaction, a log has all entries or none."""
+        for epoch, first, last in self.transactions:
+            if len({self.holds(site, (epoch, sequence)) for sequence in range(first, last + 1)}) > 1:
+                raise Violation(f"a transaction, entries {epoch_name(epoch)}.{first} to {last}, is in the log of n{site.id} in part")
 
     def _check_transactions(self, host: Host, node: Node, safe: int) -> None:
         log = node.log

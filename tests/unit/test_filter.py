@@ -91,6 +91,28 @@ def test_what_is_rejected_moves_when_the_node_has_come_to_it(flt: Filter) -> Non
     assert (target.due(1000), target.moves_due(1000)) == (60, 30)
 
 
+def test_two_copies_of_one_dead_letter_that_meet_are_taken_for_one(flt: Filter) -> None:
+    """A limitation (docs/guarantees.md): by the queues that they died in since, they are not told apart."""
+    one, other = (("q", 1), ("r", 1)), (("q", 1), ("s", 1))
+    assert flt.ask(D, 5, one) is flt.ask(D, 5, other) is GIVE
+    flt.done(Kind.DEQUEUE, D, 5, origin="q")
+    assert flt.ask(D, 5, other) is Verdict.ACK
+
+
+def test_what_waits_for_room_is_not_waited_for(flt: Filter) -> None:
+    """No pass over the queue can meet it."""
+    for sequence in range(1, 11):
+        flt.done(Kind.REJECT, Q, sequence, sweep=True)
+    filter_: DeliveryFilter = flt
+    assert flt.queue(Q).moves_due(1000, [(4, 6), (8, 8)]) == 6
+    assert [due for _, due in filter_.moving("/", 1000, [(1, 9)])] == [1]
+    assert filter_.moving("/", 1000, [(1, 10)]) == []
+    assert [due for _, due in filter_.moving(None, 1000)] == [10], "it has room now"
+    assert 10 in flt.queue(Q).to_move()
+    flt.queue(Q).gone(10, flt.generations.newest)
+    assert 10 not in flt.queue(Q).to_move()
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_was_rejected_before_a_declaration_is_not_taken_for_what_came_after_it(flt: Filter, restarted: bool) -> None:
     """The node has come to the declaration (or purge), which waits for what was rejected before it, and for that only."""
@@ -212,6 +234,30 @@ def test_a_message_that_comes_back_and_is_rejected_again_behind_a_purge(flt: Fil
     assert filter_.verdict(Q, 1, generation, again) is GIVE
 
 
+def test_a_purge_does_not_wait_for_a_copy_that_has_come_back_already(flt: Filter) -> None:
+    """A sidecar was restarted after the broker had moved it. The purge waited for it to leave, and that for a reject that stands behind the purge."""
+    back = (("q", 1), ("r", 1))
+    flt.done(Kind.REJECT, Q, 1, sweep=True)
+    flt.at += 1
+    purge = flt.at
+    flt.note_change(purge)
+    flt.done(Kind.MOVED, R, 1, origin="q", sweep=True)
+    flt.done(Kind.REJECT, Q, 1, visit=1, origin="q", sweep=True)
+    q = flt.queue(Q)
+    assert moving(flt, purge) == {"q": 1}
+    q.met(1, 0, back)
+    assert moving(flt, purge) == {"q": 1}, "a copy of an incarnation whose copies do not count"
+    assert q.sweeping_verdict(1, 1, back) is HOLD
+    q.met(1, 1, back)
+    assert moving(flt, purge) == {}
+    flt.reached = lambda: flt.at
+    assert q.sweeping_verdict(1, 1, back) is REJECT
+    q.met(1, 1, (("q", 1), ("r", 1)))
+    assert moving(flt, flt.at + 1) == {"q": 1, "r": 1}, "it has still to leave"
+    q.gone(1, 1, back)
+    assert moving(flt, flt.at + 1) == {}
+
+
 def test_two_dead_letters_of_one_message_are_rejected_before_and_behind_a_purge(flt: Filter) -> None:
     flt.done(Kind.REJECT, D, 1, origin="q", sweep=True)
     flt.at += 1
@@ -241,6 +287,23 @@ def test_what_lost_entries_have_rejected_waits_for_the_end_of_the_log(flt: Filte
     assert [again.queue(Q).is_early(sequence) for sequence in (1, 2)] == [True, True]
     again.reached = lambda: end
     assert again.queue(Q).moves_due(1000) == 2
+
+
+def test_what_a_lost_entry_has_rejected_and_is_read_again_has_its_turn_then(flt: Filter) -> None:
+    """A deletion before it waited for it, and that for the deletion."""
+    for sequence in (1, 2):
+        flt.done(Kind.REJECT, Q, sequence, sweep=True)
+    again = DeliveryFilter.restored(flt.generations, *flt.export(), known=flt.at)
+    end = flt.at - 1
+    again.reached = lambda: end - 1
+    again.note(end, Kind.REJECT, Q, (1, 1), 0, "", sweep=True)
+    again.lose(end)
+    again.note_change(deletion := end + 1)
+    again.note(end + 2, Kind.REJECT, Q, (2, 2), 0, "", sweep=True)
+    again.safe(end + 2)
+    assert moving(again, deletion) == {"q": 1}
+    assert [again.queue(Q).is_early(sequence) for sequence in (1, 2)] == [False, True]
+    assert moving(again, end + 3) == {"q": 2}
 
 
 @pytest.mark.parametrize("deaths", [(), FROM_Q])

@@ -76,6 +76,32 @@ def test_the_address_is_the_doors_word(name: bytes) -> None:
     assert b"connection_name" not in logins.with_address(headers.field(b"other", b"kept"), "")
 
 
+def _table(key: bytes, *fields: bytes) -> bytes:
+    inner = b"".join(fields)
+    return bytes((len(key),)) + key + b"F" + len(inner).to_bytes(4, "big") + inner
+
+
+def _flag(name: bytes, value: bool) -> bytes:
+    return bytes((len(name),)) + name + b"t" + bytes((value,))
+
+
+@pytest.mark.parametrize(
+    ("given", "others"),
+    [
+        (b"", []),
+        (_table(b"capabilities", _flag(b"basic.nack", True)), [b"basic.nack"]),
+        (_table(b"capabilities", _flag(b"connection.blocked", False), _flag(b"basic.nack", True)), [b"basic.nack"]),
+        (headers.field(b"capabilities", b"none") + _table(b"capabilities", _flag(b"connection.blocked", False)), []),
+    ],
+)
+def test_the_door_is_told_of_alarms_whatever_the_client_understands(given: bytes, others: list[bytes]) -> None:
+    """A broker takes the first of two fields with the same key."""
+    asked = logins.told_of_alarms(given + headers.field(b"other", b"kept"))
+    assert [asked[start + 1 : value] for start, value, _ in headers.fields(asked, 0, len(asked))] == [b"other", b"capabilities"]
+    assert logins.capability(asked, b"connection.blocked")
+    assert [name for name in (b"basic.nack", b"publisher_confirms") if logins.capability(asked, name)] == others
+
+
 def test_own_properties_are_the_first_of_each_key() -> None:
     table = headers.field(b"lrq_site", b"west") + headers.field(b"lrq_site", b"east") + headers.field(b"a", b"b")
     table += b"\x08lrq_nodeb\x02" + b"\x06lrq_xxt\x01"

@@ -29,6 +29,7 @@ from lrq_ha.replication.events import (
     PeerAcked,
     PeerConnected,
     PeerDisconnected,
+    PeerGone,
     PeerMessage,
     Prepare,
     Promise,
@@ -102,6 +103,11 @@ class Driver:
         effects = self.feed(PeerConnected(peer))
         role, leading = hello.pop("role", Role.CATCH_UP), hello.pop("leading", 0)
         return effects + self.hear(peer, Hello(role, log or self.node.state(), leading, **hello))
+
+    def lose(self, peer: int, *, after: float = 0.0) -> None:
+        """Both connections with a node, the own one and its."""
+        self.feed(PeerDisconnected(peer), after=after)
+        self.feed(PeerGone(peer))
 
     def answer(self) -> Answer:
         return only(self.effects, Answer)
@@ -274,11 +280,12 @@ def peer_events(peer: int) -> list[Event]:
         Following(0, 9, False, state()),
         Following(0, 9, True, state()),
         Heartbeat(E2_1, 6, 6, 0),
+        Heartbeat(epoch, 6, 6, 0),
         Superseded(E1_1),
         Superseded(epoch),
     ]
     pushes = [Push(peer, BatchHeader(e, 7, 7, E2_1, e), 6, b"") for e in (E1_1, E2_1, epoch)]
-    return [PeerConnected(peer), PeerDisconnected(peer), PeerAcked(peer, 6), *pushes, *(PeerMessage(peer, m) for m in messages)]
+    return [PeerConnected(peer), PeerDisconnected(peer), PeerGone(peer), PeerAcked(peer, 6), *pushes, *(PeerMessage(peer, m) for m in messages)]
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -295,7 +302,7 @@ def test_every_event_in_every_role(name: str, number: int) -> None:
     if leading:
         assert d.node.leading == leading, "an epoch ends with its incarnation"
         assert d.node.role in ({Role.ACTIVE} if role is Role.ACTIVE else {Role.ACTIVE, Role.RECOVERING})
-    if isinstance(event, PeerMessage) and isinstance(event.message, (Hello, Prepare, Lead, Superseded)):
+    if isinstance(event, PeerMessage) and isinstance(event.message, (Hello, Heartbeat, Prepare, Lead, Superseded)):
         seen = getattr(event.message, "epoch", 0) or getattr(event.message, "top", 0) or getattr(getattr(event.message, "log", None), "top", 0)
         assert (Restart in kinds(effects)) == bool(leading and seen > leading)
     if Restart not in kinds(effects):
@@ -582,7 +589,15 @@ def test_acks_without_a_subscription_count_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Hello(Role.CATCH_UP, NEW, 0), Prepare(E3_2), Lead(E3_2, True, NEW), Superseded(E3_2), Following(E2_1, 5, False, NEW)]
+    "message",
+    [
+        Hello(Role.CATCH_UP, NEW, 0),
+        Prepare(E3_2),
+        Lead(E3_2, True, NEW),
+        Superseded(E3_2),
+        Following(E2_1, 5, False, NEW),
+        Heartbeat(E3_2, 6, 6, 0),
+    ],
 )
 def test_a_newer_epoch_ends_the_incarnation(message: Any) -> None:
     d = leader()
@@ -1027,14 +1042,14 @@ def cut_off(epoch: int) -> Driver:
     """Node 2 of three, which hears node 3, and not the primary 1. `epoch`: which one node 3 says that it follows."""
     d = follower(size=3)
     d.meet(3)
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     d.hear(3, Heartbeat(epoch, 0, 0, 0))
     return d
 
 
 def test_who_no_longer_follows_does_not_keep_others_from_an_epoch() -> None:
     for d in (cut_off(0), cut_off(E2_1)):
-        d.feed(PeerDisconnected(3))
+        d.lose(3)
         d.meet(3)
         assert d.ask(1) is None, "it asks for promises"
 
@@ -1085,6 +1100,71 @@ def test_promotion_is_refused(make: Any, down: list[int], text: str, overridden:
     assert forced in (None, Answer(False, text))
 
 
+def deaf() -> Driver:
+    """Node 2, restarted: its own link to node 1 stands, and no word of that one arrives."""
+    d = Driver(2)
+    d.feed(PeerConnected(1))
+    return d
+
+
+def mute(*messages: Any) -> Driver:
+    """Node 2, in sync when its own link to the primary 1 was lost for good; node 1 has connected anew since, and says this."""
+    d = follower()
+    d.feed(PeerDisconnected(1))
+    d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 6, b""))
+    assert only(d.effects, RefusePush).reason == "this node does not follow you"
+    for message in messages:
+        d.hear(1, message)
+    return d
+
+
+HEARD = "e1 does not answer e2, but is not down: e2 hears it, though it cannot send to it. Mend that (lrq-ha list says what it is), or stop e1 first"
+REACHED = HEARD.replace("hears it, though it cannot send to it", "reaches it, though it hears nothing of it")
+
+
+@pytest.mark.parametrize("down", [[1], []])
+@pytest.mark.parametrize("flags", [{}, {"force": True}, {"dry_run": True}])
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: mute(Hello(Role.ACTIVE, leaders_log(), E2_1, 0, True), Heartbeat(E2_1, 6, 7, 6)), HEARD),
+        (lambda: mute(Heartbeat(E2_1, 6, 7, 6)), HEARD),
+        (deaf, REACHED),
+    ],
+    ids=["heard", "heard after a moment", "reached"],
+)
+def test_nobody_is_promoted_over_a_node_that_one_connection_shows_to_be_there(make: Any, text: str, flags: dict[str, bool], down: list[int]) -> None:
+    """It was the primary, and went on confirming: two did."""
+    d = make()
+    assert d.ask(*down, **flags) == Answer(False, text)
+    assert d.open == 0
+
+
+def test_who_is_heard_no_more_is_down_when_an_operator_says_so() -> None:
+    """Its connection is lost; or that stands, as a host that is gone does not end it, and nothing has come for a while."""
+    for gone, after in ((True, 0.0), (False, 2.5)):
+        d = mute(Heartbeat(E2_1, 6, 7, 6))
+        if gone:
+            d.feed(PeerGone(1))
+        d.live(after)
+        assert d.ask(1) is None
+
+
+def test_a_primary_that_only_another_node_hears_is_not_promoted_over() -> None:
+    """Not even if that one cannot answer it, and so follows nobody."""
+    third = Driver(3, size=3)
+    third.hear(1, Heartbeat(E2_1, 6, 6, 6))
+    third.feed(Tick())
+    third.feed(PeerConnected(2))
+    third.feed(Tick(), after=1.0)
+    [heartbeat] = sent(third.effects, Heartbeat)
+    assert heartbeat.epoch == E2_1
+    d = cut_off(heartbeat.epoch)
+    assert d.ask(1, force=True) == Answer(False, "e1 is said to be down, but it answers e3: stop it first, or use switchover")
+    third.live(3.0)
+    assert {message.epoch for message in sent(third.live(0.5), Heartbeat)} == {0}, "it has not been heard for a while"
+
+
 @pytest.mark.parametrize(("members", "first"), [(BOTH, ""), (frozenset({1, 2, 3}), "set with lrq-ha remove, then of the ")])
 def test_a_silent_node_is_first_removed_from_the_set(members: frozenset[int], first: str) -> None:
     """Out of the configuration, and in the set, it would be waited for in mode strict, under no name."""
@@ -1099,7 +1179,7 @@ def test_a_silent_node_is_first_removed_from_the_set(members: frozenset[int], fi
         d.hear(peer, Following(E2_1, 5, False, state(log, top=E2_1)))
         d.feed(PeerAcked(peer, 6))
     d.feed(Recovered(E2_1))
-    d.feed(PeerDisconnected(3))
+    d.lose(3)
     d.feed(SwitchoverRequest(2))
     silent = "e3 does not answer, and e2 cannot take an epoch without: bring it back, or take it out of the"
     assert d.answer() == Answer(False, f"{silent} {first}configuration", 2)
@@ -1129,14 +1209,14 @@ def test_a_promotion_says_since_when_the_other_may_have_gone_on_alone() -> None:
 
 def test_in_mode_strict_nobody_goes_on_without_a_member() -> None:
     d = follower(strict=True)
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     assert d.ask(1) is None
     assert only(d.confirm(), Answer).at_stake == "it heard its primary 0.0 s ago and was in sync then; its log ends at 6"
 
 
 def test_dry_run_tells_the_stakes() -> None:
     d = follower()
-    d.feed(PeerDisconnected(1), after=2.0)
+    d.lose(1, after=2.0)
     assert d.node.role is Role.READY, "in sync when it last heard: may be promoted"
     assert d.ask(1, dry_run=True) == Answer(True, f"would promote e2; it heard its primary 2.0 s ago{IN_SYNC_THEN}")
     assert d.open == 0
@@ -1162,7 +1242,7 @@ def test_dry_run_tells_what_force_overrides() -> None:
 
 def test_dry_run_tells_what_local_completion_puts_at_stake() -> None:
     d = follower(local_completion=True)
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     d.ask(1, dry_run=True)
     assert d.answer().text.endswith("; publishes with local completion that it lacks are lost, though they were confirmed")
 
@@ -1209,7 +1289,7 @@ def beside(*tail: BatchHeader, in_set: bool = False, **options: Any) -> Driver:
     """Node 2 of three, in sync with primary 1 until that went down. Node 3, which was not, has had more of it: `tail`."""
     d = follower(size=3, **options)
     d.meet(3, replace(state((*LOG, MARKER, *tail)), in_set=in_set))
-    d.feed(PeerDisconnected(1), after=2.0)
+    d.lose(1, after=2.0)
     return d
 
 
@@ -1265,7 +1345,7 @@ def test_a_restarted_node_that_can_vouch_for_itself(make: Any) -> None:
     """Strict: it stays in the set until it is removed. The last leader: nobody led after it. The others: they heard their primary."""
     d = make()
     other = 2 if d.node.me == 1 else 1
-    d.feed(PeerDisconnected(other))
+    d.lose(other)
     assert d.ask(other) is None
 
 
@@ -1370,7 +1450,7 @@ def test_a_call_that_is_read_after_the_primary_is_gone_is_not_taken() -> None:
     d = Driver(3, size=3)
     d.meet(1)
     d.meet(2)
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     assert not d.hear(1, Lead(E2_1, True, leaders_log()))
     assert d.node.primary() == 0
     d.meet(1, state(top=E2_1), leading=E2_1)
@@ -1381,7 +1461,7 @@ def test_a_call_that_is_read_after_the_primary_is_gone_is_not_taken() -> None:
 
 def test_the_connection_to_the_primary() -> None:
     d = follower()
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     assert (d.node.role, d.node.reason, d.node.primary()) == (Role.READY, "the connection to the primary e1 is lost", 0)
     assert kinds(d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 0))) == [RefusePush]
     three = Driver(2, size=3)
@@ -1474,8 +1554,27 @@ def test_diverged() -> None:
     d.hear(1, Prepare(E3_1))
     assert d.node.role is Role.DIVERGED
     d.confirm()
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     assert d.node.role is Role.DIVERGED
+
+
+@pytest.mark.parametrize("ends", ["nobody promises", "another takes an epoch"])
+def test_diverged_still_when_a_promotion_of_it_came_to_nothing(ends: str) -> None:
+    """It said that it had no entries of its own, and could have taken an epoch by itself."""
+    d = diverged()
+    before = d.node.reason
+    d.lose(1)
+    assert d.ask(1, force=True) is None
+    assert d.node.role is Role.RECOVERING
+    if ends == "nobody promises":
+        d.live(6.0)
+    else:
+        d.hear(1, Prepare(epoch_number(5, 1)))
+    assert (d.node.role, d.node.reason, d.node.tail_from) == (Role.DIVERGED, before, 6)
+    d.confirm()
+    d.meet(1)
+    d.live(1.0)
+    assert (d.node.role, d.open) == (Role.DIVERGED, 0), "an operator must choose"
 
 
 def test_diverged_no_more() -> None:
@@ -1500,7 +1599,7 @@ def test_what_was_applied_is_not_cut() -> None:
 def test_the_sets_of_a_backup_that_comes_and_goes_do_not_pile_up() -> None:
     d = leader(sets_kept=3)
     for _ in range(20):
-        d.feed(PeerDisconnected(2))
+        d.lose(2)
         d.live(6.0)
         d.confirm()
         d.feed(PeerConnected(2))

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from pamqp import commands
+
+from broker_plugin import building
+from broker_plugin.declared import Declared
+from broker_plugin.index import Index
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.passes import Passes, Rounds
 
 A, B = ("/", "a"), ("/", "b")
@@ -109,3 +117,20 @@ def test_at_some_time_it_is_enough() -> None:
     assert not rounds.too_many
     rounds.ended(found=True)
     assert rounds.too_many
+
+
+@pytest.mark.parametrize(("kind", "holds"), [("classic", 2), ("quorum", -1)])
+def test_a_queue_may_drop_what_is_given_back_over_its_delivery_limit(kind: str, holds: int) -> None:
+    """The log does not tell: a dead letter that came meanwhile made such a queue as long as it should be, and was left behind."""
+    index = Index(Declared(Levels({})))
+    method = building.encode_method(commands.Queue.Declare(queue=A[1], durable=True, arguments={"x-queue-type": kind}))
+    index.note(pb.Run(topology=pb.Topology(vhost=A[0], method=method)), 1, sweep=False)
+    index.passes.begin(10)
+    index.gave_back(A, 5)
+    assert index.passes.old_moves == 1
+    index.note(pb.Run(moving=pb.Moving(vhost=A[0], queue=A[1])), 11, sweep=False)
+    for _ in range(2):
+        index.passes.came(A)
+    assert index.passes.holds(A) == 2
+    index.gave_back(A, 12)
+    assert index.passes.holds(A) == holds

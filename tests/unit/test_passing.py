@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
 import pytest
 from pamqp import commands
+from test_publishing import ID, Connection, message
 
 from broker_plugin import building, frames, headers
 from broker_plugin.assembling import UnexpectedFrame
@@ -181,3 +183,27 @@ def _malformed() -> dict[str, Any]:
 def test_a_broker_that_says_something_else(data: bytes) -> None:
     with pytest.raises((FrameError, UnexpectedFrame)):
         Client().hears(data)
+
+
+def test_an_answer_that_the_brokers_own_ack_sets_free_does_not_come_before_the_last_frame() -> None:
+    """They were read at once: the end of a large message, and the ack on which a repeat's confirm waits, which the door itself gives."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay = connection.relay
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        raw, _ = message("orders", headers.field(ID, b"p/1"), True, b"abc")
+        relay.client_data(raw)
+        connection.replica.flush()
+        relay.client_data(raw)
+        assert relay.repeats.waiting
+        connection.client.data = b""
+        first, header, *rest = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
+        relay.broker_data(first + header + b"".join(rest[:-1]))
+        relay.broker_data(rest[-1] + building.ack(1, 1))
+        confirms = [building.ack(1, 1), building.ack(1, 2)]
+        got = pieces(connection.client.data)
+        assert got[: 2 + len(rest)] == [first, header, *rest]
+        assert sorted(got[2 + len(rest) :]) == confirms
+
+    asyncio.run(scenario())

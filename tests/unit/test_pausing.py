@@ -92,6 +92,18 @@ def test_nothing_is_kept_of_what_the_broker_owes_no_more(answer: int) -> None:
     assert not owed
 
 
+def test_a_consumer_that_the_broker_ends_while_it_stands_still_leaves_its_tag() -> None:
+    """Its client, which is told so, could never use that tag again: 530."""
+    relay = Broker().client("one")
+    channel = relay.channels[1]
+    relay.channel = relay.channels.get
+    data = building.method_frame(1, commands.Basic.Cancel(TAG.decode()))
+    [item], _ = frames.scan(data)
+    assert delivering.cancelled(cast(Relay, relay), 1, data, item) is None
+    assert not channel.consumers
+    assert not channel.paused
+
+
 def test_acks_of_the_doors_own_are_no_commit_that_takes_time() -> None:
     told: list[bytes] = []
     channel = Channel(1)

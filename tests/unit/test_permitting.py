@@ -353,6 +353,18 @@ async def test_what_stands_before_an_answer_that_nobody_reads_is_bounded(c: Unre
 
 
 @with_an_unread_client
+async def test_who_buries_the_answer_to_its_declaration_is_given_up_at_once(c: Unread) -> None:
+    """Nothing is taken from anybody before it is read."""
+    c.relay.replies[1] = asyncio.get_running_loop().create_future()
+    assert c.comes(c.limit)
+    c.passes(1)
+    assert not c.aborted
+    assert not c.comes(c.limit + 1)
+    c.passes(1)
+    assert c.aborted
+
+
+@with_an_unread_client
 async def test_who_reads_on_slowly_is_not_given_up_for_what_stands_before_an_answer(c: Unread) -> None:
     assert not c.comes(100 * c.limit)
     for taken in range(1, 10):

@@ -35,12 +35,31 @@ def order(d: Driver, *, force: bool = False, dry_run: bool = False) -> tuple[boo
 
         life, core = Life(), SimpleNamespace(node=d.node)
         own_log: Any = SimpleNamespace(streams=SimpleNamespace(mark_anew=mark_anew))
-        orders = Orders("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace())  # type: ignore[arg-type]
+        orders = Orders("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
         ok, text = await orders.reinit(force=force, dry_run=dry_run)
         assert life.over is bool(marked)
         return ok, text, bool(marked)
 
     return asyncio.run(go())
+
+
+def owns_entries(d: Driver) -> str:
+    """What is said to who asks for the entries of a node that is not diverged."""
+
+    async def go() -> str:
+        none: Any = SimpleNamespace()
+        orders = Orders("e2", Address("127.0.0.1"), SimpleNamespace(node=d.node), Life(), none, none, none)  # type: ignore[arg-type]
+        with pytest.raises(LrqError) as caught:
+            orders.tail()
+        return caught.value.what
+
+    return asyncio.run(go())
+
+
+def test_only_a_primary_tells_whether_a_node_has_entries_of_its_own() -> None:
+    assert owns_entries(Driver(2)) == "e2 is catch-up, not diverged: no primary has said yet whether it has entries of its own"
+    for told in (follower(), leader()):
+        assert owns_entries(told).endswith("not diverged: it has no entries of its own")
 
 
 def widowed(make: Callable[[], Driver]) -> Driver:

@@ -14,8 +14,7 @@ from broker_plugin import frames
 from broker_plugin.flow import Flow
 from broker_plugin.from_broker import FromBroker
 from broker_plugin.relay import LEAVE_POLL_S, Relay
-from broker_plugin.replica import NotPrimary
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.errors import LrqError, NotPrimary
 
 
 def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:

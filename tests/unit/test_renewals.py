@@ -258,7 +258,7 @@ def test_only_a_log_without_entries_begins_at_what_is_pushed() -> None:
 
 def test_who_has_joined_in_part_is_not_promoted_without_force() -> None:
     d = joined_in_part()
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     assert d.node.role is Role.JOINING
     answer = d.ask(1)
     assert answer is not None
@@ -271,7 +271,7 @@ def test_who_has_joined_in_part_is_not_promoted_without_force() -> None:
 
 def test_who_has_joined_in_part_takes_no_epoch_by_itself() -> None:
     d = joined_in_part()
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     d.meet(1, state(LOG))
     d.feed(Tick())
     assert d.node.role is Role.JOINING
@@ -287,7 +287,7 @@ def test_who_meets_one_with_a_longer_log_that_has_joined_in_part_waits_for_an_op
 
 def test_a_primary_that_was_joining_by_force_goes_on_as_one() -> None:
     d = joined_in_part()
-    d.feed(PeerDisconnected(1))
+    d.lose(1)
     d.ask(1, force=True)
     d.confirm()
     d.feed(Recovered(d.node.leading))

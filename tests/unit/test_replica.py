@@ -12,8 +12,9 @@ from test_completion import Alone
 from broker_plugin import building
 from broker_plugin.channels import Settled
 from broker_plugin.declared import LocalQueues
-from broker_plugin.replica import NotPrimary, Replica
+from broker_plugin.replica import Replica
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.errors import NotPrimary
 from lrq_ha.replication.levels import Levels
 from lrq_ha.sidecar.core import Core
 from lrq_ha.sidecar.life import Life

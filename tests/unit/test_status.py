@@ -39,7 +39,8 @@ def test_a_primary_that_cannot_log_in_at_a_backup_says_so() -> None:
     """Nothing was said of it: the backup waited for a primary, and nobody told why that did not call it."""
     assert troubles(0x101, Role.ACTIVE, "user 'lrq' is refused") == "reason; e2: user 'lrq' is refused"
     assert troubles(0x101, Role.ACTIVE, "") == "reason"
-    assert troubles(0, Role.CATCH_UP, "user 'lrq' is refused") == "reason (e2: user 'lrq' is refused)"
+    for role in (Role.CATCH_UP, Role.READY, Role.JOINING):
+        assert troubles(0, role, "user 'lrq' is refused") == "reason (e2: user 'lrq' is refused)"
 
 
 class Primary:

@@ -90,6 +90,18 @@ def test_the_log_knows_in_which_queues_dead_letters_may_wait() -> None:
         assert index.tallies.counts(Tally(200, D, 100, 0, RangeSet(), RangeSet()), 5, FROM_Q, by_name=False) is known
 
 
+def test_what_one_primary_found_empty_need_not_be_on_the_next() -> None:
+    """Messages that had expired on the first may have been in the queue of the second, and die there into a queue that it then finds empty."""
+    index = Index(Declared(Levels({})))
+    of_d = Tally(200, D, 100, 0, RangeSet(), RangeSet())
+    index.note(pb.Run(tally=entry(Q, 50, 0)), 95, sweep=True)
+    assert index.tallies.counts(of_d, 5, FROM_Q, by_name=False)
+    index.note(pb.Run(marker=pb.Marker(nodes=[1, 2])), 96, sweep=True)
+    assert not index.tallies.counts(of_d, 5, FROM_Q, by_name=False)
+    index.note(pb.Run(tally=entry(Q, 50, 0)), 97, sweep=True)
+    assert index.tallies.counts(of_d, 5, FROM_Q, by_name=False)
+
+
 def test_pending_until_done_cut_or_deleted() -> None:
     tallies = Tallies()
     tallies.noted(10, entry(Q, 8, 2, 3, 4, 7))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker_plugin import building, topology
+from broker_plugin import building, frames, topology
 
 
 def declaration(**options: Any) -> bytes:
@@ -25,3 +25,53 @@ def test_arguments() -> None:
 )
 def test_which_queues_may_go_by_themselves(options: dict[str, Any], vanishes: bool) -> None:
     assert topology.may_vanish(declaration(**options)) is vanishes
+
+
+NAMES = {
+    commands.Exchange.Bind: ("destination", "source"),
+    commands.Exchange.Declare: ("exchange",),
+    commands.Exchange.Delete: ("exchange",),
+    commands.Exchange.Unbind: ("destination", "source"),
+    commands.Queue.Bind: ("queue", "exchange"),
+    commands.Queue.Declare: ("queue",),
+    commands.Queue.Delete: ("queue",),
+    commands.Queue.Unbind: ("queue", "exchange"),
+}
+
+
+def method(of: Any, **values: str) -> tuple[int, bytes]:
+    """A method's id and payload, with names that pamqp would refuse; those that are not given are plain."""
+    made = of(**dict.fromkeys(NAMES[of], "plain"))
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made.index, building.encode_method(made)
+
+
+@pytest.mark.parametrize(("of", "name"), [(of, name) for of, names in NAMES.items() for name in names])
+def test_cr_and_lf_are_in_no_name_of_a_queue_or_exchange(of: Any, name: str) -> None:
+    """RabbitMQ strips them: the log named a queue that no broker has. In a routing key they stay."""
+    key = {"routing_key": "k\n"} if hasattr(of(), "routing_key") else {}
+    kind, given = method(of, **{name: "\r\nor\nders\r"}, **key)
+    assert topology.as_named(kind, given) == method(of, **{name: "orders"}, **key)[1]
+    assert topology.as_named(kind, given[:12]) == given[:12]
+
+
+@pytest.mark.parametrize(("of", "left"), [(commands.Queue.Declare, ""), (commands.Queue.Delete, "\r\n"), (commands.Queue.Bind, "\r\n")])
+def test_a_name_of_cr_and_lf_alone_is_not_the_last_declared_queues(of: Any, left: str) -> None:
+    kind, given = method(of, queue="\r\n")
+    assert topology.as_named(kind, given) == method(of, queue=left)[1]
+
+
+def test_a_purge_names_its_queue_to_the_octet() -> None:
+    made = commands.Queue.Purge()
+    made.queue = "orders\n"
+    payload = building.encode_method(made)
+    assert topology.as_named(made.index, payload) == payload
+
+
+def test_deletions_of_what_has_any_name() -> None:
+    """pamqp takes some names for invalid that RabbitMQ allows."""
+    for kind, of, name in ((frames.QUEUE_DELETE, commands.Queue.Delete, "queue"), (frames.EXCHANGE_DELETE, commands.Exchange.Delete, "exchange")):
+        made = of()
+        setattr(made, name, "caf\u00e9")
+        assert topology.deletion(kind, "caf\u00e9") == building.encode_method(made)

@@ -1,0 +1,102 @@
+"""How much the Keeper takes of a quorum queue, by what its broker answers. What becomes of order then: tests/integration/test_applier.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker_plugin import giving_back
+from broker_plugin.client import Address
+from broker_plugin.giving_back import WIDE_WINDOW_MESSAGES, GivenBack
+from broker_plugin.keeping import Keeper
+from broker_plugin.replica import Replica
+
+KEY = ("/", "q")
+ARGUMENTS = {"x-queue-type": "quorum", "x-expires": 1_000}
+
+
+class Broker:
+    """A queue of so many messages; `answers`: lengths that the broker tells first."""
+
+    def __init__(self, messages: int, *answers: int) -> None:
+        self.messages, self.answers = messages, list(answers)
+        self.windows: list[int] = []
+        self.server_properties = {"version": "4.3.0"}
+        self.error = None
+        self.held = 0
+
+    async def connection(self, _vhost: str) -> Any:
+        return self
+
+    async def channel(self) -> Any:
+        return self
+
+    async def queue_declare(self, _queue: str, passive: bool) -> tuple[str, int, int]:
+        assert passive
+        if self.answers:
+            return "q", self.answers.pop(0), 0
+        return "q", self.messages - self.held, 1
+
+    async def qos(self, window: int) -> None:
+        self.windows.append(window)
+
+    async def consume(self, _queue: str, take: Callable[..., object]) -> str:
+        self.held = min(self.windows[-1], self.messages)
+        for tag in range(1, self.held + 1):
+            take(tag, False)
+        return "c"
+
+    async def cancel(self, _tag: str) -> None: ...
+
+    def nack(self, *_: object, **__: object) -> None:
+        self.held = 0
+
+    async def flow(self) -> None: ...
+
+    async def close(self) -> None:
+        self.held = 0
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving_back, "QUIET_S", 0.0)
+
+
+def used(broker: Broker, given_back: GivenBack, times: int = 3) -> list[int]:
+    """The windows of so many uses."""
+
+    async def go() -> None:
+        keeper = Keeper(cast(Replica, SimpleNamespace()), Address.parse("amqp://a:b@127.0.0.1:1"), given_back)
+        cast(Any, keeper)._vhosts = broker
+        for _ in range(times):
+            await keeper._use(KEY, ARGUMENTS)
+
+    asyncio.run(go())
+    return broker.windows
+
+
+def test_what_was_given_back_before_it_began_is_not_known() -> None:
+    assert used(Broker(5_000), GivenBack()) == [WIDE_WINDOW_MESSAGES] * 3
+    assert used(Broker(300), GivenBack()) == [300] * 3
+
+
+def test_of_what_was_never_given_back_it_takes_one() -> None:
+    given_back = GivenBack()
+    given_back.note(KEY, 0)
+    assert used(Broker(5_000), given_back) == [1] * 3
+
+
+def test_a_queue_that_does_not_answer_looks_like_an_empty_one() -> None:
+    """Nothing less is taken for that, nor the next time: the head of the queue went behind the rest, and its next sweep made it worse."""
+    given_back = GivenBack()
+    given_back.note(KEY, 1_200)
+    assert used(Broker(5_000, 0), given_back) == [1_200] * 3
+
+    given_back.note(KEY, 1_200)
+    silent = Broker(0, *[0] * 20)
+    used(silent, given_back)
+    assert used(Broker(5_000), given_back) == [1_200] * 3, "while it does not answer, nothing is known of it"
