@@ -286,11 +286,12 @@ class Connection(asyncio.Protocol):
             channel._take_method(kind, buffer[start:end])
 
     def _take_own(self, kind: int, payload: bytes) -> None:
-        method: Any = frames.decode_method(payload)
         if kind == frames.CONNECTION_CLOSE:
             self._write(building.raw_method_frame(0, frames.CONNECTION_CLOSE_OK))
-            self._end(ConnectionClosed(method.reply_code, method.reply_text))
-        elif kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
+            self._end(ConnectionClosed(*frames.close_arguments(payload)))
+            return
+        method: Any = frames.decode_method(payload)
+        if kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
             self.blocked = method.reason if kind == frames.CONNECTION_BLOCKED else None
             if self._on_blocked is not None:
                 self._on_blocked(self.blocked)

@@ -113,8 +113,7 @@ class Channel:
             if found is not None:
                 found[0](tag, origin.redelivered, origin.exchange, origin.routing_key, header, body)
         elif kind == frames.BASIC_RETURN and self._on_return is not None:
-            returned: Any = frames.decode_method(method)
-            self._on_return(returned.reply_code, returned.reply_text, returned.exchange, returned.routing_key, header, body)
+            self._on_return(*frames.return_arguments(method), header, body)
 
     def _take_confirm(self, tag: int, multiple: bool, ok: bool) -> None:
         before = self.answered_to
@@ -138,9 +137,8 @@ class Channel:
 
     def _take_method(self, kind: int, payload: bytes) -> None:
         if kind == frames.CHANNEL_CLOSE:
-            closed: Any = frames.decode_method(payload)
             self.connection._write(building.raw_method_frame(self.number, frames.CHANNEL_CLOSE_OK))
-            self._end(ChannelClosed(closed.reply_code, closed.reply_text))
+            self._end(ChannelClosed(*frames.close_arguments(payload)))
         elif kind == frames.BASIC_CANCEL:
             cancelled: Any = frames.decode_method(payload)
             found = self._consumers.pop(cancelled.consumer_tag.encode(), None)

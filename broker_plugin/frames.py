@@ -344,6 +344,24 @@ def get_ok_arguments(payload: bytes) -> tuple[int, Origin]:
         raise FrameError("a basic.get-ok ends too early") from error
 
 
+def return_arguments(payload: bytes) -> tuple[int, str, str, str]:
+    """(reply code, reply text, exchange, routing key) of a basic.return from its frame's payload; a key need not be UTF-8."""
+    try:
+        text, at = _short(payload, 6)
+        exchange, at = _short(payload, at)
+        return int.from_bytes(payload[4:6], "big"), text, exchange, _short(payload, at)[0]
+    except IndexError as error:
+        raise FrameError("a basic.return ends too early") from error
+
+
+def close_arguments(payload: bytes) -> tuple[int, str]:
+    """(reply code, reply text) of a channel.close or connection.close from its frame's payload. The text may name what is not UTF-8, and be cut."""
+    try:
+        return int.from_bytes(payload[4:6], "big"), payload[7 : 7 + payload[6]].decode("utf-8", "replace")
+    except IndexError as error:
+        raise FrameError("a close ends too early") from error
+
+
 def delivery_tag(content: bytes) -> int:
     """The delivery tag of a basic.deliver or basic.get-ok, given as frames."""
     payload = content[7 : 7 + _u32(content, 3)[0]]

@@ -298,11 +298,27 @@ def test_a_return_comes_before_its_ack(url: str) -> None:
             on_confirm=lambda *confirm: events.append(confirm), on_return=lambda *returned: events.append(returned)
         )
         await channel.confirm_select()
-        channel.publish("", "is-not-there", b"back", mandatory=True)
-        await channel.confirmed()
-        assert events[0][:4] == (312, "NO_ROUTE", "", "is-not-there")
-        assert events[0][5] == b"back"
-        assert events[1] == (1, False, True)
+        for number, key in enumerate(("is-not-there", "no UTF-8: \udcff\udcfe"), 1):
+            channel.publish("", key, b"back", mandatory=True)
+            await channel.confirmed()
+            assert events[0][:4] == (312, "NO_ROUTE", "", key)
+            assert events[0][5] == b"back"
+            assert events[1] == (number, False, True)
+            events.clear()
+
+    asyncio.run(with_connection(url, main))
+
+
+@pytest.mark.parametrize("name", ["no UTF-8: \udcff\udcfe", "é" * 127])
+def test_the_brokers_words_may_name_what_is_not_utf8_or_be_cut(url: str, name: str) -> None:
+    async def main(connection: Connection) -> None:
+        channel = await connection.channel()
+        channel.publish(name, "k", b"x")
+        with pytest.raises(ChannelClosed) as caught:
+            await channel.flow()
+        assert (caught.value.code, caught.value.text[:22]) == (404, "NOT_FOUND - no exchang")
+        channel = await connection.channel()
+        await channel.queue_declare("still here", exclusive=True)
 
     asyncio.run(with_connection(url, main))
 
