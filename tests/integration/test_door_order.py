@@ -168,15 +168,18 @@ def test_publishes_that_the_brokers_close_leaves_without_an_answer(rig: Rig) -> 
         client.send(once[0])
         assert client.confirmed(1) == set()
         rig.converge()
+        rows = rig.lab.ctl(rig.primary, "-q", "list_connections", "pid", "client_properties").splitlines()
+        pid = next(row.split("\t")[0] for row in rows if name in row)
         rig.lab.stop(f"{rig.backup}.sidecar")  # nothing is safe from here on, so the broker gets nothing
         try:
             client.send(once[1])
             for _ in range(2):  # the sidecar has read it when it has answered
                 told(rig.lab, rig.primary)
-            rows = rig.lab.ctl(rig.primary, "-q", "list_connections", "pid", "client_properties").splitlines()
-            rig.lab.ctl(rig.primary, "close_connection", next(row.split("\t")[0] for row in rows if name in row), "test")
+            rig.lab.ctl(rig.primary, "close_connection", pid, "test")
             closed: Any = frames.decode_method(client.expect(frames.CONNECTION_CLOSE))
             assert (closed.reply_code, closed.reply_text) == (320, "CONNECTION_FORCED - test")
+            if told(rig.lab, rig.primary)["members"] == [rig.primary]:
+                pytest.skip("this machine is too slow: the backup was left out meanwhile, so that the broker got it")
         finally:
             rig.lab.cont(f"{rig.backup}.sidecar")
     rig.both_hold(queue, [b"1"])
