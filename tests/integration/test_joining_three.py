@@ -86,11 +86,12 @@ def test_a_promotion_in_the_middle_of_it(lab: Lab, kind: str, broker_version: st
                 renew(lab)  # as its operator is told, where the machine was too slow for it
             return {heir, newcomer} <= set(lab.status(heir)["members"])
 
-        eventually("the newcomer to join", joined)
+        eventually("the newcomer to join", joined, 240.0)
         if times_given_up(lab, heir) == given_up:
             moved = re.search(r"has published (\d+) messages again", lab.nodes[heir].log.read_text().rpartition("recovered: ")[2])
             assert moved, "it went on with what the other had begun"
-            assert int(moved[1]) < DEEP, "with what was left"
+            # What was left, and the whole queue once more: how long it is was noted by another primary, and is not believed.
+            assert int(moved[1]) < 2 * DEEP, "with what was left"
         lab.start(primary)
         assert all_in_sync(lab, applied=True)[0] == heir
         load.finish()
