@@ -289,13 +289,18 @@ class _Visit:
                     if await look.run(ready) and not look.found:
                         return False
                     found = look.found
-            mark = self._replica.note_moving(self.key, done=False)
-            self._replica.flush()
-            await self._replica.progress.wait_safe(mark)
+            mark = await self._begin()
         return await self._move(mark) or found
 
+    async def _begin(self) -> int:
+        """From here on everything in the queue is to be moved."""
+        mark = self._replica.note_moving(self.key, done=False)
+        self._replica.flush()
+        await self._replica.progress.wait_safe(mark)
+        return mark
+
     async def _move(self, mark: int) -> bool:
-        found = False
+        found = once_more = False
         while True:
             self._under_way = one = self._pass(mark)
             whole = await one.run(await self._depth(0))
@@ -304,11 +309,16 @@ class _Visit:
             await one.applied()
             if whole:
                 break
-            if not one.moved and await self._depth(0) != self._replica.index.passes.holds(self.key):
+            if one.moved:
+                continue
+            holds = self._replica.index.passes.holds(self.key)
+            if await self._depth(0) == holds:
+                break
+            if holds >= 0 or once_more:
                 why = "holds too many messages to look behind them (priorities, or some have expired)"
                 raise GivenUp(f"queue '{self.key[1]}' in vhost '{self.key[0]}' {why}", retriable=True)
-            if not one.moved:
-                break
+            # How long it is was counted by another primary, and is not known any more: what that one had moved is moved again.
+            once_more, mark = True, await self._begin()
         self._replica.note_moving(self.key, done=True)
         return found
 
