@@ -97,6 +97,7 @@ def test_a_consumer_that_the_broker_ends_while_it_stands_still_leaves_its_tag() 
     relay = Broker().client("one")
     channel = relay.channels[1]
     relay.channel = relay.channels.get
+    relay.replica = SimpleNamespace(index=SimpleNamespace(passes=SimpleNamespace(count_no_more=lambda _: None)))
     data = building.method_frame(1, commands.Basic.Cancel(TAG.decode()))
     [item], _ = frames.scan(data)
     assert delivering.cancelled(cast(Relay, relay), 1, data, item) is None
