@@ -5,10 +5,19 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from lrq_ha.publisher import Publisher
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Also where whoever began this ignores it, as a shell does for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_publisher_that_is_interrupted_while_it_connects_is_closed() -> None:
