@@ -28,11 +28,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from pyroaring import BitMap64
-
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.filter import QueueFilter, Verdict
-from lrq_ha.replication.visits import Deaths
+from lrq_ha.replication.visits import Deaths, origin_of
 
 from . import topology
 from .channels import QueueKey
@@ -356,8 +354,7 @@ class Sweeper:
             if sweep.rejects:
                 self._rejected_at[vhost] = time.monotonic()
         if end is _End.SEEN or end is _End.GONE:
-            expected -= BitMap64(sweep.undecided)  # they were met
-            missed = target.end_pass(expected)
+            missed = target.end_pass(expected, sweep.undecided)
             if missed:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
         return end
@@ -486,7 +483,7 @@ class _Pass:
         self._rejects: list[int] = []
         self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
         self._kept_first = 0  # delivery tag of the first that is kept; 0: none
-        self.undecided: set[int] = set()  # sequences of copies that are kept, as an operation on them is not safe yet, or too early
+        self.undecided: set[tuple[int, str]] = set()  # copies that are kept, as an operation on them is not safe yet, or too early
 
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
@@ -506,7 +503,7 @@ class _Pass:
         else:
             self._keep(tag)
             if verdict is Verdict.HOLD:
-                self.undecided.add(sequence)
+                self.undecided.add((sequence, origin_of(path) or self.target.name))
                 self.target.met(sequence, generation, path)
             tally = self.tally
             if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):

@@ -24,7 +24,7 @@ Used by the door (primary) and by the sweeper (backup). Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from typing import NamedTuple
@@ -293,12 +293,21 @@ class QueueFilter:
         expected.remove_range(applied + 1, EVERY_SEQUENCE)
         return expected
 
-    def end_pass(self, expected: BitMap64) -> BitMap64:
+    def end_pass(self, expected: BitMap64, undecided: Collection[tuple[int, str]] = ()) -> BitMap64:
         """The pass has met every copy in the queue. Returns what it did not find; that is not due here any more.
 
         The operations stay: the door still acts on them, also where the copies have expired into dead-letter queues.
+
+        Args:
+            expected: Of `start_pass`.
+            undecided: Copies that it met and that stay for now, as their verdict was HOLD: (sequence, queue of the first death or this one).
         """
-        missed = expected & self._due
+        met = BitMap64(sequence for sequence, _ in undecided)
+        for (line, _), members in self._moving.items():  # of a message that died in two queues, one copy may be here and the other gone
+            for sequence in expected & met & members:
+                if (sequence, line) not in undecided:
+                    members.discard(sequence)
+        missed = (expected - met) & self._due
         self._record = None
         self._due -= missed
         moved_on = missed - self._again

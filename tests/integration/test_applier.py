@@ -831,7 +831,7 @@ def test_what_was_rejected_and_met_while_a_purge_was_not_safe(lab: Lab) -> None:
             sweeping = asyncio.create_task(rig.sweeper.run())
             end_pass = type(target).end_pass
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(target), "end_pass", lambda it, expected: passes.append(it) or end_pass(it, expected))
+                patch.setattr(type(target), "end_pass", lambda it, *met: passes.append(it) or end_pass(it, *met))
                 async with asyncio.timeout(PATIENCE_S):
                     while target not in passes:
                         await asyncio.sleep(0.05)

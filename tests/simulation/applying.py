@@ -14,7 +14,7 @@ from coding import VHOST, decode_publish, decode_topology
 
 from broker_plugin.replica import Entry
 from lrq_ha.replication.filter import QueueFilter, Verdict
-from lrq_ha.replication.visits import Deaths
+from lrq_ha.replication.visits import Deaths, origin_of
 
 if TYPE_CHECKING:
     from sidecar import Site
@@ -253,6 +253,7 @@ class Sweeper:
             return False
         self._target, self._window = target, window
         self._expected = target.start_pass(applied)
+        self._undecided: set[tuple[int, str]] = set()
         self._removed: list[Removed] = []
         self._flowing: list[Removed] = []
         self._acks: list[int] = []
@@ -271,7 +272,7 @@ class Sweeper:
                 return False
             self._target = None
             if self._missed:
-                target.end_pass(self._expected)
+                target.end_pass(self._expected, self._undecided)
                 if self._whole and self.suspects[target.key] == self._whole_from:
                     del self.suspects[target.key]
             elif self._missed is None and self._window == NARROW and self._kept >= NARROW and not self.stopping:
@@ -311,7 +312,7 @@ class Sweeper:
                 else:
                     self._kept += 1
                     if verdict is Verdict.HOLD:
-                        self._expected.discard(copy.sequence)  # it was met
+                        self._undecided.add((copy.sequence, origin_of(copy.deaths) or target.name))
                         target.met(copy.sequence, copy.generation, copy.deaths)
                     return
                 self._removed.append(Removed(copy.sequence, copy.generation, copy.deaths))

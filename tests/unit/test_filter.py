@@ -547,6 +547,27 @@ def test_another_line_keeps_it_due(flt: Filter) -> None:
     assert flt.queue(D).due(9) == 1
 
 
+def test_a_message_that_died_in_two_queues_and_of_which_one_copy_is_gone(flt: Filter) -> None:
+    """The other waits for an entry behind a purge, which waited for the one that is gone."""
+    reached = 0
+    flt.reached = lambda: reached
+    flt.done(Kind.REJECT, D, 1, origin="q", sweep=True)
+    flt.at += 1
+    flt.note_change(flt.at)
+    flt.done(Kind.REJECT, D, 1, origin="r", sweep=True)
+    reached = flt.at - 1
+    d = flt.queue(D)
+    expected = d.start_pass(9)
+    assert d.moves_due(9) == 1
+    assert d.sweeping_verdict(1, 1, (("r", 1),)) is HOLD
+    d.end_pass(expected, {(1, "r")})
+    assert d.moves_due(9) == 0
+    assert d.due(9) == 0
+    reached = flt.at
+    assert d.moves_due(9) == d.due(9) == 1
+    assert d.sweeping_verdict(1, 1, (("r", 1),)) is REJECT
+
+
 @pytest.fixture
 def loop(flt: Filter) -> Filter:
     """A retry loop: message 1 was rejected from q, came back from r when its time was over, was rejected and came back again, and was acked."""
