@@ -16,7 +16,7 @@ from clients import Client
 from cluster import Host, Violation
 from pyroaring import BitMap64
 from sidecar import Site
-from world import World
+from world import At, World
 
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.filter import Verdict
@@ -433,8 +433,8 @@ class Life(Chaos):
                 raise Violation(f"the logs of n{first.id} and n{site.id} differ")
             if _ids(site.replica.index.dedup) != _ids(first.replica.index.dedup):
                 raise Violation(f"n{first.id} and n{site.id} remember different IDs")
-            if not w.host_lost and operations(site) != operations(first):
-                raise Violation(f"n{first.id} and n{site.id} know different operations: {operations(first)} and {operations(site)}")
+            if not w.host_lost and (ours := operations(first, w.deletes)) != (theirs := operations(site, w.deletes)):
+                raise Violation(f"n{first.id} and n{site.id} know different operations: {ours} and {theirs}")
             applied = site.replica.progress.tracker.applied  # what lies behind a parked message is not swept
             finished = [copy for key, (_, copy) in held[site.id].items() if key not in live[site.id] and key[1] <= applied]
             phantoms = [str(copy) for copy in finished if not w.outlived_purge(site, copy)]
@@ -473,14 +473,23 @@ class Life(Chaos):
         return text
 
 
-def operations(site: Site) -> Any:
-    """What a node's filter knows, apart from what its own sweeper has still to find."""
+def operations(site: Site, deletes: dict[str, list[At]]) -> Any:
+    """What a node's filter knows, apart from what its own sweeper has still to find, and from what was published to a queue before its last deletion.
+
+    Whether that is still known depends on whether later operations were safe when the node came to the deletion. No copy is left that it could concern,
+    or it is found where it should not be.
+    """
     queues, refused = site.replica.index.filter.export()
     known = {}
     for q in queues:
-        visits = sorted((v.origin, v.visit, v.dequeued, list(BitMap64.deserialize(v.positions))) for v in q.visits)
-        done, moved, spared = (list(BitMap64.deserialize(bitmap)) for bitmap in (q.done, q.moved, q.spared))
-        known[q.queue] = (done, moved, q.purged, spared, visits)
+        deleted = max((at[1] for at in deletes.get(q.queue, ()) if World.holds(site, at)), default=0)
+
+        def since(bitmap: bytes, deleted: int = deleted) -> list[int]:
+            return [sequence for sequence in BitMap64.deserialize(bitmap) if sequence > deleted]
+
+        visits = sorted((v.origin, v.visit, v.dequeued, positions) for v in q.visits if (positions := since(v.positions)))
+        purged = q.purged if q.purged > deleted else 0
+        known[q.queue] = (since(q.done), since(q.moved), purged, since(q.spared), visits)
     return {q: k for q, k in known.items() if k != ([], [], 0, [], [])}, list(BitMap64.deserialize(refused))
 
 
