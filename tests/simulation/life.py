@@ -482,8 +482,8 @@ class Life(Chaos):
 def operations(site: Site, deletes: dict[str, list[At]]) -> Any:
     """What a node's filter knows, apart from what its own sweeper has still to find, and from what was published to a queue before its last deletion.
 
-    Whether that is still known depends on whether later operations were safe when the node came to the deletion. No copy is left that it could concern,
-    or it is found where it should not be.
+    Whether that is still known depends on whether later operations were safe when the node came to the deletion. No copy is left that it could
+    concern, or it is found where it should not be.
     """
     queues, refused = site.replica.index.filter.export()
     known = {}
