@@ -147,8 +147,10 @@ class Progress:
 
     def applied(self, first: int, last: int) -> None:
         """These are in the queues and confirmed, or not needed there."""
-        moved = self.tracker.mark(first, last)
-        if not moved:
+        if not self.tracker.mark(first, last):  # while R stands still, no more is kept of these than that they are applied
+            self._index.dedup.completed_apart(first, last)
+            self.met.remove(first, last)
+            self.early.remove(first, last)
             self._wake_applied(first, last)
             return
         applied = self.tracker.applied

@@ -34,6 +34,9 @@ GAP_BYTES = 32
 GUESSED_PART = 16
 """Nobody is refused over more than this part of what one producer may take that is guessed, not measured."""
 
+FEW_RUNS = 32
+"""So many runs are looked for one by one; to take out more, all of a producer's are gone through."""
+
 CHUNK_BITS = 16  # as in a container of the bitmap
 CHUNK_MASK = (1 << CHUNK_BITS) - 1
 
@@ -228,7 +231,7 @@ class Dedup:
         self._bytes = 0  # of all producers
         self._guessed: set[str] = set()  # those of whom some gaps are not measured,
         self._guesses = 0  # and how many gaps these are
-        # Entries above _completed, by position. Whatever can be cut off is unsafe, so not completed, so among them.
+        # Entries that are not completed, by position. Whatever can be cut off is unsafe, so not completed, so among them.
         self._open: list[_Run] = []
         self._open_of: dict[str, list[_Run]] = {}  # the same runs by ID
         self._completed = 0
@@ -317,44 +320,40 @@ class Dedup:
         position = None
         if run is not None:
             position = run.position + seq - run.first
-            self._split(run, seq)
+            at = bisect_left(self._open, run.position, key=_by_position)
+            while self._open[at] is not run:  # IDs of a transaction
+                at += 1
+            self._take_out(at, seq - run.first, 1)
         if at_seq > self._safe:
             self._forgotten.append(_Forgotten(at_seq, ReplicationId(producer, seq), position))
 
     def position_of(self, producer: str, seq: int) -> int | None:
-        """The entry of this ID; None if it is completed (`completed`) or not in the log.
+        """The entry of this ID; None if it is completed or not in the log.
 
-        Where entries complete out of order, ask the `AppliedTracker` about the position returned.
+        Ask the `AppliedTracker`, too: of what was forgotten, and is back since the log was cut, it may know more.
         """
         run = self._run_of(producer, seq)
-        if run is None:
-            return None
-        position = run.position + seq - run.first
-        return position if position > self._completed else None
+        return None if run is None else run.position + seq - run.first
 
     def ids_of(self, first: int, last: int) -> list[tuple[str, int, int]]:
         """(producer, first ID, last ID) of the entries first .. last that are open and have IDs: what a REFUSED must name."""
         found = []
-        for run in self._open[max(0, bisect_left(self._open, first, key=_by_position) - 1) :]:
+        begin, end = bisect_left(self._open, first, key=_by_position), bisect_right(self._open, last, key=_by_position)
+        for run in self._open[max(0, begin - 1) : end]:
             low, high = max(first, run.position), min(last, run.position + run.count - 1)
-            if run.position > last:
-                break
             if low <= high:
                 found.append((run.producer, run.first + low - run.position, run.first + high - run.position))
         return found
 
     def completed(self, upto: int) -> None:
         """All entries up to `upto` are completed: repeats of their IDs are confirmed at once."""
-        if upto <= self._completed:
-            return
-        self._completed = upto
-        done = 0
-        for run in self._open:
-            if run.position + run.count - 1 > upto:
-                break
-            self._unlink(run)
-            done += 1
-        del self._open[:done]
+        if upto > self._completed:
+            self._completed = upto
+            self._close(0, upto)
+
+    def completed_apart(self, first: int, last: int) -> None:
+        """Entries first .. last, which are safe, are completed, though not all before them."""
+        self._close(first, last)
 
     def safe(self, upto_seq: int) -> None:
         """Nothing up to `upto_seq` can be cut off any more."""
@@ -381,17 +380,13 @@ class Dedup:
             if forgot_at > run_end:
                 _, (producer, seq), position = self._forgotten.pop()
                 self._put(producer, self._ids[producer], seq, seq)
-                if position is not None:
+                if position is not None and position > self._completed:
                     self._insert(_Run(producer, seq, position, 1))
                 continue
             run = self._open[-1]
             gone = run_end - max(from_seq, run.position) + 1
             self._ids[run.producer].remove(run.first + run.count - gone, run.first + run.count - 1)
-            if gone == run.count:
-                self._unlink(run)
-                self._open.pop()
-            else:
-                run.count -= gone
+            self._take_out(len(self._open) - 1, run.count - gone, gone)
 
     def snapshot(self) -> Snapshot:
         """The IDs in the log, for a CHECKPOINT."""
@@ -449,12 +444,45 @@ class Dedup:
         if not runs:
             del self._open_of[run.producer]
 
-    def _split(self, run: _Run, seq: int) -> None:
-        """Takes one ID out of a run."""
-        before = seq - run.first
-        self._unlink(run)
-        self._open.remove(run)
-        if before:
-            self._insert(_Run(run.producer, run.first, run.position, before))
-        if before + 1 < run.count:
-            self._insert(_Run(run.producer, seq + 1, run.position + before + 1, run.count - before - 1))
+    def _close(self, first: int, last: int) -> None:
+        """Takes out what the entries first .. last are."""
+        begin, end = bisect_left(self._open, first, key=_by_position), bisect_right(self._open, last, key=_by_position)
+        if begin:
+            run = self._open[begin - 1]
+            beyond = run.position + run.count - first
+            if beyond > 0:
+                self._take_out(begin - 1, run.count - beyond, min(beyond, last + 1 - first))
+        if begin < end:
+            run = self._open[end - 1]
+            if run.position + run.count > last + 1:
+                self._take_out(end - 1, 0, last + 1 - run.position)
+                end -= 1
+            self._drop(begin, end)
+
+    def _take_out(self, at: int, skip: int, count: int) -> None:
+        """Takes so many IDs out of `_open[at]`, behind the first `skip`."""
+        run = self._open[at]
+        rest = run.count - skip - count
+        if skip:
+            run.count = skip
+            if rest:
+                self._insert(_Run(run.producer, run.first + skip + count, run.position + skip + count, rest))
+        elif rest:
+            run.first, run.position, run.count = run.first + count, run.position + count, rest
+        else:
+            self._drop(at, at + 1)
+
+    def _drop(self, begin: int, end: int) -> None:
+        """Takes `_open[begin:end]` out, whole."""
+        gone = self._open[begin:end]
+        del self._open[begin:end]
+        if len(gone) <= FEW_RUNS:
+            for run in gone:
+                self._unlink(run)
+            return
+        for run in gone:
+            run.count = 0
+        for producer in {run.producer for run in gone}:
+            left = [run for run in self._open_of.pop(producer) if run.count]
+            if left:
+                self._open_of[producer] = left

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -154,6 +155,51 @@ def test_what_a_refused_entry_must_name() -> None:
     assert dedup.ids_of(121, 130) == []
     assert dedup.ids_of(1, 101) == [("p", 1, 1)]
     assert dedup.ids_of(150, 160) == []
+
+
+def test_what_is_completed_apart_from_the_rest_is_not_kept() -> None:
+    dedup = Dedup()
+    dedup.add("p", 1, 10, 101)
+    dedup.add("q", 1, 1, 111)
+    dedup.add("p", 11, 10, 112)
+    dedup.safe(121)
+    dedup.completed_apart(105, 106)  # within a run
+    dedup.completed_apart(110, 113)  # the end of one, all of another, the beginning of a third
+    assert dedup.ids_of(1, 200) == [("p", 1, 4), ("p", 7, 9), ("p", 13, 20)]
+    assert [dedup.position_of("p", n) for n in (4, 5, 7, 10, 12, 13)] == [104, None, 107, None, None, 114]
+    dedup.completed(108)
+    assert dedup.ids_of(1, 200) == [("p", 9, 9), ("p", 13, 20)]
+    assert all(dedup.seen("p", n) for n in range(1, 21))
+
+
+def strewn_open(count: int) -> Dedup:
+    """So many IDs of two producers, in turns: each is a run of its own."""
+    dedup = Dedup()
+    for n in range(1, count + 1):
+        dedup.add("pq"[n % 2], n, 1, n)
+    return dedup
+
+
+def seconds(what: Callable[[], object]) -> float:
+    began = process_time()
+    what()
+    return process_time() - began
+
+
+def test_many_are_completed_at_once_in_a_time_that_grows_with_their_number() -> None:
+    """As when the log has been read: what was done before then is known when all is read."""
+    few, many = (min(seconds(lambda d=strewn_open(n), n=n: d.completed(n)) for _ in range(2)) for n in (25_000, 100_000))
+    assert many < 9 * few
+
+
+def test_one_is_forgotten_without_a_look_at_all() -> None:
+    few, many = strewn_open(5_000), strewn_open(100_000)
+
+    def forget(dedup: Dedup, upto: int) -> None:
+        for n in range(upto - 300, upto):
+            dedup.forget("pq"[n % 2], n, upto + 1)
+
+    assert seconds(lambda: forget(many, 100_000)) < 6 * seconds(lambda: forget(few, 5_000))
 
 
 def test_a_checkpoint_and_the_log_read_again_over_it() -> None:
@@ -330,6 +376,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("forget"), st.sampled_from("pq"), st.integers(1, 30)),
         st.tuples(st.just("safe"), st.integers(0, 6), st.just(0)),
         st.tuples(st.just("completed"), st.integers(0, 6), st.just(0)),
+        st.tuples(st.just("apart"), st.integers(0, 12), st.integers(0, 6)),
         st.tuples(st.just("cut"), st.integers(0, 8), st.just(0)),
     ),
     max_size=60,
@@ -343,6 +390,7 @@ def test_against_a_log(actions: list[tuple[str, str | int, int]]) -> None:
     log: list[tuple[str, str, int]] = []
     dedup = Dedup()
     safe = completed = 0
+    apart: set[int] = set()
 
     def where(producer: str) -> dict[int, int]:
         known: dict[int, int] = {}
@@ -368,22 +416,29 @@ def test_against_a_log(actions: list[tuple[str, str | int, int]]) -> None:
         elif kind == "completed":
             completed = min(safe, completed + int(x))
             dedup.completed(completed)
+        elif kind == "apart":
+            first, last = completed + 1 + int(x), min(safe, completed + 1 + int(x) + count)
+            if first <= last:
+                dedup.completed_apart(first, last)
+                apart.update(range(first, last + 1))
         else:
             cut = max(safe + 1, len(log) + 1 - int(x))
             dedup.cut(cut)
+            before = {*where("p").values(), *where("q").values()}
             del log[cut - 1 :]
+            apart -= {*where("p").values(), *where("q").values()} - before  # what is back is looked at anew
         for producer in "pq":
             known = where(producer)
             assert {i for i in range(1, 80) if dedup.seen(producer, i)} == set(known)
             assert dedup.last(producer) == max(known, default=0)
             for number in range(1, 80):
                 position = known.get(number, 0)
-                assert dedup.position_of(producer, number) == (position if position > completed else None)
+                assert dedup.position_of(producer, number) == (position if position > completed and position not in apart else None)
         again = Dedup.restored(dedup.snapshot())
         assert again.snapshot() == dedup.snapshot()
         for producer in "pq":
             assert all(again.seen(producer, i) == dedup.seen(producer, i) for i in range(1, 80))
             assert again.last(producer) == dedup.last(producer)
         assert sum(last - first + 1 for _, first, last in dedup.ids_of(completed + 1, len(log))) == sum(
-            position > completed for producer in "pq" for position in where(producer).values()
+            position > completed and position not in apart for producer in "pq" for position in where(producer).values()
         )
