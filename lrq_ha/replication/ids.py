@@ -390,9 +390,9 @@ class Dedup:
 
     def snapshot(self) -> Snapshot:
         """The IDs in the log, for a CHECKPOINT."""
-        found = tuple((producer, *self._measure(ids)) for producer, ids in self._ids.items() if ids)
+        found = [(producer, *self._measure(ids)) for producer, ids in self._ids.items()]  # also of those that have none left: what they take was guessed
         self._measured()
-        return found
+        return tuple(form for form in found if any(form[1:]))
 
     @classmethod
     def restored(cls, snapshot: Iterable[tuple[str, Iterable[int], bytes]]) -> Dedup:

@@ -333,6 +333,19 @@ def test_gaps_that_refusals_leave_are_bounded_too() -> None:
     assert number(dedup, "p", [last + 1, last + 3]) == 2
 
 
+def test_a_producer_that_has_been_refused_everything_goes_on() -> None:
+    """It has no gaps: nothing of it is in a checkpoint."""
+    dedup = Dedup()
+    for seq in range(1, 90_000):
+        assert dedup.may_add("p", seq, 8 * LIMIT)
+        dedup.add("p", seq, 1, 2 * seq - 1)
+        dedup.forget("p", seq, 2 * seq)
+        dedup.safe(2 * seq)
+        dedup.completed(2 * seq)
+        if seq % 2_000 == 0:
+            assert dedup.snapshot() == ()
+
+
 MEMBERS = st.lists(
     st.tuples(st.booleans(), st.integers(0, 3 * CHUNK + 9), st.sampled_from([1, 2, 9, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])),
     max_size=12,
