@@ -3,6 +3,8 @@
 So a publish, an ack and a declaration of one client keep their order, also across channels. While the own broker takes nothing for the log, acks and
 rejections do not wait for entries of their own: else an alarm could never end (docs/operations.md, "Alarms"). Behind a publish of the same connection
 that waits for its entry, they wait all the same.
+
+An item's frames are all of one channel. A client may have thousands that its broker closes: what waits for one is found without a look at the others.
 """
 
 from __future__ import annotations
@@ -17,6 +19,16 @@ if TYPE_CHECKING:
     from .relay import Relay
 
 
+class _Item:
+    """What waits: these bytes, until entry `sequence` is safe. Without bytes it was dropped."""
+
+    __slots__ = ("data", "sequence")
+
+    def __init__(self, data: bytes, sequence: int) -> None:
+        self.data = data
+        self.sequence = sequence
+
+
 class Outbox:
     """See above.
 
@@ -27,12 +39,13 @@ class Outbox:
         sent_at: When something was written last (the door's clock).
     """
 
-    __slots__ = ("_items", "_relay", "_replica", "bytes", "full", "sent_at", "total")
+    __slots__ = ("_items", "_of", "_relay", "_replica", "bytes", "full", "sent_at", "total")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._replica = relay.replica
-        self._items: deque[tuple[int, bytes]] = deque()
+        self._items: deque[_Item] = deque()
+        self._of: dict[bytes, deque[_Item]] = {}  # those of each channel, by its number as it stands in a frame
         self.bytes = 0
         self.total = 0
         self.full = False
@@ -47,14 +60,19 @@ class Outbox:
         return self.total - len(self._items)
 
     def put(self, data: bytes, sequence: int = 0) -> None:
-        """These bytes go when entry `sequence` is safe (0: at once), after everything that was put in before."""
+        """These frames of one channel go when entry `sequence` is safe (0: at once), after everything that was put in before."""
         if sequence and self._relay.door.log_blocked and frames.settles(data):
             sequence = 0
         safe = self._replica.progress.safe
         if not self._items and sequence <= safe and not self.full:
             self.write(data)
             return
-        self._items.append((sequence, data))
+        item = _Item(data, sequence)
+        self._items.append(item)
+        of_channel = self._of.get(data[1:3])
+        if of_channel is None:
+            of_channel = self._of[data[1:3]] = deque()
+        of_channel.append(item)
         self.total += 1
         self.bytes += len(data)
         if sequence > safe:
@@ -73,10 +91,15 @@ class Outbox:
         """Sends what may go now."""
         items, safe = self._items, self._replica.progress.safe
         ready = []
-        while items and items[0][0] <= safe and not self.full:
-            data = items.popleft()[1]
-            self.bytes -= len(data)
-            ready.append(data)
+        while items and items[0].sequence <= safe and not self.full:
+            data = items.popleft().data
+            if data:
+                self.bytes -= len(data)
+                ready.append(data)
+                of_channel = self._of[data[1:3]]
+                of_channel.popleft()
+                if not of_channel:
+                    del self._of[data[1:3]]
         if ready:
             self._write(ready)
         if items:
@@ -84,20 +107,16 @@ class Outbox:
 
     def release_acks(self) -> None:
         """The log takes nothing from now on: what settles deliveries no longer waits for it."""
-        self._items = deque((0 if frames.settles(data) else sequence, data) for sequence, data in self._items)
+        for item in self._items:
+            if frames.settles(item.data):
+                item.sequence = 0
 
     def drop(self, channel: int) -> bool:
         """The broker has closed this channel: what waits for it must not reach one that is opened anew under its number. Returns whether any did."""
-        before = self.bytes
-        kept: deque[tuple[int, bytes]] = deque()
-        for sequence, data in self._items:
-            items, _ = frames.scan(data, 0, frames.FRAME_MAX_ANY_BYTES, 1 << 62)
-            if any(item[1] == channel for item in items):
-                self.bytes -= len(data)
-                data = b"".join(data[item[2] - 7 : frames.end_of(item)] for item in items if item[1] != channel)
-                if not data:
-                    continue
-                self.bytes += len(data)
-            kept.append((sequence, data))
-        self._items = kept
-        return self.bytes < before
+        dropped = self._of.pop(channel.to_bytes(2, "big"), ())
+        for item in dropped:
+            self.bytes -= len(item.data)
+            item.data, item.sequence = b"", 0
+        while self._items and not self._items[0].data:
+            self._items.popleft()
+        return bool(dropped)

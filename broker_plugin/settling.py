@@ -143,7 +143,11 @@ def flush(relay: Relay) -> None:
     replica = relay.replica
     for queue, sequences in acked.items():
         replica.dequeue(queue, sequences, ())
-    relay.outbox.put(b"".join(ack_frames), replica.last_operation)
+    of_channels: dict[bytes, list[bytes]] = {}
+    for frame in ack_frames:
+        of_channels.setdefault(frame[1:3], []).append(frame)
+    for of_channel in of_channels.values():
+        relay.outbox.put(b"".join(of_channel), replica.last_operation)
     if relay.watch is not None:
         relay.watch.logged()
 
