@@ -465,7 +465,6 @@ class Channel:
         self.passed.clear()
         self.gets.clear()
         self.consuming.clear()
-        self.before_select.clear()
         self.unasked.clear()
         self.stopping.clear()
         self.resuming.clear()

@@ -220,6 +220,7 @@ def no_reply(relay: Relay, number: int | None = None) -> None:
 def _forget(relay: Relay, channel: Channel) -> None:
     relay.give_back(channel.let_go())  # what came while it was closing
     relay.channels.pop(channel.number, None)
+    relay.take_before_select(channel)
     relay.from_client.parts.drop(channel.number)
 
 
@@ -235,6 +236,7 @@ def broker_closed_channel(relay: Relay, number: int, data: bytes, item: Item) ->
     no_reply(relay, number)
     relay.give_back(channel.let_go())
     channel.forget()
+    relay.take_before_select(channel)
     if relay.watch is not None:
         relay.watch.channel_ended(number)
     abandon(relay, channel, refused=True, commits=not channel.second)

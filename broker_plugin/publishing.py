@@ -447,8 +447,7 @@ def selected(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None
     channel.selecting -= channel.selecting > 0
     if channel.selecting or not channel.before_select:
         return None
-    held, channel.before_select = channel.before_select, []
-    return b"".join((data[item[2] - 7 : item[3] + 1], *held))
+    return data[item[2] - 7 : item[3] + 1] + relay.take_before_select(channel)
 
 
 def took(relay: Relay, channel: Channel, first: int, count: int, producer: str) -> tuple[list[int], int]:

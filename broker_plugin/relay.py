@@ -71,7 +71,7 @@ class Relay(End):
         renewed: Set when the broker has the client's new secret; None if there was none.
         repeats: Publishes with IDs that are in the log already.
         held_confirms: Confirms that wait until this primary has its expected backups: (channel, frames).
-        held_bytes: What those have.
+        held_bytes: What those have, and what channels keep behind a confirm.select (`before_select`).
         acked, ack_frames: Acks that `settling.flush` will bring into the log, and to the broker.
         unseen: Channels with transactions on which the door has acks of its own to give.
         seconds: Channels that have a second one at the broker, by its number there (see `transacting`).
@@ -260,15 +260,25 @@ class Relay(End):
         elif channel.speaks and self.channels.get(channel.number) is channel:
             if channel.selecting:
                 channel.before_select.append(data)
+                self.held_bytes += len(data)
             else:
                 self.to_client(data)
 
     def give_confirms(self) -> None:
         """This primary no longer waits for its expected backups."""
-        held, self.held_confirms, self.held_bytes = self.held_confirms, [], 0
+        held, self.held_confirms = self.held_confirms, []
         for channel, data in held:
+            self.held_bytes -= len(data)
             self.confirm(channel, data)
         self.flow.consider_pausing()
+
+    def take_before_select(self, channel: Channel) -> bytes:
+        """What a channel keeps behind a confirm.select that the broker has answered, or will not answer any more."""
+        held, channel.before_select = b"".join(channel.before_select), []
+        if held:
+            self.held_bytes -= len(held)
+            self.flow.consider_pausing()
+        return held
 
     def close_client(self, code: int, text: str, cause: int = 0) -> None:
         """Ends the connection with an error to the client; what it published before is brought to its end."""

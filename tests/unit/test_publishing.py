@@ -534,3 +534,42 @@ def test_repeats_that_wait_for_the_own_stream_are_limited() -> None:
         assert connection.client.data == b"".join(building.ack(1, tag) for tag in range(1, sent + 1))
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", ["answered", "closed by the broker", "closed by the client"])
+def test_confirms_behind_a_select_are_kept_up_to_a_limit(ends: str) -> None:
+    """What the door itself confirms waits for the broker's confirm.select-ok, and that for a publish before it, which may not be safe for long."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay, limit = connection.relay, connection.relay.door.config.client_buffer_bytes_max
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        first, second = (message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2))
+        relay.client_data(first)
+        connection.replica.flush()
+        relay.broker_data(building.ack(1, 1))
+        connection.log_is_safe = False
+        relay.client_data(second)
+        connection.replica.flush()
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Confirm.Select()))
+        connection.client.data = b""
+        sent = 0
+        while connection.client.reads and sent < 10_000:
+            relay.client_data(on(2, first))
+            sent += 1
+        acks = b"".join(building.ack(2, tag) for tag in range(1, sent + 1))
+        assert connection.client.data == b""
+        assert limit < len(acks) == relay.held_bytes < limit + 100
+        if ends == "answered":
+            ok = building.method_frame(2, commands.Confirm.SelectOk())
+            relay.broker_data(ok)
+            assert connection.client.data == ok + acks
+        elif ends == "closed by the broker":
+            relay.broker_data(building.channel_close(2, 404, "NOT_FOUND", frames.QUEUE_DECLARE))
+        else:
+            relay.client_data(building.method_frame(2, commands.Channel.Close(200, "", 0, 0)))
+            relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
+        assert connection.client.reads
+        assert relay.held_bytes == 0
+
+    asyncio.run(scenario())
