@@ -17,6 +17,9 @@ from .errors import IllegalEvent
 from .guard import QueueGuard
 from .log import BatchHeader
 
+#: Bytes of memory that a batch costs beside its body, rounded up: 229 with CPython 3.11 (resident, 200,000 of 49 bytes).
+BATCH_BYTES = 256
+
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
@@ -30,7 +33,7 @@ class RoutingQueue:
     """The newest batches of a routing queue, kept in memory for the receivers that keep up.
 
     Args:
-        memory_bytes_max: Bytes of bodies kept. The newest batch is always kept.
+        memory_bytes_max: What the batches kept may cost. The newest one is always kept.
     """
 
     def __init__(self, memory_bytes_max: int = 64 << 20) -> None:
@@ -40,14 +43,14 @@ class RoutingQueue:
 
     def append(self, batch: StoredBatch) -> None:
         self._batches.append(batch)
-        self._bytes += len(batch.body)
+        self._bytes += BATCH_BYTES + len(batch.body)
         while self._bytes > self._limit and len(self._batches) > 1:
-            self._bytes -= len(self._batches.popleft().body)
+            self._bytes -= BATCH_BYTES + len(self._batches.popleft().body)
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
         while self._batches and self._batches[-1].header.last >= first:
-            self._bytes -= len(self._batches.pop().body)
+            self._bytes -= BATCH_BYTES + len(self._batches.pop().body)
 
     @property
     def first(self) -> int:
@@ -56,6 +59,7 @@ class RoutingQueue:
 
     @property
     def bytes(self) -> int:
+        """What the batches in memory cost."""
         return self._bytes
 
     def starting_at(self, sequence: int) -> int | None:

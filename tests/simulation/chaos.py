@@ -16,6 +16,7 @@ from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.log import common_end
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.roles import Role
+from lrq_ha.replication.subscription import BATCH_BYTES
 
 STEPS = 1_500
 UNSAFE_MAX = 30
@@ -68,7 +69,7 @@ class Chaos:
         self.trims = seed % 7 in (1, 5, 6)  # the logs are small: brokers drop their beginning
         self.trimming = random.Random(-seed)  # lives without that are what they were before there was such a thing
         self.erring = random.Random(-1 - seed) if cut_for_good(seed) else None
-        memory = r.choice((8, 40, 1 << 20))
+        memory = r.choice((2 * BATCH_BYTES, 10 * BATCH_BYTES, 1 << 20))
         self.restart_alone = restarts_alone(seed)
         options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **cluster_options}
         self.cluster = Cluster(size, strict=self.strict, memory_bytes_max=memory, **options)  # type: ignore[arg-type]

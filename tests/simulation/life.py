@@ -23,6 +23,7 @@ from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.filter import Verdict
 from lrq_ha.replication.ids import Dedup
 from lrq_ha.replication.roles import Role
+from lrq_ha.replication.subscription import BATCH_BYTES
 
 STEPS = 400
 PRELUDE_STEPS_MAX = 200
@@ -77,7 +78,7 @@ class Life(Chaos):
         make = options.pop("world_class", World)
         self.restart_alone = restarts_alone(seed)
         options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **options}
-        self.world: World = make(size, strict=self.strict, memory_bytes_max=r.choice((400, 1 << 20)), **options)
+        self.world: World = make(size, strict=self.strict, memory_bytes_max=r.choice((400 + 5 * BATCH_BYTES, 1 << 20)), **options)
         self.cluster = self.world
         self.world.repeating = repeats(seed)
         for site in self.world.sites.values():
