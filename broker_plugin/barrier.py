@@ -122,6 +122,17 @@ class Barrier:
         """Entries up to this one were published to this node's broker."""
         self.published_upto = max(self.published_upto, upto)
 
+    async def wait_settled(self, upto: int) -> None:
+        """Returns when everything up to `upto` is in the queues and confirmed, or waits before a full one."""
+        while self._progress.tracker.applied < upto and not self._only_parked(upto):
+            self._settling.clear()
+            self._progress.waiting_applied.add(self)
+            try:
+                async with asyncio.timeout(PARKED_POLL_S):
+                    await self._settling.wait()
+            except TimeoutError:
+                pass
+
     async def settle_record(self, upto: int) -> None:
         """Returns when a restart would publish nothing of the entries up to `upto` again."""
         if self.recorded < min(upto, self.published_upto):
@@ -155,21 +166,10 @@ class Barrier:
 
     async def _settle(self, declares: QueueKey | None) -> None:
         self._replica.flush()
-        await self._wait_settled(self._replica.end)
+        await self.wait_settled(self._replica.end)
         await self.settle_record(self._replica.end)
         if declares is not None:
             await self.settle_deletion(declares)
-
-    async def _wait_settled(self, upto: int) -> None:
-        """Returns when everything up to `upto` is in the queues and confirmed, or waits before a full one."""
-        while self._progress.tracker.applied < upto and not self._only_parked(upto):
-            self._settling.clear()
-            self._progress.waiting_applied.add(self)
-            try:
-                async with asyncio.timeout(PARKED_POLL_S):
-                    await self._settling.wait()
-            except TimeoutError:
-                pass
 
     def applied_advanced(self) -> None:
         """More of the log is in the queues and confirmed, or something of it that is not the next."""

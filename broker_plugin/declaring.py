@@ -109,6 +109,7 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, payload: bytes, 
                 channel.last_queue = action.queue
         await replica.progress.wait_safe(sequence)
         if action.purge:
+            await replica.barrier.wait_settled(sequence)  # what no client has appended, right before it, may not be applied yet
             await replica.barrier.write_record()
         if relay.watch is not None:
             relay.watch.declared(number, action.asked, True)

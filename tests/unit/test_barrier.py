@@ -14,6 +14,7 @@ from test_publishing import FIRST, Connection, message
 from broker_plugin import alarms, building, frames
 from broker_plugin.channels import QueueKey
 from broker_plugin.door import Door
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.errors import LrqError
 
@@ -101,6 +102,40 @@ def test_what_fails_before_it_stands_is_raised() -> None:
         with pytest.raises(LrqError):
             await node.tries()
         assert not node.barrier.is_up
+
+    live(check)
+
+
+def test_a_purge_is_on_record_before_it_is_answered() -> None:
+    """Also where what another site says comes right before it, and takes a moment more to be applied. A restart would purge what comes later, too."""
+
+    async def check(node: Node) -> None:
+        connection, barrier = node.connection, node.barrier
+        relay, replica = connection.relay, connection.replica
+        node.door.alarmed, node.door.held = node.alarmed, lambda _: ()
+
+        async def write_record() -> None:
+            barrier.recorded = replica.progress.tracker.applied
+
+        barrier.write_record = write_record
+        relay.client_data(building.method_frame(1, commands.Queue.Purge(queue="orders")))
+        while not connection.broker.data:
+            await asyncio.sleep(0)
+        status = replica.append(pb.Run(status=pb.StatusEntry(body=b"")))
+        connection.client.data = b""
+        relay.broker_data(building.method_frame(1, commands.Queue.PurgeOk(0)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+            replica.flush()
+        purge = replica.end
+        assert (purge, replica.progress.safe) == (status + 1, purge)
+        assert not connection.client.data
+        replica.progress.applied(status, status)
+        while not connection.client.data:
+            assert barrier.recorded in (0, purge)
+            await asyncio.sleep(0)
+        assert barrier.recorded == purge
+        assert [item[0] for item in frames.scan(connection.client.data)[0]] == [frames.QUEUE_PURGE_OK]
 
     live(check)
 
