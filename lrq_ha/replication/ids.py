@@ -390,7 +390,7 @@ class Dedup:
 
     def snapshot(self) -> Snapshot:
         """The IDs in the log, for a CHECKPOINT."""
-        found = [(producer, *self._measure(ids)) for producer, ids in self._ids.items()]  # also of those that have none left: what they take was guessed
+        found = [(producer, *self._measure(ids)) for producer, ids in self._ids.items()]  # of who has none left, too: it was guessed
         self._measured()
         return tuple(form for form in found if any(form[1:]))
 

@@ -282,7 +282,7 @@ class ReplicationTable(_Table):
         "are so large that the log would consist of them",
     )
     push_bytes_max: int = Field(16 << 20, ge=1 << 20, description="bytes on their way to one backup")
-    memory_bytes_max: int = Field(64 << 20, ge=1 << 20, description="what the batches of the log that are kept for backups that keep up may take in memory")
+    memory_bytes_max: int = Field(64 << 20, ge=1 << 20, description="what batches of the log may take in memory, for backups that keep up")
 
     @model_validator(mode="after")
     def _whole(self) -> ReplicationTable:
