@@ -95,7 +95,7 @@ class Sweeper:
         self._takes_over = False
         self._started = False
         self._ended = asyncio.Event()
-        self._kicked: set[QueueKey] = set()
+        self._kicked: set[QueueKey | None] = set()
         self._suspects: dict[QueueKey, int] = {}  # and the entry up to which all must be applied before they are gone through
         self._given_up: dict[QueueKey, float] = {}  # where it did not get on, and when it began to try
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
@@ -106,11 +106,8 @@ class Sweeper:
         self._under_way: _Pass | None = None
 
     def kick(self, queue: QueueKey | None = None) -> None:
-        """A queue (None: one that is not known) is full: sweep it now, whatever is due."""
-        if queue is None:
-            self._kicked.update((f.key for f in self._replica.index.filter.queues() if f.due(EVERYTHING)), self._suspects)
-        else:
-            self._kicked.add(queue)
+        """A queue (None: one that is not known) is full: sweep it now, whatever is due. This may come for each of thousands of messages."""
+        self._kicked.add(queue)
         self._event.set()
 
     def suspect(self, queues: Iterable[QueueKey], upto: int) -> None:
@@ -212,8 +209,7 @@ class Sweeper:
         others = self._pressing()
         looked = time.monotonic()
         while others or suspects or self._kicked:
-            kicked, self._kicked = self._kicked, set()
-            for key in kicked:
+            for key in self._take_kicked():
                 others.pop(key, None)
                 yield key, True
             if others:
@@ -224,6 +220,13 @@ class Sweeper:
                 yield suspects.popleft(), False
                 if time.monotonic() >= looked + self._interval_s:
                     others, looked = self._pressing(), time.monotonic()
+
+    def _take_kicked(self) -> set[QueueKey]:
+        kicked, self._kicked = self._kicked, set()
+        keys = {key for key in kicked if key is not None}
+        if None in kicked:
+            keys.update((target.key for target in self._replica.index.filter.queues() if target.due(EVERYTHING)), self._suspects)
+        return keys
 
     def _pressing(self) -> dict[QueueKey, None]:
         due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
