@@ -10,7 +10,8 @@ Rules:
   before. Where a message of higher priority came in meanwhile, another was not met, and nothing is concluded from that.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
-- Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
+- Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back; that
+  it is empty is believed only where it says so itself (`is_empty`).
 - One consumer per queue: while it is there, the `Keeper` is not; and it comes when what the sidecar before it had left there is gone.
 - A vhost that the broker does not let the sidecar into is left alone for a while. In one that it does not have, nothing is due any more.
 - `stop` waits only until what is held is back. What is due and not acked yet goes back, too; the door filters it.
@@ -36,7 +37,7 @@ from . import topology
 from .channels import QueueKey
 from .client import Channel, Connection, has_a_free_way_back
 from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
-from .giving_back import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, GivenBack, all_arrived, carried_out, give_back
+from .giving_back import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, GivenBack, all_arrived, carried_out, give_back, is_empty
 from .headers import deaths
 from .keeping import Keeper
 from .replica import Replica
@@ -319,6 +320,9 @@ class Sweeper:
         channel = await connection.channel()
         try:
             ready = (await channel.queue_declare(queue, passive=True))[1]
+            if limited and not ready:
+                async with self._keeper.away_from(target.key):
+                    return await is_empty(channel, queue)
         except ChannelClosed:
             return not limited  # the pass finds out
         finally:

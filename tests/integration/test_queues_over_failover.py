@@ -75,7 +75,7 @@ def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
     channel = channel_to(group.door)
     for each in queues:
         publish(channel, each, range(5))
-        assert all([channel.basic_get(each)[0] for _ in range(5)])
+        assert all(channel.basic_get(each)[0] for _ in range(5))
         publish(channel, each, range(5, 10))
     for each in queues:
         eventually("the backup's queue to be full", lambda each=each: depth(group.lab.nodes[group.backup].broker, each) == 5)
