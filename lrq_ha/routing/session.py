@@ -95,6 +95,7 @@ class Session:
         # Times.
         self._ask_at: float | None = None  # a full sync is to be asked for then
         self._since = now  # of the last progress of what the state waits for
+        self._known_then = log_end  # `_known` at `_since`
         self._ack_since = now
 
     def handle(self, event: Event) -> list[Effect]:
@@ -163,7 +164,8 @@ class Session:
             return
         self.acked = event.last if event.in_history else START
         self.sent = self._taken = event.last
-        self._ack_since = self._since = self._now
+        self._ack_since = self._now
+        self._wait()
         if step is Step.RESTART:
             self._restart(reason)
             return
@@ -341,14 +343,19 @@ class Session:
         elif waited_s >= limits.snapshot_timeout_s:
             self._waited_too_long()
 
+    def _wait(self) -> None:
+        """What the state waits for has made progress, or is waited for from now on."""
+        self._since, self._known_then = self._now, self._known
+
     def _waited_too_long(self) -> None:
         if self._waits_for_start and self._provider is None:
             self._begin_empty()
         elif self._active and self._active != self._cancelling:
-            if self._merge.head() is None:
+            # Deltas may wait, and always do where they flow: the end of a quiet view is told later than they come.
+            if not self._merge.waiting_bytes(Stream.SNAP_SYNC) and self._merge.through(Stream.SNAP_SYNC) >= self._known_then:
                 self._give_up(Reason.SNAPSHOT_SILENT)
             else:  # it is this side or the sink that is slow
-                self._since = self._now
+                self._wait()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -436,7 +443,7 @@ class Session:
         if candidate.request_id == self._active:
             return None
         self._active, self._begun = candidate.request_id, False
-        self._since = self._now
+        self._wait()
         self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
         self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
         return marker(candidate.position, pb.SNAPSHOT_SYNC, candidate.request_id)
@@ -447,7 +454,8 @@ class Session:
         if item.stream is Stream.SNAP_SYNC:
             if item.transaction.request_id != self._active:
                 return None
-            self._since, self._begun = self._now, True
+            self._begun = True
+            self._wait()
             if item.transaction.type == pb.LAST_FULL_SYNC_ENTRY:
                 self._snapshot_ended(item.position)
         return item.transaction

@@ -494,6 +494,47 @@ def test_no_data_for_too_long_cancels() -> None:
     assert bench.effects == []
 
 
+def test_a_provider_is_silent_also_where_deltas_flow() -> None:
+    """The end of its view is told a moment later than deltas come: one always waited, and was taken for a sink that is slow."""
+    bench = in_snapshot(snapshot_timeout_s=60)
+    for sequence in range(6, 300):
+        bench.read(LOG, (sequence, transaction()))
+        bench.end(SNAP, sequence - 1)
+        bench.tell(m.Acked(bench.session.sent))
+        bench.tick(0.25)
+        if bench.now < 60:
+            assert bench.appended == []
+        elif bench.appended:
+            break
+    assert (bench.appended, bench.now) == ([("r", CANCELLED)], 60)
+
+
+def test_a_view_that_is_read_slowly_cancels_no_snapshot() -> None:
+    """What was known when the wait began has to be read: rows may be in it."""
+    bench = in_snapshot(snapshot_timeout_s=10, ack_timeout_s=1000)
+    bench.read(SNAP, (6, transaction(ROWS, "r")))
+    bench.end(LOG, 20)
+    for _ in range(3):
+        bench.tick(10)
+        assert bench.appended == []
+    bench.end(SNAP, 20)
+    bench.tick(10)
+    assert bench.appended == [("r", CANCELLED)]
+
+
+def test_a_view_that_is_read_anew_is_waited_for() -> None:
+    bench = in_snapshot(snapshot_timeout_s=10, ack_timeout_s=1000)
+    bench.read(SNAP, (6, transaction(ROWS, "r")))
+    bench.end(LOG, 20)
+    bench.tell(m.Disconnected())
+    bench.meet(6, "r")
+    bench.tick(10)
+    assert bench.appended == []
+    bench.end(SNAP, 20)
+    bench.tick(10)
+    assert bench.appended == [("r", CANCELLED)]
+
+
 def test_a_slow_sink_cancels_no_snapshot() -> None:
     bench = in_snapshot(snapshot_timeout_s=10, in_flight_bytes_max=1, ack_timeout_s=1000)
     bench.read(SNAP, (6, transaction(ROWS, "r")))
@@ -519,6 +560,7 @@ def test_when_the_provider_is_gone_a_first_snapshot_gives_way_to_an_empty_one() 
     bench.client(False, sequence=6)
     bench.read(SNAP, (7, transaction(ROWS, "r")))
     bench.end(LOG, 8)
+    bench.end(SNAP, 8)
     bench.tick(9)
     assert bench.appended == [], "another process of the client may have one"
     bench.tick(1)
