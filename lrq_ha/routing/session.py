@@ -74,6 +74,7 @@ class Session:
         self._merge = Merge()
         self._reading = Reading(route, self._merge, self.limits.read_ahead_bytes_max, self._emit)
         self._taken = START  # marks and items up to here are sent or left out
+        self._left_at = START  # `_taken` before the chain was to start at a request
         self._passed = START, START  # the last position sent when the chain was dropped, and up to where nothing else was to be sent
         self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch without ack, ascending
         self._in_flight_bytes = 0
@@ -212,8 +213,11 @@ class Session:
         self._restarting, self._grounded, self.sent = reason, False, START
         request = self._requests.usable(self._taken, max(self._first_available.values()), self._provider is not False)
         if request is not None:
+            self._left_at = self._taken
             self._taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
             self._reading.start(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
+            if self._provider is False:  # nobody would supply it again: the mark waits for the first word of whether its rows are left
+                self._reading.start(Stream.SNAP_SYNC, self._taken, request.position.sequence + 1)
         elif self._provider is False:
             self._begin_empty()
         elif self._provider is None:
@@ -239,6 +243,9 @@ class Session:
         self._first_available[stream] = event.first_available
         if self._empty:
             self._reading.start(stream, self._taken, event.first_available)
+        elif self._restarting is not None:  # the mark has not gone
+            self._taken = self._left_at
+            self._restart(self._restarting)
         elif stream is Stream.LOG_ENTRIES:
             self._go(Step.RESTART, Reason.TRIMMED)
             self._restart(Reason.TRIMMED)
@@ -444,7 +451,8 @@ class Session:
             return None
         self._active, self._begun = candidate.request_id, False
         self._wait()
-        self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
+        if not self._merge.is_open(Stream.SNAP_SYNC):
+            self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
         self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
         return marker(candidate.position, pb.SNAPSHOT_SYNC, candidate.request_id)
 
@@ -477,7 +485,7 @@ class Session:
             self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
             return None
         if self._provider is False and not self._begun:
-            self._report(Reason.EMPTY_SNAPSHOT)
+            self._report(Reason.SNAPSHOT_UNSUPPLIED)
             self._snapshot_ended(mark.position)
             return marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id)
         self._report(Reason.SNAPSHOT_CANCELLED)
