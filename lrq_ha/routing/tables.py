@@ -56,8 +56,8 @@ class Reason(Enum):
     NO_PROVIDER = "the client has no full sync provider"
     EMPTY_SNAPSHOT = "the client has no full sync provider: an empty snapshot, then all deltas that are left"
     SNAPSHOT_UNSUPPLIED = (
-        "the client has no full sync provider any more: the snapshot that the site has begun is ended without rows, and only deltas behind that request"
-        " count"
+        "the client has no full sync provider any more: the snapshot that the site has begun is ended without rows, and only deltas behind that"
+        " request count"
     )
     SNAPSHOT_BEGUN = "a snapshot was asked for"
     SNAPSHOT_SILENT = "no snapshot data for too long: cancelled, to be asked for again"
