@@ -181,6 +181,21 @@ def _binds(relay: Relay, kind: int, payload: bytes, action: Replicate) -> Action
 Action = PassOn | Answer | FindOut | Refuse | Replicate
 
 
+def check_depth(arguments: Any, depth_max: int) -> None:
+    """What one node has decoded, each must be able to decode, wherever it does: how deep that goes depends on what has been called before.
+
+    Raises:
+        FrameError: The arguments of a declaration are nested deeper than that.
+    """
+    layer = [arguments]
+    for _ in range(depth_max + 1):
+        inner = (value for outer in layer if outer for value in (outer.values() if isinstance(outer, dict) else outer))
+        layer = [value for value in inner if isinstance(value, dict | list)]
+        if not layer:
+            return
+    raise frames.FrameError(f"arguments nested deeper than {depth_max}: door.header_depth_max")
+
+
 def exchange_of(payload: bytes) -> tuple[str, bool]:
     """Name and auto-delete of an exchange.declare; only the name counts of an exchange.delete."""
     end = 7 + payload[6]

@@ -171,7 +171,10 @@ class DoorTable(_Table):
         frames.FRAME_MAX_BYTES, ge=512, description="properties and headers of one message; they are one frame, so the limit on frames holds, too"
     )
     header_depth_max: int = Field(
-        headers.TABLE_DEPTH_MAX, ge=1, le=headers.TABLE_DEPTH_MAX, description="tables and arrays within each other in a message's headers"
+        headers.TABLE_DEPTH_MAX,
+        ge=1,
+        le=headers.TABLE_DEPTH_MAX,
+        description="tables and arrays within each other in a message's headers, or in a declaration's arguments",
     )
     message_bytes_max: int = Field(
         assembling.BODY_BYTES_MAX,

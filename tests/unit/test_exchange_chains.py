@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pamqp import commands
 from test_levels import classify, declare, note, relay
+from test_publishing import Connection
 
-from broker_plugin import building, frames, topology
+from broker_plugin import building, declaring, frames, topology
 from broker_plugin.client_errors import Address
 from broker_plugin.configured import Configured
 from broker_plugin.definitions import Definitions
@@ -179,3 +180,37 @@ def test_cuts_take_back_what_was_noted(seed: int) -> None:
             assert sorted(found.bound_to_exchange("/", name)) == sorted(now.bound_to_exchange("/", name))
         assert sorted(found.bindings_to(keys)) == sorted(of_safe.bindings_to(keys))
         assert [sorted(rows) for rows in found.forgotten()] == [sorted(rows) for rows in of_safe.forgotten()]
+
+
+# ---- nested arguments ------------------------------------------------------------------------------------------------
+
+
+def declaration(depth: int) -> bytes:
+    """An exchange's, with tables and arrays by turns."""
+    value = b"t\1"
+    for level in range(depth):
+        inner = b"\x01n" + value if level % 2 else value
+        value = (b"F" if level % 2 else b"A") + len(inner).to_bytes(4, "big") + inner
+    fields = b"\x01n" + value
+    return bytes(building.raw_method_frame(1, EXCHANGE_DECLARE, b"\0\0\x01x\x06fanout\x02", len(fields).to_bytes(4, "big"), fields)[7:-1])
+
+
+def deeper(calls: int, payload: bytes) -> Any:
+    return deeper(calls - 1, payload) if calls else frames.decode_method(payload)
+
+
+@pytest.mark.parametrize("depth", [64, 65, 400])
+def test_a_declaration_whose_arguments_another_node_might_not_decode_is_no_entry(depth: int) -> None:
+    """How deep decoding goes depends on what has been called before: what the door could decode would end incarnations elsewhere, for ever."""
+    payload, connection = declaration(depth), Connection()
+    spawned: list[Any] = []
+    connection.relay.spawn = spawned.append  # type: ignore[method-assign]
+    if depth <= 64:
+        declaring.declare(connection.relay, connection.relay.channel(1), EXCHANGE_DECLARE, payload)
+        spawned.pop().close()
+        deeper(500, payload)
+        return
+    frames.decode_method(payload)
+    with pytest.raises(frames.FrameError, match=r"nested deeper than 64: door\.header_depth_max"):
+        declaring.declare(connection.relay, connection.relay.channel(1), EXCHANGE_DECLARE, payload)
+    assert not spawned
