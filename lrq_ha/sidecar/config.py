@@ -244,7 +244,8 @@ class SiteTable(_Table):
 class ReplicationTable(_Table):
     coordination: Literal["static"] = Field("static", description="who gives the right to an epoch")
     mode: Literal["available", "strict"] = Field(
-        "available", description='"available": a silent backup is taken out of the set after backup_timeout_s; "strict": only an operator removes it'
+        "available",
+        description='"available": a silent backup is taken out of the set after backup_timeout_s; "strict": confirms wait, or an operator removes it',
     )
     restart_alone: bool = Field(False, description="a restarted primary goes on although its backups are silent, unless its broker was down, too")
     backup_timeout_s: float = Field(5.0, gt=0, description="how long a backup may make no progress before it is taken out of the set")
