@@ -509,12 +509,7 @@ class Channel:
         return max((tag for tags in (self.deliveries, self.others) for tag in tags if not upto or tag <= upto), default=0)
 
     def settle(self, tag: int, multiple: bool) -> dict[int, Delivery]:
-        """What an ack or rejection of `tag` covers is settled; returns what the log knows of that, by tag.
-
-        Nothing is, if it is of several up to a tag that is not outstanding: the broker refuses that, and takes back whatever the channel holds.
-        """
-        if multiple and not self.holds(tag, multiple):
-            return {}
+        """What an ack or rejection of `tag` covers is settled; returns what the log knows of that, by tag."""
         if self.others:
             self.take_others(tag, multiple)
         return self.take_out(tag, multiple)
