@@ -4,6 +4,7 @@ Rules:
 - Publish tags of a channel are consecutive, so the open messages are a deque, and a tag is an index into it.
 - A message that the broker refused (a full reject-publish queue) is parked by its route; what comes later on that route waits behind it, and
   everything else goes on: what is parked has no place in the window. It is tried again until it is in, or until the log says that nobody needs it.
+  What goes to one queue goes with it: a queue that is declared anew has nothing from before.
 - Where the broker closes a channel, what has no answer yet may be in its queue, or a full one was about to refuse it. To send that again needs a
   new generation (R8), so this ends the incarnation. An exchange that is missing here is seldom a reason: it is asked for before anything goes there.
 - The channel of a direct reply-to has gone with its broker, or with this one's sidecar: a request gets an address where nobody hears the answer,
@@ -460,8 +461,9 @@ class Lane:
 
     def _needed(self, messages: list[Message]) -> list[Message]:
         """Those that the log still wants in the queues; the others count as applied. Copies of them may be there all the same."""
-        skip = self._replica.index.filter.may_skip
-        needless = [m for m in messages if skip(m.route.queues if not routes_on(m.payload) else (), m.sequence)]
+        skip, has_died = self._replica.index.filter.may_skip, self._replica.barrier.has_died
+        routed = [(m, m.route.queues if not routes_on(m.payload) else ()) for m in messages]
+        needless = [m for m, queues in routed if skip(queues, m.sequence) or (queues and has_died(queues[0], m.sequence))]
         if not needless:
             return messages
         self._finish(needless)
@@ -469,7 +471,7 @@ class Lane:
         return [m for m in messages if id(m) not in gone]
 
     def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
-        """The queue is being deleted: what is parked for it alone would go with it. Returns how much is left: of entries that are to be `kept`."""
+        """The queue is to be deleted: what is parked for it alone would go with it. Returns how much is left: to be `kept`, or on its way there."""
         self._doubtful.pop(queue, None)
         self._missing.pop(queue, None)
         parked = self.parked.get(self._by_name(queue))
@@ -483,13 +485,9 @@ class Lane:
         return self.parked_for(queue, kept)
 
     def parked_for(self, queue: str, which: Callable[[int], bool]) -> int:
-        """How many messages of such entries are parked for a queue by its name."""
-        route = self._by_name(queue)
-        parked = self.parked.get(route)
-        if parked is None:
-            return 0
-        flying = sum(m is not None and m.retried and m.route == route and which(m.sequence) for m in self.open_messages)
-        return flying + sum(which(sequence) for sequence, _ in parked.waiting)
+        """How many messages that are parked for a queue by its name are of such entries, or just tried again."""
+        parked = self.parked.get(self._by_name(queue))
+        return parked.flying + sum(which(sequence) for sequence, _ in parked.waiting) if parked is not None else 0
 
     def _by_name(self, queue: str) -> Route:
         return Route("", queue, ((self.vhost, queue),))

@@ -133,6 +133,10 @@ class Barrier:
         if len(self._deleted) > DELETED_MAX:
             self._deleted = {key: at for key, at in self._deleted.items() if at > self.recorded}
 
+    def has_died(self, queue: QueueKey, sequence: int) -> bool:
+        """Whether a queue of this node's broker was deleted behind entry `sequence`, which is not applied: so R, and any record, is before it."""
+        return self._deleted.get(queue, 0) > sequence
+
     async def settle_deletion(self, queue: QueueKey) -> None:
         """Returns when a restart would not delete a queue again that is to be declared now. Call when its deletion is applied."""
         if self._deleted.get(queue, 0) > self.recorded:

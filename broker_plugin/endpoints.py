@@ -203,11 +203,8 @@ def _transmit(relay: Relay, channel: Channel, queue: str, header: bytes, body: b
         todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
         raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
     _check_request(transaction.request_id)
-    known = relay.door.sites
     for destination in destinations:
-        if destination not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
+        _check_destination(relay, destination)
     _check_number(relay, identity)
     transaction.source = relay.door.group
     transaction.replication_id = str(identity)
@@ -227,6 +224,8 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     statuses.check(status)
     _check_client(relay, status.client.client_name or status.full_sync.client_name)
     _check_request(status.full_sync.request_id)
+    if status.HasField("full_sync"):
+        _check_destination(relay, status.full_sync.destination)
     overtaken = relay.replica.index.statuses.overtaken(status)
     if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
         publishing.ended_here(relay, channel, overtaken)
@@ -243,6 +242,13 @@ def _check_client(relay: Relay, client_name: str) -> None:
     if not relay.replica.index.statuses.has_room(client_name):
         todo = "use the name of one of them (GET /status of the primary lists them)"
         raise LrqError(f"the log knows {statuses.CLIENTS_MAX} clients, and '{client_name}' is none of them", todo=todo)
+
+
+def _check_destination(relay: Relay, destination: str) -> None:
+    known = relay.door.sites
+    if destination not in known:
+        listed = ", ".join(sorted(known)) or "none"
+        raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
 
 
 def _check_request(request_id: str) -> None:

@@ -4,7 +4,7 @@ Rules:
 - Each is used here, several times in the time after which it would expire, until the log says that it is deleted.
 - A passive declaration is use of a classic queue; of a quorum queue only a consumer or a basic.get is (measured on 3.10 and 4.3). So there a
   consumer comes, and gives back what it takes as others here do (`giving_back`). Where every way of that counts as a delivery attempt and the
-  queue has a limit on them, it comes only while the queue is empty.
+  queue has a limit on them, it takes nothing.
 - One consumer per queue: it keeps away from a queue that is being swept, which is use too.
 - A vhost that the broker does not have, or does not let the sidecar into, is no reason to end: its queues are left alone for a while.
 """
@@ -23,7 +23,7 @@ from .channels import QueueKey
 from .client import has_a_free_way_back
 from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
 from .definitions import Definitions
-from .giving_back import GivenBack, all_arrived, give_back
+from .giving_back import GivenBack, all_arrived, give_back, is_empty
 from .replica import Replica
 from .vhosts import Vhosts
 
@@ -118,13 +118,15 @@ class Keeper:
             self._used_at[key] = time.monotonic()
             vhost, queue = key
             connection = await self._vhosts.connection(vhost)
-            free = has_a_free_way_back(connection)
             channel = await connection.channel()
             taken: list[int] = []
             tag = ""
             try:
                 _, ready, _ = await channel.queue_declare(queue, passive=True)
-                if arguments.get("x-queue-type") == "quorum" and (free or not ready or "x-delivery-limit" not in arguments):
+                is_quorum = arguments.get("x-queue-type") == "quorum"
+                if is_quorum and "x-delivery-limit" in arguments and not has_a_free_way_back(connection):
+                    await is_empty(channel, queue)  # whatever it says
+                elif is_quorum:
                     least = max(self._given_back.least_window(key), 1)
                     window = min(ready or least, least)  # none: a quorum queue that does not answer looks like an empty one
                     await channel.qos(window)

@@ -97,7 +97,7 @@ class Pass:
         self._replica = replica
         self._connection = connection
         self._key = key
-        self._dies_by_key = bool(arguments.get("x-dead-letter-exchange")) and "x-dead-letter-routing-key" not in arguments
+        self._dies_by_key = "x-dead-letter-exchange" in arguments and "x-dead-letter-routing-key" not in arguments
         self._checkpoint = checkpoint
         self._mark = mark
         self._depth = depth

@@ -10,7 +10,8 @@ Rules:
   before. Where a message of higher priority came in meanwhile, another was not met, and nothing is concluded from that.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
 - What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
-- Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back.
+- Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back; that
+  it is empty is believed only where it says so itself (`is_empty`).
 - One consumer per queue: while it is there, the `Keeper` is not; and it comes when what the sidecar before it had left there is gone.
 - A vhost that the broker does not let the sidecar into is left alone for a while. In one that it does not have, nothing is due any more.
 - `stop` waits only until what is held is back. What is due and not acked yet goes back, too; the door filters it.
@@ -36,7 +37,7 @@ from . import topology
 from .channels import QueueKey
 from .client import Channel, Connection, has_a_free_way_back
 from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
-from .giving_back import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, GivenBack, all_arrived, carried_out, give_back
+from .giving_back import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, GivenBack, all_arrived, carried_out, give_back, is_empty
 from .headers import deaths
 from .keeping import Keeper
 from .replica import Replica
@@ -95,7 +96,7 @@ class Sweeper:
         self._takes_over = False
         self._started = False
         self._ended = asyncio.Event()
-        self._kicked: set[QueueKey] = set()
+        self._kicked: set[QueueKey | None] = set()
         self._suspects: dict[QueueKey, int] = {}  # and the entry up to which all must be applied before they are gone through
         self._given_up: dict[QueueKey, float] = {}  # where it did not get on, and when it began to try
         self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
@@ -106,11 +107,8 @@ class Sweeper:
         self._under_way: _Pass | None = None
 
     def kick(self, queue: QueueKey | None = None) -> None:
-        """A queue (None: one that is not known) is full: sweep it now, whatever is due."""
-        if queue is None:
-            self._kicked.update((f.key for f in self._replica.index.filter.queues() if f.due(EVERYTHING)), self._suspects)
-        else:
-            self._kicked.add(queue)
+        """A queue (None: one that is not known) is full: sweep it now, whatever is due. This may come for each of thousands of messages."""
+        self._kicked.add(queue)
         self._event.set()
 
     def suspect(self, queues: Iterable[QueueKey], upto: int) -> None:
@@ -212,8 +210,7 @@ class Sweeper:
         others = self._pressing()
         looked = time.monotonic()
         while others or suspects or self._kicked:
-            kicked, self._kicked = self._kicked, set()
-            for key in kicked:
+            for key in self._take_kicked():
                 others.pop(key, None)
                 yield key, True
             if others:
@@ -224,6 +221,13 @@ class Sweeper:
                 yield suspects.popleft(), False
                 if time.monotonic() >= looked + self._interval_s:
                     others, looked = self._pressing(), time.monotonic()
+
+    def _take_kicked(self) -> set[QueueKey]:
+        kicked, self._kicked = self._kicked, set()
+        keys = {key for key in kicked if key is not None}
+        if None in kicked:
+            keys.update((target.key for target in self._replica.index.filter.queues() if target.due(EVERYTHING)), self._suspects)
+        return keys
 
     def _pressing(self) -> dict[QueueKey, None]:
         due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
@@ -316,6 +320,9 @@ class Sweeper:
         channel = await connection.channel()
         try:
             ready = (await channel.queue_declare(queue, passive=True))[1]
+            if limited and not ready:
+                async with self._keeper.away_from(target.key):
+                    return await is_empty(channel, queue)
         except ChannelClosed:
             return not limited  # the pass finds out
         finally:

@@ -7,8 +7,10 @@ Rules:
   have come by, and given back, so a run that was interrupted is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as nothing
   identifies them. Where priorities count, new copies overtake old messages, and are held, too. A pass that has not seen everything says so, and the
   command fails. Where giving back counts as a delivery attempt, and there is a limit of them, it ends at the first that is adopted, and says so.
+- A copy comes from the default exchange, with the queue's name as its routing key. Where dead letters go by the key that they came with, those of a
+  message with another key would go elsewhere, or nowhere: from the window on that has one, such a queue is left as it is, and the command fails.
 - Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
-  and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, to no effect.
+  and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, for nothing.
 - RabbitMQ leaves internal exchanges out of definitions. On a backup nothing could be bound to or from an exchange that is not there: each such
   binding is named, and the command fails. So it is with a binding that has numbers as arguments: their AMQP types are part of what it is, and JSON
   has lost them. Declared with another type it would be a second one, which its application cannot unbind.
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -51,9 +54,10 @@ _USED: dict[str, dict[str, type]] = {
     "exchanges": {"vhost": str, "name": str, "type": str, "durable": bool, "auto_delete": bool, "arguments": dict},
     "queues": {"vhost": str, "name": str, "durable": bool, "auto_delete": bool, "arguments": dict},
     "bindings": {"vhost": str, "source": str, "destination": str, "destination_type": str, "routing_key": str, "arguments": dict},
+    "policies": {"vhost": str, "pattern": str, "apply-to": str, "priority": int, "definition": dict},
 }
 
-Delivered = tuple[Channel, int, bytes, bytes]  # where to acknowledge it, delivery tag, content header, body
+Delivered = tuple[Channel, int, str, bytes, bytes]  # where to acknowledge it, delivery tag, routing key, content header, body
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,6 +88,7 @@ class _Definitions:
     bindings: list[dict[str, Any]]
     unknown: list[tuple[str, dict[str, Any]]]  # an exchange that is not there, and what is bound to or from it
     typeless: list[dict[str, Any]]  # bindings with numbers as arguments
+    policies: list[dict[str, Any]]  # the broker's own: not declared, but they may say where dead letters go
 
 
 def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_Definitions]:
@@ -117,7 +122,7 @@ def _of(vhost: str, found: dict[str, list[dict[str, Any]]]) -> _Definitions:
     exchanges = [e for e in exchanges if not e["name"].startswith("amq.")]
     queues = [q for q in queues if not q["auto_delete"] and not q["name"].startswith("amq.")]
     exchange_names, queue_names = {e["name"] for e in exchanges}, {q["name"] for q in queues}
-    definitions = _Definitions(vhost, exchanges, queues, [], [], [])
+    definitions = _Definitions(vhost, exchanges, queues, [], [], [], [policy for policy in found["policies"] if policy["vhost"] == vhost])
     for b in bindings:
         to_queue = b["destination_type"] == "queue"
         if to_queue and b["destination"] not in queue_names:
@@ -204,7 +209,8 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
                 # Quorum queues have priorities since RabbitMQ 4.
                 by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and has_a_free_way_back(connection))
                 limited = "x-delivery-limit" in queue["arguments"] and not has_a_free_way_back(connection)
-                this = _Pass(connection, name, depth, by_priority=by_priority, limited=limited)
+                dies_by_key = _dies_by_key(queue, definitions.policies)
+                this = _Pass(connection, name, depth, by_priority=by_priority, limited=limited, dies_by_key=dies_by_key)
                 whole &= await this.run()
                 print(f"  {name}: {this.told()}", flush=True)
     finally:
@@ -214,6 +220,25 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
 
 def _kind(queue: dict[str, Any]) -> str:
     return str(queue["arguments"].get("x-queue-type") or queue.get("type") or "classic")
+
+
+def _dies_by_key(queue: dict[str, Any], policies: Iterable[dict[str, Any]]) -> bool:
+    """Whether its dead letters go by the key that they came with. Of each thing its arguments say, or else the one policy that applies to it."""
+    applies_to = ("all", "queues", f"{_kind(queue)}_queues")
+    matching = [policy for policy in policies if policy["apply-to"] in applies_to and _matches(policy["pattern"], queue["name"])]
+    policy = max(matching, key=lambda policy: policy["priority"])["definition"] if matching else {}
+
+    def has(what: str) -> bool:
+        return f"x-{what}" in queue["arguments"] or what in policy
+
+    return has("dead-letter-exchange") and not has("dead-letter-routing-key")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # it means something to Erlang alone
+        return False
 
 
 async def _declare(channel: Channel, definitions: _Definitions) -> None:
@@ -231,12 +256,13 @@ async def _declare(channel: Channel, definitions: _Definitions) -> None:
 class _Pass:
     """One pass over a queue of `depth` messages."""
 
-    def __init__(self, connection: Connection, queue: str, depth: int, *, by_priority: bool, limited: bool) -> None:
+    def __init__(self, connection: Connection, queue: str, depth: int, *, by_priority: bool, limited: bool, dies_by_key: bool) -> None:
         self._connection = connection
         self._queue = queue
         self._depth = depth
         self._by_priority = by_priority
         self._limited = limited  # what is given back too often is lost
+        self._dies_by_key = dies_by_key
         self._arrived: asyncio.Queue[Delivered] = asyncio.Queue()
         self._readers: list[Channel] = []
         self._consumer = ""  # of the last reader; the others only hold what they have
@@ -303,7 +329,7 @@ class _Pass:
         await reader.qos(self._room)
         self._consumer = await reader.consume(
             self._queue,
-            lambda tag, _redelivered, _exchange, _key, header, body: self._arrived.put_nowait((reader, tag, header, body)),
+            lambda tag, _redelivered, _exchange, key, header, body: self._arrived.put_nowait((reader, tag, key, header, body)),
             arguments={"x-priority": PRIORITY},
         )
         self._readers.append(reader)
@@ -337,16 +363,22 @@ class _Pass:
         return window
 
     async def _move(self, writer: Channel, window: list[Delivered]) -> None:
-        new = [delivered for delivered in window if position(delivered[2]) is None]
+        new = [delivered for delivered in window if position(delivered[3]) is None]
+        if self._dies_by_key and any(key != self._queue or cut(header, b"CC") != header for _, _, key, header, _ in new):
+            self._obstacle = (
+                "it dead-letters by routing key, which a moved message does not keep. "
+                "Let it be emptied first, or set a dead-letter-routing-key by a policy, and export the definitions again"
+            )
+            return
         refused = writer.refused
-        for _, _, header, body in new:
+        for _, _, _, header, body in new:
             for key in NOT_ADOPTED:
                 header = cut(header, key)
             writer.publish_content("", self._queue, header, body)
         await writer.confirmed()
         if writer.refused > refused:
             raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")
-        for reader, tag, _, _ in new:
+        for reader, tag, *_ in new:
             reader.ack(tag)
         self._adopted += len(new)
         self._held += len(window) - len(new)

@@ -72,7 +72,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "demote",
         "the primary steps down, and nobody takes over until told to",
-        "As switchover, but the group then has no primary: its nodes are paused, until `lrq-ha resume` or `lrq-ha promote NODE`.",
+        "As switchover, but the group then has no primary: all of its nodes are paused, until `lrq-ha resume` or `lrq-ha promote NODE`. Exit code 1 "
+        "also if one of them was not told.",
         "",
     )
     _add_group(demote)
@@ -154,9 +155,13 @@ def _switchover(args: argparse.Namespace) -> int:
 
 def _demote(args: argparse.Namespace) -> int:
     group = _group(find_targets(args.config, args.dir), args.group)
+    primary = _primary(group)
     body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
-    print(tell(_primary(group), "demote", body, args.timeout))
-    return 0
+    print(tell(primary, "demote", body, args.timeout))
+    if args.dry_run:
+        return 0
+    # It is paused itself, which its sidecar forgets when it is restarted.
+    return 1 if _not_told([target for target in group if target != primary], paused=True) else 0
 
 
 def _renew(args: argparse.Namespace) -> int:
@@ -173,16 +178,22 @@ def _renew(args: argparse.Namespace) -> int:
 
 def _pause(args: argparse.Namespace) -> int:
     group = _group(find_targets(args.config, args.dir), args.group)
-    failed = 0
-    for target in group:
-        try:
-            print(tell(target, "pause", {"paused": args.paused}))
-        except LrqError as error:
-            failed += 1
-            print(f"{target.name}: {error}", file=sys.stderr)
+    failed = _not_told(group, paused=args.paused)
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
     return 1 if failed else 0
+
+
+def _not_told(targets: Sequence[Target], *, paused: bool) -> int:
+    """Tells each whether it is paused. Returns how many could not be told, which it names."""
+    failed = 0
+    for target in targets:
+        try:
+            print(tell(target, "pause", {"paused": paused}))
+        except LrqError as error:
+            failed += 1
+            print(f"{target.name}: {error}", file=sys.stderr)
+    return failed
 
 
 def _group(targets: Sequence[Target], group: str | None) -> list[Target]:

@@ -72,6 +72,7 @@ class Window(Generic[T]):
         self._known = 0  # the highest number sent or learned: the server can know of none above it
         self._waiting: deque[Entry[T]] = deque()  # to be sent, by sequence; all above those in flight
         self._flight: dict[int, Entry[T]] = {}  # delivery tag -> entry, both ascending
+        self._numbered: dict[int, Entry[T]] = {}  # the same, by number
         self._tag = 0  # the last delivery tag used on this channel
         self._acked = 0  # every tag up to this one is settled
         self._probe_to = 0  # messages up to this sequence are sent one at a time
@@ -131,13 +132,13 @@ class Window(Generic[T]):
         """The next messages to write to the open channel, at least one if any may go, about `bytes_max` bytes of them."""
         taken: list[Entry[T]] = []
         size = 0
-        waiting, flight = self._waiting, self._flight
+        waiting, flight, numbered = self._waiting, self._flight, self._numbered
         if flight and next(iter(flight.values())).sequence <= self._probe_to:
             return taken  # one in doubt is out alone
         while waiting and size < bytes_max:
             entry = waiting.popleft()
             self._tag += 1
-            flight[self._tag] = entry
+            flight[self._tag] = numbered[entry.number] = entry
             taken.append(entry)
             size += entry.size_bytes
             if entry.number > self._known:
@@ -163,6 +164,7 @@ class Window(Generic[T]):
         for each in tags:
             entry = self._flight.pop(each, None)
             if entry is not None:
+                del self._numbered[entry.number]
                 self.bytes -= entry.size_bytes
                 settled.append(Settled(entry, self._refusal(entry, nack)))
         return settled
@@ -174,11 +176,10 @@ class Window(Generic[T]):
         return NackedError(self.id_of(entry), *(entry.returned or (0, "")))
 
     def returned(self, number: int, code: int, text: str) -> None:
-        """A basic.return: the message's ack follows, and then settles it as refused. Returns come in order, so the search is short."""
-        for entry in self._flight.values():
-            if entry.number == number:
-                entry.returned = (code, text)
-                return
+        """A basic.return: the message's ack follows, and then settles it as refused."""
+        entry = self._numbered.get(number)
+        if entry is not None:
+            entry.returned = (code, text)
 
     def channel_refused(self, code: int, text: str) -> list[Settled[T]]:
         """The broker closed the channel because of a message in flight. All others are sent again on the next channel."""
@@ -208,6 +209,7 @@ class Window(Generic[T]):
             entry.returned = None
         self._waiting.extendleft(reversed(self._flight.values()))
         self._flight.clear()
+        self._numbered.clear()
         self._tag = self._acked = 0
         self._head = (0, 0.0)
 

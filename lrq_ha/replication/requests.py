@@ -76,8 +76,8 @@ class Requests:
         if silent:
             if half := next(filter(None, (self._half_answers(number, now) for number in silent)), ""):
                 return half
-            names = self._names(silent)
-            return f"{names} does not answer: if it is down, say so with --down {names}"
+            names = self._names(sorted(event.down.union(silent)))  # with what was said, so that the proposal can be pasted
+            return f"{self._names(silent)} does not answer: if it is down, say so with --down {names}"
         for number, hello in self._hellos():
             if hello.leading or node.primary() == number:
                 return f"{node.name(number)} is primary and answers: use switchover"

@@ -15,10 +15,11 @@ The chain
 Restarts
     Where the log no longer holds what comes next (trimmed), or the sink has nothing or holds another history, the chain starts
     anew at a start marker whose batch says `previous` = (0, 0). That is the only hole there can be, and a snapshot follows it.
-    A client that is known to have no full sync provider gets an **empty snapshot** instead: a LAST_FULL_SYNC_ENTRY without start
-    marker and without payloads, at the position before the first delta that is left, then all deltas from there. A sink that
-    has part of a snapshot, and none that is whole, is sent another start marker, and, where that request is cancelled as nobody
-    answers it, an end marker, which makes a whole empty snapshot of it.
+    A client that is known to have no full sync provider, and whose last snapshot is not whole in the log, or has lost rows since,
+    gets an **empty snapshot** instead: a LAST_FULL_SYNC_ENTRY without start marker and without payloads, at the position before
+    the first delta that is left, then all deltas from there. A sink that has part of a snapshot, and none that is whole, is sent
+    another start marker, and, where that request is cancelled as nobody answers it, an end marker, which makes a whole empty
+    snapshot of it.
 
 The rule for readers of a receive queue (Receiver, Spark)
     1. Positions are compared as (epoch, sequence). Skip a transaction whose position is not greater than the greatest seen.

@@ -74,6 +74,7 @@ class Session:
         self._merge = Merge()
         self._reading = Reading(route, self._merge, self.limits.read_ahead_bytes_max, self._emit)
         self._taken = START  # marks and items up to here are sent or left out
+        self._left_at = START  # `_taken` before the chain was to start at a request
         self._passed = START, START  # the last position sent when the chain was dropped, and up to where nothing else was to be sent
         self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch without ack, ascending
         self._in_flight_bytes = 0
@@ -95,6 +96,7 @@ class Session:
         # Times.
         self._ask_at: float | None = None  # a full sync is to be asked for then
         self._since = now  # of the last progress of what the state waits for
+        self._known_then = log_end  # `_known` at `_since`
         self._ack_since = now
 
     def handle(self, event: Event) -> list[Effect]:
@@ -163,7 +165,8 @@ class Session:
             return
         self.acked = event.last if event.in_history else START
         self.sent = self._taken = event.last
-        self._ack_since = self._since = self._now
+        self._ack_since = self._now
+        self._wait()
         if step is Step.RESTART:
             self._restart(reason)
             return
@@ -210,8 +213,11 @@ class Session:
         self._restarting, self._grounded, self.sent = reason, False, START
         request = self._requests.usable(self._taken, max(self._first_available.values()), self._provider is not False)
         if request is not None:
+            self._left_at = self._taken
             self._taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
             self._reading.start(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
+            if self._provider is False:  # nobody would supply it again: the mark waits for the first word of whether its rows are left
+                self._reading.start(Stream.SNAP_SYNC, self._taken, request.position.sequence + 1)
         elif self._provider is False:
             self._begin_empty()
         elif self._provider is None:
@@ -237,6 +243,9 @@ class Session:
         self._first_available[stream] = event.first_available
         if self._empty:
             self._reading.start(stream, self._taken, event.first_available)
+        elif self._restarting is not None:  # the mark has not gone
+            self._taken = self._left_at
+            self._restart(self._restarting)
         elif stream is Stream.LOG_ENTRIES:
             self._go(Step.RESTART, Reason.TRIMMED)
             self._restart(Reason.TRIMMED)
@@ -341,14 +350,19 @@ class Session:
         elif waited_s >= limits.snapshot_timeout_s:
             self._waited_too_long()
 
+    def _wait(self) -> None:
+        """What the state waits for has made progress, or is waited for from now on."""
+        self._since, self._known_then = self._now, self._known
+
     def _waited_too_long(self) -> None:
         if self._waits_for_start and self._provider is None:
             self._begin_empty()
         elif self._active and self._active != self._cancelling:
-            if self._merge.head() is None:
+            # Deltas may wait, and always do where they flow: the end of a quiet view is told later than they come.
+            if not self._merge.waiting_bytes(Stream.SNAP_SYNC) and self._merge.through(Stream.SNAP_SYNC) >= self._known_then:
                 self._give_up(Reason.SNAPSHOT_SILENT)
             else:  # it is this side or the sink that is slow
-                self._since = self._now
+                self._wait()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -436,8 +450,9 @@ class Session:
         if candidate.request_id == self._active:
             return None
         self._active, self._begun = candidate.request_id, False
-        self._since = self._now
-        self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
+        self._wait()
+        if not self._merge.is_open(Stream.SNAP_SYNC):
+            self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
         self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
         return marker(candidate.position, pb.SNAPSHOT_SYNC, candidate.request_id)
 
@@ -447,7 +462,8 @@ class Session:
         if item.stream is Stream.SNAP_SYNC:
             if item.transaction.request_id != self._active:
                 return None
-            self._since, self._begun = self._now, True
+            self._begun = True
+            self._wait()
             if item.transaction.type == pb.LAST_FULL_SYNC_ENTRY:
                 self._snapshot_ended(item.position)
         return item.transaction
@@ -469,7 +485,7 @@ class Session:
             self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
             return None
         if self._provider is False and not self._begun:
-            self._report(Reason.EMPTY_SNAPSHOT)
+            self._report(Reason.SNAPSHOT_UNSUPPLIED)
             self._snapshot_ended(mark.position)
             return marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id)
         self._report(Reason.SNAPSHOT_CANCELLED)

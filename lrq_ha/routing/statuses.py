@@ -11,11 +11,14 @@ Rules:
 - A client is known from its first status on, for good. There are CLIENTS_MAX at most: of another one the door takes nothing (`has_room`), as it would
   go nowhere. Where a log has more, those that were told longest ago are not known, on any node.
 - At most FULL_SYNCS_MAX full syncs are remembered: those that were told longest ago go first.
-- A status has STATUS_BYTES_MAX at most: each stands in checkpoints, and in one message of LRQ_Status.
+- A status has STATUS_BYTES_MAX at most, as it is one message of LRQ_Status. What is remembered of it, and stands in checkpoints, is what sessions
+  go by (`_kept`), some hundred bytes.
+- A status costs the same however many are known, or not safe yet; an announcement, what it cancels.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -57,6 +60,16 @@ def check(status: pb.Status) -> None:
         raise MalformedInput(f"A status with the key {status.key!r} speaks of {key!r}", todo="Its key must be that.")
 
 
+def _kept(status: pb.Status) -> pb.Status:
+    """What is remembered: neither the reason of a full sync, nor what this version does not know."""
+    kept = pb.Status()
+    kept.CopyFrom(status)
+    kept.DiscardUnknownFields()
+    if kept.HasField("full_sync"):
+        kept.full_sync.ClearField("reason")
+    return kept
+
+
 def _says_nothing(status: pb.Status) -> bool:
     """Of a full sync that has no name, or of a state that there is not."""
     full_sync = status.full_sync
@@ -67,42 +80,41 @@ class Statuses:
     """See above. Fed in log order; what says nothing, as the log of an older version may, is left out."""
 
     def __init__(self) -> None:
-        self._safe = _Values({}, {})
-        self._unsafe: list[Told] = []  # ascending in sequence
+        self._safe = _Values()
+        self._unsafe: deque[Told] = deque()  # ascending in sequence
+        self._newest = _Values()  # the state after everything that was noted
 
     def noted(self, sequence: int, status: pb.Status) -> None:
         """Entry `sequence` says this."""
         if not _says_nothing(status):
-            self._unsafe.append(Told(sequence, status))
+            told = Told(sequence, _kept(status))
+            self._unsafe.append(told)
+            self._newest.tell(told)
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
+        if not self._unsafe or self._unsafe[-1].sequence < first:
+            return
         while self._unsafe and self._unsafe[-1].sequence >= first:
             self._unsafe.pop()
+        self._newest = self._safe.copy()
+        for told in self._unsafe:
+            self._newest.tell(told)
 
     def safe(self, upto: int) -> None:
         """Entries up to `upto` are safe."""
         while self._unsafe and self._unsafe[0].sequence <= upto:
-            self._safe.tell(self._unsafe.pop(0))
-            self._safe.bound()
+            self._safe.tell(self._unsafe.popleft())
 
     def overtaken(self, status: pb.Status) -> int:
         """If a status would say nothing if it came next: the entry, safe or not, that it comes too late for. Else 0."""
-        if not status.HasField("full_sync"):
-            return 0
-        known = self._safe.full_syncs.get(status.key, ())
-        for told in self._unsafe:
-            if told.status.key == status.key or told.status.client.client_name == status.full_sync.client_name:
-                known = _after(known, told)
+        known = self._newest.full_syncs.get(status.key, ())
         return known[-1].sequence if known and _after(known, Told(0, status)) is known else 0
 
     def has_room(self, client_name: str) -> bool:
         """Whether a client is known, safely or not, or one more may be."""
-        clients, key = self._safe.clients, f"client/{client_name}"
-        if key in clients or len(clients) + len(self._unsafe) < CLIENTS_MAX:
-            return True
-        coming = {told.status.key for told in self._unsafe if told.status.HasField("client")}
-        return key in coming or len(coming | clients.keys()) < CLIENTS_MAX
+        clients = self._newest.clients
+        return f"client/{client_name}" in clients or len(clients) < CLIENTS_MAX
 
     @property
     def clients(self) -> int:
@@ -120,66 +132,90 @@ class Statuses:
 
     def rows(self) -> list[Told]:
         """The state after everything that was noted, in log order, for a checkpoint that is appended next."""
-        newest = _Values(dict(self._safe.clients), dict(self._safe.full_syncs))
-        for told in self._unsafe:
-            newest.tell(told)
-        return newest.since(0)
+        return self._newest.since(0)
 
     def load(self, rows: Iterable[Told]) -> None:
         """Replaces everything by `rows` of a checkpoint that is safe."""
-        self._safe = _Values({}, {})
-        for told in _ordered((rows,)):
-            if _says_nothing(told.status):
-                continue
-            values = self._safe.of(told.status)
-            values[told.status.key] = (*values.pop(told.status.key, ()), told)
-        self._safe.bound()
-        self._unsafe = []
+        self._safe = _Values()
+        for sequence, status in _ordered((rows,)):
+            if not _says_nothing(status):
+                self._safe.restore(Told(sequence, _kept(status)))
+        self._unsafe.clear()
+        self._newest = self._safe.copy()
 
 
 Known = tuple[Told, ...]
 """What is known of a key, in log order: of a full sync its request, and how that ended."""
 
 
-class _Values(NamedTuple):
-    """By key; the one told longest ago first."""
+class _Values:
+    """What counts, by key; the one told longest ago first."""
 
-    clients: dict[str, Known]
-    full_syncs: dict[str, Known]
+    def __init__(self) -> None:
+        self.clients: dict[str, Known] = {}
+        self.full_syncs: dict[str, Known] = {}
+        self._open: dict[str, dict[str, None]] = {}  # of each client the keys of those that were requested, and have not ended
 
-    def of(self, status: pb.Status) -> dict[str, Known]:
-        return self.clients if status.HasField("client") else self.full_syncs
+    def copy(self) -> _Values:
+        copied = _Values()
+        copied.clients, copied.full_syncs = dict(self.clients), dict(self.full_syncs)
+        copied._open = {client_name: dict(keys) for client_name, keys in self._open.items()}
+        return copied
 
     def tell(self, told: Told) -> None:
+        """The next status."""
         if not told.status.HasField("client"):
             self._note(told.status.key, told)
             return
+        self._announced(told)
+        if told.status.client.full_sync_provider:
+            for key in list(self._open.get(told.status.client.client_name, ())):
+                self._note(key, told)
+
+    def restore(self, told: Told) -> None:
+        """The next row of a checkpoint: it counted there, whatever stands before it."""
+        if told.status.HasField("client"):
+            self._announced(told)
+        else:
+            self._know(told.status.key, (*self.full_syncs.get(told.status.key, ()), told))
+
+    def _announced(self, told: Told) -> None:
         self.clients.pop(told.status.key, None)
         self.clients[told.status.key] = (told,)
-        full_syncs = full_sync_key(told.status.client.client_name, "")
-        for key in [key for key in self.full_syncs if key.startswith(full_syncs)]:
-            self._note(key, told)
+        if len(self.clients) > CLIENTS_MAX:
+            del self.clients[next(iter(self.clients))]
 
     def _note(self, key: str, told: Told) -> None:
         known = self.full_syncs.get(key, ())
         after = _after(known, told)
         if after is not known:
-            self.full_syncs.pop(key, None)
-            self.full_syncs[key] = after
+            self._know(key, after)
 
-    def bound(self) -> None:
-        for values, limit in zip(self, (CLIENTS_MAX, FULL_SYNCS_MAX)):
-            while len(values) > limit:
-                del values[next(iter(values))]
+    def _know(self, key: str, known: Known) -> None:
+        self._forget(key)
+        self.full_syncs[key] = known
+        last = known[-1].status.full_sync
+        if last.state == REQUESTED:
+            self._open.setdefault(last.client_name, {})[key] = None
+        if len(self.full_syncs) > FULL_SYNCS_MAX:
+            self._forget(next(iter(self.full_syncs)))
+
+    def _forget(self, key: str) -> None:
+        known = self.full_syncs.pop(key, ())
+        if known and known[-1].status.full_sync.state == REQUESTED:
+            client_name = known[-1].status.full_sync.client_name
+            del self._open[client_name][key]
+            if not self._open[client_name]:
+                del self._open[client_name]
 
     def since(self, sequence: int) -> list[Told]:
         found: list[Known] = []
-        for values in self:
+        for values in (self.clients, self.full_syncs):
             for known in reversed(values.values()):
                 if known[-1].sequence <= sequence:
                     break
                 found.append(tuple(told for told in known if told.sequence > sequence))
-        return _ordered(found)
+        return _ordered(reversed(found))
 
 
 def _after(known: Known, told: Told) -> Known:
@@ -189,7 +225,7 @@ def _after(known: Known, told: Told) -> Known:
         if last is None or last.state != REQUESTED or not status.client.full_sync_provider:
             return known
         status = pb.Status(key=known[-1].status.key, full_sync=last)
-        status.full_sync.state, status.full_sync.reason = CANCELLED, "the client has announced a provider anew"
+        status.full_sync.state = CANCELLED
     elif last is None or status.full_sync.state == REQUESTED:
         return (told,)
     elif last.request_id != status.full_sync.request_id or last.state == CANCELLED:

@@ -55,6 +55,10 @@ class Reason(Enum):
     CLIENT_UNKNOWN = "the client has not announced itself: it is asked for nothing yet"
     NO_PROVIDER = "the client has no full sync provider"
     EMPTY_SNAPSHOT = "the client has no full sync provider: an empty snapshot, then all deltas that are left"
+    SNAPSHOT_UNSUPPLIED = (
+        "the client has no full sync provider any more: the snapshot that the site has begun is ended without rows, and only deltas behind that"
+        " request count"
+    )
     SNAPSHOT_BEGUN = "a snapshot was asked for"
     SNAPSHOT_SILENT = "no snapshot data for too long: cancelled, to be asked for again"
     SNAPSHOT_TRIMMED_AGAIN = (

@@ -130,7 +130,7 @@ class Orders:
         return f"; this stays behind: {behind}" if behind else ""
 
     async def demote(self, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:
-        """Ends this epoch; nobody takes the next one until an operator says so. Arguments as of `switchover`."""
+        """Ends this epoch; nobody takes the next one until an operator says so, or this sidecar is restarted. Arguments as of `switchover`."""
         if not self._node.serving:
             return False, f"{self._name} is not primary"
         behind = await self._left_behind()
@@ -138,7 +138,7 @@ class Orders:
             return self._would("would step down", behind)
         ok, text = await self._step_down(0, f"node {self._name} steps down", timeout_s, force)
         if not ok and self._life.over and self._node.paused:
-            return False, f"{text}. The group is paused: `lrq-ha resume` ends that"
+            return False, f"{text}. The group is paused, by {self._name} alone: `lrq-ha resume` ends that, `lrq-ha pause` tells the others"
         return ok, f"{self._name} has stepped down{text}; the group is paused{behind}" if ok else text
 
     def _would(self, text: str, behind: str) -> tuple[bool, str]:

@@ -44,6 +44,7 @@ CONNECT_TIMEOUT_S = 5.0
 BACKOFF_FIRST_S = 0.1  # after all doors of a site were tried; doubles each time
 BACKOFF_MAX_S = 2.0
 STEADY_S = 10.0  # more than CONNECT_TIMEOUT_S; a link that stood that long starts the back-off anew
+_LEVELS = {Reason.SNAPSHOT_TRIMMED_AGAIN: logging.ERROR, Reason.SNAPSHOT_UNSUPPLIED: logging.WARNING}  # the others are INFO
 
 
 class _Lane:
@@ -187,8 +188,7 @@ class _Driver:
                 body = effect.status.SerializeToString()
                 self._sites.replica.append(pb.Run(status=pb.StatusEntry(body=body)), 1, len(body))
             case m.Report():
-                level = logging.ERROR if effect.reason is Reason.SNAPSHOT_TRIMMED_AGAIN else logging.INFO
-                log.log(level, "%s: %s: %s", self.name, effect.state.name.lower(), effect.reason.value)
+                log.log(_LEVELS.get(effect.reason, logging.INFO), "%s: %s: %s", self.name, effect.state.name.lower(), effect.reason.value)
 
     async def _ask(self, lane: _Lane, connection: Connection, queue: str) -> None:
         """Asks the sink. Without an answer nothing happens: the session asks again after a while."""

@@ -135,7 +135,7 @@ def only(queue: str, arguments: dict[str, object], tmp_path: Path) -> Path:
     """Definitions with this queue alone."""
     file = tmp_path / "definitions.json"
     made = {"vhost": "/", "name": queue, "durable": True, "auto_delete": False, "arguments": arguments}
-    file.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [made], "exchanges": [], "bindings": []}))
+    file.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [made], "exchanges": [], "bindings": [], "policies": []}))
     return file
 
 
@@ -314,6 +314,70 @@ def test_deliveries_are_counted_anew(pair: Lab, tmp_path: Path) -> None:
     assert properties.headers["own"] == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "how", "copied"),
+    [("classic", "argument", False), ("quorum", "argument", False), ("classic", "policy", False), ("classic", "argument", True)],
+    ids=["classic", "quorum", "policy", "copied"],
+)
+def test_what_dead_letters_by_routing_key_is_left_alone(pair: Lab, tmp_path: Path, kind: str, how: str, copied: bool) -> None:
+    """A copy has the queue's name as its key: its dead letter found no queue, and was gone on every node."""
+    primary, backup = in_sync(pair)
+    node, own = pair.nodes[primary], uuid.uuid4().hex[:8]
+    orders, dlx, dead, queue = (f"{what}-{own}" for what in ("orders", "dlx", "dead", "by-key"))
+    arguments = {"x-queue-type": kind} | ({"x-dead-letter-exchange": dlx} if how == "argument" else {})
+    with pika.BlockingConnection(pika.URLParameters(node.broker)) as connection:
+        channel = connection.channel()
+        for exchange in (orders, dlx):
+            channel.exchange_declare(exchange, "topic", durable=True)
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        channel.queue_bind(queue, orders, "order.#")
+        channel.queue_declare(dead, durable=True)
+        channel.queue_bind(dead, dlx, "order.created")
+        channel.confirm_delivery()
+        # The last ones have another key than the queue's name, of their own or by CC; none of that window may be moved before they are met.
+        for number in range(10):
+            headers = {"CC": ["order.created"]} if copied and number > 6 else None
+            properties = pika.BasicProperties(delivery_mode=2, headers=headers)
+            exchange, key = (orders, "order.created") if not copied and number > 6 else ("", queue)
+            channel.basic_publish(exchange, key, b"%d" % number, properties)
+    file = tmp_path / "definitions.json"
+
+    def adopted() -> tuple[int, str]:
+        exported = json.loads(pair.ctl(primary, "export_definitions", "-"))
+        kinds = {"exchanges": "name", "queues": "name", "bindings": "source", "policies": "name"}
+        found = {each: [row for row in exported[each] if row[key].endswith(own)] for each, key in kinds.items()}
+        file.write_text(json.dumps({"vhosts": [{"name": "/"}], **found}))
+        return adopt(file, "--to", node.door)
+
+    def rule(**definition: str) -> None:
+        pair.ctl(primary, "set_policy", "-p", "/", f"p-{own}", f"^{queue}$", json.dumps(definition), "--apply-to", "queues")
+
+    if how == "policy":
+        rule(**{"dead-letter-exchange": dlx})
+    code, said = adopted()
+    assert code == 1, said
+    assert f"{queue}: 0 of 10 messages adopted, and not all were seen: it dead-letters by routing key" in said, said
+    with pika.BlockingConnection(pika.URLParameters(node.broker)) as connection:
+        channel = connection.channel()
+        eventually("all to be given back", lambda: channel.queue_declare(queue, passive=True).method.message_count == 10)
+        met = [channel.basic_get(queue) for _ in range(10)]
+    assert [(method.routing_key == queue, int(body)) for method, _, body in met] == [(copied or number <= 6, number) for number in range(10)]
+    assert all("x-lrq-pos" not in (properties.headers or {}) for _, properties, _ in met), "as they were"
+    all_applied(pair, primary, backup)
+    assert depth(pair.nodes[backup].broker, queue) == 0
+    rule(**({"dead-letter-exchange": dlx} if how == "policy" else {}), **{"dead-letter-routing-key": "order.created"})
+    eventually("the messages to be back", lambda: depth(node.broker, queue) == 10)
+    code, said = adopted()
+    assert (code, f"{queue}: 10 of 10 messages adopted" in said) == (0, True), said
+    with pika.BlockingConnection(pika.URLParameters(node.door)) as connection:
+        channel = connection.channel()
+        for _ in range(10):
+            method, _, _ = channel.basic_get(queue)
+            assert method is not None
+            channel.basic_reject(method.delivery_tag, requeue=False)
+    eventually("the dead letters", lambda: depth(node.broker, dead) == 10)
+
+
 @pytest.mark.one_version("4.3")
 def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
     door = pair.nodes[primary_of(pair)].door
@@ -324,7 +388,7 @@ def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
         assert code == 1
         assert said in answer
         assert "rabbitmqctl export_definitions" in answer
-    bad.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [], "exchanges": [], "bindings": []}))
+    bad.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [], "exchanges": [], "bindings": [], "policies": []}))
     code, answer = adopt(bad, "--to", door, "--vhost", "nowhere")
     assert (code, "no vhost nowhere" in answer) == (1, True)
     code, answer = adopt(Path(os.devnull + ".not"), "--to", door)

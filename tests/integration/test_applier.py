@@ -18,7 +18,7 @@ from broker_plugin import applier, building, frames, headers, sweeper
 from broker_plugin.applier import Applier
 from broker_plugin.apply_lane import STRIKES_MAX, Doubt
 from broker_plugin.client import Address, Channel, Connection
-from broker_plugin.giving_back import WIDE_WINDOW_MESSAGES
+from broker_plugin.giving_back import WIDE_WINDOW_MESSAGES, is_empty
 from broker_plugin.replica import Replica
 from broker_plugin.sweeper import Sweeper
 from lrq_ha.lab import Lab
@@ -624,6 +624,28 @@ def test_sweep_gives_back_uncounted(lab: Lab) -> None:
             await sweeping
             await holds(channel, "limited", 14)
             assert [int(body) for _, body in await content(channel, "limited")] == list(range(6, 20))
+
+    asyncio.run(go())
+
+
+def test_a_queue_that_is_kept_keeps_its_deliveries(lab: Lab) -> None:
+    """On 3.x a consumer that takes nothing is use of it, too."""
+
+    async def go() -> None:
+        async with rig_at(lab) as (rig, channel):
+            rig.add(declare("kept", "quorum", **{"x-delivery-limit": 1, "x-expires": 2_000}))
+            rig.add(publishes(numbered(3), "kept"))
+            await rig.applied()
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            await asyncio.sleep(8)
+            await rig.sweeper.stop()
+            await sweeping
+            await holds(channel, "kept", 3)
+            if str(channel.connection.server_properties["version"]).startswith("3."):
+                assert await is_empty(channel, "kept") is False
+            assert [int(body) for _, body in await content(channel, "kept")] == [0, 1, 2]
+            if str(channel.connection.server_properties["version"]).startswith("3."):
+                assert await is_empty(channel, "kept") is True
 
     asyncio.run(go())
 

@@ -171,18 +171,19 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     assert depth(lab.nodes[primary].broker, "scratch-fan") == 62, "of this one the log knows nothing: its exchange goes on to fill it"
 
 
-def test_a_renewal_that_is_given_up_doubles_nothing(lab: Lab) -> None:
+@pytest.mark.parametrize("exchange", ["amq.fanout", ""])
+def test_a_renewal_that_is_given_up_doubles_nothing(lab: Lab, exchange: str) -> None:
     """It came to what it cannot move when it had published again what stood before that, and had no position."""
     primary, backup = in_sync(lab, applied=True)
     empty(lab, primary, backup)
     door = lab.nodes[primary].door
-    declare(door, "by-name", dead_letter_exchange="amq.fanout")
+    declare(door, "by-name", dead_letter_exchange=exchange)
     with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].broker)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_bind("by-name", "amq.direct", "other")
-        for number, (exchange, key) in enumerate([("", "by-name"), ("", "by-name"), ("amq.direct", "other")]):
-            channel.basic_publish(exchange, key, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        for number, (through, key) in enumerate([("", "by-name"), ("", "by-name"), ("amq.direct", "other")]):
+            channel.basic_publish(through, key, b"%d" % number, pika.BasicProperties(delivery_mode=2))
     code, said = command("renew", "--timeout", "5", lab=lab)
     assert (code, "queue 'by-name' in vhost '/' dead-letters by routing key" in said) == (1, True), said
     all_applied(lab, primary, backup)

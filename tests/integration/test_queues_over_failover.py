@@ -64,22 +64,32 @@ def publish(channel: pika.adapters.blocking_connection.BlockingChannel, queue: s
 
 
 def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
-    """The primary's queue held more than its limit, as consumers had taken some of it; the backup's cannot, until somebody consumes."""
-    queue = f"limited-{time.time_ns()}"
-    declare(group.door, queue, max_length=5, overflow="reject-publish")
+    """The primary's queues held more than their limit, as consumers had taken some of it; the backup's cannot, until somebody consumes.
+
+    What waits for room goes with its queue: it is not given to whoever declares one of the same name.
+    """
+    queue, deleted = queues = [f"{name}-{time.time_ns()}" for name in ("limited", "deleted")]
+    for each in queues:
+        declare(group.door, each, max_length=5, overflow="reject-publish")
     time.sleep(2)
     channel = channel_to(group.door)
-    publish(channel, queue, range(5))
-    held = [channel.basic_get(queue)[0] for _ in range(5)]
-    assert all(held)
-    publish(channel, queue, range(5, 10))
-    eventually("the backup's queue to be full", lambda: depth(group.lab.nodes[group.backup].broker, queue) == 5)
-    said = f"queue '{queue}' in vhost '/' is full here, and 5 messages wait for room"
-    eventually("the backup to say so", lambda: said in group.lab.status(group.backup)["reason"])
+    for each in queues:
+        publish(channel, each, range(5))
+        assert all(channel.basic_get(each)[0] for _ in range(5))
+        publish(channel, each, range(5, 10))
+    for each in queues:
+        eventually("the backup's queue to be full", lambda each=each: depth(group.lab.nodes[group.backup].broker, each) == 5)
+        said = f"queue '{each}' in vhost '/' is full here, and 5 messages wait for room"
+        eventually("the backup to say so", lambda said=said: said in group.lab.status(group.backup)["reason"])
     time.sleep(2)  # what does not fit is tried again
     door = group.fail_over()
+    anew = channel_to(door)
+    anew.queue_delete(deleted)
+    anew.queue_declare(deleted, durable=True)
     declare(door, f"beside-{queue}")
     assert sorted(consume(door, queue, 10)) == list(range(10))
+    time.sleep(2)  # longer than until it is tried again
+    assert depth(group.lab.nodes[group.backup].broker, deleted) == 0
 
 
 def read(url: str, stream: str) -> list[int]:

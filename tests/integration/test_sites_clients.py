@@ -63,6 +63,35 @@ def test_a_site_whose_first_snapshot_nobody_supplies_any_more_begins_with_an_emp
     assert [(each.type, list(each.payloads)) for each in of_it] == [(pb.SNAPSHOT_SYNC, []), (pb.LAST_FULL_SYNC_ENTRY, [])]
 
 
+def test_a_provider_that_hangs_is_asked_again_also_where_deltas_flow(lab: Lab) -> None:
+    """A delta always waited for the end of the other view, and was taken for a sink that is slow."""
+    asked: list[str] = []
+    go = threading.Event()
+
+    def provide(request: FullSyncRequest, context: FullSyncContext) -> None:
+        asked.append(request.request_id)
+        if len(asked) == 1:
+            go.wait(600)
+            return
+        context.transmit(b"a row").result(120)
+        context.complete()
+
+    def transmit(publisher: Publisher) -> None:
+        while not go.wait(0.005):
+            publisher.transmit_log_entry_message(b"a delta", ["west"])
+
+    with Publisher([lab.nodes["e1"].door], "hangs", "parcels") as publisher:
+        publisher.on_full_sync(provide)
+        deltas = threading.Thread(target=transmit, args=(publisher,))
+        deltas.start()
+        try:
+            eventually("the provider to be asked again", lambda: len(set(asked)) > 1)
+            follows(lab, "parcels", "west")
+        finally:
+            go.set()
+            deltas.join(120)
+
+
 def test_the_first_thousand_are_served_and_the_next_is_told_also_after_a_restart(lab: Lab) -> None:
     """What it transmitted was confirmed, and sent nowhere; after a restart, or a failover, it was that of others."""
     lab.kill("w1")  # nobody is to send what so many have to say

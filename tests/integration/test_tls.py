@@ -169,7 +169,8 @@ def test_operators_commands_through_a_door(lab: Lab, tmp_path: Path, monkeypatch
     assert lab.authority is not None
     queue = f"tls-tail-{time.time_ns()}"
     made = {"vhost": "/", "name": queue, "durable": True, "auto_delete": False, "arguments": {}}
-    (tmp_path / "definitions.json").write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [made], "exchanges": [], "bindings": []}))
+    definitions = {"vhosts": [{"name": "/"}], "queues": [made], "exchanges": [], "bindings": [], "policies": []}
+    (tmp_path / "definitions.json").write_text(json.dumps(definitions))
     entry = {"kind": "publish", "user": "app", "replication_id": None, "epoch": 1, "sequence": 1, "vhost": "/", "exchange": "", "routing_key": queue}
     entry |= {"header": base64.b64encode(headers.header_payload(2)).decode(), "body": base64.b64encode(b"ok").decode()}
     (tmp_path / "tail.jsonl").write_text(json.dumps(entry) + "\n")

@@ -111,13 +111,17 @@ class Applier:
             return False
         if what[0] == "delete":
             for message in self.parked.pop(("", what[1]), ()):
-                self._site.broker.gone.add((message.epoch, message.sequence, self._replica.index.generations.newest, what[1]))
-                self._replica.progress.applied(message.sequence, message.sequence)
+                self._dies(message)
         if what[0] == "spared":
             self._site.sweeper.suspect([(VHOST, what[1])], entry.first)
         else:
             self._site.broker.execute(what)
         return True
+
+    def _dies(self, message: Message) -> None:
+        """It waits for room in a queue, and goes with it."""
+        self._site.broker.gone.add((message.epoch, message.sequence, self._replica.index.generations.newest, message.key))
+        self._replica.progress.applied(message.sequence, message.sequence)
 
     def _moved_on(self, sequence: int) -> bool:
         """What was rejected before entry `sequence` has left its queue."""
@@ -188,6 +192,8 @@ class Applier:
             for message in parked:
                 if self.skips(message):
                     self._replica.progress.applied(message.sequence, message.sequence)
+                elif any(self._replica.barrier.has_died(queue, message.sequence) for queue in message.queues):
+                    self._dies(message)
                 else:
                     self._send(message)
             return True

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrq_ha.cli import nodes
-from lrq_ha.cli.adopt import read_definitions
+from lrq_ha.cli.adopt import _dies_by_key, read_definitions
 from lrq_ha.cli.main import main
 from lrq_ha.cli.sidecar import redact, set_up_logging
 from lrq_ha.sidecar.config import sample
@@ -31,6 +31,7 @@ DEFINITIONS: dict[str, list[dict[str, Any]]] = {
     "bindings": [
         {"vhost": "/", "source": "books", "destination": "orders", "destination_type": "queue", "routing_key": "#", "arguments": {}},
     ],
+    "policies": [{"vhost": "/", "pattern": "^orders", "apply-to": "all", "priority": 0, "definition": {}}],
 }
 ENTRY = {
     "epoch": "1.1", "sequence": 7, "kind": "publish", "user": "app", "replication_id": "shop/3",
@@ -220,6 +221,38 @@ def test_what_is_bound_to_an_exchange_that_is_not_there() -> None:
     [found] = read_definitions(json.dumps(DEFINITIONS | {"bindings": [*DEFINITIONS["bindings"], *lost]}))
     assert found.bindings == DEFINITIONS["bindings"]
     assert found.unknown == [("inner", each) for each in lost]
+
+
+def policy(pattern: str, priority: int = 0, to: str = "queues", **definition: str) -> dict[str, Any]:
+    where = {f"dead-letter-{key}": value for key, value in definition.items()}
+    return {"pattern": pattern, "priority": priority, "apply-to": to, "definition": where}
+
+
+KEYED = {"exchange": "dlx", "routing-key": "dead"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policies", "by_key"),
+    [
+        ({}, [], False),
+        ({"x-dead-letter-exchange": "dlx"}, [], True),
+        ({"x-dead-letter-exchange": ""}, [], True),
+        ({"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "dead"}, [], False),
+        ({"x-dead-letter-exchange": "dlx"}, [policy("orders", **{"routing-key": "dead"})], False),
+        ({"x-dead-letter-routing-key": "dead"}, [policy("orders", exchange="dlx")], False),
+        ({}, [policy("rder", exchange="dlx")], True),
+        ({}, [policy("^rder", exchange="dlx")], False),
+        ({}, [policy("^orders$", 2, exchange="dlx"), policy(".*", 1, **KEYED)], True),
+        ({}, [policy("^orders$", 1, exchange="dlx"), policy(".*", 2, **KEYED)], False),
+        ({}, [policy("orders", to="all", exchange="dlx")], True),
+        ({}, [policy("orders", to="classic_queues", exchange="dlx")], True),
+        ({"x-queue-type": "quorum"}, [policy("orders", to="classic_queues", exchange="dlx")], False),
+        ({}, [policy("orders", to="exchanges", exchange="dlx")], False),
+        ({}, [policy("(*VERB)orders", exchange="dlx")], False),
+    ],
+)
+def test_whose_dead_letters_go_by_their_routing_key(arguments: dict[str, str], policies: list[dict[str, Any]], by_key: bool) -> None:
+    assert _dies_by_key(QUEUE | {"arguments": arguments}, policies) is by_key
 
 
 def test_what_sidecars_write_is_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

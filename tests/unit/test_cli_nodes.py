@@ -308,6 +308,25 @@ def test_nodes_that_were_not_paused_are_an_error(serve: Callable[[Node], Node], 
     assert said.err.startswith("e2: e2 does not answer")
 
 
+def test_whoever_steps_down_is_not_the_only_one_that_is_paused(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, a restart of its sidecar ended the pause: nobody else had been told."""
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2"))
+    where = lab(tmp_path, e1, e2)
+    assert main(["demote", "--dry-run", *where]) == 0
+    assert e2.told == []
+    assert main(["demote", *where]) == 0
+    assert e2.told == [("pause", True)]
+    assert main(["demote", *lab(tmp_path, e1, Node("e3"), e2)]) == 1
+    assert e2.told == [("pause", True)] * 2
+    assert capsys.readouterr().err.startswith("e3: e3 does not answer")
+    e1.answer = False, "not now"
+    assert main(["demote", *where]) == 1
+    assert e2.told == [("pause", True)] * 2
+    assert e1.told == [("demote", 30.0)] * 4
+
+
 def test_what_is_saved_is_its_owners_alone(serve: Callable[[Node], Node], tmp_path: Path) -> None:
     """It holds messages."""
     file = tmp_path / "tail.jsonl"

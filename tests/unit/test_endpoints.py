@@ -8,12 +8,14 @@ from typing import Any, cast
 import pytest
 from test_publishing import Connection
 
-from broker_plugin import building, frames, headers
-from lrq_ha.publisher.messages import LogEntries, client_status
+from broker_plugin import building, endpoints, frames, headers
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher.messages import LogEntries, client_status, full_sync_status
 from lrq_ha.routing import statuses
 from lrq_ha.routing.names import SEND_LOG_ENTRIES, STATUS
 
 CONNECTION_FORCED, PRECONDITION_FAILED = 320, 406
+REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
 
 
 class Client(Connection):
@@ -34,6 +36,18 @@ class Client(Connection):
 
     def announce(self, client_name: str) -> Any:
         return self.publish(STATUS, client_status(client_name, True))
+
+    def say(self, request_id: str, state: pb.FullSyncRequest.State, destination: str = "west") -> Any:
+        return self.publish(STATUS, full_sync_status("orders", destination, request_id, "test", state))
+
+    def logged(self) -> list[tuple[str, pb.FullSyncRequest.State]]:
+        found = [pb.Status.FromString(run.status.body).full_sync for run in self.runs]
+        return [(each.request_id, each.state) for each in found]
+
+    def heard(self) -> list[Any]:
+        """The methods that it has got since it was last asked."""
+        data, self.client.data = self.client.data, b""
+        return [frames.decode_method(data[item[2] : item[3]]) for item in frames.scan(data)[0]]
 
     def transmit(self, client_name: str) -> Any:
         return self.publish(SEND_LOG_ENTRIES, LogEntries.checked([(b"x", ["west"])]).to_bytes(client_name, "", 0))
@@ -73,5 +87,35 @@ def test_of_more_clients_than_can_be_served_nothing_is_taken(monkeypatch: pytest
             assert again.announce(name) is None
         assert again.transmit("mails").reply_code == PRECONDITION_FAILED
         assert (len(client.runs), len(again.runs)) == (before, 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_full_sync_of_a_site_that_is_not_known_is_returned() -> None:
+    """A misspelt one was confirmed, and went nowhere; ten thousand invented ones took the place of everybody's."""
+
+    async def scenario() -> None:
+        client = Client()
+        for state in (REQUESTED, COMPLETED, CANCELLED):
+            assert client.say("r1", state, "wets") is None
+            (returned,) = client.heard()
+            assert (returned.name, returned.reply_code, returned.routing_key) == ("Basic.Return", endpoints.NO_ROUTE, STATUS)
+            assert returned.reply_text == "destination 'wets' is not known to group 'east'; known: west"
+        assert client.runs == []
+        client.say("r1", REQUESTED)
+        assert client.logged() == [("r1", REQUESTED)]
+
+    asyncio.run(scenario())
+
+
+def test_the_door_takes_no_end_behind_a_cancellation() -> None:
+    """Of a provider that had not heard of it. Who reads LRQ_Status, or begins from what is known of it, would take the full sync for a whole one."""
+
+    async def scenario() -> None:
+        client = Client()
+        said = [("r1", REQUESTED), ("r1", CANCELLED), ("r1", COMPLETED), ("r2", REQUESTED), ("r1", CANCELLED), ("r2", COMPLETED)]
+        for request_id, state in said:
+            assert client.say(request_id, state) is None
+        assert client.logged() == [said[0], said[1], said[3], said[5]]
 
     asyncio.run(scenario())

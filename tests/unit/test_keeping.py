@@ -20,12 +20,18 @@ ARGUMENTS = {"x-queue-type": "quorum", "x-expires": 1_000}
 
 
 class Broker:
-    """A queue of so many messages; `answers`: lengths that the broker tells first."""
+    """A queue of so many messages; `answers`: lengths that the broker tells first. `silent`: it goes on saying 0.
 
-    def __init__(self, messages: int, *answers: int) -> None:
-        self.messages, self.answers = messages, list(answers)
+    Attributes:
+        windows: Of its consumers.
+        counted: Of how many messages it has counted a delivery.
+    """
+
+    def __init__(self, messages: int, *answers: int, version: str = "4.3.0", silent: bool = False) -> None:
+        self.messages, self.answers, self.silent = messages, list(answers), silent
         self.windows: list[int] = []
-        self.server_properties = {"version": "4.3.0"}
+        self.counted = 0
+        self.server_properties = {"version": version}
         self.error = None
         self.held = 0
 
@@ -37,15 +43,15 @@ class Broker:
 
     async def queue_declare(self, _queue: str, passive: bool) -> tuple[str, int, int]:
         assert passive
-        if self.answers:
-            return "q", self.answers.pop(0), 0
+        if self.answers or self.silent:
+            return "q", self.answers.pop(0) if self.answers else 0, 0
         return "q", self.messages - self.held, 1
 
     async def qos(self, window: int) -> None:
         self.windows.append(window)
 
-    async def consume(self, _queue: str, take: Callable[..., object]) -> str:
-        self.held = min(self.windows[-1], self.messages)
+    async def consume(self, _queue: str, take: Callable[..., object], *, idle: bool = False) -> str:
+        self.held = 0 if idle else min(self.windows[-1], self.messages)
         for tag in range(1, self.held + 1):
             take(tag, False)
         return "c"
@@ -58,6 +64,7 @@ class Broker:
     async def flow(self) -> None: ...
 
     async def close(self) -> None:
+        self.counted += self.held
         self.held = 0
 
 
@@ -66,14 +73,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(giving_back, "QUIET_S", 0.0)
 
 
-def used(broker: Broker, given_back: GivenBack, times: int = 3) -> list[int]:
-    """The windows of so many uses."""
+def used(broker: Broker, given_back: GivenBack, times: int = 3, **more: object) -> list[int]:
+    """The windows of so many uses. `more`: arguments of the queue."""
 
     async def go() -> None:
         keeper = Keeper(cast(Replica, SimpleNamespace()), Address.parse("amqp://a:b@127.0.0.1:1"), given_back)
         cast(Any, keeper)._vhosts = broker
         for _ in range(times):
-            await keeper._use(KEY, ARGUMENTS)
+            await keeper._use(KEY, ARGUMENTS | more)
 
     asyncio.run(go())
     return broker.windows
@@ -100,3 +107,11 @@ def test_a_queue_that_does_not_answer_looks_like_an_empty_one() -> None:
     silent = Broker(0, *[0] * 20)
     used(silent, given_back)
     assert used(Broker(5_000), given_back) == [1_200] * 3, "while it does not answer, nothing is known of it"
+
+
+@pytest.mark.parametrize("messages", [(5_000, 0), (5_000,), (0,)], ids=["silent", "full", "empty"])
+def test_where_giving_back_uses_up_a_limit_it_takes_nothing(messages: tuple[int, ...]) -> None:
+    """A queue that does not answer looks like an empty one, and how much it had been given back was not known: so much was taken."""
+    broker = Broker(*messages, version="3.10.8")
+    assert len(used(broker, GivenBack(), **{"x-delivery-limit": 3})) == 3, "it came each time"
+    assert broker.counted == 0

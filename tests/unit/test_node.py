@@ -1065,6 +1065,8 @@ def test_who_no_longer_follows_does_not_keep_others_from_an_epoch() -> None:
         (lambda: met(Driver(2)), [1], "e1 is said to be down, but it answers: stop it first, or use switchover", False),
         (lambda: cut_off(E2_1), [1], "e1 is said to be down, but it answers e3: stop it first, or use switchover", False),
         (lambda: Driver(2), [], "e1 does not answer: if it is down, say so with --down e1", False),
+        (lambda: Driver(2, size=3), [], "e1, e3 does not answer: if it is down, say so with --down e1, e3", False),
+        (lambda: Driver(2, size=3), [3], "e1 does not answer: if it is down, say so with --down e1, e3", False),
         (lambda: met(Driver(2), leading=E2_1), [], "e1 is primary and answers: use switchover", False),
         (follower, [], "e1 is primary and answers: use switchover", False),
         (lambda: met(Driver(2), state(LONGER)), [], "e1 answers and has a longer log: promote e1 instead", True),

@@ -78,7 +78,7 @@ def test_a_node_that_was_to_step_down_leaves_the_group_paused(monkeypatch: pytes
     monkeypatch.setattr(Node, "serving", True)
     told = run(lambda incarnation: incarnation.orders.demote(10.0, force=True, dry_run=False))
     assert "started again" in told
-    assert told.endswith("The group is paused: `lrq-ha resume` ends that")
+    assert told.endswith("The group is paused, by e1 alone: `lrq-ha resume` ends that, `lrq-ha pause` tells the others")
 
 
 def test_a_handover_while_consumers_finish(monkeypatch: pytest.MonkeyPatch) -> None:

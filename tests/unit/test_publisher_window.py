@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -73,6 +76,30 @@ def test_nack_and_return_fail_the_message_alone() -> None:
     (settled,) = window.acked(3, False, nack=True)
     assert isinstance(settled.error, NackedError)
     assert (settled.error.code, settled.error.replication_id) == (0, "p/3")
+
+
+def test_a_return_costs_the_same_however_many_are_in_flight() -> None:
+    """A burst that no queue takes, all of it returned before the first ack, held up `publish` for seconds."""
+
+    def lines(count: int) -> int:
+        window, found = filled(count), 0
+        take(window)
+
+        def trace(frame: Any, event: str, _what: object) -> Any:
+            nonlocal found
+            found += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            window.returned(count, 312, "NO_ROUTE")
+        finally:
+            sys.settrace(before)
+        assert [done for _, done in outcome(window.acked(count, True))] == [True] * (count - 1) + [False]
+        return found
+
+    assert lines(1) == lines(100)
 
 
 def test_the_number_of_a_refused_message_is_given_to_the_next() -> None:

@@ -335,8 +335,7 @@ def test_a_new_request_takes_the_place_of_the_one_under_way() -> None:
     bench.end(LOG, 9)
     bench.read(SNAP, (6, transaction(ROWS, "r")), (8, transaction(ROWS, "r")))
     assert bench.sent == [(5, [(6, "R", "r"), (7, "M", "s")])]
-    assert bench.readers[SNAP].from_sequence == 8
-    bench.read(SNAP, (8, transaction(ROWS, "r")), (9, transaction(ROWS, "s")))
+    bench.read(SNAP, (9, transaction(ROWS, "s")))
     assert bench.sent == [(7, [(9, "R", "s")])]
 
 
@@ -494,6 +493,47 @@ def test_no_data_for_too_long_cancels() -> None:
     assert bench.effects == []
 
 
+def test_a_provider_is_silent_also_where_deltas_flow() -> None:
+    """The end of its view is told a moment later than deltas come: one always waited, and was taken for a sink that is slow."""
+    bench = in_snapshot(snapshot_timeout_s=60)
+    for sequence in range(6, 300):
+        bench.read(LOG, (sequence, transaction()))
+        bench.end(SNAP, sequence - 1)
+        bench.tell(m.Acked(bench.session.sent))
+        bench.tick(0.25)
+        if bench.now < 60:
+            assert bench.appended == []
+        elif bench.appended:
+            break
+    assert (bench.appended, bench.now) == ([("r", CANCELLED)], 60)
+
+
+def test_a_view_that_is_read_slowly_cancels_no_snapshot() -> None:
+    """What was known when the wait began has to be read: rows may be in it."""
+    bench = in_snapshot(snapshot_timeout_s=10, ack_timeout_s=1000)
+    bench.read(SNAP, (6, transaction(ROWS, "r")))
+    bench.end(LOG, 20)
+    for _ in range(3):
+        bench.tick(10)
+        assert bench.appended == []
+    bench.end(SNAP, 20)
+    bench.tick(10)
+    assert bench.appended == [("r", CANCELLED)]
+
+
+def test_a_view_that_is_read_anew_is_waited_for() -> None:
+    bench = in_snapshot(snapshot_timeout_s=10, ack_timeout_s=1000)
+    bench.read(SNAP, (6, transaction(ROWS, "r")))
+    bench.end(LOG, 20)
+    bench.tell(m.Disconnected())
+    bench.meet(6, "r")
+    bench.tick(10)
+    assert bench.appended == []
+    bench.end(SNAP, 20)
+    bench.tick(10)
+    assert bench.appended == [("r", CANCELLED)]
+
+
 def test_a_slow_sink_cancels_no_snapshot() -> None:
     bench = in_snapshot(snapshot_timeout_s=10, in_flight_bytes_max=1, ack_timeout_s=1000)
     bench.read(SNAP, (6, transaction(ROWS, "r")))
@@ -519,6 +559,7 @@ def test_when_the_provider_is_gone_a_first_snapshot_gives_way_to_an_empty_one() 
     bench.client(False, sequence=6)
     bench.read(SNAP, (7, transaction(ROWS, "r")))
     bench.end(LOG, 8)
+    bench.end(SNAP, 8)
     bench.tick(9)
     assert bench.appended == [], "another process of the client may have one"
     bench.tick(1)
@@ -539,7 +580,7 @@ def test_when_the_provider_is_gone_a_first_snapshot_gives_way_to_an_empty_one() 
     bench.end(SNAP, 15)
     bench.read(LOG, (13, transaction()), (15, transaction()))
     assert bench.sent == [(12, [(13, "D", ""), (14, "E", request), (15, "D", "")])]
-    assert bench.reasons == [Reason.EMPTY_SNAPSHOT, Reason.SNAPSHOT_SENT]
+    assert bench.reasons == [Reason.SNAPSHOT_UNSUPPLIED, Reason.SNAPSHOT_SENT]
     bench.tell(m.Acked(at(15)))
     assert bench.session.state is State.IN_LOG_ENTRY_SYNC
 
@@ -710,7 +751,58 @@ def test_complete_data_in_the_log_is_better_than_an_empty_snapshot() -> None:
     bench.request(5, "r")
     bench.request(8, "r", COMPLETED)
     bench.meet()
+    assert bench.sent == [], "it is not known yet whether its rows are left"
+    bench.read(SNAP, (6, transaction(ROWS, "r")), (7, transaction(END, "r")))
     assert bench.sent == [(0, [(5, "M", "r")])]
+    bench.end(LOG, 8)
+    assert bench.sent == [(5, [(6, "R", "r"), (7, "E", "r")])]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_empty_snapshot_is_better_than_complete_data_whose_rows_were_trimmed(known: bool) -> None:
+    """It began at the request, and the deltas before were lost without a word."""
+    bench = Bench(provider=False)
+    bench.request(5, "r")
+    bench.request(8, "r", COMPLETED)
+    bench.meet(0 if known else 2, "" if known else "q", not known, known=known)
+    bench.trim(SNAP, 30)
+    assert bench.reasons == [Reason.EMPTY_SNAPSHOT]
+    assert bench.readers[LOG].from_sequence == 1
+    bench.read(LOG, (4, transaction()), (9, transaction()))
+    assert [[row[:2] for row in rows] for _, rows in bench.sent] == [[(3, "E"), (4, "D"), (5, "M")]]
+    bench.trim(SNAP, 30)
+    assert bench.appended == [("r", CANCELLED)]
+    bench.request(31, "r", CANCELLED)
+    bench.end(LOG, 31)
+    assert [[row[:2] for row in rows] for _, rows in bench.sent] == []
+    assert bench.reasons == [Reason.NO_PROVIDER]
+    assert bench.session.state is State.IN_LOG_ENTRY_SYNC
+
+
+def test_deltas_that_are_trimmed_before_a_complete_snapshot_has_begun() -> None:
+    bench = Bench(provider=False)
+    bench.request(5, "r")
+    bench.request(8, "r", COMPLETED)
+    bench.meet()
+    bench.trim(LOG, 20)
+    assert bench.reasons == [Reason.EMPTY_SNAPSHOT]
+    assert list(bench.readers) == [LOG]
+    bench.read(LOG, (33, transaction()))
+    assert [[row[:2] for row in rows] for _, rows in bench.sent] == [[(32, "E"), (33, "D")]]
+
+
+def test_a_provider_that_comes_while_a_complete_snapshot_is_looked_for_is_asked_if_it_is_gone() -> None:
+    bench = Bench(provider=False)
+    bench.request(5, "r")
+    bench.request(8, "r", COMPLETED)
+    bench.meet()
+    bench.client(True, sequence=9)
+    assert bench.sent == []
+    bench.trim(SNAP, 30)
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    bench.request(31, request)
+    assert bench.sent == [(0, [(31, "M", request)])]
 
 
 def test_a_client_that_says_nothing_is_waited_for_and_then_taken_for_one_without_provider() -> None:

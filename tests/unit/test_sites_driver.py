@@ -70,6 +70,18 @@ def test_a_provider_may_take_as_long_for_a_row_as_is_configured(tmp_path: Path) 
     asyncio.run(go())
 
 
+def test_what_costs_a_site_data_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        sites = _sites(Alone(), tmp_path, '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:1"]\n')
+        sites._add("orders")
+        for reason in (Reason.SNAPSHOT_SENT, Reason.SNAPSHOT_UNSUPPLIED, Reason.SNAPSHOT_TRIMMED_AGAIN):
+            sites._sites[0].drivers["orders"]._carry_out(m.Report(State.IN_SNAPSHOT_SYNC, reason))
+
+    with caplog.at_level(logging.INFO, "lrq_ha.sites"):
+        asyncio.run(go())
+    assert [record.levelname for record in caplog.records if "in_snapshot_sync" in record.message] == ["INFO", "WARNING", "ERROR"]
+
+
 def _logged(alone: Alone, *statuses: bytes) -> list[int]:
     """They stand in the log, and are safe."""
     sequences = [alone.replica.append(pb.Run(status=pb.StatusEntry(body=body)), 1, len(body)) for body in statuses]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+from test_completion import Alone
+
+from broker_plugin.endpoints import REQUEST_ID_BYTES_MAX
+from broker_plugin.replica import CHECKPOINT_BYTES_MAX
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import client_status, full_sync_status
 from lrq_ha.replication.errors import MalformedInput
@@ -99,6 +106,8 @@ def test_an_announcement_cancels_what_is_open_where_it_stands() -> None:
         assert says(statuses.of("orders", "south"))[:2] == [(2, "r2", REQUESTED), (3, "r2", COMPLETED)]
         assert says(statuses.of("orders-2", "west")) == [(4, "r3", REQUESTED)]
         assert statuses.overtaken(full_sync("r1", COMPLETED)) == 6
+    for statuses in in_every_way(full_sync("r1", REQUESTED), full_sync("r1", COMPLETED), announcement, full_sync("r1", COMPLETED)):
+        assert says(statuses.of("orders", "west")) == [(1, "r1", REQUESTED), (3, "", REQUESTED), (4, "r1", COMPLETED)], "that had ended"
     statuses = noted(*before, announcement)
     assert statuses.overtaken(full_sync("r1", COMPLETED)) == 4
     statuses.safe(4)
@@ -162,6 +171,80 @@ def test_full_syncs_push_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert statuses.of("orders", "nowhere") == [(1, client)]
     assert [told.sequence for told in statuses.since(0)] == [1, 9, 10, 11], "those told longest ago go first"
     assert [told.sequence for told in statuses.since(9)] == [10, 11]
+
+
+def steps(of: Callable[[], object]) -> int:
+    """How many a call takes in the module, which does not depend on the machine."""
+    found = 0
+
+    def trace(frame: Any, event: str, _what: object) -> Any:
+        nonlocal found
+        frame.f_trace_opcodes = frame.f_code.co_filename == module.__file__
+        found += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        of()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+@pytest.mark.parametrize("upto", [0, 1 << 40], ids=["not safe", "safe"])
+def test_a_status_costs_the_same_however_many_are_known(upto: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some thousand at once stopped the node: each went through all that were not safe yet, and nothing became safe meanwhile."""
+    monkeypatch.setattr(module, "CLIENTS_MAX", 2)
+    announcements = [pb.Status.FromString(client_status(name, True)) for name in ("orders", "bills")]
+
+    def of_one_more(known: int) -> dict[str, int]:
+        statuses = noted(*announcements, *(full_sync("r1", REQUESTED, f"site{number}") for number in range(known)))
+        statuses.safe(upto)
+        following = iter(range(known + 3, 1 << 40))
+        found = {
+            "a request": steps(lambda: statuses.overtaken(full_sync("r2", REQUESTED))),
+            "its end": steps(lambda: statuses.overtaken(full_sync("r1", COMPLETED, "site0"))),
+            "room": steps(lambda: (statuses.has_room("bills"), statuses.has_room("mails"))),
+            "noted": steps(lambda: statuses.noted(next(following), full_sync("r2", REQUESTED))),
+            "announced": steps(lambda: statuses.noted(next(following), announcements[1])),
+        }
+        statuses.safe(upto)
+        statuses.noted(next(following), announcements[0])  # what is open of this one ends here
+        statuses.safe(upto)
+        return found | {"announced again": steps(lambda: statuses.noted(next(following), announcements[0]))}
+
+    few, many = of_one_more(10), of_one_more(200)
+    assert {what: count for what, count in many.items() if count > few[what] + 100} == {}
+    safe = noted(*announcements, *(full_sync("r1", COMPLETED, f"site{number}") for number in range(200)), announcements[1])
+    safe.safe(202)
+    assert steps(lambda: safe.safe(203)) < 500, "so does one that becomes safe"
+
+
+def test_what_a_checkpoint_holds_of_statuses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reason, or what no version knows, of 64 KiB: a thousand were more than a checkpoint takes, and no further one was written."""
+    kept, limit = 400, module.FULL_SYNCS_MAX
+    monkeypatch.setattr(module, "FULL_SYNCS_MAX", kept)
+    fill = module.STATUS_BYTES_MAX - 1_000
+    unknown = b"\xfa\x07" + bytes([fill & 0x7F | 0x80, fill >> 7 & 0x7F | 0x80, fill >> 14]) + b"x" * fill  # field 127
+    assert pb.Status.FromString(unknown).SerializeToString() == unknown, "the library keeps it"
+    client, request_id = "c" * 64, "r" * REQUEST_ID_BYTES_MAX
+    alone, restarted = Alone(), Alone()
+    index = alone.replica.index
+    for number in range(2 * kept):
+        for entry, said in enumerate(((REQUESTED, "x" * fill, b""), (COMPLETED, "", unknown)), 2 * number + 1):
+            body = full_sync_status(client, f"{number:064}", request_id, said[1], said[0]) + said[2]
+            index.note(pb.Run(status=pb.StatusEntry(body=body)), entry, sweep=False)
+    for each in (index, restarted.replica.index):
+        checkpoint = each.checkpoint(alone.node.log.state(), renewal=False)
+        assert len(checkpoint.statuses) == 2 * kept
+        assert checkpoint.ByteSize() * limit // kept < CHECKPOINT_BYTES_MAX // 4, "there is room for everything else"
+        for row in checkpoint.statuses:  # as of a version that kept all
+            row.body += unknown
+        restarted.replica.index.restore(1, checkpoint)
+    last = f"{2 * kept - 1:064}"
+    index.safe(1 << 40)
+    assert says(index.statuses.of(client, last)) == [(4 * kept - 1, request_id, REQUESTED), (4 * kept, request_id, COMPLETED)]
 
 
 @pytest.mark.parametrize(
