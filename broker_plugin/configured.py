@@ -24,7 +24,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 from lrq_ha.replication.positions import owner_of
 
-from . import frames
+from . import frames, topology
 from .apply_declarations import PASSED_OVER, unconditional
 from .channels import QueueKey
 from .client import Channel
@@ -76,9 +76,10 @@ class Configured:
 
     async def unbind(self) -> None:
         """This node begins to follow another."""
-        for key, exchange, _, unbinds in list(self._replica.declared.definitions.bindings_to(self._replica.declared.partial)):
+        bindings = self._bindings()
+        for key, _, _, unbinds in bindings:
             await self._call(key, frames.QUEUE_UNBIND, unbinds, log_refusal=False)  # this broker may not have it
-            await self._keep_exchange(key, exchange)
+        await self._keep_exchanges(bindings)
 
     async def take_over(self) -> None:
         """Ends `run`; declares and binds them for clients. Everything of the log is applied, and this node's MARKER is its end."""
@@ -92,8 +93,9 @@ class Configured:
             await self._execute(key, method)
             if followed:
                 await self._empty_for_good(key, method)
-        for key, exchange, binds, _ in list(self._replica.declared.definitions.bindings_to(self._replica.declared.partial)):
-            await self._keep_exchange(key, exchange)
+        bindings = self._bindings()
+        await self._keep_exchanges(bindings)
+        for key, _, binds, _ in bindings:
             await self._execute(key, binds, log_refusal=self._replica.declared.level(key) is not Level.NONE)
         await self.close()
 
@@ -109,10 +111,18 @@ class Configured:
     def _configured(self) -> list[QueueKey]:
         return [key for key in self._replica.declared.partial if self._replica.declared.level(key) is Level.CONFIGURATION]
 
-    async def _keep_exchange(self, key: QueueKey, exchange: str) -> None:
-        """An auto-delete exchange goes with its last binding, and here that may be one which others still have."""
-        for method in self._replica.declared.keeping(key[0], exchange):
-            await self._execute(key, method)
+    def _bindings(self) -> list[tuple[QueueKey, str, bytes, bytes]]:
+        return list(self._replica.declared.definitions.bindings_to(self._replica.declared.partial))
+
+    async def _keep_exchanges(self, bindings: list[tuple[QueueKey, str, bytes, bytes]]) -> None:
+        """An auto-delete exchange goes with its last binding, and here that may be one which others still have. Each is declared once."""
+        exchanges: dict[str, dict[str, None]] = {}
+        for (vhost, _), exchange, _, _ in bindings:
+            exchanges.setdefault(vhost, {})[exchange] = None
+        for vhost, named in exchanges.items():
+            declares, binds = self._replica.declared.keeping(vhost, named)
+            for method in (*declares, *binds):
+                await self._execute((vhost, topology.first_name(method)), method)
 
     async def _empty(self, key: QueueKey) -> None:
         """Purges a queue if there is something in it."""
@@ -133,7 +143,7 @@ class Configured:
         return found[1] if found else 0
 
     async def _execute(self, key: QueueKey, method: bytes, *, log_refusal: bool = True) -> None:
-        """Carries out a declaration of the log that concerns a queue."""
+        """Carries out a declaration of the log that concerns a queue, or the exchange of this name."""
         kind, _, arguments = unconditional(method)
         await self._call(key, kind, arguments, log_refusal=log_refusal)
 
@@ -148,7 +158,7 @@ class Configured:
             if error.code not in PASSED_OVER:
                 raise
             if log_refusal:
-                log.warning("queue '%s' in vhost '%s' is not here as it is declared: %s", key[1], key[0], error.text)
+                log.warning("'%s' in vhost '%s' is not here as it is declared: %s", key[1], key[0], error.text)
         except LrqError as error:
             if key[0] not in self._troubled:
                 self._troubled.add(key[0])

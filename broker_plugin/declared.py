@@ -8,6 +8,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from lrq_ha.proto import lrq_pb2 as pb
@@ -117,25 +118,24 @@ class Declared:
         if topology.goes_unused(self.definitions.queue(key) or b""):
             self.consumed.add(key)
 
-    def keeping(self, vhost: str, exchange: str) -> list[bytes]:
-        """What there must be again, in this order, for an auto-delete exchange to be as the log has it; nothing for another one.
+    def keeping(self, vhost: str, exchanges: Iterable[str]) -> tuple[list[bytes], list[bytes]]:
+        """What there must be again for auto-delete exchanges to be as the log has them: declarations, then bindings. Nothing for other exchanges.
 
-        It goes with the last binding that comes from it, and takes those with it by which other exchanges reach it. One that reaches it by its last
-        binding, and is auto-delete itself, goes then, too.
+        One goes with the last binding that comes from it, and takes those with it by which other exchanges reach it. One that reaches it by its last
+        binding, and is auto-delete itself, goes then, too: however long the way is that clients have made, and be it a circle.
         """
-        found: list[bytes] = []
-        self._keep(vhost, exchange, found, set())
-        return found
-
-    def _keep(self, vhost: str, exchange: str, found: list[bytes], seen: set[str]) -> None:
-        declares = self.auto_delete_exchanges.get((vhost, exchange))
-        if declares is None or exchange in seen:
-            return
-        seen.add(exchange)
-        found.append(declares)
-        for source, binds in self.definitions.bound_to_exchange(vhost, exchange):
-            self._keep(vhost, source, found, seen)
-            found.append(binds)
+        declares: dict[str, bytes] = {}
+        binds: list[bytes] = []
+        left = list(exchanges)
+        while left:
+            exchange = left.pop()
+            method = self.auto_delete_exchanges.get((vhost, exchange))
+            if method is not None and exchange not in declares:
+                declares[exchange] = method
+                for source, binding in self.definitions.bound_to_exchange(vhost, exchange):
+                    left.append(source)
+                    binds.append(binding)
+        return list(declares.values()), binds
 
     # ---- what the log says -------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ def declare(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """A declaration, deletion, binding or purge of the client."""
     payload = topology.as_named(kind, payload)
     method: Any = decode_method(payload)
+    topology.check_depth(getattr(method, "arguments", None), relay.door.config.header_depth_max)
     action = topology.classify(relay, channel, kind, payload, method)
     if isinstance(action, topology.Refuse):
         closing.refuse(relay, channel, action.code, action.text, kind)

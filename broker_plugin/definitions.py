@@ -1,7 +1,8 @@
 """What the log declares and has not deleted again: exchanges, queues and bindings, as the methods that make them (R17).
 
 Rules:
-- A declaration counts when it is noted, in log order; what is cut off the log is taken out again, so what is not safe is kept apart.
+- A declaration counts when it is noted, in log order; what is cut off the log is taken back: of what entries that are not safe have changed, it is
+  kept how it was.
 - A queue or exchange takes its bindings with it when it is deleted. An auto-delete exchange that went with its last binding is still listed, as
   one that has had none yet is there: to declare it where everything is declared harms nothing, as the log declares it anew before it is bound again.
 - Rows come in an order in which they can be carried out.
@@ -31,61 +32,59 @@ _NAMES = {
 }
 _BINDS = {frames.QUEUE_BIND: True, frames.QUEUE_UNBIND: False, frames.EXCHANGE_BIND: True, frames.EXCHANGE_UNBIND: False}
 _QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_DELETE)
-_EXCHANGES = (frames.EXCHANGE_DECLARE, frames.EXCHANGE_DELETE)
 _TO_QUEUES = (frames.QUEUE_BIND, frames.QUEUE_UNBIND)
 
 Row = tuple[str, bytes]  # vhost, method
 _Key = tuple[int, str, tuple[bytes, ...]]
 _End = tuple[str, bytes, bytes]  # vhost, b"q" or b"e", name
+_Before = list[tuple[_Key, bytes | None]]  # what was there before a change, in the order of changes; None: nothing
 
 
 class Definitions:
     """See above."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._safe = _Rows()
-        self._noted: deque[tuple[int, str, bytes]] = deque()  # not safe yet
+        self._rows = _Rows()
+        self._before: deque[tuple[int, _Before]] = deque()  # of entries that are not safe yet
         self.version = 0  # grows with every change
         for vhost, method in rows:
-            self._safe.carry_out(vhost, method)
+            self._rows.carry_out(vhost, method)
 
     def noted(self, sequence: int, vhost: str, method: bytes) -> None:
         """Entry `sequence` is this declaration or deletion."""
-        self._noted.append((sequence, vhost, method))
+        self._before.append((sequence, self._rows.carry_out(vhost, method)))
         self.version += 1
 
     def safe(self, upto: int) -> None:
         """All entries up to `upto` are safe."""
-        while self._noted and self._noted[0][0] <= upto:
-            _, vhost, method = self._noted.popleft()
-            self._safe.carry_out(vhost, method)
+        while self._before and self._before[0][0] <= upto:
+            self._before.popleft()
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
-        while self._noted and self._noted[-1][0] >= first:
-            self._noted.pop()
+        while self._before and self._before[-1][0] >= first:
+            self._rows.take_back(self._before.pop()[1])
             self.version += 1
 
     def rows(self) -> Iterator[Row]:
         """(vhost, method) of everything there is."""
-        now = self._now()
-        return ((key[1], now.rows[key]) for of_kind in now.encoded for key in of_kind)
+        return ((key[1], self._rows.rows[key]) for of_kind in self._rows.encoded for key in of_kind)
 
     def export(self) -> bytes:
         """The rows for a CHECKPOINT: a serialized `pb.Definitions`."""
-        return b"".join(row for of_kind in self._now().encoded for row in of_kind.values())
+        return b"".join(row for of_kind in self._rows.encoded for row in of_kind.values())
 
     def queues(self) -> dict[QueueKey, bytes]:
         """The queues, and how each was declared."""
-        return {(vhost, names[0].decode("utf-8", "surrogateescape")): m for (kind, vhost, names), m in self._now().rows.items() if kind == _QUEUE}
+        return {(vhost, names[0].decode("utf-8", "surrogateescape")): m for (kind, vhost, names), m in self._rows.rows.items() if kind == _QUEUE}
 
     def queue(self, key: QueueKey) -> bytes | None:
         """How a queue was declared; None: the log has no such queue."""
-        return self._last(_QUEUE, _QUEUES, *key)
+        return self._declared(_QUEUE, *key)
 
     def exchange(self, vhost: str, exchange: str) -> bytes | None:
         """How an exchange was declared; None: the log has no such exchange."""
-        return self._last(_EXCHANGE, _EXCHANGES, vhost, exchange)
+        return self._declared(_EXCHANGE, vhost, exchange)
 
     def forgotten(self) -> tuple[list[Row], list[Row]]:
         """What a broker may not have any more after it went down, of what is safe: what is not durable, and what is bound to that.
@@ -95,14 +94,15 @@ class Definitions:
         Returns:
             Exchanges and their bindings, and then queues and theirs.
         """
-        rows = self._safe.rows
+        safe = self._safe()
+        rows = safe.rows
         found: tuple[list[Row], list[Row]] = ([], [])
         seen: set[_Key] = set()
         for kind, of_kind in ((_QUEUE, found[1]), (_EXCHANGE, found[0])):
             bindings: list[_Key] = []
             for key, method in rows.items():
                 if key[0] == kind and not is_durable(method):
-                    bound = self._safe.bindings((key[1], b"q" if kind == _QUEUE else b"e", key[2][0]))
+                    bound = safe.bindings((key[1], b"q" if kind == _QUEUE else b"e", key[2][0]))
                     if kind == _QUEUE or not _is_auto_delete(method) or any(binding[2][2] == key[2][0] for binding in bound):
                         of_kind.append((key[1], method))
                         bindings += (binding for binding in bound if binding not in seen)
@@ -110,16 +110,12 @@ class Definitions:
             of_kind += ((key[1], rows[key]) for key in bindings)
         return found
 
-    def _last(self, kind: int, methods: tuple[int, int], vhost: str, name: str) -> bytes | None:
-        raw = name.encode("utf-8", "surrogateescape")
-        for _, of, method in reversed(self._noted):
-            if of == vhost and frames.method_id(method) in methods and method[7 : 7 + method[6]] == raw:
-                return method if frames.method_id(method) == methods[0] else None
-        return self._safe.rows.get((kind, vhost, (raw,)))
+    def _declared(self, kind: int, vhost: str, name: str) -> bytes | None:
+        return self._rows.rows.get((kind, vhost, (name.encode("utf-8", "surrogateescape"),)))
 
     def bindings_to(self, keys: Container[QueueKey]) -> Iterator[tuple[QueueKey, str, bytes, bytes]]:
         """What binds these queues, as far as it is safe: (queue, exchange, the method that binds, the arguments of the one that unbinds)."""
-        for (kind, vhost, names), method in self._safe.rows.items():
+        for (kind, vhost, names), method in self._safe().rows.items():
             if kind == _BINDING and names[0] == b"q":
                 key = (vhost, names[1].decode("utf-8", "surrogateescape"))
                 if key in keys:
@@ -128,21 +124,18 @@ class Definitions:
 
     def bound_to_exchange(self, vhost: str, exchange: str) -> list[tuple[str, bytes]]:
         """What binds an exchange: (the one that it is bound to, the method)."""
-        now = self._now()
-        keys = now.bindings((vhost, b"e", exchange.encode("utf-8", "surrogateescape")))
-        return [
-            (key[2][2].decode("utf-8", "surrogateescape"), now.rows[key])
-            for key in keys
-            if key[2][0] == b"e" and key[2][1].decode("utf-8", "surrogateescape") == exchange
-        ]
+        raw = exchange.encode("utf-8", "surrogateescape")
+        keys = self._rows.bindings((vhost, b"e", raw))
+        return [(key[2][2].decode("utf-8", "surrogateescape"), self._rows.rows[key]) for key in keys if key[2][:2] == (b"e", raw)]
 
-    def _now(self) -> _Rows:
-        if not self._noted:
-            return self._safe
-        now = self._safe.copy()
-        for _, vhost, method in self._noted:
-            now.carry_out(vhost, method)
-        return now
+    def _safe(self) -> _Rows:
+        """What there is of what is safe. It is rarely asked for, and takes a copy of everything while something is not."""
+        if not self._before:
+            return self._rows
+        safe = self._rows.copy()
+        for _, before in reversed(self._before):
+            safe.take_back(before)
+        return safe
 
 
 def rows_of(entry: pb.Checkpoint) -> Iterator[Row]:
@@ -165,7 +158,9 @@ class _Rows:
         new._bindings = {end: dict(keys) for end, keys in self._bindings.items()}
         return new
 
-    def carry_out(self, vhost: str, method: bytes) -> None:
+    def carry_out(self, vhost: str, method: bytes) -> _Before:
+        """Returns what `take_back` needs."""
+        before: _Before = []
         kind = frames.method_id(method)
         names, at = [], 6
         for _ in range(_NAMES[kind]):
@@ -175,41 +170,46 @@ class _Rows:
         if kind in _BINDS:
             arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before them
             key = (_BINDING, vhost, (b"q" if kind in _TO_QUEUES else b"e", *names, arguments))
-            if _BINDS[kind]:
-                self._set(key, method)
-                for one in _ends(key):
-                    self._bindings.setdefault(one, {})[key] = None
-            else:
-                self._unbind(key)
-            return
+            self._put(key, method if _BINDS[kind] else None, before)
+            return before
         to_queue = kind in _QUEUES
         key = (_QUEUE if to_queue else _EXCHANGE, vhost, (names[0],))
         if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
-            self._set(key, method)
-        elif self._pop(key):
+            self._put(key, method, before)
+        elif key in self.rows:
+            self._put(key, None, before)
             for binding in self.bindings((vhost, b"q" if to_queue else b"e", names[0])):
-                self._unbind(binding)
+                self._put(binding, None, before)
+        return before
+
+    def take_back(self, before: _Before) -> None:
+        """Undoes what `carry_out` did last."""
+        for key, method in reversed(before):
+            self._put(key, method, [])
 
     def bindings(self, end: _End) -> list[_Key]:
         """What has this end."""
         return list(self._bindings.get(end, ()))
 
-    def _set(self, key: _Key, method: bytes) -> None:
-        self.rows[key] = method
-        self.encoded[key[0]][key] = pb.Definitions(rows=[pb.Topology(vhost=key[1], method=method)]).SerializeToString()
-
-    def _pop(self, key: _Key) -> bool:
-        self.encoded[key[0]].pop(key, None)
-        return self.rows.pop(key, None) is not None
-
-    def _unbind(self, key: _Key) -> None:
-        if not self._pop(key):
-            return
-        for one in set(_ends(key)):
-            of = self._bindings[one]
-            del of[key]
-            if not of:
-                del self._bindings[one]
+    def _put(self, key: _Key, method: bytes | None, before: _Before) -> None:
+        """None: takes it out. Adds to `before` what was there."""
+        known = self.rows.get(key)
+        before.append((key, known))
+        if method is not None:
+            self.rows[key] = method
+            self.encoded[key[0]][key] = pb.Definitions(rows=[pb.Topology(vhost=key[1], method=method)]).SerializeToString()
+        elif known is not None:
+            del self.rows[key]
+            del self.encoded[key[0]][key]
+        if key[0] == _BINDING and (method is None) is not (known is None):
+            for one in set(_ends(key)):
+                of = self._bindings.setdefault(one, {})
+                if method is not None:
+                    of[key] = None
+                else:
+                    del of[key]
+                    if not of:
+                        del self._bindings[one]
 
 
 def is_durable(method: bytes) -> bool:

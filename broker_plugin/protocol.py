@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from . import alarms, closing, declaring, delivering, frames, permitting, publishing, settling, transacting
+from . import alarms, closing, declaring, delivering, frames, permitting, publishing, settling, topology, transacting
 from .channels import Channel
 from .frames import Item
 
@@ -31,6 +31,7 @@ PASSED = "Passed on."
 BLOCKED = "Passed on; clients that publish are also told while the broker takes nothing for the log."
 LOGIN = "Passed on; the login is the broker's."
 DECLARED = "Into the log between two barriers, then answered; passed on if it is the node's own or known already."
+BOUND = f"{DECLARED} One to which more than {topology.REPEATED_EXCHANGES_MAX} auto-delete exchanges lead is refused."
 ANSWER = "Passed on; of what is replicated, when its entry is safe."
 
 
@@ -112,7 +113,7 @@ CLIENT = (
         declaring.declare,
     ),
     ClientRow(frames.EXCHANGE_DELETE, DECLARED, "door_protocol.exchange_bound_to_an_exchange", declaring.declare),
-    ClientRow(frames.EXCHANGE_BIND, DECLARED, "door_protocol.exchange_bound_to_an_exchange", declaring.declare),
+    ClientRow(frames.EXCHANGE_BIND, BOUND, "door_protocol.exchange_bound_to_an_exchange", declaring.declare),
     ClientRow(frames.EXCHANGE_UNBIND, DECLARED, "door_protocol.exchange_bound_to_an_exchange", declaring.declare),
     ClientRow(
         frames.QUEUE_DECLARE,
@@ -121,7 +122,7 @@ CLIENT = (
         "door_protocol.queue_redeclared",
         declaring.declare,
     ),
-    ClientRow(frames.QUEUE_BIND, DECLARED, "door_protocol.alternate_exchange", declaring.declare),
+    ClientRow(frames.QUEUE_BIND, BOUND, "door_protocol.alternate_exchange", declaring.declare),
     ClientRow(
         frames.QUEUE_PURGE,
         f"{DECLARED} The entry says what clients hold of the queue, which no purge takes.",

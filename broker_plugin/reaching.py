@@ -129,7 +129,9 @@ def downstream_last(definitions: Definitions, queues: list[tuple[str, str]]) -> 
         arguments = topology.queue_arguments(methods.get(key, b""))
         if "x-dead-letter-exchange" not in arguments:
             return []
-        ways = routing.setdefault(key[0], Routing(definitions, key[0]))
+        ways = routing.get(key[0])
+        if ways is None:
+            ways = routing[key[0]] = Routing(definitions, key[0])
         reached = ways.queues(arguments["x-dead-letter-exchange"], arguments.get("x-dead-letter-routing-key"))
         return sorted((key[0], name) for name in reached if (key[0], name) in known)
 

@@ -76,6 +76,7 @@ NOT_REPLICATED = {  # types of exchanges, and why
     "x-delayed-message": "keeps messages in no queue until their time has come, where nobody sees them",
 }
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
+REPEATED_EXCHANGES_MAX = 256  # with one binding
 
 
 @dataclass(frozen=True)
@@ -155,19 +156,44 @@ def _replicate(
     if not nowait:  # queue.unbind has no flags
         whole = head + flags + tail
         return Replicate(queue, asked=whole, entry=whole, level=level)
-    before: tuple[bytes, ...] = ()
-    if kind in (QUEUE_BIND, EXCHANGE_BIND):
-        # An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have. It takes with it
-        # what it is bound to, which is repeated where something was deleted since.
-        ends = (source_of(payload), first_name(payload)) if kind == EXCHANGE_BIND else (source_of(payload),)
-        declared = relay.replica.declared
-        methods = dict.fromkeys(method for end in ends for method in declared.keeping(relay.vhost, end))
-        before = tuple(m for m in methods if frames.method_id(m) == EXCHANGE_DECLARE or (relay.vhost, m) not in declared.known_topology)
     asked, entry = flags[0] & ~nowait & ~without, flags[0] & kept & ~without
-    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), before, level)
+    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), level=level)
+
+
+def _binds(relay: Relay, kind: int, payload: bytes, action: Replicate) -> Action:
+    """With what must be there before it is bound.
+
+    An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have. It takes with it what
+    it is bound to, which is repeated where something was deleted since. How much that may be is limited, as every node carries it out.
+    """
+    ends = (source_of(payload), first_name(payload)) if kind == EXCHANGE_BIND else (source_of(payload),)
+    declared = relay.replica.declared
+    declares, binds = declared.keeping(relay.vhost, ends)
+    if len(declares) > REPEATED_EXCHANGES_MAX:
+        return Refuse(
+            406,
+            f"PRECONDITION_FAILED - {len(declares)} auto-delete exchanges lead to this binding, and would be declared again on every node with it; "
+            f"at most {REPEATED_EXCHANGES_MAX} may: bind fewer, or declare some of them without auto_delete",
+        )
+    return replace(action, before=(*declares, *(method for method in binds if (relay.vhost, method) not in declared.known_topology)))
 
 
 Action = PassOn | Answer | FindOut | Refuse | Replicate
+
+
+def check_depth(arguments: Any, depth_max: int) -> None:
+    """What one node has decoded, each must be able to decode, wherever it does: how deep that goes depends on what has been called before.
+
+    Raises:
+        FrameError: The arguments of a declaration are nested deeper than that.
+    """
+    layer = [arguments]
+    for _ in range(depth_max + 1):
+        inner = (value for outer in layer if outer for value in (outer.values() if isinstance(outer, dict) else outer))
+        layer = [value for value in inner if isinstance(value, dict | list)]
+        if not layer:
+            return
+    raise frames.FrameError(f"arguments nested deeper than {depth_max}: door.header_depth_max")
 
 
 def exchange_of(payload: bytes) -> tuple[str, bool]:
@@ -279,7 +305,11 @@ def classify(relay: Relay, channel: Channel, kind: int, payload: bytes, method: 
         action = _replicate(relay, kind, payload, method.queue, level)
     else:
         action = _replicate(relay, kind, payload)
-    return PassOn() if kind not in DELETES and _is_known(relay, action) else action
+    if kind in DELETES:
+        return action
+    if _is_known(relay, action):
+        return PassOn()
+    return _binds(relay, kind, payload, action) if kind in (QUEUE_BIND, EXCHANGE_BIND) else action
 
 
 def _is_known(relay: Relay, action: Replicate) -> bool:

@@ -67,6 +67,11 @@ class NodeBase:
     def state(self) -> LogState:
         return self.log.state(lost_host=self.lost_host, head=self.head, safe=self.safe)
 
+    @property
+    def in_sync(self) -> Members:
+        """Who is in the set and not out of it (RemoteBackup.left): a leader may rely on what they have."""
+        return self.log.members - {number for number, peer in self.peers.items() if peer.left}
+
     def primary(self) -> int:
         """The node that leads as far as this one knows; 0 if it knows none."""
         if self.leading:
@@ -106,9 +111,12 @@ class NodeBase:
         """What an operator does where the leader's log lacks what a follower needs (R17)."""
         name = self.name(follower)
         lacks = f"the log of {self.name(leader)} begins at entry {leader_log.head}, its broker has dropped what was before"
+        # Nothing would be safe before it has joined, and no renewal would end.
+        removed = self.settings.strict and leader_log.sets and follower in leader_log.sets[-1][1]
+        renew = f"lrq-ha remove {name}, then lrq-ha renew" if removed else "lrq-ha renew"
         if not follower_log.end:
-            return f"{lacks}: to let {name} join, run lrq-ha renew"
-        then = "" if leader_log.base else ", then run lrq-ha renew"
+            return f"{lacks}: to let {name} join, run {renew}"
+        then = "" if leader_log.base else f", then run {renew}"
         return f"{lacks}, and {name} has only what is up to {follower_log.end}: let it begin anew with lrq-ha reinit {name} --discard{then}"
 
     # ---- effects and role --------------------------------------------------------------------------------------------

@@ -220,7 +220,9 @@ class Candidate:
                 self._abort(f"{node.name(peer)} answered and has a longer log: promote {node.name(peer)} instead")
                 return
         handover = self._handover()
-        kept = node.log.members if node.settings.strict else node.log.members - campaign.down
+        kept = node.log.members - campaign.down
+        if node.settings.strict:  # a new group begins with all its nodes
+            kept = node.log.members or frozenset(node.settings.names)
         self._campaign = self.handed = None
         node.lost_host = False
         self._leader.begin(campaign.epoch, kept | {node.me}, clean=handover is not None and handover.clean)

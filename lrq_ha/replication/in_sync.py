@@ -4,6 +4,8 @@ Rules:
 - One change at a time: the set is changed by appending MEMBERS, and the next newcomer waits until the last change is safe.
 - An addition is appended only when the newcomer has all that is safe.
 - Who is removed is disconnected: it is called again, and told that it is out.
+- Who has lost its log, or its end, is out until it has all that is safe (R16). In mode strict it is told so and stays in the set: nothing is safe
+  without it, whoever leads meanwhile; the set that is appended when it is back is the same once more.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ class InSyncSet:
         confirmed meanwhile) until the newcomer has reached it.
         """
         node, peer = self._node, self._node.peers[newcomer]
-        if newcomer in node.log.members or not peer.subscribed or not self._is_settled() or self._admitting or now < peer.admit_after:
+        if newcomer in node.in_sync or not peer.subscribed or not self._is_settled() or self._admitting or now < peer.admit_after:
             return False
-        if node.log.end - peer.acknowledged > node.settings.admit_lag_entries_max:
+        if newcomer in node.log.members:
+            if peer.acknowledged < node.safe:
+                return False  # safe is held by its being in the set
+        elif node.log.end - peer.acknowledged > node.settings.admit_lag_entries_max:
             return False
         self._admitting = (newcomer, now + node.settings.admit_timeout_s)
         return True
@@ -68,6 +73,14 @@ class InSyncSet:
             self._node.peers[member].left = reason
         self._change(self._node.log.members - {member})
 
+    def lost(self, member: int, reason: str) -> None:
+        """R16: a member has lost its log, or its end."""
+        if self._node.settings.strict:
+            peer = self._node.peers[member]
+            peer.left, peer.acknowledged = reason, 0
+        else:
+            self.leaves(member, reason)
+
     def remove(self, member: int, reason: str) -> None:
         """Takes a member out of the set, and tells it."""
         self.leaves(member, reason)
@@ -93,7 +106,7 @@ class InSyncSet:
     def keeps_up(self, member: int, now: float) -> bool:
         """Whether a member would be admitted again as soon as it was removed: it lives, and has everything or makes progress."""
         peer, timeout_s = self._node.peers.get(member), self._node.settings.backup_timeout_s
-        if peer is None or not peer.subscribed or now - peer.heard_at > timeout_s:
+        if peer is None or peer.left or not peer.subscribed or now - peer.heard_at > timeout_s:
             return False
         return peer.acknowledged >= self._node.log.end or now - peer.progress_at <= timeout_s
 

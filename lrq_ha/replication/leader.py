@@ -33,7 +33,7 @@ from .events import (
     Unsubscribe,
 )
 from .in_sync import InSyncSet
-from .log import Members, safe_position
+from .log import LogState, Members, safe_position
 from .positions import epoch_name
 from .roles import Role
 
@@ -157,18 +157,26 @@ class Leader:
     # ---- the other nodes ---------------------------------------------------------------------------------------------
 
     def call(self, peer: int) -> None:
-        """Calls a node that answers to follow; who has lost its log, or its end, leaves the set first (R16)."""
+        """Calls a node that answers to follow; who has lost its log, or its end, is out first (R16)."""
         node, remote = self._node, self._node.peers[peer]
         if remote.connected and remote.hello:
             if remote.subscribed:
                 # From its FENCE to its answer it would refuse a push, and end the connection: it would have to be called once more.
                 self.set.unsubscribe(peer)
                 node.emit(Unsubscribe(peer))
-            lost_host = remote.hello.log.lost_host
-            if (lost_host or not remote.hello.log.end) and peer in node.log.members:
-                self.set.leaves(peer, "its broker went down" if lost_host else "it was made anew")
+            if peer in node.log.members and (lost := self._has_lost(remote.hello.log)):
+                self.set.lost(peer, lost)
             remote.called = True
-            node.send(peer, Lead(node.leading, peer in node.log.members, node.state()))
+            node.send(peer, Lead(node.leading, peer in node.in_sync, node.state()))
+
+    def _has_lost(self, log: LogState) -> str:
+        """Why a member with this log may lack what is safe; empty if it does not."""
+        if log.lost_host:
+            return "its broker went down"
+        if not log.end:
+            return "it was made anew"
+        # Only strict keeps such a one in the set: it has been told that it is out, and has not read yet that it is back.
+        return "it had not caught up" if self._node.settings.strict and not log.in_set else ""
 
     def on_following(self, peer: int, message: Following, now: float) -> None:
         node, remote = self._node, self._node.peers[peer]

@@ -145,8 +145,8 @@ class Node(NodeBase):
 
     @property
     def set_may_change(self) -> bool:
-        """Whether an acknowledgement may make this leader append MEMBERS: some configured node is not in the set, or one in it is not configured."""
-        return bool(self.leading) and self.log.members != self.settings.names.keys()
+        """Whether an acknowledgement may make this leader append MEMBERS: a configured node is not in sync, or one in the set is not configured."""
+        return bool(self.leading) and self.in_sync != self.settings.names.keys()
 
     @property
     def tail_from(self) -> int:

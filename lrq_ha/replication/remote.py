@@ -19,7 +19,7 @@ class RemoteBackup:
     subscribed: bool = False
     diverged: bool = False
     fallen: bool = False  # the log no longer has what it needs next
-    left: str = ""  # why this primary took it out of the set; empty again when it is back
+    left: str = ""  # why this primary took it out of the set, or (mode strict) says that it is out and waits for it; empty again when it is back
     acknowledged: int = 0
     reached: int = 0  # the most of that since `progress_at` began to be counted
     applied: int = 0

@@ -166,7 +166,7 @@ class Requests:
 
     def switchover(self, event: SwitchoverRequest, now: float) -> None:
         node = self._node
-        to = event.node or min(node.log.members & {number for number, peer in node.peers.items() if peer.subscribed}, default=0)
+        to = event.node or min(node.in_sync & {number for number, peer in node.peers.items() if peer.subscribed}, default=0)
         refusal = self._switchover_refusal(to)
         self._answer(not refusal, refusal or f"would hand over to {node.name(to)}", to)
 
@@ -180,7 +180,7 @@ class Requests:
             return f"{me} has no in-sync backup to hand over to"
         if to not in node.peers:
             return f"there is no node {to} in this group"
-        if to not in node.log.members or not node.peers[to].subscribed:
+        if to not in node.in_sync or not node.peers[to].subscribed:
             return f"{node.name(to)} is not an in-sync backup: wait until it has caught up"
         if node.group_paused:
             return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"

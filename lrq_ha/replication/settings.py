@@ -24,7 +24,7 @@ class NodeSettings:
     Args:
         node: This node's id, 1 to 255.
         names: Name of every configured node of the group by id, this one included.
-        strict: mode "strict": a silent backup stays in the set until the operator removes it.
+        strict: mode "strict": a backup stays in the set until the operator removes it, whether it is silent or has lost what it had.
         restart_alone: A restarted leader takes a new epoch although others are silent. It redefines the operator's word "down" as
             "down, and stays down until it has reached the new primary".
         backup_timeout_s: A member that makes no progress for so long is taken out of the set (mode "available"). It is counted in ticks:

@@ -171,7 +171,10 @@ class DoorTable(_Table):
         frames.FRAME_MAX_BYTES, ge=512, description="properties and headers of one message; they are one frame, so the limit on frames holds, too"
     )
     header_depth_max: int = Field(
-        headers.TABLE_DEPTH_MAX, ge=1, le=headers.TABLE_DEPTH_MAX, description="tables and arrays within each other in a message's headers"
+        headers.TABLE_DEPTH_MAX,
+        ge=1,
+        le=headers.TABLE_DEPTH_MAX,
+        description="tables and arrays within each other in a message's headers, or in a declaration's arguments",
     )
     message_bytes_max: int = Field(
         assembling.BODY_BYTES_MAX,
@@ -241,7 +244,8 @@ class SiteTable(_Table):
 class ReplicationTable(_Table):
     coordination: Literal["static"] = Field("static", description="who gives the right to an epoch")
     mode: Literal["available", "strict"] = Field(
-        "available", description='"available": a silent backup is taken out of the set after backup_timeout_s; "strict": only an operator removes it'
+        "available",
+        description='"available": a silent backup is taken out of the set after backup_timeout_s; "strict": confirms wait, or an operator removes it',
     )
     restart_alone: bool = Field(False, description="a restarted primary goes on although its backups are silent, unless its broker was down, too")
     backup_timeout_s: float = Field(5.0, gt=0, description="how long a backup may make no progress before it is taken out of the set")

@@ -212,7 +212,9 @@ class Orders:
         dropped = f"entries {node.tail_from} to {node.log.end}, which it alone may hold" if node.role is Role.DIVERGED else "its log"
         if dry_run:
             then = "no primary answers, so this may be the last copy of them" if found is None else self._joins(primary, found.log)
-            return True, f"would drop {dropped}, and the queues and exchanges that its log declared; {then}"
+            held = found and node.settings.strict and found.log.sets and node.me in found.log.sets[-1][1]
+            waits = "; nothing is confirmed until it has caught up" if held else ""
+            return True, f"would drop {dropped}, and the queues and exchanges that its log declared; {then}{waits}"
         await self._log.streams.mark_anew()
         self._life.end("made anew by the operator")
         return True, f"{name} drops {dropped}, and begins anew"

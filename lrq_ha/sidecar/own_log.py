@@ -256,4 +256,5 @@ class OwnLog:
 
 def taken_out(node: Node) -> str:
     """Whom this primary took out of the set, and why; empty if nobody."""
-    return "; ".join(f"{node.name(number)} was taken out of the set, as {peer.left}" for number, peer in node.peers.items() if peer.left)
+    out = {number: peer for number, peer in node.peers.items() if peer.left and number not in node.log.members}
+    return "; ".join(f"{node.name(number)} was taken out of the set, as {peer.left}" for number, peer in out.items())

@@ -93,10 +93,20 @@ class Watch:
             self._said[peer] = trouble
 
     def trouble(self, peer: int) -> str:
-        """What stands between a peer and this primary's log; empty if nothing does."""
+        """What stands between a peer and this primary's log, and what waits for it; empty if nothing does."""
+        return "; ".join(filter(None, (self._lacks(peer), self._holds(peer)))) if self._node.leading else ""
+
+    def _holds(self, peer: int) -> str:
+        """Mode strict: that confirms wait for it, and why; empty if they do not."""
         node, remote = self._node, self._node.peers[peer]
-        if not node.leading:
+        if not node.settings.strict or peer not in node.log.members or (remote.subscribed and not remote.left):
             return ""
+        name, why = node.name(peer), f" ({remote.left})" if remote.left else ""
+        return f"nothing is confirmed until {name} has caught up{why}, or until lrq-ha remove {name}"
+
+    def _lacks(self, peer: int) -> str:
+        """What of the log a peer needs that is gone, or will be soon."""
+        node, remote = self._node, self._node.peers[peer]
         name, known, has = node.name(peer), remote.hello.log if remote.hello else None, self.has(peer)
         if remote.fallen and known is not None:
             return node.how_to_join(peer, node.me, known, node.state())

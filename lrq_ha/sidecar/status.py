@@ -85,7 +85,7 @@ class Status:
             "safe": node.safe,
             "applied": replica.progress.tracker.applied,
             "in_set": node.log.in_set or bool(node.leading),
-            "members": [node.name(n) for n in sorted(node.log.members)],
+            "members": [node.name(n) for n in sorted(node.in_sync)],
             "primary": node.name(primary) if primary else None,
             "peers": {node.name(number): self._peer(number) for number in node.peers},
             "sessions": self._sites.status(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pika
 import pytest
@@ -187,3 +188,32 @@ def test_a_message_that_its_consumer_gives_back_all_the_time(group: Pair) -> Non
     group.settle()
     assert depth(group.lab.nodes[group.backup].broker, queue) == 1
     assert consume(group.fail_over(), queue, 1) == [0]
+
+
+def carry_out(door: str, methods: list[Any], last: Any, answer: int) -> None:
+    """Sends declarations that nobody answers, and one that somebody does."""
+    with RawClient(door) as client:
+        client.open_channel()
+        client.send(b"".join(building.method_frame(1, method) for method in (*methods, last)))
+        client.expect(answer, timeout_s=120.0)
+
+
+@pytest.mark.one_version("3.10")
+def test_a_long_chain_of_auto_delete_exchanges(group: Pair) -> None:
+    """To a queue of the level configuration, made from its end: the door of the new primary never opened, and the old one never followed."""
+    queue = f"chained-{time.time_ns()}"
+    names = [f"{queue}-{number}" for number in range(1_000)]
+    exchanges = [commands.Exchange.Declare(exchange=x, exchange_type="fanout", durable=True, auto_delete=True, nowait=True) for x in names]
+    bindings = [commands.Exchange.Bind(destination=x, source=y, nowait=True) for x, y in zip(names[1:], names)]
+    declared = commands.Queue.Declare(queue=queue, durable=True, arguments={"x-lrq-replicate": "configuration"})
+    carry_out(group.door, exchanges, declared, frames.QUEUE_DECLARE_OK)
+    carry_out(group.door, [], commands.Queue.Bind(queue=queue, exchange=names[-1]), frames.QUEUE_BIND_OK)
+    carry_out(group.door, bindings[:0:-1], commands.Exchange.Bind(destination=names[1], source=names[0]), frames.EXCHANGE_BIND_OK)
+    group.settle()
+    old, door = group.primary, group.fail_over()
+    channel_to(door).basic_publish(names[0], "", b"1")
+    assert consume(door, queue, 1) == [1]
+    group.lab.start(old)
+    assert in_sync(group.lab, applied=True) == (group.backup, old)
+    deletions = [commands.Exchange.Delete(exchange=name, nowait=True) for name in names]
+    carry_out(door, deletions, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)

@@ -154,6 +154,24 @@ def lost_host_restarts_alone(**options: object) -> None:
     assert c.primary() is c.hosts[2]
 
 
+def strict_without_a_lost_host(**options: object) -> None:
+    c = group(2, strict=True, **options)
+    m0 = c.append(1)
+    c.settle(0.2)
+    assert confirmed(c, m0)
+    c.crash(2, lost_records=1)
+    c.notice(1, 2)
+    m1 = c.append(1)
+    c.start(2)
+    until(c, lambda: c.node(1).peers[2].called)
+    c.settle(0.5, only={1})
+    assert not confirmed(c, m1)
+    c.settle(1.0)
+    assert confirmed(c, m1)
+    assert c.node(2).role is Role.READY
+    assert c.node(1).log.members == c.node(1).in_sync == {1, 2}
+
+
 def restart_with_its_set(**options: object) -> None:
     c = group(2, **options)
     c.append(1)
@@ -414,6 +432,7 @@ TRACES: list[tuple[Callable[..., None], str, str]] = [
     (heartbeat_of_a_newer_epoch, "a leader does not learn of a newer epoch from a heartbeat", "G5"),
     (restart_alone, "leader restarts alone", "G1"),
     (lost_host_restarts_alone, "a lost host restarts alone", "G1"),
+    (strict_without_a_lost_host, "strict goes on without a lost host", "strict: n1 calls"),
     (restart_with_its_set, "leader restarts when its own set answers", "G5"),
     (tail_cut, "tail always cut", "silent loss: n1"),
     (tail_cut_without_sets_in_it, "tail judged by the sets inside it", "silent loss: n1"),

@@ -303,17 +303,16 @@ class Chaos:
         if primary is None or primary.node is None:
             return
         for host in c.running():
-            if host.node and "--discard" in host.node.reason and primary.node.head > host.node.log.end + 1:
-                if c.strict and host.id in primary.node.log.members:
+            if host.node and f"lrq-ha remove n{host.id}" in host.node.reason and not host.node.log.end:
+                if host.id in primary.node.log.members:
                     c.remove(primary.id, host.id)
+            elif host.node and "--discard" in host.node.reason and primary.node.head > host.node.log.end + 1:
                 c.crash(host.id)
                 c.discard(host.id)
                 c.start(host.id)
             elif host.node and host.node.role is Role.DIVERGED and host.node.leader_epoch == primary.node.leading:
                 if not self.may_diverge(host, primary):
                     raise Violation(f"n{host.id} is diverged from n{primary.id} without reason: {self.describe(host)}; {self.describe(primary)}")
-                if c.strict and host.id in primary.node.log.members:
-                    c.remove(primary.id, host.id)
                 c.crash(host.id)
                 c.discard(host.id)
                 c.start(host.id)

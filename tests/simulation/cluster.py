@@ -271,6 +271,8 @@ class Cluster:
         self.safe_at_leader: set[tuple[int, Entry]] = set()
         self.given_up: set[tuple[int, Entry]] = set()  # what an operator discarded
         self.removed_by_hand: set[int] = set()
+        self.needed = set(self.hosts) if strict else set()  # nothing may be safe before each of them has had it: all but those an operator removed
+        self.had: dict[int, set[tuple[int, Entry]]] = {i: set() for i in self.needed}  # what has ever been on a node's stream
         self.repeating: random.Random | None = None  # decides which pushes arrive twice
         self.unsent: list[tuple[int, int]] = []  # (node, peer) of which the stream no longer has what the peer needs
         self.log: deque[str] = deque(maxlen=400)
@@ -325,6 +327,7 @@ class Cluster:
         writes = list(host.pending)
         host.pending.clear()
         host.stream += writes[:landed]
+        self._note_had(host, writes[:landed])
         if self.late_writes:
             host.late.extend(writes[landed:])
         host.lost_host |= broker or bool(lost_records)
@@ -414,11 +417,20 @@ class Cluster:
         for _ in range(count):
             record = host.pending.popleft()
             host.stream.append(record)
+            self._note_had(host, [record])
             self._locate(host, record)
             self.say(f"n{i}'s stream confirms {describe(record)}")
         if count:
             self._feed(host, OwnConfirmed(count))
             self._note_heard(host)
+
+    def _note_had(self, host: Host, records: list[Record]) -> None:
+        if self.strict:
+            for record in records:
+                if isinstance(record, StoredBatch):
+                    if record.header.begins_renewal:
+                        self.had[host.id].update(enumerate(record.body.prefix, 1))  # type: ignore[attr-defined]
+                    self.had[host.id].update(enumerate(entries_of(record), record.header.first))
 
     @staticmethod
     def _locate(host: Host, record: Record) -> None:
@@ -513,6 +525,7 @@ class Cluster:
         self._feed(host, RemoveRequest(node))
         if host.answer is not None and host.answer.ok:
             self.removed_by_hand.add(node)
+            self.needed.discard(node)
         return host.answer
 
     def switchover(self, i: int, node: int = 0) -> Answer:
@@ -677,6 +690,8 @@ class Cluster:
         self._check_history(batch)
         if effect.kind is EntryKind.MEMBERS:
             self._check_members(header)
+            if self.strict:
+                self.needed |= header.sets[0][1]
         host.pending.append(batch)
         self._take(host, batch, cut=False)
         if is_checkpoint(batch):
@@ -869,6 +884,8 @@ class Cluster:
                 break
             if not node.leading:
                 raise Violation(f"n{host.id} takes {key} for safe, no leader ever did")
+            if without := [i for i in self.needed if key not in self.had[i]]:
+                raise Violation(f"strict: n{host.id} calls {key} safe, and n{without[0]}, which nobody has removed, never had it")
             self.safe_at_leader.add(key)
 
     def _check_take(self, host: Host, node: Node) -> None:

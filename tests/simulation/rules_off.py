@@ -222,6 +222,16 @@ def admit_at_once(self: InSyncSet, newcomer: int, deadline: float, now: float) -
     self._change(self._node.log.members | {newcomer})
 
 
+def strict_goes_on_without(self: InSyncSet, member: int, reason: str) -> None:
+    if reason == "its broker went down":
+        self.leaves(member, reason)
+    else:
+        _lost(self, member, reason)
+
+
+_lost = InSyncSet.lost
+
+
 def goes_on_with_a_lost_host(self: Candidate, silent: frozenset[int]) -> bool:
     return self._node.settings.restart_alone and self._node.led_last
 
@@ -387,6 +397,7 @@ LOG: dict[str, Part] = {
     "addition counts when safe under the old set": Part("R15", _patched(leader_module, "safe_position", addition_when_safe)),
     "a newcomer is admitted before it has all that is safe": Part("R15", _patched(InSyncSet, "_admit", admit_at_once)),
     "a lost host restarts alone": Part("R16", _patched(Candidate, "_goes_on_without", goes_on_with_a_lost_host)),
+    "strict goes on without a lost host": Part("R16", _patched(InSyncSet, "lost", strict_goes_on_without)),
     "a lost host is not told": Part("R16", _options(node_class=ForgetsLostHost)),
     "a log begins at a renewal that is not over": Part("R17", _patched(LogIndex, "renewed", renewed_when_begun)),
 }

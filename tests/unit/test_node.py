@@ -1009,6 +1009,99 @@ def test_a_lost_host_leaves_the_set_before_it_follows() -> None:
     assert d.node.peers[2].left == "its broker went down"
 
 
+def strict_with_a_loss(log: LogState) -> Driver:
+    """Node 1, primary of mode strict; node 2 has had entry 6, was away during entries 7 and 8, and is back with `log`."""
+    d = leader(strict=True)
+    d.lose(2)
+    d.feed(Append(2))
+    d.confirm()
+    assert d.node.safe == 6
+    d.meet(2, log)
+    return d
+
+
+LOST = pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        pytest.param(state(top=E2_1, lost_host=True), "its broker went down", id="lost host"),
+        pytest.param(LogState(top=E2_1), "it was made anew", id="made anew"),
+        pytest.param(replace(state(top=E2_1), in_set=False), "it had not caught up", id="told before"),
+    ],
+)
+
+
+@LOST
+def test_strict_waits_for_who_has_lost_what_it_had(log: LogState, reason: str) -> None:
+    """It left the set, and all that had waited for it was confirmed with the primary alone, and what came then, until it had caught up."""
+    d = strict_with_a_loss(log)
+    assert (WriteBatch not in kinds(d.effects), sent(d.effects, Lead)[0].in_set, d.node.peers[2].left) == (True, False, reason)
+    d.feed(Append(1))
+    d.confirm()
+    d.live(60.0)
+    assert (d.node.log.members, d.node.in_sync, d.node.safe) == (BOTH, ONE, 6)
+    d.hear(2, Following(E2_1, log.end, False, log))
+    d.live(1.0)
+    assert (d.node.log.end, d.node.set_may_change) == (9, True), "it lacks entry 6, which is safe"
+    d.feed(SwitchoverRequest(2))
+    assert d.answer() == Answer(False, "e2 is not an in-sync backup: wait until it has caught up", 2)
+    effects = d.feed(PeerAcked(2, 6))
+    assert only(effects, WriteBatch).batch.sets == ((10, BOTH),), "by that it knows that it is not out any more"
+    assert (d.node.in_sync, d.node.peers[2].left) == (BOTH, "")
+    d.confirm()
+    assert d.node.safe == 6
+    d.feed(PeerAcked(2, 8))
+    assert (d.node.safe, d.node.log.end) == (8, 10)
+
+
+@LOST
+def test_strict_waits_for_it_whoever_leads_then(log: LogState, reason: str) -> None:
+    d = candidate(strict=True)
+    d.hear(2, Promise(E2_1, log))
+    d.confirm()
+    assert (d.node.log.members, d.node.peers[2].left, sent(d.feed(Tick()), Lead)) == (BOTH, reason, [])
+    d.hear(2, Following(E2_1, log.end, False, log))
+    d.live(60.0)
+    assert d.node.role is Role.RECOVERING
+    assert only(d.feed(PeerAcked(2, 6)), SafeAdvanced).safe == 6
+
+
+@LOST
+def test_what_it_acknowledged_before_it_lost_it_counts_no_more(log: LogState, reason: str) -> None:
+    d = leader(strict=True)
+    d.feed(Append(1))
+    d.feed(PeerAcked(2, 7))
+    d.lose(2)
+    d.meet(2, log)
+    d.confirm()
+    assert d.node.safe == 6
+
+
+@LOST
+def test_strict_goes_on_when_the_operator_removes_it(log: LogState, reason: str) -> None:
+    """Also while it catches up, which may take long."""
+    d = strict_with_a_loss(log)
+    d.hear(2, Following(E2_1, log.end, False, log))
+    d.feed(RemoveRequest(2))
+    assert d.answer().ok
+    assert d.node.log.members == ONE
+    assert only(d.confirm(), SafeAdvanced).safe == 9
+
+
+def test_a_new_group_in_mode_strict_begins_with_all_its_nodes() -> None:
+    """It began with one of them, which confirmed alone until the others had followed."""
+    d = Driver(1, size=3, log=(), strict=True)
+    for peer in (2, 3):
+        d.meet(peer, LogState())
+    for peer in (2, 3):
+        d.hear(peer, Promise(E1_1, LogState(top=E1_1)))
+    d.confirm()
+    assert (d.node.role, d.node.log.members, d.node.safe) == (Role.RECOVERING, BOTH | {3}, 0)
+    for peer in (2, 3):
+        d.hear(peer, Following(E1_1, 0, False, LogState(top=E1_1)))
+        d.feed(PeerAcked(peer, 1))
+    assert d.node.safe == 1
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_diverged_member_leaves_the_set(strict: bool) -> None:
     d = leader(strict=strict)

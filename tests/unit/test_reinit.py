@@ -107,6 +107,12 @@ def test_a_dry_run_says_how_it_joins_again(head: int, base: int, then: str) -> N
     assert order(d) == (True, "e2 drops its log, and begins anew", True)
 
 
+def test_a_dry_run_says_that_confirms_wait_for_it() -> None:
+    d = follower(strict=True)
+    d.hear(1, Hello(Role.ACTIVE, leaders_log(), d.node.leader_epoch))
+    assert order(d, dry_run=True)[1].endswith("; it then follows from the first entry; nothing is confirmed until it has caught up")
+
+
 # ---- the tail --------------------------------------------------------------------------------------------------------
 
 

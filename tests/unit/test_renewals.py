@@ -198,9 +198,9 @@ def test_a_subscription_that_cannot_be_served_ends() -> None:
 # ---- following -------------------------------------------------------------------------------------------------------
 
 
-def called(log: tuple[BatchHeader, ...] = (), *, head: int = 7, base: int = 7) -> Driver:
+def called(log: tuple[BatchHeader, ...] = (), *, head: int = 7, base: int = 7, **options: bool) -> Driver:
     """Node 2 with this log, called by primary 1, whose log begins at `head`."""
-    d = Driver(2, log=log)
+    d = Driver(2, log=log, **options)
     leading = replace(leaders_log(), end=9, head=head, base=base)
     d.meet(1, leading, leading=E2_1)
     d.hear(1, Lead(E2_1, False, leading))
@@ -221,6 +221,12 @@ def called(log: tuple[BatchHeader, ...] = (), *, head: int = 7, base: int = 7) -
 def test_a_follower_says_what_is_to_be_done(log: tuple[BatchHeader, ...], base: int, text: str) -> None:
     d = called(log, base=base)
     assert re.search(text, d.node.reason), d.node.reason
+
+
+@pytest.mark.parametrize(("log", "then"), [((), "to let e2 join, run"), (LOG[:1], "let it begin anew with lrq-ha reinit e2 --discard, then run")])
+def test_in_mode_strict_it_is_removed_before_the_renewal(log: tuple[BatchHeader, ...], then: str) -> None:
+    """No renewal would end: it is in the set, and nothing is safe without it."""
+    assert called(log, base=0, strict=True).node.reason.endswith(f"{then} lrq-ha remove e2, then lrq-ha renew")
 
 
 def joined_in_part() -> Driver:

@@ -46,8 +46,8 @@ def test_a_primary_that_cannot_log_in_at_a_backup_says_so() -> None:
 class Primary:
     """Node 1, which leads; entry n of its log was appended at second n, and has 1,000 bytes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: int) -> None:
-        config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: int, mode: str = "available") -> None:
+        config = configuration.Config.model_validate(tomllib.loads(configuration.sample().replace('mode = "available"', f'mode = "{mode}"')))
         incarnation = Incarnation(config, Door(config))
         self.node, self.status, self.sending = incarnation._node, incarnation.status, incarnation._sending
         self.now = 0.0
@@ -100,6 +100,25 @@ def test_the_lag_in_seconds_goes_by_the_primarys_clock_only(monkeypatch: pytest.
             for has, lag_s in ((100, 0.0), (90, 9.0), (10, 89.0)):
                 peer.acknowledged = has
                 assert primary.tells()["lag_seconds"] == lag_s, "the first entry that it lacks was appended so long ago"
+
+    asyncio.run(go())
+
+
+def test_in_mode_strict_a_primary_says_whom_confirms_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        for mode, until in (("available", ""), ("strict", "nothing is confirmed until e2 has caught up{}, or until lrq-ha remove e2")):
+            primary = Primary(monkeypatch, 5, mode)
+            peer = primary.node.peers[2]
+            primary.sending.links[2].problem = ""
+            assert primary.tells()["problem"] == until.format("")
+            peer.subscribed, peer.acknowledged, peer.left = True, 2, "its broker went down"
+            told = primary.status.tell()
+            assert primary.tells()["problem"] == until.format(" (its broker went down)")
+            assert told["members"] == ["e1"]
+            assert until.format(" (its broker went down)") in told["reason"]
+            assert "taken out" not in told["reason"]
+            peer.left = ""
+            assert not primary.tells()["problem"]
 
     asyncio.run(go())
 
