@@ -82,7 +82,7 @@ class Confirms:
         waiting: How many publishes have their confirm from the broker.
     """
 
-    __slots__ = ("_broker_tag", "_client_tag", "_runs", "early", "local", "selected", "waiting")
+    __slots__ = ("_answered", "_broker_tag", "_client_tag", "_runs", "early", "local", "selected", "waiting")
 
     def __init__(self) -> None:
         self.selected = False
@@ -91,7 +91,8 @@ class Confirms:
         self.waiting = 0
         self._client_tag = 0
         self._broker_tag = 0
-        self._runs: deque[tuple[int, Settled]] = deque()
+        self._runs: list[tuple[int, Settled]] = []  # (broker's tag of the first, the run); not all are answered, if there is one
+        self._answered = 0  # how many at its beginning are
 
     def __bool__(self) -> bool:
         return bool(self._runs) or bool(self.local)
@@ -126,7 +127,7 @@ class Confirms:
     @property
     def oldest(self) -> int:
         """The first entry of the log to which the broker owes an answer; 0 if there is none."""
-        return next((run.sequence for _, run in self._runs if run.sequence), 0)
+        return next((run.sequence for at in range(self._answered, len(self._runs)) if (run := self._runs[at][1]).sequence), 0)
 
     def ended_here(self) -> int:
         """A publish that does not go to the broker. Returns the client's tag, 0 if the client asked for no confirms."""
@@ -145,35 +146,57 @@ class Confirms:
         return settled
 
     def _take(self, tag: int, multiple: bool) -> list[Settled]:
-        runs = self._runs
+        if not multiple:
+            return [self._take_one(tag)]
+        runs, at = self._runs, self._answered
         settled = []
-        if multiple or (runs and runs[0][0] == tag):
-            last = tag if tag else self._broker_tag
-            while runs and runs[0][0] <= last:
-                first, run = runs.popleft()
-                taken = last - first + 1
-                if taken >= run.publishes:
-                    settled.append(run)
-                else:
-                    settled.append(_part(run, 0, taken))
-                    runs.appendleft((first + taken, _part(run, taken, run.publishes - taken)))
-            return settled
-        for i, (first, run) in enumerate(runs):
-            if first <= tag < first + run.publishes:
-                at = tag - first
-                del runs[i]
-                if at + 1 < run.publishes:
-                    runs.insert(i, (tag + 1, _part(run, at + 1, run.publishes - at - 1)))
-                if at:
-                    runs.insert(i, (first, _part(run, 0, at)))
-                return [_part(run, at, 1)]
-        raise IllegalEvent(f"the broker confirmed publish {tag}, which is not open")
+        last, total = tag if tag else self._broker_tag, len(runs)
+        while at < total and runs[at][0] <= last:
+            first, run = runs[at]
+            taken = last - first + 1
+            if taken >= run.publishes:
+                settled.append(run)
+                at += 1
+            else:
+                settled.append(_part(run, 0, taken))
+                runs[at] = first + taken, _part(run, taken, run.publishes - taken)
+        self._drop(at)
+        return settled
+
+    def _take_one(self, tag: int) -> Settled:
+        runs, at = self._runs, self._answered
+        if not runs or runs[at][0] != tag:
+            at = bisect_left(runs, (tag + 1,), at) - 1
+            if at < self._answered or tag >= runs[at][0] + runs[at][1].publishes:
+                raise IllegalEvent(f"the broker confirmed publish {tag}, which is not open")
+        first, run = runs[at]
+        if run.publishes == 1:
+            if at == self._answered:
+                self._drop(at + 1)
+            else:
+                del runs[at]
+            return run
+        before, behind = tag - first, first + run.publishes - tag - 1
+        if not before:
+            runs[at] = tag + 1, _part(run, 1, behind)
+        else:
+            runs[at] = first, _part(run, 0, before)
+            if behind:
+                runs.insert(at + 1, (tag + 1, _part(run, before + 1, behind)))
+        return _part(run, before, 1)
+
+    def _drop(self, answered: int) -> None:
+        """So many runs at the beginning are answered. They leave the list when they are half of it: what is behind is not moved each time."""
+        if 2 * answered >= len(self._runs):
+            del self._runs[:answered]
+            answered = 0
+        self._answered = answered
 
     def abandon(self) -> list[Settled]:
         """The channel is gone: all that had no answer."""
-        left = [run for _, run in self._runs]
+        left = [run for _, run in self._runs[self._answered :]]
         self._runs.clear()
-        self.waiting = 0
+        self._answered = self.waiting = 0
         return left
 
 
@@ -485,12 +508,7 @@ class Channel:
         return max((tag for tags in (self.deliveries, self.others) for tag in tags if not upto or tag <= upto), default=0)
 
     def settle(self, tag: int, multiple: bool) -> dict[int, Delivery]:
-        """What an ack or rejection of `tag` covers is settled; returns what the log knows of that, by tag.
-
-        Nothing is, if it is of several up to a tag that is not outstanding: the broker refuses that, and takes back whatever the channel holds.
-        """
-        if multiple and not self.holds(tag, multiple):
-            return {}
+        """What an ack or rejection of `tag` covers is settled; returns what the log knows of that, by tag."""
         if self.others:
             self.take_others(tag, multiple)
         return self.take_out(tag, multiple)

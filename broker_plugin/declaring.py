@@ -89,7 +89,7 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, payload: bytes, 
             if (deletes := _DELETES.get(kind)) is not None:
                 name = topology.first_name(action.entry)
                 if await _went(relay, kind, name, action):
-                    _log_deletion(relay, deletes, name)
+                    _log_deletion(relay, deletes, name, action)
                     again = _again(relay, channel, payload)
                     return
             answer, said = await _ask(relay, number, action.asked)
@@ -142,10 +142,14 @@ async def _went(relay: Relay, kind: int, name: str, action: topology.Replicate) 
     return False
 
 
-def _log_deletion(relay: Relay, kind: int, name: str) -> None:
+def _log_deletion(relay: Relay, kind: int, name: str, action: topology.Replicate) -> None:
     """Call in a barrier. The next one has it on record."""
-    what = "'%s' in vhost '%s' has gone, or was deleted at the broker, and is declared otherwise: it is deleted on the backups, too"
-    log.warning(what, name, relay.vhost)
+    if action.may_have_gone and relay.replica.declared.definitions.exchange(relay.vhost, name) == action.entry:
+        what = "'%s' in vhost '%s' has gone, as it does with its last binding, and is declared again: on the backups, its bindings are deleted, too"
+        log.info(what, name, relay.vhost)
+    else:
+        what = "'%s' in vhost '%s' has gone, or was deleted at the broker, and is declared otherwise: it is deleted on the backups, too"
+        log.warning(what, name, relay.vhost)
     relay.replica.append(pb.Run(topology=pb.Topology(vhost=relay.vhost, method=topology.deletion(kind, name))))
     if kind == QUEUE_DELETE:
         relay.door.forget_decisions()

@@ -90,9 +90,12 @@ def _is_ending(channel: Channel, tag: bytes) -> bool:
 
 
 async def _consume_when_free(relay: Relay, channel: Channel, tag: bytes, payload: bytes) -> None:
-    while not channel.closing and _is_ending(channel, tag):
-        await asyncio.sleep(ENDED_POLL_S)
-
+    relay.flow.asks(True)
+    try:
+        while not channel.closing and _is_ending(channel, tag):
+            await asyncio.sleep(ENDED_POLL_S)
+    finally:
+        relay.flow.asks(False)
     relay.from_client.unstall(lambda: relay.from_client.take_again(building.frame(frames.METHOD, channel.number, payload)))
 
 

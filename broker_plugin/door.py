@@ -98,6 +98,7 @@ class Door:
         self.host: Host | None = None
         self.counters: Counter[str] = Counter()
         self.relays: set[Relay] = set()
+        self._producers: dict[tuple[str, str], set[Relay]] = {}  # those of them that have announced one, by user and name
         self.peer_ends: set[PeerEnd] = set()
         self.unfinished = Budget(config.door.unfinished_bytes_max, "door.unfinished_bytes_max")
         self._users = {e.common_name: Credentials(e.user.encode(), e.password.encode()) for e in (config.door.tls.users if config.door.tls else ())}
@@ -231,20 +232,25 @@ class Door:
         for relay in list(self.relays):
             relay.give_confirms()
 
-    def fence_producer(self, newer: Relay) -> None:
-        """A producer has one connection: with two, each would take the other's numbers for repeats of its own."""
-        for relay in list(self.relays):
-            if newer.producer and relay.producer_key == newer.producer_key:
-                relay.fence(f"producer '{newer.producer}' has connected anew")
+    def came(self, relay: Relay) -> None:
+        """A client has logged in. A producer has one connection: with two, each would take the other's numbers for repeats of its own."""
+        self.relays.add(relay)
+        if not relay.producer:
+            return
+        same = self._producers.setdefault((relay.user, relay.producer), set())
+        others = list(same)
+        same.add(relay)
+        for older in others:
+            if older.producer_key == relay.producer_key:
+                older.fence(f"producer '{relay.producer}' has connected anew")
 
     def end_unread(self, producer: str, asker: Relay) -> None:
         """Somebody else is told how far a producer has come: what it has sent, and the door has not read, must not go further than that.
 
         A process that takes over its name would give the same IDs to messages of its own, which would count as repeats.
         """
-        for relay in list(self.relays):
-            same = (relay.user, relay.producer) == (asker.user, producer)
-            if same and relay is not asker and not (relay.instance and relay.instance == asker.instance):
+        for relay in list(self._producers.get((asker.user, producer), ())):
+            if relay is not asker and not (relay.instance and relay.instance == asker.instance):
                 relay.fence(f"another connection has asked how far producer '{producer}' has come")
 
     # ---- what connections have in common -----------------------------------------------------------------------------
@@ -313,6 +319,11 @@ class Door:
         """A connection has ended."""
         if isinstance(end, Relay):
             self.relays.discard(end)
+            same = self._producers.get((end.user, end.producer))
+            if same is not None:
+                same.discard(end)
+                if not same:
+                    del self._producers[end.user, end.producer]
             self.blocked.discard(end)
             self._full.pop(end, None)
         else:

@@ -30,7 +30,6 @@ from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 from . import building, frames, publishing
 from .channels import Channel
 from .headers import cut, replication_id, routes_on
-from .logins import keys_of
 
 if TYPE_CHECKING:
     from .frames import Route
@@ -286,8 +285,8 @@ def answer(relay: Relay, question: str) -> tuple[str, int] | None:
     producer = names.parse_producer_queue(question)
     if producer is not None and (is_routing(relay.vhost) or producer == relay.producer):
         relay.door.end_unread(producer, relay)
-        dedup = relay.replica.index.dedup
-        return question, max(map(dedup.last, keys_of(relay.user, producer, dedup.producers())), default=0)
+        index = relay.replica.index
+        return question, max(map(index.dedup.last, index.producers.of(relay.user, producer, index.dedup.producers())), default=0)
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"

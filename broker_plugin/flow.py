@@ -76,8 +76,9 @@ class Flow:
 
     @property
     def _deaf(self) -> bool:
-        """The client does not read what the door itself answers: so nothing more is taken from it that could be answered."""
-        return self._waiting_bytes > DEAF_SHARE * self._relay.door.config.client_buffer_bytes_max
+        """The client does not read what the door itself answers, or that waits for the end of a content: so nothing is taken that has an answer."""
+        waiting = max(self._waiting_bytes, self._relay.from_broker.passing.behind_bytes)
+        return waiting > DEAF_SHARE * self._relay.door.config.client_buffer_bytes_max
 
     @property
     def _buried(self) -> bool:

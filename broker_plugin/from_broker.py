@@ -122,6 +122,7 @@ class FromBroker:
                 # The content may have ended. What comes next can have the door itself say something, and that must not come before this.
                 relay.pass_on(b"".join(out))
                 out.clear()
+                relay.flow.consider_pausing()
         if keep_from >= 0:
             out.append(data[keep_from:keep_to])
         settling.flush(relay)
@@ -143,6 +144,7 @@ class FromBroker:
         """A channel has ended at the broker: nothing more comes of what has begun on it."""
         if behind := self.passing.drop(number):
             self._relay.pass_on(behind)
+            self._relay.flow.consider_pausing()
 
     def _end(self) -> None:
         """The broker has closed the connection and the client is told. Until it answers, nothing that it says may be waited for by anybody."""

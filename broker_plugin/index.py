@@ -20,6 +20,7 @@ from lrq_ha.routing.statuses import Statuses, Told
 from . import frames, topology, unseen, wire
 from .declared import Declared
 from .departures import Departures
+from .logins import Keys
 from .tallying import Tallies
 
 EXPIRATION = 0x0100  # the flag of that property in a content header
@@ -31,6 +32,7 @@ class Index:
     Attributes:
         declared: What is known of queues and exchanges.
         dedup: The replication IDs in the log.
+        producers: Whose those are.
         generations, filter: Which copies count, and what becomes of each.
         sink, statuses: What other sites have sent, and said.
         tallies: What the primary's queues held; of its own queues a node knows.
@@ -42,6 +44,7 @@ class Index:
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
         self.dedup = Dedup()
+        self.producers = Keys()
         self.generations = Generations()
         self.filter = DeliveryFilter(self.generations)
         self.sink = Sink()

@@ -324,8 +324,7 @@ class ClientSide(asyncio.Protocol):
         )
         self.door.admissions.logged_in(self._arrival, Kind.CLIENT if agreed.site is None else Kind.OTHER)
         self.transport.write(self._probing.pop())
-        self.door.fence_producer(relay)
-        self.door.relays.add(relay)
+        self.door.came(relay)
         self.end = self.broker.end = relay
         agreed.forget()
         if rest:

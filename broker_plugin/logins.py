@@ -13,8 +13,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -220,10 +221,26 @@ def split_key(key: str) -> tuple[str, str]:
     return user, producer
 
 
-def keys_of(user: str, producer: str, keys: Iterable[str]) -> list[str]:
-    """Those of these keys that are this user's and producer's, whatever the vhost."""
-    end = f"/{user}/{producer}"
-    return [key for key in keys if key.endswith(end) and "/" not in key[: -len(end)]]
+class Keys:
+    """Those of a growing collection that are one user's and producer's, whatever the vhost, without a look at all of it each time."""
+
+    __slots__ = ("_by_name", "_of", "_seen")
+
+    def __init__(self) -> None:
+        self._of: Collection[str] | None = None
+        self._seen = 0
+        self._by_name: dict[tuple[str, str], list[str]] = {}
+
+    def of(self, user: str, producer: str, keys: Collection[str]) -> list[str]:
+        """`keys` is the same collection each time, to which more may have come, at its end; or another one."""
+        if keys is not self._of:
+            self._of, self._seen = keys, 0
+            self._by_name.clear()
+        if self._seen < len(keys):
+            for key in islice(keys, self._seen, None):
+                self._by_name.setdefault(split_key(key), []).append(key)
+            self._seen = len(keys)
+        return self._by_name.get((user, producer), [])
 
 
 def is_loopback(host: str) -> bool:

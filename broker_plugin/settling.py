@@ -5,6 +5,7 @@ Rules:
   a flush, so that order is kept.
 - What the broker gives out before it has heard of a basic.recover goes back, too: nothing of it is acked to the broker, until that has answered. So
   basic.recover-async, which has no answer, is asked as basic.recover.
+- A client settles what it was given and has not settled; any other tag is refused, as it is by RabbitMQ.
 - Clients ack message by message, many at a time. `acks` takes such a run at once; to a broker that is told of the oldest it is one ack of several.
 """
 
@@ -71,6 +72,8 @@ def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
         tag, payload = _given(relay, channel, tag, payload)
         if not tag:
             return
+    if not _is_held(relay, channel, tag, multiple, BASIC_ACK):
+        return
     if channel.tx is not None:
         _rehearse(relay, channel, channel.tx, tag, multiple, payload, BASIC_ACK)
         return
@@ -160,6 +163,8 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         tag, payload = _given(relay, channel, tag, payload)
         if not tag:
             return
+    if not _is_held(relay, channel, tag, multiple, kind):
+        return
     if channel.tx is not None:
         _rehearse(relay, channel, channel.tx, tag, multiple, payload, kind)
         return
@@ -171,6 +176,17 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     relay.outbox.put(building.frame(METHOD, channel.number, payload), last)
     if requeue:
         relay.give_back(settled)
+
+
+def _is_held(relay: Relay, channel: Channel, tag: int, multiple: bool, kind: int) -> bool:
+    """Whether the client holds what it settles. If not, its channel is closed in RabbitMQ's words: what the client has not been given, the broker may
+    know as given out, and would let it go, with nothing in the log.
+    """
+    if channel.holds(tag, multiple):
+        return True
+    flush(relay)
+    closing.refuse(relay, channel, PRECONDITION_FAILED, f"PRECONDITION_FAILED - unknown delivery tag {tag}", kind)
+    return False
 
 
 def _given(relay: Relay, channel: Channel, tag: int, payload: bytes) -> tuple[int, bytes]:
@@ -190,9 +206,6 @@ def _given(relay: Relay, channel: Channel, tag: int, payload: bytes) -> tuple[in
 
 def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transacting`)."""
-    if channel.second and not channel.holds(tag, multiple):
-        closing.refuse(relay, channel, PRECONDITION_FAILED, f"PRECONDITION_FAILED - unknown delivery tag {tag}", kind)
-        return
     tx.settled |= channel.take_out(tag, multiple)
     tx.others |= channel.take_others(tag, multiple)
     rehearse(relay, channel, tx, building.frame(METHOD, channel.number, payload), kind)

@@ -65,6 +65,7 @@ def of_transaction(channel: Channel, data: bytes) -> bytes:
 
 
 async def _begin_late(relay: Relay, channel: Channel, payload: bytes) -> None:
+    relay.flow.asks(True)
     try:
         while not channel.closing and (channel.unanswered or channel.questions):
             await asyncio.sleep(ANSWERED_POLL_S)
@@ -79,6 +80,7 @@ async def _begin_late(relay: Relay, channel: Channel, payload: bytes) -> None:
         channel.tx = Transaction(relay.from_client.share)
         relay.outbox.put(building.method_frame(number, commands.Channel.Open()) + building.frame(METHOD, number, payload))
     finally:
+        relay.flow.asks(False)
         relay.from_client.unstall()
 
 
@@ -115,7 +117,11 @@ async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction
         channel.commits.append(commit)
         relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
 
-    await rehearsed
+    relay.flow.asks(True)
+    try:
+        await rehearsed
+    finally:
+        relay.flow.asks(False)  # what else it waits for is not for the broker to say
     while True:
         moving = waiting.commit_waits_for(relay, tx)
         if relay.replica.barrier.is_up:
@@ -157,6 +163,8 @@ def from_second(relay: Relay, number: int, data: bytes, item: Item) -> bytes:
         handler = relay.on_broker.get(kind)
         replaced = handler(relay, channel.number, blob, items[0]) if handler is not None else None
         given = blob if replaced is None else replaced
+        if relay.from_broker.passing.waits(given):  # of the first channel's
+            return b""
     return given if channel.speaks else b""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from pyroaring import BitMap64
@@ -248,8 +248,8 @@ class Dedup:
         ids = self._ids.get(producer)
         return ids.last if ids is not None else 0
 
-    def producers(self) -> Iterable[str]:
-        """All that have an ID in the log, or had."""
+    def producers(self) -> Collection[str]:
+        """All that have an ID in the log, or had, in the order in which they came: one and the same collection, which only grows."""
         return self._ids
 
     def has_room(self, producer: str, limit: int) -> bool:

@@ -237,10 +237,10 @@ def test_a_confirm_does_not_come_within_a_message(lab: Lab, names: tuple[str, st
             client.call(1, commands.Queue.Delete(queue=name), frames.QUEUE_DELETE_OK)
 
 
-@pytest.mark.parametrize("cause", ["an alarm", "the log"])
+@pytest.mark.parametrize("cause", ["an alarm", "the log", "a commit"])
 def test_what_stands_before_an_answer_that_does_not_come_is_bounded(lab: Lab, names: tuple[str, str], cause: str) -> None:
-    """A consumer that reads nothing is given everything, and waits for its broker: for leave to publish, which that does not hear of in an alarm; or
-    for a queue of its own, behind a message that is not safe. It alone is closed.
+    """A consumer that reads nothing is given everything, and waits for its broker: for leave to publish, or for a commit to be rehearsed, neither of
+    which that hears of in an alarm; or for a queue of its own, behind a message that is not safe. It alone is closed.
     """
     primary, backup = names
     url = lab.nodes[primary].door
@@ -251,9 +251,15 @@ def test_what_stands_before_an_answer_that_does_not_come_is_bounded(lab: Lab, na
         assert publisher.confirmed(count, timeout_s=WRITE_TIMEOUT_S) == set()
         writer.join()
         reader.open_channel()
-        client.open_channel(confirms=True)
+        client.open_channel(confirms=cause != "a commit")
         asks = building.method_frame(1, commands.Basic.Consume(queue=queue, no_ack=True)) + publish(1, replicated, b"x")
-        if cause == "the log":
+        if cause == "a commit":
+            commit = building.method_frame(1, commands.Tx.Commit())
+            client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
+            client.send(publish(1, replicated, b"leave is given") + commit)
+            client.expect(frames.TX_COMMIT_OK)
+            asks += commit
+        elif cause == "the log":
             client.send(publish(1, replicated, b"leave is given"))
             assert client.confirmed(1) == set()
             asks += building.method_frame(1, commands.Queue.Declare(exclusive=True))
@@ -265,7 +271,7 @@ def test_what_stands_before_an_answer_that_does_not_come_is_bounded(lab: Lab, na
             most = max(most, now["rss_bytes"])
             return bool(now["counters"].get("closed_slow", 0) > before["counters"].get("closed_slow", 0))
 
-        with alarm(lab, primary, "memory") if cause == "an alarm" else standing_still(lab, f"{backup}.sidecar"):
+        with standing_still(lab, f"{backup}.sidecar") if cause == "the log" else alarm(lab, primary, "memory"):
             client.send(asks)
             eventually("it to be closed", closed, seen=lambda: most - before["rss_bytes"])
             assert most < before["rss_bytes"] + MEMORY_BYTES

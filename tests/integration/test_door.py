@@ -351,7 +351,7 @@ def test_acks_one_by_one_in_runs_take_only_what_they_name(rig: Rig, kind: str, o
         eventually("the backup has the same", is_the_same)
 
 
-def test_an_unknown_delivery_tag_is_the_brokers_406(rig: Rig) -> None:
+def test_an_unknown_delivery_tag_is_a_406(rig: Rig) -> None:
     channel = rig.channel()
     queue = rig.declare(channel)
     channel.basic_ack(77)

@@ -123,7 +123,7 @@ def test_without_acks_what_crosses_a_recover_comes_once(rig: Rig, how: str) -> N
 def test_a_close_of_the_broker_that_crosses_one_of_the_other_side(rig: Rig, by: str) -> None:
     """What still waited for the channel was sent behind its end, which ended the whole connection."""
     channel = rig.channel(confirms=True)
-    queue = rig.declare(channel)
+    queue, missing = rig.declare(channel), rig.name("missing")
     channel.basic_publish("", queue, b"held")
     with RawClient(rig.url) as client:
         client.open_channel(1)
@@ -134,7 +134,7 @@ def test_a_close_of_the_broker_that_crosses_one_of_the_other_side(rig: Rig, by: 
         with nothing_gets_safe(rig):
             rig.lab.stop(f"{rig.primary}.broker")
             try:
-                wrong = building.ack(1, 99) + frames.HEARTBEAT_FRAME
+                wrong = building.method_frame(1, B.Get(queue=missing)) + frames.HEARTBEAT_FRAME
                 if by == "client":
                     client.send(wrong + publish(1, queue, b"waits") + building.method_frame(1, C.Close(200, "bye", 0, 0)))
                 else:
@@ -146,7 +146,7 @@ def test_a_close_of_the_broker_that_crosses_one_of_the_other_side(rig: Rig, by: 
             client.got.clear()
             with pytest.raises(AssertionError):
                 client.expect(frames.CHANNEL_CLOSE_OK)
-            assert (b"unknown delivery tag 99" in client.got[-1][2]) == (by == "client")
+            assert (b"no queue '%b'" % missing.encode() in client.got[-1][2]) == (by == "client")
             client.send(building.method_frame(1, C.CloseOk()))
         rig.converge()
         assert client.call(2, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)

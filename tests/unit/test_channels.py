@@ -205,3 +205,47 @@ def test_an_ack_of_several_costs_what_it_covers() -> None:
     for tag in range(10, 1_001, 10):
         assert len(channel.take_out(tag, True)) == 10
     assert Counted.looks < 1_200
+
+
+def test_an_ack_of_one_does_not_look_at_all_that_are_older() -> None:
+    """Publishes of one channel alternately to what confirms at once and to what confirms later: of the latter, each is a run of its own."""
+
+    class Counted(int):
+        looks = 0
+
+        def __add__(self, other: int) -> Counted:
+            return Counted(int(self) + other)
+
+        def __eq__(self, other: object) -> bool:
+            Counted.looks += 1
+            return int(self) == other
+
+        def __ge__(self, other: int) -> bool:
+            Counted.looks += 1
+            return int(self) >= other
+
+        def __le__(self, other: int) -> bool:
+            Counted.looks += 1
+            return int(self) <= other
+
+        __hash__ = int.__hash__
+
+    confirms, many = selected(), 1_000
+    confirms.forwarded(2 * many, 1)
+    for tag in range(2, 2 * many + 1, 2):
+        assert flat(confirms.answered(Counted(tag), False)) == [(tag, tag)]
+    assert Counted.looks < 40 * many
+    assert flat(confirms.answered(2 * many, True)) == [(tag, tag) for tag in range(1, 2 * many, 2)]
+    assert not confirms.open
+
+
+def test_runs_that_are_answered_are_not_kept() -> None:
+    confirms = selected()
+    for sequence in range(1, 1_001):
+        confirms.forwarded(1, sequence)
+    for tag in range(1, 1_001):
+        assert confirms.oldest == tag
+        assert flat(confirms.answered(tag, tag % 3 == 0)) == [(tag, tag)]
+        assert len(confirms._runs) <= max(1, 2 * (1_000 - tag))
+    assert not confirms.open
+    assert not confirms.oldest

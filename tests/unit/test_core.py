@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import AsyncIterator
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from broker_plugin.door import Door
+from broker_plugin.logins import producer_key
 from broker_plugin.relay import Relay
 from lrq_ha.replication.errors import IllegalEvent, LrqError
 from lrq_ha.replication.events import Effect, Event, Opened, Subscribe, Tick
@@ -115,12 +117,51 @@ def test_a_log_that_cannot_be_read_for_a_backup_is_the_end(monkeypatch: pytest.M
     assert "a record among" in asyncio.run(go())
 
 
+def test_who_asks_how_far_a_producer_has_come_ends_its_connections_without_a_look_at_all() -> None:
+    """Each of thousands of pipelined questions cost the time to look at every connection of the door."""
+
+    class Client(MagicMock):
+        looks = 0
+
+        @property
+        def instance(self) -> str:
+            Client.looks += 1
+            return ""
+
+    def client(name: str, user: str = "app", vhost: str = "/") -> Any:
+        return Client(spec=Relay, user=user, producer=name, producer_key=producer_key(vhost, user, name) if name else "")
+
+    door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())))
+    others = [client("", "app"), *(client(f"p{number}") for number in range(50)), client("p", "other")]
+    mine = [client("p"), client("p", vhost="lrq")]
+    for each in (*others, *mine):
+        door.came(each)
+    assert door.relays == {*others, *mine}
+    asker = client("q")
+    door.came(asker)
+    Client.looks = 0
+    door.end_unread("p", asker)
+    assert Client.looks <= 2
+    assert [each.fence.call_count for each in (*others, *mine)] == [0] * len(others) + [1, 1]
+    door.gone(mine[0])
+    mine[1].fence.side_effect = lambda _: door.gone(mine[1])
+    newer = client("p", vhost="lrq")
+    door.came(newer)
+    assert [each.fence.call_count for each in mine] == [1, 2]
+    door.end_unread("p", asker)
+    assert newer.fence.call_count == 1
+    for each in (*others, *mine, asker, newer):
+        door.gone(each)
+    assert not door.relays
+    assert not door._producers
+
+
 def test_all_clients_are_let_go_although_one_cannot_be() -> None:
     """Those after it stayed connected to a door behind which nobody was."""
 
     async def go() -> None:
         door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())))
-        relays = [MagicMock(spec=Relay, broker=MagicMock()) for _ in range(5)]
+        relays = [MagicMock(spec=Relay, broker=MagicMock(), user="app", producer="") for _ in range(5)]
         relays[2].close.side_effect = KeyError("tag")
         door.relays.update(relays)
         door.close_clients("node e1 starts again")

@@ -144,6 +144,28 @@ def test_a_producers_key_has_one_meaning() -> None:
     assert len(keys) == len(NAMES) ** 2
     for key, (_, user) in keys.items():
         assert logins.split_key(key) == (user, "p")
+    known = logins.Keys()
     for user in NAMES:
-        assert [keys[key] for key in logins.keys_of(user, "p", keys)] == [(vhost, user) for vhost in NAMES]
-        assert not logins.keys_of(user, "other", keys)
+        assert [keys[key] for key in known.of(user, "p", keys)] == [(vhost, user) for vhost in NAMES]
+        assert not known.of(user, "other", keys)
+
+
+def test_a_producers_keys_are_found_without_a_look_at_all() -> None:
+    """Who asks pipelines thousands of questions of forty bytes; each cost the time to look at every producer of the log."""
+
+    class Counted(str):
+        looks = 0
+
+        def partition(self, sep: str, /) -> tuple[str, str, str]:
+            Counted.looks += 1
+            return super().partition(sep)
+
+    known, many = logins.Keys(), 1_000
+    keys = dict.fromkeys(Counted(logins.producer_key("/", "app", f"p{number}")) for number in range(many))
+    for number in range(many):
+        assert known.of("app", f"p{number}", keys) == [f"%2F/app/p{number}"]
+    assert Counted.looks == many
+    keys[Counted(logins.producer_key("lrq", "app", "p7"))] = None
+    assert known.of("app", "p7", keys) == ["%2F/app/p7", "lrq/app/p7"]
+    assert Counted.looks == many + 1
+    assert known.of("app", "p7", {"lrq/app/p7": 1}) == ["lrq/app/p7"]

@@ -10,8 +10,9 @@ import pytest
 from pamqp import commands
 from test_publishing import ID, Connection, message
 
-from broker_plugin import building, frames, headers
+from broker_plugin import building, frames, headers, transacting
 from broker_plugin.assembling import UnexpectedFrame
+from broker_plugin.flow import DEAF_SHARE
 from broker_plugin.frames import FrameError, Item
 from broker_plugin.passing import PIECES, Passing
 
@@ -205,5 +206,60 @@ def test_an_answer_that_the_brokers_own_ack_sets_free_does_not_come_before_the_l
         got = pieces(connection.client.data)
         assert got[: 2 + len(rest)] == [first, header, *rest]
         assert sorted(got[2 + len(rest) :]) == confirms
+
+    asyncio.run(scenario())
+
+
+def test_a_client_is_not_read_while_too_much_waits_behind_a_content() -> None:
+    """It reads all that it is given; but its broker does not go on with a large message, and what the door answers must wait for that."""
+
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay = connection.relay
+        relay.door.end_unread = lambda *_: None  # type: ignore[method-assign]
+        passing, limit = relay.from_broker.passing, relay.door.config.client_buffer_bytes_max
+        method, header, *rest = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
+        relay.broker_data(method + header + b"".join(rest[:-1]))
+        question = building.method_frame(1, commands.Queue.Declare(queue="LRQ_Producer_p", passive=True))
+        relay.client_data(question * 100)
+        assert connection.client.reads
+        for _ in range(DEAF_SHARE * limit // (100 * len(question)) + 1):
+            relay.client_data(question * 100)
+        assert passing.behind_bytes > DEAF_SHARE * limit
+        assert not connection.client.reads
+        relay.broker_data(rest[-1])
+        assert not passing.behind_bytes
+        assert connection.client.reads
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_behind_a_content_of_a_channel_that_ends_has_the_client_read_again() -> None:
+    async def scenario() -> None:
+        connection = Connection("p")
+        relay = connection.relay
+        relay.broker_data(b"".join(pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))[:-1]))
+        relay.to_client(building.ack(1, 1) * relay.door.config.client_buffer_bytes_max)
+        relay.flow.consider_pausing()
+        assert not connection.client.reads
+        relay.broker_data(building.channel_close(1, 404, "NOT_FOUND", 0))
+        assert connection.client.reads
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_from_a_channel_that_the_client_does_not_see_comes_behind_a_content_of_the_one_it_sees() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        channel, number = relay.channel(1), relay.number_apart()
+        channel.second, relay.seconds[number], relay.apart[number] = number, channel, transacting.from_second
+        connection.client.data = b""
+        whole = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
+        relay.broker_data(b"".join(whole[:-1]))
+        relay.broker_data(building.method_frame(number, commands.Tx.SelectOk()))
+        relay.broker_data(whole[-1])
+        assert pieces(connection.client.data) == [*whole, building.method_frame(1, commands.Tx.SelectOk())]
 
     asyncio.run(scenario())

@@ -53,6 +53,9 @@ class Socket:
     def is_closing(self) -> bool:
         return False
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None: ...
 
     def abort(self) -> None: ...

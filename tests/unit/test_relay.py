@@ -8,13 +8,18 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
-from test_publishing import Connection
+from pamqp import commands
+from test_publishing import Connection, message
 
-from broker_plugin import frames
+from broker_plugin import building, frames
 from broker_plugin.flow import Flow
 from broker_plugin.from_broker import FromBroker
 from broker_plugin.relay import LEAVE_POLL_S, Relay
 from lrq_ha.replication.errors import LrqError, NotPrimary
+
+
+def publish(channel: int, queue: str, body: bytes) -> bytes:
+    return building.rechannel(message(queue, b"", True, body)[0], channel)
 
 
 def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +66,68 @@ def test_a_client_hears_heartbeats_while_nothing_is_read_from_its_broker() -> No
     relay.broker.pause_reading.assert_called_once()
     relay.flow.tick(2.0)
     assert told == [frames.HEARTBEAT_FRAME]
+
+
+CONSUME = building.method_frame(1, commands.Basic.Consume(queue="q", consumer_tag="c", nowait=True))
+WAITS = {  # what the client sends before it reads no more, and then; and the broker's answer, before which nothing more is taken from it
+    "a commit": (
+        building.method_frame(2, commands.Tx.Select()),
+        publish(2, "orders", b"x") + building.method_frame(2, commands.Tx.Commit()),
+        building.method_frame(2, commands.Tx.RollbackOk()),
+    ),
+    "a late tx.select": (publish(2, "orders", b"x"), building.method_frame(2, commands.Tx.Select()), building.ack(2, 1)),
+    "a consumer's end": (
+        CONSUME + building.method_frame(1, commands.Basic.Cancel(consumer_tag="c")),
+        CONSUME,
+        building.method_frame(1, commands.Basic.CancelOk(consumer_tag="c")),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_while_an_answer_is_waited_for_the_broker_is_read_from_though_the_client_reads_nothing(what: str) -> None:
+    """The answer may stand behind deliveries that this client does not read, as it is not taken from before: nobody would ever go on."""
+    before, asks, answer = WAITS[what]
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + before)
+        relay.client_full(True)
+        assert not connection.broker.reads
+        relay.client_data(asks)
+        await asyncio.sleep(0.02)
+        assert relay.from_client.stalled
+        assert connection.broker.reads
+        relay.broker_data(answer)
+        await asyncio.sleep(0.02)
+        assert not relay.from_client.stalled
+        assert not connection.broker.reads
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_that_waits_for_a_declaration_does_not_have_the_broker_read() -> None:
+    """Its broker has answered: no need to give the client more than it reads."""
+    before, asks, answer = WAITS["a commit"]
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay, barrier = connection.relay, connection.replica.barrier
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + before)
+        relay.client_full(True)
+        relay.client_data(asks)
+        await asyncio.sleep(0)
+        barrier._free.clear()
+        relay.broker_data(answer)
+        await asyncio.sleep(0.02)
+        assert relay.from_client.stalled
+        assert not connection.broker.reads
+        barrier._free.set()
+        await asyncio.sleep(0.02)
+        assert not relay.from_client.stalled
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("hunter2"), 541), (NotPrimary("it is not"), 320), (LrqError("no"), 541)])

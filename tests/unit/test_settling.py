@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,7 +12,7 @@ from pamqp import base, commands
 from test_publishing import POSITION, Connection, message
 
 from broker_plugin import building, draining, frames, headers, settling
-from broker_plugin.channels import Channel, Transaction
+from broker_plugin.channels import Channel, Delivery, Transaction
 from broker_plugin.door import Door
 from broker_plugin.relay import Relay
 
@@ -121,5 +122,62 @@ def test_what_goes_back_and_waits_for_a_commit_is_told_as_returning() -> None:
         drained.hear(commands.Tx.CommitOk())
         assert drained.told
         assert not drained.returning
+
+    asyncio.run(scenario())
+
+
+def _kept_back(relay: Relay) -> None:
+    relay.door.draining = "a test"
+    relay.broker_data(delivery(1, 1))
+    assert relay.channels[1].undelivered == [1]
+
+
+def _withheld(relay: Relay) -> None:
+    relay.from_broker.withheld[1] = [delivery(1, 1)]
+
+
+def _not_read(_: Relay) -> None: ...
+
+
+def _settled(relay: Relay) -> None:
+    relay.channels[1].deliveries[1] = Delivery(("/", "orders"), 1, ())
+    relay.client_data(building.ack(1, 1))
+
+
+@pytest.mark.parametrize("tx", [False, True])
+@pytest.mark.parametrize("state", [_kept_back, _withheld, _not_read, _settled])
+@pytest.mark.parametrize("settles", [building.ack(1, 1), building.reject(1, 1, requeue=False), building.nack(1, 1, requeue=False)])
+def test_what_the_client_does_not_hold_it_does_not_settle(settles: bytes, state: Callable[[Relay], None], tx: bool) -> None:
+    """The broker has given it out: it would let it go, and the log would keep it for ever."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+        if tx:
+            relay.client_data(building.method_frame(1, commands.Channel.Close(200, "", 0, 0)))
+            relay.broker_data(building.method_frame(1, commands.Channel.CloseOk()))
+            relay.client_data(building.method_frame(1, commands.Channel.Open()) + building.method_frame(1, commands.Tx.Select()))
+        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
+        state(relay)
+        connection.replica.flush()
+        connection.broker.data = b""
+        relay.client_data(settles)
+        assert settles not in connection.broker.data
+        assert b"PRECONDITION_FAILED - unknown delivery tag 1" in relay.channels[1].refusal
+
+    asyncio.run(scenario())
+
+
+def test_what_was_settled_before_a_tag_that_is_not_held_counts() -> None:
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+        relay.channels[1].deliveries[1] = Delivery(("/", "orders"), 1, ())
+        relay.client_data(building.ack(1, 1) + building.ack(1, 7))
+        connection.replica.flush()
+        assert [run.WhichOneof("kind") for run in connection.runs] == ["dequeue"]
+        assert connection.broker.data.startswith(building.ack(1, 1))
+        assert connection.broker.data.index(building.ack(1, 1)) < connection.broker.data.index(b"the door closed it")
 
     asyncio.run(scenario())
