@@ -275,15 +275,18 @@ class Sweeper:
         if wait_s > 0 and not kicked and not (pressing and wait_s > BACK_OFF_MAX_S):
             return
         began = time.monotonic()
-        if not await self._is_worth_it(target, upto, whole, tally):
+        worth = await self._is_worth_it(target, upto, whole, tally)
+        if worth is False:
             self._given_up[key] = began
             if tally is not None:
                 self._replica.index.tallies.done(key, tally)
             return
-        window = max(self._window, self._given_back.least_window(key)) if self._is_quorum(key) else self._window
-        end = await self._pass(target, upto, window, whole, tally)
-        if end is _End.FULL and window < WIDE_WINDOW_MESSAGES and not self._stopping:
-            end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
+        end = _End.STUCK
+        if worth:
+            window = max(self._window, self._given_back.least_window(key)) if self._is_quorum(key) else self._window
+            end = await self._pass(target, upto, window, whole, tally)
+            if end is _End.FULL and window < WIDE_WINDOW_MESSAGES and not self._stopping:
+                end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
         if tally is not None and end is not _End.STUCK and not self._stopping:
             self._replica.index.tallies.done(key, tally)
         if end is _End.FULL:
@@ -309,8 +312,8 @@ class Sweeper:
             if tally is not None:
                 tallies.done(key, tally)
 
-    async def _is_worth_it(self, target: QueueFilter, upto: int, whole: bool, tally: Tally | None) -> bool:
-        """Whether a pass can remove anything, and does no harm."""
+    async def _is_worth_it(self, target: QueueFilter, upto: int, whole: bool, tally: Tally | None) -> bool | None:
+        """Whether a pass can remove anything, and does no harm. None: nobody knows now: the queue does not answer, or another consumer is there."""
         vhost, queue = target.key
         due = target.due(upto)
         connection = await self._vhosts.connection(vhost)
@@ -322,7 +325,7 @@ class Sweeper:
             ready = (await channel.queue_declare(queue, passive=True))[1]
             if limited and not ready:
                 async with self._keeper.away_from(target.key):
-                    return await is_empty(channel, queue)
+                    return await is_empty(channel, queue) or None
         except ChannelClosed:
             return not limited  # the pass finds out
         finally:

@@ -72,6 +72,12 @@ class NodeBase:
         """Who is in the set and not out of it (RemoteBackup.left): a leader may rely on what they have."""
         return self.log.members - {number for number, peer in self.peers.items() if peer.left}
 
+    def nothing_is_safe(self) -> str:
+        """Why nothing becomes safe for now, as members are out (mode strict); empty if none is."""
+        out = ", ".join(map(self.name, sorted(self.log.members - self.in_sync)))
+        todo = "wait until it has, or take it out of the set with lrq-ha remove"
+        return f"{out} has not caught up, and nothing is safe without it: {todo}" if out else ""
+
     def primary(self) -> int:
         """The node that leads as far as this one knows; 0 if it knows none."""
         if self.leading:

@@ -188,7 +188,7 @@ class Requests:
         if silent:
             out = f"out of the {'set with lrq-ha remove, then of the ' if node.log.members.intersection(silent) else ''}configuration"
             return f"{self._names(silent)} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it {out}"
-        return ""
+        return node.nothing_is_safe()
 
     def pause(self, event: PauseRequest, now: float) -> None:
         node = self._node

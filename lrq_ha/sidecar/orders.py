@@ -133,6 +133,8 @@ class Orders:
         """Ends this epoch; nobody takes the next one until an operator says so, or this sidecar is restarted. Arguments as of `switchover`."""
         if not self._node.serving:
             return False, f"{self._name} is not primary"
+        if why := self._node.nothing_is_safe():
+            return False, why
         behind = await self._left_behind()
         if dry_run:
             return self._would("would step down", behind)

@@ -74,6 +74,9 @@ class Watch:
         remote = self._node.peers[peer]
         if remote.subscribed or remote.acknowledged:
             return remote.acknowledged
+        if remote.left and peer in self._node.log.members:
+            # It stays in the set though it has lost its log, or its end (mode strict): what it said itself.
+            return (remote.hello and remote.hello.log.end) or None
         return self._node.log.in_set_upto(peer) or None
 
     def gauge(self, peer: int) -> dict[str, int | None]:

@@ -1054,6 +1054,23 @@ def test_strict_waits_for_who_has_lost_what_it_had(log: LogState, reason: str) -
 
 
 @LOST
+def test_nobody_is_turned_away_for_a_switchover_that_waits_for_who_is_out(log: LogState, reason: str) -> None:
+    """All clients were, and then it failed, as nothing became safe."""
+    d = leader(3, strict=True)
+    d.lose(2)
+    d.feed(Append(2))
+    d.confirm()
+    d.feed(PeerAcked(3, d.node.log.end))
+    d.meet(2, log)
+    d.feed(SwitchoverRequest(3))
+    waits = "e2 has not caught up, and nothing is safe without it: wait until it has, or take it out of the set with lrq-ha remove"
+    assert d.answer() == Answer(False, waits, 3)
+    d.feed(RemoveRequest(2))
+    d.feed(SwitchoverRequest(3))
+    assert d.answer() == Answer(True, "would hand over to e3", 3)
+
+
+@LOST
 def test_strict_waits_for_it_whoever_leads_then(log: LogState, reason: str) -> None:
     d = candidate(strict=True)
     d.hear(2, Promise(E2_1, log))

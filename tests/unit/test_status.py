@@ -12,7 +12,8 @@ import pytest
 from broker_plugin.client import Address
 from broker_plugin.client_errors import AuthenticationFailed
 from broker_plugin.door import Door
-from lrq_ha.replication.log import BatchHeader
+from lrq_ha.replication.events import Hello
+from lrq_ha.replication.log import BatchHeader, LogState
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.replication.retention import RECORD_BYTES
 from lrq_ha.replication.roles import Role
@@ -83,6 +84,23 @@ def test_the_lag_is_all_that_a_backup_lacks(monkeypatch: pytest.MonkeyPatch) -> 
         peer.subscribed, peer.acknowledged = False, 0
         told = primary.tells()
         assert (told["lag_entries"], told["lag_bytes"], told["lag_seconds"]) == (0, 0, 0.0), "in the set, it has all as far as is known"
+
+    asyncio.run(go())
+
+
+def test_the_lag_of_one_that_has_lost_its_log_and_stays_in_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said to have all, and not to be in danger."""
+
+    async def go() -> None:
+        primary = Primary(monkeypatch, 100, "strict")
+        peer = primary.node.peers[2]
+        monkeypatch.setattr(primary.status._log.watch.retention, "behind", lambda has: 1000 * (100 - has))
+        peer.left = "its broker went down"
+        assert (primary.tells()["lag_entries"], primary.tells()["log_bytes_behind"]) == (None, None)
+        peer.hello = Hello(Role.CATCH_UP, LogState(top=257, end=7), 0)
+        assert (primary.tells()["lag_entries"], primary.tells()["log_bytes_behind"]) == (93, 93_000)
+        peer.hello = Hello(Role.CATCH_UP, LogState(top=257), 0)
+        assert primary.tells()["lag_entries"] is None
 
     asyncio.run(go())
 

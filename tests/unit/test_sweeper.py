@@ -48,8 +48,8 @@ def test_that_some_queue_is_full_may_be_said_of_each_message() -> None:
 @pytest.mark.parametrize(
     ("messages", "silent", "version", "expected"),
     [
-        ((50,), True, "3.10.8", False),
-        ((50, 0), False, "3.10.8", False),
+        ((50,), True, "3.10.8", None),
+        ((50, 0), False, "3.10.8", None),
         ((0,), False, "3.10.8", True),
         ((2,), False, "3.10.8", True),
         ((3,), False, "3.10.8", False),
@@ -57,12 +57,12 @@ def test_that_some_queue_is_full_may_be_said_of_each_message() -> None:
     ],
     ids=["silent", "silent once", "empty", "all of it is due", "not all", "gives back for nothing"],
 )
-def test_where_giving_back_uses_up_a_limit(messages: tuple[int, ...], silent: bool, version: str, expected: bool) -> None:
+def test_where_giving_back_uses_up_a_limit(messages: tuple[int, ...], silent: bool, version: str, expected: bool | None) -> None:
     """A queue is gone through only if nothing in it would have to go back. One that does not answer looks like an empty one."""
 
     broker = Broker(*messages, silent=silent, version=version)
 
-    async def go() -> bool:
+    async def go() -> bool | None:
         declares = building.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
         replica = SimpleNamespace(declared=SimpleNamespace(declarations={KEY: declares}))
         sweeper = Sweeper(cast(Replica, replica), Address.parse("amqp://a:b@127.0.0.1:1"))
@@ -72,3 +72,27 @@ def test_where_giving_back_uses_up_a_limit(messages: tuple[int, ...], silent: bo
 
     assert asyncio.run(go()) is expected
     assert broker.counted == 0
+
+
+@pytest.mark.parametrize(("messages", "silent", "given_up"), [((50,), True, False), ((50, 0), False, False), ((3,), False, True)])
+def test_a_queue_that_does_not_answer_now_is_not_given_up(messages: tuple[int, ...], silent: bool, given_up: bool) -> None:
+    """A declaration waits for what was rejected from it, and a promotion, too."""
+    declares = building.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
+    done: list[Any] = []
+    tallies = SimpleNamespace(pending=lambda *_: "tally", done=lambda *tally: done.append(tally))
+    replica = SimpleNamespace(
+        declared=SimpleNamespace(declarations={KEY: declares}),
+        progress=SimpleNamespace(parked=(), tracker=SimpleNamespace(applied=9)),
+        index=SimpleNamespace(tallies=tallies),
+    )
+
+    async def go() -> Sweeper:
+        sweeper = Sweeper(cast(Replica, replica), Address.parse("amqp://a:b@127.0.0.1:1"))
+        cast(Any, sweeper)._vhosts = Broker(*messages, silent=silent, version="3.10.8")
+        await sweeper._consider(cast(Any, SimpleNamespace(key=KEY, due=lambda _upto: 2)), True)
+        return sweeper
+
+    sweeper = asyncio.run(go())
+    assert (sweeper.given_up_at(KEY) > 0) is given_up
+    assert (KEY in sweeper._back_off) is not given_up
+    assert bool(done) is given_up
