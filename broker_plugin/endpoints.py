@@ -224,9 +224,10 @@ def _status(relay: Relay, channel: Channel, header: bytes, body: bytes) -> None:
     statuses.check(status)
     _check_client(relay, status.client.client_name or status.full_sync.client_name)
     _check_request(status.full_sync.request_id)
-    if status.HasField("full_sync"):
+    known = relay.replica.index.statuses
+    if status.HasField("full_sync") and not known.ends(status):  # its site may have left the configuration since it was asked for
         _check_destination(relay, status.full_sync.destination)
-    overtaken = relay.replica.index.statuses.overtaken(status)
+    overtaken = known.overtaken(status)
     if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
         publishing.ended_here(relay, channel, overtaken)
         return

@@ -23,6 +23,7 @@ import asyncio
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,10 @@ QUIET_S = 0.05
 PRIORITY = 1_000
 #: The other queues that a message names have copies of their own; what RabbitMQ has counted of the old copy, it counts anew.
 NOT_ADOPTED = (b"CC", *COUNTS)
+BY_KEY = (
+    "it dead-letters by routing key, which a moved message does not keep. "
+    "Let it be emptied first, or set a dead-letter-routing-key by a policy, and export the definitions again"
+)
 
 #: What is used of each kind of definition, and must be there.
 _USED: dict[str, dict[str, type]] = {
@@ -210,6 +215,10 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
                 by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and has_a_free_way_back(connection))
                 limited = "x-delivery-limit" in queue["arguments"] and not has_a_free_way_back(connection)
                 dies_by_key = _dies_by_key(queue, definitions.policies)
+                if limited and dies_by_key and depth:  # whoever looks and gives back uses up deliveries
+                    print(f"  {name}: none of {depth} messages was looked at: {BY_KEY}", flush=True)
+                    whole = False
+                    continue
                 this = _Pass(connection, name, depth, by_priority=by_priority, limited=limited, dies_by_key=dies_by_key)
                 whole &= await this.run()
                 print(f"  {name}: {this.told()}", flush=True)
@@ -223,22 +232,34 @@ def _kind(queue: dict[str, Any]) -> str:
 
 
 def _dies_by_key(queue: dict[str, Any], policies: Iterable[dict[str, Any]]) -> bool:
-    """Whether its dead letters go by the key that they came with. Of each thing its arguments say, or else the one policy that applies to it."""
-    applies_to = ("all", "queues", f"{_kind(queue)}_queues")
-    matching = [policy for policy in policies if policy["apply-to"] in applies_to and _matches(policy["pattern"], queue["name"])]
-    policy = max(matching, key=lambda policy: policy["priority"])["definition"] if matching else {}
+    """Whether its dead letters go, or may go, by the key that they came with.
 
-    def has(what: str) -> bool:
+    Of each thing its arguments say, or else the one policy that applies to it: the first that matches, unless one before it cannot be read here.
+    """
+    applies_to = ("all", "queues", f"{_kind(queue)}_queues")
+    rivals: list[dict[str, Any]] = []
+    for policy in sorted(policies, key=lambda policy: -policy["priority"]):
+        matches = _matches(policy["pattern"], queue["name"]) if policy["apply-to"] in applies_to else False
+        if matches is not False:
+            rivals.append(policy["definition"])
+        if matches:
+            break
+    else:
+        rivals.append({})
+
+    def has(what: str, policy: dict[str, Any]) -> bool:
         return f"x-{what}" in queue["arguments"] or what in policy
 
-    return has("dead-letter-exchange") and not has("dead-letter-routing-key")
+    return any(has("dead-letter-exchange", policy) and not has("dead-letter-routing-key", policy) for policy in rivals)
 
 
-def _matches(pattern: str, name: str) -> bool:
+def _matches(pattern: str, name: str) -> bool | None:
+    """None: it means something to Erlang alone, or something else to Python."""
     try:
-        return re.search(pattern, name) is not None
-    except re.error:  # it means something to Erlang alone
-        return False
+        with warnings.catch_warnings(action="error", category=FutureWarning):
+            return re.search(pattern, name) is not None
+    except (re.error, FutureWarning):
+        return None
 
 
 async def _declare(channel: Channel, definitions: _Definitions) -> None:
@@ -365,10 +386,7 @@ class _Pass:
     async def _move(self, writer: Channel, window: list[Delivered]) -> None:
         new = [delivered for delivered in window if position(delivered[3]) is None]
         if self._dies_by_key and any(key != self._queue or cut(header, b"CC") != header for _, _, key, header, _ in new):
-            self._obstacle = (
-                "it dead-letters by routing key, which a moved message does not keep. "
-                "Let it be emptied first, or set a dead-letter-routing-key by a policy, and export the definitions again"
-            )
+            self._obstacle = BY_KEY
             return
         refused = writer.refused
         for _, _, _, header, body in new:

@@ -111,6 +111,14 @@ class Statuses:
         known = self._newest.full_syncs.get(status.key, ())
         return known[-1].sequence if known and _after(known, Told(0, status)) is known else 0
 
+    def ends(self, status: pb.Status) -> bool:
+        """Whether it ends a request that is known, safely or not, and that nothing has ended."""
+        known = self._newest.full_syncs.get(status.key, ())
+        if not known or status.full_sync.state == REQUESTED:
+            return False
+        last = known[-1].status.full_sync
+        return last.state == REQUESTED and last.request_id == status.full_sync.request_id
+
     def has_room(self, client_name: str) -> bool:
         """Whether a client is known, safely or not, or one more may be."""
         clients = self._newest.clients

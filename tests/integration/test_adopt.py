@@ -378,6 +378,30 @@ def test_what_dead_letters_by_routing_key_is_left_alone(pair: Lab, tmp_path: Pat
     eventually("the dead letters", lambda: depth(node.broker, dead) == 10)
 
 
+def test_a_queue_with_a_delivery_limit_and_dead_letters_by_key_is_not_looked_into(pair: Lab, tmp_path: Path) -> None:
+    """On RabbitMQ 3.x each look would use up a delivery of what is given back."""
+    primary, _ = in_sync(pair)
+    node, queue = pair.nodes[primary], f"limited-by-key-{uuid.uuid4().hex[:8]}"
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 1, "x-dead-letter-exchange": "amq.topic"}
+    with pika.BlockingConnection(pika.URLParameters(node.broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        channel.queue_bind(queue, "amq.direct", "other")
+        channel.confirm_delivery()
+        for number in range(10):
+            channel.basic_publish("amq.direct", "other", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+    for _ in range(3):
+        code, said = adopt(only(queue, arguments, tmp_path), "--to", node.door)
+        assert (code, "dead-letters by routing key" in said) == (1, True), said
+    eventually("all to be there", lambda: depth(node.broker, queue) == 10)
+    with pika.BlockingConnection(pika.URLParameters(node.broker)) as connection:
+        channel = connection.channel()
+        found = [channel.basic_get(queue) for _ in range(10)]
+    assert [int(body) for _, _, body in found] == list(range(10))
+    if pair.version.startswith("3"):
+        assert not any("x-delivery-count" in (properties.headers or {}) for _, properties, _ in found)
+
+
 @pytest.mark.one_version("4.3")
 def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
     door = pair.nodes[primary_of(pair)].door

@@ -248,7 +248,12 @@ KEYED = {"exchange": "dlx", "routing-key": "dead"}
         ({}, [policy("orders", to="classic_queues", exchange="dlx")], True),
         ({"x-queue-type": "quorum"}, [policy("orders", to="classic_queues", exchange="dlx")], False),
         ({}, [policy("orders", to="exchanges", exchange="dlx")], False),
-        ({}, [policy("(*VERB)orders", exchange="dlx")], False),
+        ({}, [policy("^(?<n>orders)$", exchange="dlx")], True),  # nobody here knows whether it applies
+        ({}, [policy("[[:alpha:]]", exchange="dlx")], True),
+        ({}, [policy("orders\\z", 1, **KEYED)], False),
+        ({}, [policy("orders\\z", 2, exchange="dlx"), policy("orders", 1, **KEYED)], True),
+        ({}, [policy("orders\\z", 1, exchange="dlx"), policy("orders", 2, **KEYED)], False),
+        ({}, [policy("orders\\z", 2, **KEYED), policy("orders", 1, exchange="dlx")], True),
     ],
 )
 def test_whose_dead_letters_go_by_their_routing_key(arguments: dict[str, str], policies: list[dict[str, Any]], by_key: bool) -> None:

@@ -108,6 +108,21 @@ def test_a_full_sync_of_a_site_that_is_not_known_is_returned() -> None:
     asyncio.run(scenario())
 
 
+def test_what_was_asked_for_before_its_site_went_is_ended() -> None:
+    """It came back, and the next flush of the publisher failed; the request stayed open."""
+
+    async def scenario() -> None:
+        client = Client()
+        client.say("r1", REQUESTED)
+        client.relay.door.sites = frozenset()
+        for request_id, state in (("r2", CANCELLED), ("r1", CANCELLED), ("r1", REQUESTED)):
+            client.say(request_id, state)
+        assert [told.name for told in client.heard()] == ["Basic.Return", "Basic.Return"]
+        assert client.logged() == [("r1", REQUESTED), ("r1", CANCELLED)]
+
+    asyncio.run(scenario())
+
+
 def test_the_door_takes_no_end_behind_a_cancellation() -> None:
     """Of a provider that had not heard of it. Who reads LRQ_Status, or begins from what is known of it, would take the full sync for a whole one."""
 
