@@ -127,7 +127,7 @@ def test_what_is_refused_as_in_doubt_is_read_from_a_stream_once(group: Pair) -> 
             ids = {n: headers.field(b"x-lrq-id", b"%b/%d" % (producer.encode(), n + 1)) for n in numbers}
             once = b"".join(publish_frames(1, stream, b"%d" % n, fields=ids[n]) for n in numbers)
             client.open_channel(1, confirms=True)
-            client.send(once + building.method_frame(1, commands.Basic.Ack(delivery_tag=1_000)))
+            client.send(once + building.method_frame(1, commands.Basic.Get(queue="a queue that is not there")))
             while (frame := client.read()) and frame[0] != frames.CHANNEL_CLOSE:
                 pass
             client.send(building.method_frame(1, commands.Channel.CloseOk()))
