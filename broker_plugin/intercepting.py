@@ -359,7 +359,7 @@ class Watch:
             one = held.pop(tag, None)
             return [] if one is None else [one]
         if tag and tag not in held:
-            return []  # the broker refuses it, and takes everything back
+            return []  # it is refused, and everything goes back
         return [held.pop(t) for t in sorted(held) if t <= tag or not tag]
 
     def _release(self, number: int, cause: Cause) -> None:

@@ -39,13 +39,14 @@ class Outbox:
         sent_at: When something was written last (the door's clock).
     """
 
-    __slots__ = ("_items", "_of", "_relay", "_replica", "bytes", "full", "sent_at", "total")
+    __slots__ = ("_dropped", "_items", "_of", "_relay", "_replica", "bytes", "full", "sent_at", "total")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._replica = relay.replica
         self._items: deque[_Item] = deque()
         self._of: dict[bytes, deque[_Item]] = {}  # those of each channel, by its number as it stands in a frame
+        self._dropped = 0  # items without bytes, behind one that waits
         self.bytes = 0
         self.total = 0
         self.full = False
@@ -100,6 +101,8 @@ class Outbox:
                 of_channel.popleft()
                 if not of_channel:
                     del self._of[data[1:3]]
+            else:
+                self._dropped -= 1
         if ready:
             self._write(ready)
         if items:
@@ -117,6 +120,10 @@ class Outbox:
         for item in dropped:
             self.bytes -= len(item.data)
             item.data, item.sequence = b"", 0
+        self._dropped += len(dropped)
         while self._items and not self._items[0].data:
             self._items.popleft()
+            self._dropped -= 1
+        if 2 * self._dropped > len(self._items):
+            self._items, self._dropped = deque(item for item in self._items if item.data), 0
         return bool(dropped)

@@ -150,10 +150,14 @@ CLIENT = (
         "door.test_a_confirmed_publish_is_on_both_nodes",
     ),
     ClientRow(frames.BASIC_GET, "As basic.consume.", "door_protocol.getting_one_by_one", delivering.get),
-    ClientRow(frames.BASIC_ACK, "Into the log, one entry per queue; to the broker when safe.", "door_protocol.acks_of_several"),
+    ClientRow(
+        frames.BASIC_ACK,
+        "Into the log, one entry per queue; to the broker when safe. A tag that the client does not hold is refused (406).",
+        "door_protocol.acks_of_several",
+    ),
     ClientRow(
         frames.BASIC_NACK,
-        "Requeue: passed on. Else into the log; to the broker when safe.",
+        "Requeue: passed on. Else into the log; to the broker when safe. A tag that the client does not hold is refused (406).",
         "door_protocol.nack_and_reject_give_back",
         settling.reject,
     ),

@@ -292,7 +292,7 @@ class Dedup:
     def add(self, producer: str, first: int, count: int, position_seq: int) -> None:
         """IDs first .. first + count - 1 were appended as the entries position_seq .. position_seq + count - 1.
 
-        Adding what is there already (a log read over a CHECKPOINT) changes nothing but the open positions.
+        An entry has one ID at most. Adding what is there already (a log read over a CHECKPOINT) changes nothing but the open positions.
         """
         ids = self._ids.get(producer)
         if ids is None:
@@ -320,10 +320,7 @@ class Dedup:
         position = None
         if run is not None:
             position = run.position + seq - run.first
-            at = bisect_left(self._open, run.position, key=_by_position)
-            while self._open[at] is not run:  # IDs of a transaction
-                at += 1
-            self._take_out(at, seq - run.first, 1)
+            self._take_out(bisect_left(self._open, run.position, key=_by_position), seq - run.first, 1)
         if at_seq > self._safe:
             self._forgotten.append(_Forgotten(at_seq, ReplicationId(producer, seq), position))
 

@@ -137,17 +137,6 @@ def test_forgetting_a_completed_id_is_taken_back_too() -> None:
     assert dedup.position_of("p", 1) is None
 
 
-def test_a_transaction_holds_several_ids_at_one_position() -> None:
-    dedup = Dedup()
-    dedup.add("p", 1, 1, 5)
-    dedup.add("p", 2, 1, 5)
-    dedup.add("q", 1, 1, 5)
-    assert dedup.position_of("p", 1) == dedup.position_of("p", 2) == 5
-    assert dedup.ids_of(5, 5) == [("p", 1, 1), ("p", 2, 2), ("q", 1, 1)]
-    dedup.cut(5)
-    assert not any(dedup.seen(*i) for i in (("p", 1), ("p", 2), ("q", 1)))
-
-
 def test_what_a_refused_entry_must_name() -> None:
     dedup = Dedup()
     dedup.add("p", 1, 10, 101)

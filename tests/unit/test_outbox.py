@@ -74,6 +74,29 @@ def test_what_is_dropped_holds_nothing_up() -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_dropped_behind_what_waits_is_not_kept() -> None:
+    """Nothing counted it: a client could fill the memory with one closed channel after the other."""
+
+    async def scenario() -> None:
+        connection = publishes_that_wait(1)
+        relay = connection.relay
+        waited = relay.outbox.bytes
+        for number in range(2, 6):
+            relay.client_data(building.method_frame(number, commands.Channel.Open()))
+            for _ in range(100):
+                relay.client_data(building.method_frame(number, commands.Basic.Qos()))
+            relay.broker_data(closed_by_broker(number))
+            relay.client_data(building.method_frame(number, commands.Channel.CloseOk()))
+        assert len(relay.outbox._items) < 20
+        connection.broker.data = b""
+        connection.replica.progress.safe_advanced(connection.log.end)
+        kinds = [item[0] for item in frames.scan(connection.broker.data)[0]]
+        assert (kinds[0], kinds.count(frames.BASIC_QOS)) == (frames.BASIC_PUBLISH, 0)
+        assert (waited > 0, relay.outbox.bytes, bool(relay.outbox), relay.outbox.gone) == (True, 0, False, relay.outbox.total)
+
+    asyncio.run(scenario())
+
+
 def test_acks_of_several_channels_wait_by_themselves() -> None:
     async def scenario() -> None:
         connection = Connection()
