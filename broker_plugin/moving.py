@@ -27,7 +27,7 @@ from .client import Channel, Connection
 from .giving_back import all_arrived, give_back
 from .headers import COUNTS, cut, deaths
 from .replica import BATCH_BYTES_MAX, Replica
-from .sweeper import in_steps
+from .sweep_pass import in_steps
 
 WINDOW_MESSAGES = 500
 KEPT_MAX = 1_500

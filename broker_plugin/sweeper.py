@@ -25,30 +25,27 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.filter import QueueFilter, Verdict
-from lrq_ha.replication.visits import Deaths, origin_of
+from lrq_ha.replication.filter import QueueFilter
 
 from . import topology
 from .channels import QueueKey
-from .client import Channel, Connection, has_a_free_way_back
+from .client import Connection, has_a_free_way_back
 from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
 from .giving_back import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, GivenBack, all_arrived, carried_out, give_back, is_empty
-from .headers import deaths
 from .keeping import Keeper
 from .replica import Replica
+from .sweep_pass import EVERYTHING, Pass
 from .tallying import Tally
 from .vhosts import Vhosts
 
 log = logging.getLogger("lrq_ha.sweeper")
 
 PASS_MAX_S = 60.0
-ACKS_AT_ONCE = 24
-ACKS_PAUSE_S = 0.01
 TAKEN_MAX_S = 20.0
 ARRIVED_S = 0.25  # within it, what was rejected arrives where dead letters go
 MOVES_MAX_S = 10.0  # so long a promotion waits at most for what was rejected
@@ -56,7 +53,6 @@ MOVES_POLL_S = 0.2
 BACK_OFF_MIN_S = 1.0
 BACK_OFF_MAX_S = 30.0
 SUSPECT_BACK_OFF_MAX_S = 1_800.0  # of a queue of which nothing is due: it may be deeper than any pass for years
-EVERYTHING = 1 << 62  # above every sequence
 
 
 class _End(Enum):
@@ -67,13 +63,6 @@ class _End(Enum):
     FULL = "the window is full of messages that stay"
     STUCK = "the queue gives nothing"
     GONE = "there is no such queue"
-
-
-class _Removed(NamedTuple):
-    tag: int
-    sequence: int
-    generation: int
-    deaths: Deaths
 
 
 class Sweeper:
@@ -104,7 +93,7 @@ class Sweeper:
         self._rejected_at: dict[str, float] = {}  # when something was rejected last, by vhost
         self._given_back = GivenBack()
         self._keeper = Keeper(replica, broker, self._given_back)
-        self._under_way: _Pass | None = None
+        self._under_way: Pass | None = None
 
     def kick(self, queue: QueueKey | None = None) -> None:
         """A queue (None: one that is not known) is full: sweep it now, whatever is due. This may come for each of thousands of messages."""
@@ -353,7 +342,7 @@ class Sweeper:
         expected = target.start_pass(self._replica.progress.tracker.applied)
         connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()
-        sweep = self._under_way = _Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
+        sweep = self._under_way = Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
         try:
             end = await self._go_through(sweep, upto, window, whole)
             # What was given back stands behind what was rejected, and has come back by now. Whoever took some of it would change its order.
@@ -369,7 +358,7 @@ class Sweeper:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
         return end
 
-    async def _go_through(self, sweep: _Pass, upto: int, window: int, whole: bool) -> _End:
+    async def _go_through(self, sweep: Pass, upto: int, window: int, whole: bool) -> _End:
         channel, target = sweep.channel, sweep.target
         vhost, queue = target.key
         end = _End.STUCK
@@ -417,7 +406,7 @@ class Sweeper:
             return False
         return time.monotonic() - self._taken.setdefault(key, time.monotonic()) < TAKEN_MAX_S
 
-    async def _sweep(self, sweep: _Pass, queue: str, upto: int, window: int, whole: bool, ready: int) -> _End:
+    async def _sweep(self, sweep: Pass, queue: str, upto: int, window: int, whole: bool, ready: int) -> _End:
         channel, target = sweep.channel, sweep.target
         self._event.clear()
         # What a shallow queue holds fits into the window. So that this ends with all of it here and nothing more on its way (see `give_back`), the
@@ -465,137 +454,3 @@ class Sweeper:
                     return _End.SEEN
             elif now - heard > STUCK_S:
                 return _End.STUCK
-
-
-class _Pass:
-    """One pass over a queue: decides on each delivery as it comes."""
-
-    def __init__(
-        self, target: QueueFilter, channel: Channel, replica: Replica, event: asyncio.Event, stopping: Callable[[], bool], tally: Tally | None
-    ) -> None:
-        self.target = target
-        self.tally = tally
-        self.channel = channel
-        self.tag = ""
-        self.met = 0
-        self.kept = 0
-        self.deep_window = 0  # how many messages it may hold of a queue that may have more
-        self.is_cancelled = False  # by the broker
-        self.is_cut_short = False  # what it should have removed goes back: it was stopped
-        self.rejects = False
-        self.newest = EVERYTHING  # of what may have been there when it was asked how much there is
-        self.overtaken = False  # something younger came before it: by its priority
-        self._replica = replica
-        self._event = event
-        self._stopping = stopping
-        self._removed: list[_Removed] = []
-        self._acks: list[int] = []
-        self._rejects: list[int] = []
-        self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
-        self._kept_first = 0  # delivery tag of the first that is kept; 0: none
-        self.undecided: set[tuple[int, str]] = set()  # copies that are kept, as an operation on them is not safe yet, or too early
-
-    def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
-        self.met += 1
-        self._event.set()
-        stamp = self._replica.stamp_of(header)
-        if stamp is None:
-            self._keep(tag)
-            return
-        sequence, generation = stamp
-        self.overtaken = self.overtaken or sequence > self.newest
-        path = deaths(header)
-        verdict = self.target.sweeping_verdict(sequence, generation, path)
-        if verdict is Verdict.ACK:
-            self._acks.append(tag)
-        elif verdict is Verdict.REJECT:
-            self._rejects.append(tag)
-        else:
-            self._keep(tag)
-            if verdict is Verdict.HOLD:
-                self.undecided.add((sequence, origin_of(path) or self.target.name))
-                self.target.met(sequence, generation, path)
-            tally = self.tally
-            if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
-                self._stay.append((tag, sequence))
-            return
-        self._removed.append(_Removed(tag, sequence, generation, path))
-
-    def _keep(self, tag: int) -> None:
-        self.kept += 1
-        self._kept_first = self._kept_first or tag
-
-    def cancelled(self, _tag: str) -> None:
-        self.is_cancelled = True
-        self._event.set()
-
-    @property
-    def held(self) -> int:
-        """How many messages are here, in whatever way they will leave."""
-        return self.kept + len(self._removed)
-
-    async def leave(self) -> None:
-        """Consumes no more, where a channel that closes is not to take its consumer along: see `give_back`."""
-        if self.tag and not self.is_cancelled and has_a_free_way_back(self.channel.connection):
-            tag, self.tag = self.tag, ""
-            await self.channel.cancel(tag)
-
-    async def settle(self) -> None:
-        """Makes sure of the removals so far, or of as many as were under way when the sweeper was stopped."""
-        if self._removed:
-            removed, self._removed = self._removed, []
-            acks, self._acks = self._acks, []
-            rejects, self._rejects = self._rejects, []
-            self.rejects = self.rejects or bool(rejects)
-            left = await in_steps(self.channel, rejects, self.channel.reject, self._stopping)
-            # All before the first that stays are removed, and need one command only: see `in_steps`.
-            first = min((self._kept_first or EVERYTHING, *left))
-            apart = [tag for tag in acks if tag > first]
-            if len(apart) < len(acks):
-                self.channel.ack(acks[-len(apart) - 1], multiple=True)
-            left += await in_steps(self.channel, apart, self.channel.ack, self._stopping)
-            await self.channel.flow()
-            if self.is_cancelled:
-                return  # the queue has it all back, or nobody knows
-            self.kept += len(left)
-            if left:
-                self.is_cut_short = True
-                self._kept_first = min((self._kept_first or EVERYTHING, *left))
-            here = set(left)
-            for one in removed:
-                if one.tag not in here:
-                    self.target.gone(one.sequence, one.generation, one.deaths)
-
-    async def reject_excess(self) -> int:
-        """Rejects what is too many of what is held; returns how many that were. Called when the window is full, or the queue was seen to its end."""
-        if self.tally is None or self.is_cancelled:
-            return 0
-        excess = sorted(self.tally.excess(sequence for _, sequence in self._stay))
-        left = await in_steps(self.channel, [self._stay[index][0] for index in excess], self.channel.reject, self._stopping)
-        excess = excess[: len(excess) - len(left)]
-        gone = set(excess)
-        self._stay = [copy for index, copy in enumerate(self._stay) if index not in gone]
-        self.kept -= len(gone)
-        if gone:
-            log.info(
-                "%d messages of queue '%s' in vhost '%s' are gone at the primary (expired, over a limit, or purged there): so here",
-                len(gone),
-                self.target.name,
-                self.target.key[0],
-            )
-        return len(gone)
-
-
-async def in_steps(channel: Channel, tags: list[int], settle: Callable[[int], None], stopping: Callable[[], bool] = lambda: False) -> list[int]:
-    """Acks or rejects so many at a time; returns the rest, once it is to stop.
-
-    A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.
-    """
-    for start in range(0, len(tags), ACKS_AT_ONCE):
-        if stopping():
-            return tags[start:]
-        for tag in tags[start : start + ACKS_AT_ONCE]:
-            settle(tag)
-        await channel.flow()
-        await asyncio.sleep(ACKS_PAUSE_S)
-    return []

@@ -14,7 +14,7 @@ import pika
 import pytest
 from pamqp import commands
 
-from broker_plugin import applier, building, frames, headers, sweeper
+from broker_plugin import applier, building, frames, headers, sweep_pass, sweeper
 from broker_plugin.applier import Applier
 from broker_plugin.apply_lane import STRIKES_MAX, Doubt
 from broker_plugin.client import Address, Channel, Connection
@@ -999,22 +999,22 @@ def test_whoever_takes_over_moves_what_was_rejected(lab: Lab, kind: str, stays: 
 @pytest.mark.one_version("4.3")
 def test_a_pass_whose_consumer_is_ended_by_the_broker(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It held messages for too long, and the queue has them back: they were taken for gone, and stayed in it."""
-    slow = sweeper.in_steps
+    slow = sweep_pass.in_steps
 
     async def go() -> None:
         queue, dead, count = "timed", "timed-dead", WIDE_WINDOW_MESSAGES + 100
         cancelled: list[str] = []
 
         async def too_slow(*arguments: Any) -> list[int]:
-            monkeypatch.setattr(sweeper, "in_steps", slow)
+            monkeypatch.setattr(sweep_pass, "in_steps", slow)
             async with asyncio.timeout(PATIENCE_S):
                 while not cancelled:
                     await asyncio.sleep(0.05)
             return await slow(*arguments)
 
-        is_over = sweeper._Pass.cancelled
-        monkeypatch.setattr(sweeper, "in_steps", too_slow)
-        monkeypatch.setattr(sweeper._Pass, "cancelled", lambda one, tag: cancelled.append(tag) or is_over(one, tag))
+        is_over = sweep_pass.Pass.cancelled
+        monkeypatch.setattr(sweep_pass, "in_steps", too_slow)
+        monkeypatch.setattr(sweep_pass.Pass, "cancelled", lambda one, tag: cancelled.append(tag) or is_over(one, tag))
         async with rig_at(lab) as (rig, channel):
             arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-consumer-timeout": 1_000}
             rig.add(declare(dead), declare(queue, "quorum", **arguments))
@@ -1057,12 +1057,12 @@ def test_what_was_rejected_from_a_queue_that_is_declared_anew_with_another_level
 @pytest.mark.parametrize("stays", [0, 1])
 def test_what_a_quorum_queue_is_about_to_reject(lab: Lab, stays: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its channel has handled the rejects, and the queue a little later: they went nowhere if dead letters were unbound in between."""
-    monkeypatch.setattr(sweeper, "ACKS_PAUSE_S", 0.0)
+    monkeypatch.setattr(sweep_pass, "ACKS_PAUSE_S", 0.0)
     monkeypatch.setattr(applier, "REJECTED_POLL_S", 0.0)
     monkeypatch.setattr(applier, "TIMER_MIN_S", 0.0)
 
     async def go() -> None:
-        dead, queue, count, rounds = f"dead-about-{time.time_ns()}", f"about-{time.time_ns()}", sweeper.ACKS_AT_ONCE, 20
+        dead, queue, count, rounds = f"dead-about-{time.time_ns()}", f"about-{time.time_ns()}", sweep_pass.ACKS_AT_ONCE, 20
         exchange = f"{dead}-x"
         async with rig_at(lab) as (rig, channel):
             bind = topology(commands.Queue.Bind(queue=dead, exchange=exchange, routing_key="k"))
