@@ -286,6 +286,11 @@ def cut(payload: bytes, key: bytes) -> bytes:
     return payload if payload.find(key, HEADER_FIXED_BYTES) < 0 else _cut(payload, key)
 
 
+def keeps_its_ways(queue: str, key: str, payload: bytes) -> bool:
+    """Whether a message that is published to its queue again, by the name of that, has the routing keys it came with: dead letters may go by them."""
+    return key == queue and cut(payload, b"CC") == payload
+
+
 def _cut(payload: bytes, key: bytes) -> bytes:
     at, end = table(payload)
     if end < 0:

@@ -25,7 +25,7 @@ from lrq_ha.replication.visits import Deaths
 from .channels import QueueKey
 from .client import Channel, Connection
 from .giving_back import all_arrived, give_back
-from .headers import COUNTS, cut, deaths
+from .headers import COUNTS, cut, deaths, keeps_its_ways
 from .replica import BATCH_BYTES_MAX, Replica
 from .sweep_pass import in_steps
 
@@ -244,8 +244,7 @@ class Pass:
         if not self._dies_by_key:
             return
         for copy in window:
-            other_key = copy.key != self._key[1] or cut(copy.header, b"CC") != copy.header
-            if other_key and self._is_before(copy) and await self._verdict(copy) is Verdict.GIVE:
+            if not keeps_its_ways(self._key[1], copy.key, copy.header) and self._is_before(copy) and await self._verdict(copy) is Verdict.GIVE:
                 raise GivenUp(
                     f"queue '{self._key[1]}' in vhost '{self._key[0]}' dead-letters by routing key, which a moved message does not keep",
                     todo="let it be emptied first, or give it x-dead-letter-routing-key",

@@ -32,7 +32,7 @@ from typing import Any
 from broker_plugin.client import Channel, Connection, has_a_free_way_back
 from broker_plugin.client_errors import Address, ChannelClosed
 from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.headers import COUNTS, cut, position
+from broker_plugin.headers import COUNTS, cut, keeps_its_ways, position
 from lrq_ha.replication import levels
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
@@ -385,7 +385,7 @@ class _Pass:
 
     async def _move(self, writer: Channel, window: list[Delivered]) -> None:
         new = [delivered for delivered in window if position(delivered[3]) is None]
-        if self._dies_by_key and any(key != self._queue or cut(header, b"CC") != header for _, _, key, header, _ in new):
+        if self._dies_by_key and not all(keeps_its_ways(self._queue, key, header) for _, _, key, header, _ in new):
             self._obstacle = BY_KEY
             return
         refused = writer.refused

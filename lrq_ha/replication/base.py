@@ -12,7 +12,7 @@ Invariants: applied <= safe <= durable <= log.end on a leader; a batch below `lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .errors import IllegalEvent
@@ -64,6 +64,9 @@ class NodeBase:
     def name(self, node: int) -> str:
         return self.settings.names.get(node, unnamed(node))
 
+    def names(self, nodes: Iterable[int]) -> str:
+        return ", ".join(map(self.name, nodes))
+
     def state(self) -> LogState:
         return self.log.state(lost_host=self.lost_host, head=self.head, safe=self.safe)
 
@@ -74,7 +77,7 @@ class NodeBase:
 
     def nothing_is_safe(self) -> str:
         """Why nothing becomes safe for now, as members are out (mode strict); empty if none is."""
-        out = ", ".join(map(self.name, sorted(self.log.members - self.in_sync)))
+        out = self.names(sorted(self.log.members - self.in_sync))
         todo = "wait until it has, or take it out of the set with lrq-ha remove"
         return f"{out} has not caught up, and nothing is safe without it: {todo}" if out else ""
 

@@ -246,7 +246,7 @@ class Candidate:
     def tick(self, now: float) -> None:
         """Time has passed."""
         if self._campaign and now >= self._campaign.deadline:
-            names = ", ".join(map(self._node.name, sorted(self._campaign.waiting))) or "the own stream"
+            names = self._node.names(sorted(self._campaign.waiting)) or "the own stream"
             self._abort(f"no promise from {names} within {self._node.settings.campaign_timeout_s:g} s")
 
     def _abort(self, reason: str) -> None:

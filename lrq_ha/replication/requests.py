@@ -8,7 +8,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from .base import NodeBase
 from .candidate import Candidate
@@ -28,9 +28,6 @@ class Requests:
 
     def _answer(self, ok: bool, text: str, node: int = 0) -> None:
         self._node.emit(Answer(ok, text, node))
-
-    def _names(self, nodes: Iterable[int]) -> str:
-        return ", ".join(map(self._node.name, nodes))
 
     def _ask(self) -> str:
         """Whom to ask what only a primary can do."""
@@ -71,13 +68,13 @@ class Requests:
             # To ask for promises would end its epoch, though those who hear it would not let this node lead.
             heard = {number: peer for number, peer in node.peers.items() if peer.answers or node.hears(number, now)}
             if hear_it := [number for number, peer in heard.items() if owner_of(peer.epoch) == down]:
-                return f"{node.name(down)} is said to be down, but it answers {self._names(hear_it)}: stop it first, or use switchover"
+                return f"{node.name(down)} is said to be down, but it answers {self._node.names(hear_it)}: stop it first, or use switchover"
         silent = [number for number, peer in node.peers.items() if number not in event.down and not peer.answers]
         if silent:
             if half := next(filter(None, (self._half_answers(number, now) for number in silent)), ""):
                 return half
-            names = self._names(sorted(event.down.union(silent)))  # with what was said, so that the proposal can be pasted
-            return f"{self._names(silent)} does not answer: if it is down, say so with --down {names}"
+            names = self._node.names(sorted(event.down.union(silent)))  # with what was said, so that the proposal can be pasted
+            return f"{self._node.names(silent)} does not answer: if it is down, say so with --down {names}"
         for number, hello in self._hellos():
             if hello.leading or node.primary() == number:
                 return f"{node.name(number)} is primary and answers: use switchover"
@@ -104,7 +101,7 @@ class Requests:
 
     def _own_log_lacks(self, event: PromoteRequest) -> str:
         """What this node's log may lack that was confirmed; empty if nothing."""
-        node, me, down = self._node, self._node.name(self._node.me), self._names(sorted(event.down))
+        node, me, down = self._node, self._node.name(self._node.me), self._node.names(sorted(event.down))
         if node.log.joining:
             return f"{me} has joined only in part: what it lacks would be lost. Wait until it has joined, or repeat with --force"
         if not event.down:
@@ -138,7 +135,7 @@ class Requests:
             in_set += "; its broker went down since, and it has not caught up"
         said = f"it {heard} and {in_set}; its log ends at {node.log.end}"
         if event.down and not node.settings.strict:
-            down = self._names(sorted(event.down))
+            down = self._node.names(sorted(event.down))
             said += f"; if {down} went on without it since, what was confirmed then is lost: compare with when {down} went down"
         if node.settings.local_completion:
             said += "; publishes with local completion that it lacks are lost, though they were confirmed"
@@ -187,7 +184,7 @@ class Requests:
         silent = [number for number, peer in node.peers.items() if not peer.answers]
         if silent:
             out = f"out of the {'set with lrq-ha remove, then of the ' if node.log.members.intersection(silent) else ''}configuration"
-            return f"{self._names(silent)} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it {out}"
+            return f"{self._node.names(silent)} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it {out}"
         return node.nothing_is_safe()
 
     def pause(self, event: PauseRequest, now: float) -> None:

@@ -131,7 +131,7 @@ class OwnLog:
                 raise IllegalEvent(f"entries given out from {first} on would be written from {header.first} on")
             return runs
         members = sorted(header.sets[0][1])
-        log.info("%s", "; ".join(filter(None, (f"in the set: {', '.join(map(self._node.name, members))}", taken_out(self._node)))))
+        log.info("%s", "; ".join(filter(None, (f"in the set: {self._node.names(members)}", taken_out(self._node)))))
         self._replica.progress.done_when_safe(header.first, header.last)
         marker = effect.kind is EntryKind.MARKER
         return [pb.Run(marker=pb.Marker(nodes=members)) if marker else pb.Run(members=pb.Members(nodes=members))]
