@@ -18,9 +18,10 @@ from typing import Any
 
 from lrq_ha.replication.applied import Generations
 from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.filter import DeliveryFilter, Kind
+from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.guard import QueueGuard
 from lrq_ha.replication.log import BatchHeader
+from lrq_ha.replication.queue_filter import Kind
 from lrq_ha.replication.subscription import ReplicatingSubscription, StoredBatch
 
 from .measure import Row, memory_bytes, note

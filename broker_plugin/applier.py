@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -32,12 +33,13 @@ from lrq_ha.replication.positions import owner_of
 from lrq_ha.routing import names
 
 from . import building, frames
-from .apply_lane import STRIKES_MAX, Doubt, Lane, Message, Window
+from .apply_lane import STRIKES_MAX, Doubt, Lane, Window
 from .channels import QueueKey
 from .client_errors import Address, VhostNotFound
 from .definitions import Row, rows_of
 from .endpoints import NOBODY
 from .headers import routes_on
+from .parking import Message
 from .replica import LEVELS, Entry, Replica
 from .topology import first_name
 
@@ -55,6 +57,7 @@ REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
 REJECTED_POLL_S = 0.05
 PARKED_ROUND_S = 1.0  # longer than a lane waits before it tries again
 REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
+WAITS_S = 0.2  # who waits for longer is not judged meanwhile
 ABSENT_AGAIN_S = 30.0  # so long a vhost is not asked for again
 
 
@@ -76,7 +79,7 @@ class Applier:
         broker: The own broker; the vhost in it is replaced.
         views: Who writes view streams.
         delay_s: How late a follower applies.
-        delay_entries_max: How many entries may wait for that.
+        delay_entries_max, delay_bytes_max: How many entries, and bytes, may wait for that.
         window_messages_max: Most unconfirmed messages, but for those that full queues refuse.
         window_bytes_max: Most unconfirmed bytes, likewise.
         on_full: Called when a queue is to be swept at once: the broker refuses messages (None if the queue is not known), or it is to be deleted.
@@ -99,6 +102,7 @@ class Applier:
         *,
         delay_s: float,
         delay_entries_max: int,
+        delay_bytes_max: int,
         window_messages_max: int,
         window_bytes_max: int,
         on_full: Callable[[QueueKey | None], None] = lambda _queue: None,
@@ -115,7 +119,7 @@ class Applier:
         self._broker = broker
         self._views = views
         self._delay_s = delay_s
-        self._delay_entries_max = delay_entries_max
+        self._delay_entries_max, self._delay_bytes_max = delay_entries_max, delay_bytes_max
         self._window = Window(window_messages_max, window_bytes_max)
         self._lanes: dict[str, Lane] = {}
         self._read_upto = 0  # where the log ended when this node was rebuilt
@@ -124,8 +128,11 @@ class Applier:
         self._event = asyncio.Event()
         self._follows = False
         self._turn = 0
+        self._waits_since = 0.0  # when it began to wait for something else than its broker's confirms; 0: it does not
+        self._waited_s = 0.0
         self._drained: list[asyncio.Future[None]] = []
         self._ended: BaseException | None = None
+        replica.progress.waits_for_room = self._waits_for_room
 
     def wake(self) -> None:
         """Something has changed: look again."""
@@ -160,6 +167,7 @@ class Applier:
         except BaseException as error:
             self._ended = error
             for lane in self._lanes.values():
+                lane.judge_end()
                 if lane.in_doubt:
                     self.doubt = Doubt.over(lane.in_doubt, self.doubt)
             raise
@@ -194,6 +202,11 @@ class Applier:
         found += [each for lane in self._lanes.values() for each in (*lane.missing(), *lane.full())]
         more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
         return "; ".join(found[:FULL_SHOWN_MAX]) + more
+
+    def _waits_for_room(self, queue: QueueKey) -> list[tuple[int, bool]]:
+        """See `Progress`."""
+        lane = self._lanes.get(queue[0])
+        return lane.waits_for(queue[1]) if lane is not None and lane.parked else []
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
@@ -255,7 +268,7 @@ class Applier:
         waiting = replica.to_apply
         while waiting and waiting[0].last <= replica.progress.safe:
             entry = waiting[0]
-            if not self.hurry and not replica.active and waiting[-1].last - entry.first < self._delay_entries_max:
+            if not (self.hurry or replica.active or self._too_much_waits()):
                 young_s = entry.since + self._delay_s - time.monotonic()
                 if young_s > 0:
                     return young_s
@@ -274,6 +287,36 @@ class Applier:
                 self._turn = 0
                 await asyncio.sleep(0)
         return 3600.0
+
+    def _too_much_waits(self) -> bool:
+        """Whether more waits than may for the delay."""
+        waiting = self._replica.to_apply
+        return waiting[-1].last - waiting[0].first >= self._delay_entries_max or self._replica.to_apply_bytes > self._delay_bytes_max
+
+    def overdue(self) -> int:
+        """How many safe entries are more than may wait for the delay; about, where it is their bytes that are too many. None are while it waits for
+        something else than its broker: a sweeper, before a purge or a declaration."""
+        replica = self._replica
+        if not replica.to_apply or (self._waits_since and time.monotonic() - self._waits_since > WAITS_S):
+            return 0
+        entries = max(0, min(replica.to_apply[-1].last, replica.progress.safe) - replica.reached())
+        too_many = entries - self._delay_entries_max if self._delay_s else entries
+        if replica.to_apply_bytes > self._delay_bytes_max:
+            too_many = max(too_many, entries - entries * self._delay_bytes_max // replica.to_apply_bytes)
+        return max(0, too_many)
+
+    def waited_s(self) -> float:
+        """How long it has waited, in all, for something else than its broker's confirms: for a sweeper, or for a record to be written."""
+        return self._waited_s + (time.monotonic() - self._waits_since if self._waits_since else 0.0)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What is done meanwhile is such a wait."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_s, self._waits_since = self.waited_s(), 0.0
 
     async def _remember_queues(self) -> None:
         """Declares queues that the broker has forgotten: it is known now that this node follows, or leads."""
@@ -296,7 +339,8 @@ class Applier:
             self._replica.progress.applied(first, entry.last)
             if kind == "purge":
                 await self._until(lambda: self._is_applied(first))
-                await self._replica.barrier.write_record()
+                with self._waiting():
+                    await self._replica.barrier.write_record()
 
     async def _other(self, run: pb.Run, sequence: int) -> None:
         """What is done when this returns."""
@@ -321,7 +365,8 @@ class Applier:
 
     async def _purge(self, lane: Lane, purge: pb.Purge, sequence: int) -> None:
         await self._until(lambda: not lane.open_messages)
-        await self._moved_on(purge.vhost, sequence)
+        with self._waiting():
+            await self._moved_on(purge.vhost, sequence)
         if purge.spared:  # a purge would take what clients held, too
             self.on_spared([(purge.vhost, purge.queue)], sequence)
         else:
@@ -332,17 +377,20 @@ class Applier:
         # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
         await self._until(lambda: lane.settled)
         await self._until(lambda: self._is_applied(sequence - 1))
-        await self._moved_on(topology.vhost, sequence)
         barrier = self._replica.barrier
-        await barrier.settle_record(sequence)
+        with self._waiting():
+            await self._moved_on(topology.vhost, sequence)
+            await barrier.settle_record(sequence)
         key = (topology.vhost, first_name(topology.method))
         if method == frames.QUEUE_DELETE:
             if self._is_superseded(key, sequence):
                 return
-            await self._parked_dies(lane, key, sequence)
+            with self._waiting():
+                await self._parked_dies(lane, key, sequence)
             barrier.deleted(key, sequence)
         elif method == frames.QUEUE_DECLARE:
-            await barrier.settle_deletion(key)
+            with self._waiting():
+                await barrier.settle_deletion(key)
         if method not in _NOT_HERE.get(topology.level, ()):
             await lane.declarer.execute(topology.method)
 
@@ -435,12 +483,11 @@ class Applier:
                 raise MalformedInput(f"entry {sequence} is no whole publish")
             route = lane.route(blob[start:end])
             payload = blob[header:header_end]
-            queues = route.queues
-            if queues and routes_on(payload):
-                queues = ()
-            if may_skip(queues, sequence):
-                if queues:
-                    replica.index.filter.queue(queues[0]).skipped(sequence, sequence)
+            if route.queues and routes_on(payload):
+                route = route._replace(queues=())
+            if may_skip(route.queues, sequence):
+                if route.queues:
+                    replica.index.filter.queue(route.queues[0]).skipped(sequence, sequence)
                 if sequence != skipped_last + 1:
                     if skipped_first:
                         replica.progress.applied(skipped_first, skipped_last)

@@ -19,6 +19,7 @@ from .definitions import is_durable
 log = logging.getLogger("lrq_ha.applier")
 
 COMMAND_INVALID, INTERNAL_ERROR = 503, 541
+DECLARED_OTHERWISE = 406
 UNKNOWN_TYPE = "exchange type '"  # unknown or invalid: a broker that has heard of the name says the latter
 DEPRECATED = "Feature `"  # … is deprecated, or removed
 TODO = {
@@ -38,6 +39,7 @@ class Declarer:
         self._apart: Channel | None = None
         self._open: Channel | None = None
         self._exchanges: set[str] = set()  # that are there; an exchange may go with any declaration: with its last binding, say
+        self._leading: set[str] = set()  # of this node's own, those that lead to their queue: that may go likewise
 
     async def _channel(self) -> Channel:
         if self._open is None or self._open.error is not None:
@@ -60,6 +62,7 @@ class Declarer:
         """Carries out a declaration of the log; one that this broker refuses is logged and passed over."""
         method, named, arguments = unconditional(payload)
         self._exchanges.clear()
+        self._leading.clear()
         apart = method == frames.EXCHANGE_DECLARE or (method == frames.QUEUE_DECLARE and not is_durable(payload))
         try:
             await (await (self._channel_apart() if apart else self._channel()))._call(method, arguments)
@@ -89,6 +92,42 @@ class Declarer:
             if error.code not in PASSED_OVER:
                 raise
             log.warning("queue '%s' in vhost '%s' cannot be purged here as on the primary: %s", queue, self._vhost, error.text)
+
+    async def ready(self, queue: str) -> int:
+        """How many messages are ready in a queue; none if there is no such queue."""
+        try:
+            return (await (await self._channel()).queue_declare(queue, passive=True))[1]
+        except ChannelClosed as error:
+            if not error.no_such_queue:
+                raise
+            return 0
+
+    async def lead_to(self, queue: str, exchange: str) -> bool:
+        """An exchange of this node's own leads to this queue alone, if that is there. Everything in it goes by any key.
+
+        False: somebody else has one of its name.
+        """
+        if exchange in self._leading:
+            return True
+        try:
+            await (await self._channel()).exchange_declare(exchange, "fanout", durable=False)
+        except ChannelClosed as error:
+            if error.code != DECLARED_OTHERWISE:
+                raise
+            return False
+        try:
+            await (await self._channel()).queue_bind(queue, exchange)
+        except ChannelClosed as error:
+            if not error.no_such_queue:
+                raise
+        else:
+            self._leading.add(exchange)
+        return True
+
+    async def remove_exchange(self, exchange: str) -> None:
+        """One of this node's own."""
+        self._leading.discard(exchange)
+        await (await self._channel()).exchange_delete(exchange)
 
     async def has_exchange(self, exchange: str) -> bool:
         """Whether the broker has it. One that has gone by itself since it was asked for is not noticed."""

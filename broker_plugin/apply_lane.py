@@ -2,9 +2,19 @@
 
 Rules:
 - Publish tags of a channel are consecutive, so the open messages are a deque, and a tag is an index into it.
-- A message that the broker refused (a full reject-publish queue) is parked by its route; what comes later on that route waits behind it, and
-  everything else goes on: what is parked has no place in the window. It is tried again until it is in, or until the log says that nobody needs it.
-  What goes to one queue goes with it: a queue that is declared anew has nothing from before.
+- A message that the broker refused (a full reject-publish queue) is parked by the queues that may have refused it (`limits`); what may reach one of
+  them later waits behind it, and everything else goes on: what is parked has no place in the window. It is tried again until it is in, or until the
+  log says that nobody needs it. What goes to one queue goes with it: a queue that is declared anew has nothing from before.
+- Of several queues the broker refuses a message for one that is full, and the others have it all the same. Through its exchange it would come into
+  these once more with each try, and a full drop-head queue would lose something live. So where only one of its queues can have refused it, it goes
+  through its exchange once, and on to that queue alone: through an exchange of this node's own that leads nowhere else, as published by the queue's
+  name it would have lost its routing keys, by which consumers may tell messages apart, and dead letters find their way.
+- Which of its queues may have refused it is decided at the first refusal, by what this node had carried out of the log then: where it is missing does
+  not depend on what is bound or unbound later.
+- Where several may have refused it, or none is known, nobody knows which one has it. It is tried again when all of these have room, as far as they
+  can be asked, one message first, and less and less often if it is refused for all that: each try may leave a second copy.
+- What has not been through its exchange yet does not wait for ever behind what is parked for one of its queues, as its other queues would: only as
+  long as that moves, in which it could overtake it.
 - Where the broker closes a channel, what has no answer yet may be in its queue, or a full one was about to refuse it. To send that again needs a
   new generation (R8), so this ends the incarnation. An exchange that is missing here is seldom a reason: it is asked for before anything goes there.
 - The channel of a direct reply-to has gone with its broker, or with this one's sidecar: a request gets an address where nobody hears the answer,
@@ -18,13 +28,14 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from dataclasses import dataclass
+from heapq import heappush
+from itertools import chain
 
 from lrq_ha.replication.errors import LrqError
 
@@ -33,15 +44,16 @@ from .apply_declarations import PASSED_OVER, Declarer
 from .channels import QueueKey
 from .client import Channel, Connection
 from .client_errors import Address, ChannelClosed, ConnectionClosed
-from .headers import BODY_SIZE_END, Stamps, asked_by_nobody, position_field, routes_on, stamp
+from .headers import BODY_SIZE_END, Stamps, asked_by_nobody, further_keys, position_field, routes_on, stamp
+from .limits import Limits, Reach
+from .parking import RETRY_MESSAGES_MIN, RETRY_S, Message, Parked, Place, Route, alone, batch_min, leaves_copies, refuser, told
 from .replica import Replica
 from .vhosts import open_vhost
 
 log = logging.getLogger("lrq_ha.applier")
 
-RETRY_S = 0.2
-RETRY_MESSAGES_MIN = 16
 RETRY_MESSAGES_MAX = 1_024
+RETRY_ROUTED_MAX_S = 60.0
 MISSING_MAX = 1_000  # queues that are told of
 PARKED_MESSAGE_BYTES = 512  # of memory for each, beside its own bytes
 CONNECTIONS_OVER_A_MESSAGE = frozenset({501, 502, 503, 505, 541})  # a broker may close a connection so over what it cannot take
@@ -76,44 +88,6 @@ class Doubt:
         return cls(max(upto, alone), alone, strikes + 1)
 
 
-class Route(NamedTuple):
-    """Where a message goes. `queues`: its one queue if it goes to the default exchange, else empty."""
-
-    exchange: str
-    routing_key: str
-    queues: tuple[QueueKey, ...]
-
-    def __str__(self) -> str:
-        return f"exchange '{self.exchange}'" if self.exchange else f"queue '{self.routing_key}'"
-
-
-class Message:
-    """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: its content header's."""
-
-    __slots__ = ("blob", "header_end", "mandatory", "number", "parked", "payload", "prefix", "retried", "route", "sequence", "size", "stop")
-
-    def __init__(
-        self, sequence: int, route: Route, prefix: bytes, payload: bytes, blob: bytes, number: int, header_end: int, stop: int
-    ) -> None:
-        self.sequence = sequence
-        self.route = route
-        self.prefix = prefix
-        self.payload = payload
-        self.blob = blob
-        self.number = number
-        self.header_end = header_end
-        self.stop = stop
-        self.size = len(payload) + stop - header_end
-        self.parked = False  # refused, or waits behind one that was, until it is in
-        self.retried = False
-        self.mandatory = False  # whether this node is to hear that it is in no queue
-
-    def part(self) -> None:
-        """Keeps its own bytes only: those that came with it are many, and it may stay for long."""
-        self.blob = self.blob[self.header_end : self.stop]
-        self.header_end, self.stop = 0, len(self.blob)
-
-
 @dataclass(slots=True)
 class Window:
     """What is unconfirmed over all lanes, but for what is parked."""
@@ -133,24 +107,13 @@ class Window:
         return 4 * self.messages < 3 * self.messages_max and 4 * self.bytes < 3 * self.bytes_max
 
 
-@dataclass(slots=True)
-class _Parked:
-    """Messages of one route that the broker would not take: a heap, by sequence. `flying`: tried again and not answered yet."""
-
-    waiting: list[tuple[int, Message]] = field(default_factory=list)
-    at: float = 0.0
-    batch: int = RETRY_MESSAGES_MIN
-    flying: int = 0
-    refused: bool = False  # one of this round
-
-
 class Lane:
     """See above. Made by `open` only.
 
     Attributes:
         vhost: Its vhost.
         open_messages: Published and not answered, in order of their tags; None where a later one was answered first.
-        parked: Refused ones, by route.
+        parked: Refused ones, and those behind them, by place.
         in_doubt: The entries over one of which the broker ended this.
         declarer: Carries out declarations, over the same connection.
     """
@@ -160,12 +123,14 @@ class Lane:
     ) -> None:
         self.vhost = vhost
         self.open_messages: deque[Message | None] = deque()
-        self.parked: dict[Route, _Parked] = {}
+        self.parked: dict[Place, Parked] = {}
         self.in_doubt: list[int] = []
         self._replica = replica
         self._window = window
         self._wake = wake
         self._on_full = on_full
+        self._limits = Limits(replica.declared, vhost, replica.reached)
+        self._not_alone: set[str] = set()  # queues to which no exchange of this node's own can lead
         self._suffix = b"/%d" % replica.index.generations.newest
         self.declarer: Declarer
         self._connection: Connection
@@ -227,8 +192,8 @@ class Lane:
     def full(self) -> list[str]:
         """For people: where the broker takes nothing more, and how much waits for room there."""
         return [
-            f"{route} in vhost '{self.vhost}' is full here, and {len(parked.waiting) + parked.flying} messages wait for room"
-            for route, parked in self.parked.items()
+            f"{told(place)} in vhost '{self.vhost}' is full here, and {len(parked.waiting) + parked.flying} messages wait for room"
+            for place, parked in self.parked.items()
             if parked.waiting or parked.flying
         ]
 
@@ -260,20 +225,41 @@ class Lane:
         return found
 
     def publish(self, messages: list[Message]) -> None:
-        """Sends messages; those whose route is parked wait behind what is parked there."""
+        """Sends messages, but for those that wait behind what is parked."""
         if self.parked:
-            free = []
-            for message in messages:
-                parked = self.parked.get(message.route)
-                if parked is None:
-                    free.append(message)
-                else:
-                    self._keep(parked, message)
-            messages = free
+            messages = self._let_wait(messages)
         for message in messages:
             self._window.messages += 1
             self._window.bytes += message.size
         self._send(messages)
+
+    def _let_wait(self, messages: list[Message]) -> list[Message]:
+        """Parks those that would overtake what is parked; returns the others."""
+        now = time.monotonic()
+        moving = {queue for place, parked in self.parked.items() if not (isinstance(place, Route) or parked.is_stuck(now)) for queue in place}
+        free = []
+        for message in messages:
+            place = message.route if message.route in self.parked else self._place(message)
+            parked = self.parked.get(place)
+            if parked is not None:
+                waits = not (parked.is_stuck(now) and refuser(message, place) is not None)
+            else:
+                waits = not (isinstance(place, Route) or place.isdisjoint(moving))
+            if waits:
+                self._keep(place, message)
+            else:
+                free.append(message)
+        return free
+
+    def _place(self, message: Message) -> Place:
+        route = message.route
+        if route.queues:
+            return frozenset((route.queues[0][1],))
+        return self._reach(message).refuse or route
+
+    def _reach(self, message: Message) -> Reach:
+        further = further_keys(message.payload) if routes_on(message.payload) else ()
+        return self._limits.reach(message.route.exchange, (message.route.routing_key, *further))
 
     def _send(self, messages: Iterable[Message]) -> None:
         pieces: list[bytes] = []
@@ -387,43 +373,73 @@ class Lane:
 
     def _landed(self, message: Message) -> None:
         message.retried = False
-        parked = self.parked.get(message.route)
+        parked = self.parked.get(message.place)
         if parked is not None:
             parked.flying -= 1
+            parked.moved = time.monotonic()
             if not parked.flying and not parked.refused:  # the whole round went in: more at once
                 parked.batch = min(2 * parked.batch, RETRY_MESSAGES_MAX)
                 parked.at = 0.0
 
     def _park(self, message: Message) -> None:
-        parked = self.parked.get(message.route)
-        if parked is None:
-            log.warning(
-                "the broker refuses messages for %s in vhost '%s' (a full queue?): they are tried again until it takes them",
-                message.route,
-                self.vhost,
-            )
-            parked = self.parked[message.route] = _Parked()
-        if message.retried:
+        tried = message.retried
+        if tried:
             message.retried = False
-            parked.flying -= 1
-        if message.parked:
-            heappush(parked.waiting, (message.sequence, message))
-        else:
+            self.parked[message.place].flying -= 1
+        if message.refusers is None:
+            self._refused(message)
+        if not message.parked:
             self._window.messages -= 1
             self._window.bytes -= message.size
-            self._keep(parked, message)
-        parked.batch = RETRY_MESSAGES_MIN
-        parked.refused = True
-        parked.at = time.monotonic() + RETRY_S
-        self._on_full(message.route.queues[0] if message.route.queues else None)
+        place = message.place
+        is_new = place not in self.parked
+        parked = self._keep(place, message)
+        if is_new:
+            log.warning("the broker refuses messages for %s in vhost '%s': they are tried again until it takes them", told(place), self.vhost)
+        if is_new or (tried and not parked.refused):  # else it is one more of many: each would put off the next try
+            parked.batch = batch_min(place)
+            parked.refused = True
+            parked.at = time.monotonic() + parked.pause_s
+            self._kick(place)
 
-    def _keep(self, parked: _Parked, message: Message) -> None:
+    def _refused(self, message: Message) -> None:
+        """For the first time: where it waits from now on, and where it goes, whatever is bound or declared meanwhile."""
+        message.place = self._place(message)
+        if message.route.queues:
+            message.refusers = frozenset((message.route.queues[0][1],))
+            return
+        reach = self._reach(message)
+        message.refusers = reach.refuse or reach.queues
+        queue = refuser(message, message.place)
+        if queue in self._not_alone:
+            message.place = message.route
+        elif queue is not None:
+            message.route = Route(alone(queue), message.route.routing_key, ((self.vhost, queue),))
+            message.mandatory = False
+
+    def _kick(self, place: Place) -> None:
+        if isinstance(place, Route):
+            self._on_full(None)
+        else:
+            for queue in place:
+                self._on_full((self.vhost, queue))
+
+    def _keep(self, place: Place, message: Message) -> Parked:
         """It waits for room, outside of the window."""
-        message.parked = True
-        message.part()
+        if not message.parked:
+            message.parked = True
+            message.part()
+            self._replica.progress.parked.add(message.sequence)
+            self._replica.progress.parked_bytes += message.size + PARKED_MESSAGE_BYTES
+        parked = self.parked.get(place)
+        if parked is None:
+            parked = self.parked[place] = Parked(time.monotonic(), batch_min(place))
+        message.place = place
+        if message.route != message.origin:
+            parked.alone = message.route.queues[0][1]
+        parked.holds_others = parked.holds_others or refuser(message, place) is not None
         heappush(parked.waiting, (message.sequence, message))
-        self._replica.progress.parked.add(message.sequence)
-        self._replica.progress.parked_bytes += message.size + PARKED_MESSAGE_BYTES
+        return parked
 
     # ---- trying again ------------------------------------------------------------------------------------------------
 
@@ -435,62 +451,127 @@ class Lane:
             ChannelClosed: The broker closed the channel over one of these messages, and nobody can say which.
         """
         if self._connection.error is not None:
-            if self._connection.error.code in CONNECTIONS_OVER_A_MESSAGE:
-                self._doubt()
             raise self._connection.error
         if self._broken is not None:
             await self._heal(self._broken)
         if not self.parked:
             return 3600.0
         now = time.monotonic()
-        for route, parked in list(self.parked.items()):
-            if parked.flying or parked.at > now:
+        several = any(not isinstance(place, Route) and len(place) > 1 for place in self.parked)
+        for place, parked in list(self.parked.items()):
+            if parked.flying:
                 continue
+            while parked.waiting and self._is_needless(parked.waiting[0][1]):
+                parked.put_back(self._needed(parked.take(RETRY_MESSAGES_MAX)))
+                await asyncio.sleep(0)
             if not parked.waiting:
-                del self.parked[route]
-                continue
-            batch = [heappop(parked.waiting)[1] for _ in range(min(parked.batch, len(parked.waiting)))]
-            needed = self._needed(batch)
-            for message in needed:
-                message.retried = True
-            parked.flying += len(needed)
-            parked.refused = False
-            self._on_full(route.queues[0] if route.queues else None)
-            self._send(needed)
+                del self.parked[place]
+                if parked.alone:
+                    await self.declarer.remove_exchange(alone(parked.alone))
+            elif parked.at <= now:
+                await self._try_again(place, parked, now, several)
         return min((p.at - now for p in self.parked.values() if not p.flying), default=3600.0)
+
+    async def _try_again(self, place: Place, parked: Parked, now: float, several: bool) -> None:
+        """Of one place. `several`: there are any of several queues; only with these may others overlap."""
+        self._kick(place)
+        room = await self._room(place)
+        needed = self._needed(parked.take(max(parked.batch, RETRY_MESSAGES_MIN)))
+        is_behind = bool(needed) and several and self._is_behind_others(place, needed[0].sequence, now)
+        count = 0 if is_behind else max(0, min(parked.batch, room))
+        parked.put_back(needed[count:])
+        if needed and not count:
+            parked.at = now + RETRY_S
+            return
+        del needed[count:]
+        if parked.holds_others and parked.is_stuck(now):
+            needed += self._needed(parked.take_others(RETRY_MESSAGES_MAX))
+        if parked.alone and not await self.declarer.lead_to(parked.alone, alone(parked.alone)):
+            parked.put_back(needed)
+            self._go_as_they_came(parked)
+            return
+        for message in needed:
+            message.retried = True
+        parked.flying += len(needed)
+        if leaves_copies(place):
+            parked.pause_s = min(2 * parked.pause_s, RETRY_ROUTED_MAX_S) if parked.refused else RETRY_S
+        parked.refused = False
+        self._send(needed)
+        await self.room()
+
+    def _go_as_they_came(self, parked: Parked) -> None:
+        """No exchange of this node's own leads to their queue: they go through theirs again, as if nobody knew which queue refuses them."""
+        what = "there is another exchange '%s' in vhost '%s' than this node's own: what queue '%s' refuses is tried again through its exchange"
+        log.warning(f"{what}, and may come twice to others", alone(parked.alone), self.vhost, parked.alone)
+        self._not_alone.add(parked.alone)
+        parked.alone = ""
+        for message in parked.take_where(lambda message: message.route != message.origin):
+            message.route = message.origin
+            self._keep(message.route, message)
+
+    def _is_behind_others(self, place: Place, sequence: int, now: float) -> bool:
+        """Whether entry `sequence` waits for what is parked in other places, as both may reach the same full queue."""
+        if isinstance(place, Route):
+            return False
+        others = ((other, parked) for other, parked in self.parked.items() if other != place and not isinstance(other, Route))
+        return any(not place.isdisjoint(other) and parked.goes_before(sequence, now) for other, parked in others)
+
+    async def _room(self, place: Place) -> int:
+        """How many messages may be tried again: if several queues may refuse them, as many as each has room for, as far as that can be asked."""
+        room = RETRY_MESSAGES_MAX
+        if not isinstance(place, Route) and len(place) > 1:
+            for queue in place:
+                length_max = self._limits.length_max(queue)
+                if length_max is not None:
+                    room = min(room, length_max - await self.declarer.ready(queue))
+        return room
 
     def _needed(self, messages: list[Message]) -> list[Message]:
         """Those that the log still wants in the queues; the others count as applied. Copies of them may be there all the same."""
-        skip, has_died = self._replica.index.filter.may_skip, self._replica.barrier.has_died
-        routed = [(m, m.route.queues if not routes_on(m.payload) else ()) for m in messages]
-        needless = [m for m, queues in routed if skip(queues, m.sequence) or (queues and has_died(queues[0], m.sequence))]
+        needless = [message for message in messages if self._is_needless(message)]
         if not needless:
             return messages
+        for message in needless:
+            for queue in message.route.queues:
+                self._replica.index.filter.queue(queue).skipped(message.sequence, message.sequence)
         self._finish(needless)
         gone = set(map(id, needless))
         return [m for m in messages if id(m) not in gone]
+
+    def _is_needless(self, message: Message) -> bool:
+        """Whether nobody wants it: in its one queue, or in any of those that may have refused it."""
+        skip, has_died, sequence = self._replica.index.filter.may_skip, self._replica.barrier.has_died, message.sequence
+        queues: Iterable[QueueKey] = message.route.queues
+        if not queues and message.refusers is not None:
+            queues = [(self.vhost, queue) for queue in message.refusers]
+        return skip((), sequence) or (bool(queues) and all(skip((queue,), sequence) or has_died(queue, sequence) for queue in queues))
 
     def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
         """The queue is to be deleted: what is parked for it alone would go with it. Returns how much is left: to be `kept`, or on its way there."""
         self._doubtful.pop(queue, None)
         self._missing.pop(queue, None)
-        parked = self.parked.get(self._by_name(queue))
+        parked = self.parked.get(frozenset((queue,)))
         if parked is None:
             return 0
-        dropped = [m for sequence, m in sorted(parked.waiting) if not kept(sequence) and not routes_on(m.payload)]
-        gone = set(map(id, dropped))
-        parked.waiting = [each for each in parked.waiting if id(each[1]) not in gone]
-        heapify(parked.waiting)
-        self._finish(dropped)
+        self._finish(parked.take_where(lambda message: bool(message.route.queues) and not kept(message.sequence)))
         return self.parked_for(queue, kept)
 
     def parked_for(self, queue: str, which: Callable[[int], bool]) -> int:
-        """How many messages that are parked for a queue by its name are of such entries, or just tried again."""
-        parked = self.parked.get(self._by_name(queue))
-        return parked.flying + sum(which(sequence) for sequence, _ in parked.waiting) if parked is not None else 0
+        """How many messages that are parked for a queue alone are of such entries, or just tried again."""
+        parked = self.parked.get(frozenset((queue,)))
+        return parked.flying + sum(which(sequence) for sequence, m in parked.waiting if m.route.queues) if parked is not None else 0
 
-    def _by_name(self, queue: str) -> Route:
-        return Route("", queue, ((self.vhost, queue),))
+    def waits_for(self, queue: str) -> list[tuple[int, bool]]:
+        """What waits for room in a queue, or maybe in it: (entry, whether it came by its name), ascending. What is tried again is among it."""
+        waiting = (message for parked in self.parked.values() for _, message in parked.waiting)
+        flying = (message for message in self.open_messages if message is not None and message.parked)
+        by_name = ((self.vhost, queue),)
+        found = []
+        for message in chain(waiting, flying):
+            places = message.refusers if message.refusers is not None else message.place
+            if not isinstance(places, Route) and queue in places:
+                found.append((message.sequence, message.origin.queues == by_name))
+        return sorted(found)
 
     async def _heal(self, error: Exception) -> None:
         if isinstance(error, ConnectionClosed) or not isinstance(error, ChannelClosed):
@@ -509,6 +590,12 @@ class Lane:
         self.pass_over(unanswered[0].sequence, f"{error.code} {error.text}")
         self._finish(unanswered)
         await self._reopen()
+
+    def judge_end(self) -> None:
+        """Whoever uses it may be the first to hear that the broker has ended the connection: what that was over, if it was over a message."""
+        error = self._connection.error
+        if error is not None and error.code in CONNECTIONS_OVER_A_MESSAGE and not self.in_doubt:
+            self._doubt()
 
     def _doubt(self) -> None:
         self.in_doubt = [m.sequence for m in self.open_messages if m is not None]

@@ -223,6 +223,10 @@ class Assembly:
         """Whether a content on this channel is unfinished."""
         return channel in self._open
 
+    def arrived_bytes(self, channel: int) -> int:
+        """How much has come of the body of this channel's unfinished content."""
+        return len(self._open[channel][3]) if channel in self._open else 0
+
     def drop(self, channel: int) -> None:
         """Forgets the unfinished content of a channel that closed."""
         method, header, _, body = self._open.pop(channel, (b"", b"", 0, bytearray()))

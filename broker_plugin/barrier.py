@@ -180,7 +180,5 @@ class Barrier:
         self._settling.set()
 
     def _only_parked(self, upto: int) -> bool:
-        missing = self._progress.tracker.needs(1, upto)
-        for first, last in self._progress.parked:
-            missing.remove(first, last)
-        return not missing
+        parked = self._progress.parked
+        return all(parked.has_all(*span) for span in self._progress.tracker.needs(1, upto))

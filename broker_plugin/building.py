@@ -56,7 +56,7 @@ def encode_method(method: base.Frame) -> bytes:
 
 
 def method_frame(channel: int, method: base.Frame) -> bytes:
-    """The frame of a pamqp method. (Not by pamqp itself, which refuses names that RabbitMQ allows, such as `é`.)
+    """The frame of a pamqp method. (Not by pamqp itself, which refuses names that RabbitMQ allows, such as `é`.) A table may be given as its octets.
 
     Raises:
         MalformedInput: An argument that cannot be encoded.
@@ -72,7 +72,10 @@ def method_frame(channel: int, method: base.Frame) -> bytes:
             if count:
                 arguments.append(bytes((bits,)))
                 bits = count = 0
-            arguments.append(short_string(value) if kind == "shortstr" else encode.by_type(value, kind))
+            if kind == "shortstr":
+                arguments.append(short_string(value))
+            else:
+                arguments.append(value if isinstance(value, bytes) else encode.by_type(value, kind))
     except (TypeError, ValueError, struct.error) as error:
         raise MalformedInput(f"{method.name} cannot be encoded: {error}") from error
     if count:

@@ -308,7 +308,7 @@ class Census:
         """None: they hold too much."""
         clients = _Clients()
         channels = [(relay, channel) for relay in self._door.relays for channel in relay.channels.values()]
-        if sum(len(channel.deliveries) + (len(channel.tx.settled) if channel.tx is not None else 0) for _, channel in channels) > HELD_MAX:
+        if sum(len(channel.deliveries) for _, channel in channels) > HELD_MAX:
             return None
         for relay, channel in channels:
             consumed = [consumer.queue for consumer in (*channel.consumers.values(), *channel.consuming)]

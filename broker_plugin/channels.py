@@ -5,18 +5,20 @@ Rules:
   per publish, so a run of publishes is four numbers, however long.
 - A `multiple` ack is passed on as such only if it does not cover a publish that is still waiting here.
 - A publish with local completion is answered when the own stream has it. The broker's answer to it is the door's business alone.
-- A delivery without a position is none of the log's business: its tag is not kept.
+- A delivery without a position is none of the log's business; its tag alone is kept, as an ack of several covers it, too.
+- What a transaction settles is held until its commit, and marked meanwhile: a rollback need not put anything back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import takewhile
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
@@ -24,6 +26,7 @@ from lrq_ha.replication.errors import IllegalEvent
 
 from .assembling import Share
 from .headers import Alike
+from .held import Held
 
 QueueKey = tuple[str, str]  # vhost, queue
 
@@ -236,26 +239,40 @@ class Transaction:
     Attributes:
         frames: Its publishes, acks and rejections, whole, in order.
         bytes: Their length.
-        settled, others: Deliveries that they cover; a rollback brings them back.
+        methods: How many publishes, acks and rejections.
+        upto, ones: The deliveries that they settle, by tag: all up to this one, and these.
         gaps: How many gaps its replication IDs may leave between themselves and those in the log.
     """
 
-    __slots__ = ("_next_number", "_share", "_shown", "bytes", "frames", "gaps", "others", "settled")
+    __slots__ = ("_next_number", "_share", "_shown", "bytes", "frames", "gaps", "methods", "ones", "upto")
 
     def __init__(self, share: Share | None = None) -> None:
         self._share = share
         self.frames: list[bytes] = []
         self.bytes = 0
-        self.settled: dict[int, Delivery] = {}
-        self.others: set[int] = set()
+        self.methods = 0
+        self.upto = 0
+        self.ones: set[int] = set()
         self.gaps = 0
         self._next_number = 0
         self._shown: dict[int, bytes] = {}  # what the broker gets for some of the frames, by their place, before the commit
 
-    def keep(self, data: bytes) -> None:
-        """These frames are part of it. Raises FrameError if the connection is to end over it."""
+    def keep(self, data: bytes, methods: int = 1) -> None:
+        """These frames of so many methods are part of it. Raises FrameError if the connection is to end over it."""
         self._hold(len(data))
+        self.methods += methods
         self.frames.append(data)
+
+    def settle(self, tag: int, multiple: bool) -> None:
+        """An ack or rejection is part of it, of a tag or, with `multiple`, of all up to that."""
+        if multiple:
+            self.upto = max(self.upto, tag)
+        else:
+            self.ones.add(tag)
+
+    def settles(self, tag: int) -> bool:
+        """Whether there is one of this delivery."""
+        return tag <= self.upto or tag in self.ones
 
     def number(self, number: int, *, follows: bool) -> None:
         """A publish in it has this number in its ID. `follows`: that leaves no gap to those in the log."""
@@ -364,14 +381,13 @@ class Channel:
     opened: bool = False  # the client has asked for it
     confirms: Confirms = field(default_factory=Confirms)
     broker_confirms: bool = False
-    early: deque[tuple[int, pb.Run]] = field(default_factory=deque)  # with local completion, and not all answered: (sequence of the first, the run)
+    early: list[tuple[int, pb.Run]] = field(default_factory=list)  # with local completion, and not all answered: (sequence of the first, the run)
     state: Closing = Closing.NO
     on_settled: bytes = b""  # the close that goes to the broker when it has answered all publishes
     timer: asyncio.TimerHandle | None = None  # when it goes in any case
     refusal: bytes = b""  # DOOR: what the client is told then
     last_queue: str = ""  # what an empty queue name means
-    deliveries: dict[int, Delivery] = field(default_factory=dict)  # by tag, ascending: an ack of several looks at those alone
-    others: set[int] = field(default_factory=set)  # tags of deliveries that the log knows nothing of
+    deliveries: Held[Delivery | None] = field(default_factory=Held)  # without an ack that is committed; None: the log knows nothing of it
     returning: set[QueueKey] = field(default_factory=set)  # where deliveries go back to when the broker has closed it, or the door no longer drains
     undelivered: list[int] = field(default_factory=list)  # tags that came while the door drains
     consumers: dict[bytes, Consumer] = field(default_factory=dict)
@@ -382,6 +398,7 @@ class Channel:
     stopping: Counter[bytes] = field(default_factory=Counter)  # cancel-ok that the broker owes to the door alone, by tag
     resuming: Counter[bytes] = field(default_factory=Counter)  # and consume-ok
     consuming: deque[Consumer] = field(default_factory=deque)  # consumes that the broker has not answered, as they were asked
+    asked: dict[bytes, Consumer] = field(default_factory=dict)  # of those the last one by each tag
     passed: deque[Passed] = field(default_factory=deque)  # declarations that the broker has not answered, in order
     gets: deque[tuple[Consumer, bytes]] = field(default_factory=deque)  # (as a consumer, the method frame) of basic.get under way
     asked_behind: bool = False  # the client has asked for more behind those
@@ -422,18 +439,24 @@ class Channel:
 
     def early_run(self, sequence: int) -> tuple[int, pb.Run] | None:
         """The run with local completion that an entry is of: (sequence of its first, the run)."""
-        return next(((first, run) for first, run in self.early if first <= sequence < first + len(run.enqueues.lengths)), None)
+        at = bisect_right(self.early, sequence, key=itemgetter(0)) - 1
+        if at < 0:
+            return None
+        first, run = self.early[at]
+        return (first, run) if sequence < first + len(run.enqueues.lengths) else None
 
     def forget_early(self) -> None:
         """Lets go of runs to which the broker owes no answer any more."""
         oldest = self.confirms.oldest
-        while self.early and (not oldest or self.early[0][0] + len(self.early[0][1].enqueues.lengths) <= oldest):
-            self.early.popleft()
+        done = 0
+        while done < len(self.early) and (not oldest or self.early[done][0] + len(self.early[done][1].enqueues.lengths) <= oldest):
+            done += 1
+        del self.early[:done]
 
     @property
     def held(self) -> list[Delivery]:
         """What goes back to its queue when the channel ends: deliveries without an ack, or with one that is not committed."""
-        return [*self.deliveries.values(), *(self.tx.settled.values() if self.tx is not None else ())]
+        return [delivery for delivery in self.deliveries.values() if delivery is not None]
 
     def ended_by_broker(self, consumer: Consumer) -> None:
         """The broker has ended a consumer by itself."""
@@ -471,7 +494,6 @@ class Channel:
         """It ends: what was held goes back."""
         held = self.held
         self.deliveries.clear()
-        self.others.clear()
         if self.tx is not None:
             self.tx = self.tx.over()
         return held
@@ -488,6 +510,7 @@ class Channel:
         self.passed.clear()
         self.gets.clear()
         self.consuming.clear()
+        self.asked.clear()
         self.unasked.clear()
         self.stopping.clear()
         self.resuming.clear()
@@ -501,35 +524,34 @@ class Channel:
 
     def holds(self, tag: int, multiple: bool) -> bool:
         """Whether the broker would take an ack of this tag: of what was given out and is not settled; of everything (0 with multiple) in any case."""
-        return tag in self.deliveries or tag in self.others or (multiple and not tag)
+        if multiple and not tag:
+            return True
+        return tag in self.deliveries and (self.tx is None or not self.tx.settles(tag))
+
+    def unsettled(self) -> Iterator[int]:
+        """Tags of what the client was given and has not settled, not even in a transaction, from the highest on."""
+        tx = self.tx
+        for tag in reversed(self.deliveries):
+            if tx is not None and tag <= tx.upto:
+                return
+            if tx is None or tag not in tx.ones:
+                yield tag
 
     def outstanding(self, upto: int = 0) -> int:
-        """The highest tag (<= `upto`, if that is not 0) of what the client was given and has not settled; 0: there is none."""
-        return max((tag for tags in (self.deliveries, self.others) for tag in tags if not upto or tag <= upto), default=0)
+        """The highest of those (<= `upto`, if that is not 0); 0: there is none."""
+        found = next((tag for tag in self.unsettled() if not upto or tag <= upto), 0)
+        if not found and self.tx is not None:
+            self.tx.settle(upto or self.deliveries.last, multiple=True)  # as it does, one by one: nobody need look at these again
+        return found
 
-    def settle(self, tag: int, multiple: bool) -> dict[int, Delivery]:
-        """What an ack or rejection of `tag` covers is settled; returns what the log knows of that, by tag."""
-        if self.others:
-            self.take_others(tag, multiple)
-        return self.take_out(tag, multiple)
+    def settle(self, tag: int, multiple: bool) -> list[Delivery]:
+        """What an ack or rejection of `tag` covers is settled; returns what the log knows of that."""
+        return [delivery for delivery in self.deliveries.settle(tag, multiple) if delivery is not None]
 
-    def take_out(self, tag: int, multiple: bool) -> dict[int, Delivery]:
-        """Takes out what an ack of `tag` covers (0 with multiple: everything), by tag."""
-        deliveries = self.deliveries
-        if not multiple:
-            one = deliveries.pop(tag, None)
-            return {} if one is None else {tag: one}
-        covered = list(takewhile(lambda t: t <= tag, deliveries) if tag else deliveries)
-        return {t: deliveries.pop(t) for t in covered}
-
-    def take_others(self, tag: int, multiple: bool) -> set[int]:
-        """The same of what the log knows nothing of: the tags."""
-        covered = {t for t in self.others if t <= tag} if multiple and tag else set(self.others) if multiple else self.others & {tag}
-        self.others -= covered
-        return covered
-
-    def give_back(self, tx: Transaction) -> None:
-        """What a transaction had settled is not settled."""
-        if tx.settled:
-            self.deliveries = dict(sorted((self.deliveries | tx.settled).items()))
-        self.others |= tx.others
+    def recover(self) -> list[Delivery]:
+        """What is not settled goes back; returns what the log knows of that."""
+        tags = list(self.unsettled())
+        given_back = [self.deliveries.pop(tag) for tag in reversed(tags)]
+        if self.tx is not None:
+            self.tx.settle(self.deliveries.last, multiple=True)  # as it does all that is left, one by one
+        return [delivery for delivery in given_back if delivery is not None]

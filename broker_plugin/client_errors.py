@@ -24,7 +24,7 @@ TODO = {
     501: "One side sent malformed frames: report it with the broker's log",
     504: "Report it with the broker's log",
     506: "The broker is out of resources: free memory or disk, or close channels",
-    530: "Check the virtual host and its limits: rabbitmqctl list_vhosts, list_vhost_limits",
+    530: "Its text says what is not allowed; of a virtual host, rabbitmqctl list_vhosts and list_vhost_limits tell more",
     540: "This kind of queue cannot do that",
     541: "The broker failed: see its log",
 }

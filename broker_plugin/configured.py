@@ -10,6 +10,8 @@ Rules:
   started again), what clients have in them stays.
 - A queue of the level `none` is unbound and bound likewise, if this broker has it, so that it does not grow where nobody consumes; else it is left
   alone. The log knows only those that have this level by their argument.
+- What fails for a moment before the door opens is tried again, as clients' messages would not reach a queue that is not bound; but a vhost that
+  does not come back holds nobody up for ever.
 - Only what is safe counts: bindings of another's entries that may fall out of the log again are none.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -35,6 +38,8 @@ from .vhosts import Vhosts
 log = logging.getLogger("lrq_ha.configured")
 
 INTERVAL_S = 1.0
+AGAIN_S = 0.2
+PATIENCE_S = 60.0  # the most that a vhost which cannot be used holds up a promotion
 T = TypeVar("T")
 
 
@@ -53,6 +58,7 @@ class Configured:
         self._vhosts = Vhosts(broker)
         self._channels: dict[str, Channel] = {}
         self._troubled: set[str] = set()  # vhosts of which it was said that they cannot be used
+        self._patient_until = 0.0
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._started = False
@@ -86,6 +92,8 @@ class Configured:
         self._stopping.set()
         if self._started:
             await self._ended.wait()
+        self._patient_until = time.monotonic() + PATIENCE_S
+        self._troubled.clear()
         epochs = self._replica.node.log.state().epochs
         followed = len(epochs) > 1 and owner_of(epochs[-2][0]) != self._replica.node.me
         for key in self._configured():
@@ -152,18 +160,25 @@ class Configured:
 
     async def _do(self, key: QueueKey, what: Callable[[Channel], Awaitable[T]], *, log_refusal: bool = True) -> T | None:
         """What the broker refuses is passed over, as the applier does."""
-        try:
-            return await what(await self._channel(key[0]))
-        except ChannelClosed as error:
-            if error.code not in PASSED_OVER:
-                raise
-            if log_refusal:
-                log.warning("'%s' in vhost '%s' is not here as it is declared: %s", key[1], key[0], error.text)
-        except LrqError as error:
-            if key[0] not in self._troubled:
-                self._troubled.add(key[0])
-                log.warning("queues of the level configuration in vhost '%s' cannot be looked after: %s", key[0], error)
-        return None
+        while True:
+            try:
+                found = await what(await self._channel(key[0]))
+            except ChannelClosed as error:
+                if error.code not in PASSED_OVER:
+                    raise
+                if log_refusal:
+                    log.warning("'%s' in vhost '%s' is not here as it is declared: %s", key[1], key[0], error.text)
+                return None
+            except LrqError as error:
+                if key[0] not in self._troubled:
+                    self._troubled.add(key[0])
+                    log.warning("queues of the level configuration in vhost '%s' cannot be looked after: %s", key[0], error)
+                if not error.retriable or time.monotonic() >= self._patient_until:
+                    return None
+            else:
+                self._troubled.discard(key[0])
+                return found
+            await asyncio.sleep(AGAIN_S)
 
     async def _channel(self, vhost: str) -> Channel:
         channel = self._channels.get(vhost)

@@ -179,10 +179,10 @@ class Declared:
         else:
             table[key] = value
 
-    def safe(self, upto: int) -> None:
-        """Nothing up to this entry will be cut off."""
+    def safe(self, upto: int, reached: int) -> None:
+        """Nothing up to this entry will be cut off. `reached`: the one that the node has come to."""
         self._safe = upto
-        self.definitions.safe(upto)
+        self.definitions.safe(upto, reached)
         while self._before and self._before[0][0] <= upto:
             self._before.popleft()
 

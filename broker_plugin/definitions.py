@@ -1,8 +1,8 @@
 """What the log declares and has not deleted again: exchanges, queues and bindings, as the methods that make them (R17).
 
 Rules:
-- A declaration counts when it is noted, in log order; what is cut off the log is taken back: of what entries that are not safe have changed, it is
-  kept how it was.
+- A declaration counts when it is noted, in log order; what is cut off the log is taken back: of what entries have changed that are not safe, or that
+  the node has not come to, it is kept how it was. So it can be told what its broker has now, too.
 - A queue or exchange takes its bindings with it when it is deleted. An auto-delete exchange that went with its last binding is still listed, as
   one that has had none yet is there: to declare it where everything is declared harms nothing, as the log declares it anew before it is bound again.
 - Rows come in an order in which they can be carried out.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Iterator
+from itertools import takewhile
 
 from lrq_ha.proto import lrq_pb2 as pb
 
@@ -45,7 +46,9 @@ class Definitions:
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._rows = _Rows()
-        self._before: deque[tuple[int, _Before]] = deque()  # of entries that are not safe yet
+        self._before: deque[tuple[int, _Before]] = deque()  # of entries that are not safe yet, or that the node has not come to
+        self._safe_upto = 0
+        self._former: tuple[int, int, Definitions] | None = None  # as of this version, without so many of its last changes
         self.version = 0  # grows with every change
         for vhost, method in rows:
             self._rows.carry_out(vhost, method)
@@ -55,9 +58,10 @@ class Definitions:
         self._before.append((sequence, self._rows.carry_out(vhost, method)))
         self.version += 1
 
-    def safe(self, upto: int) -> None:
-        """All entries up to `upto` are safe."""
-        while self._before and self._before[0][0] <= upto:
+    def safe(self, upto: int, reached: int) -> None:
+        """All entries up to `upto` are safe, and the node has come to entry `reached`."""
+        self._safe_upto = upto
+        while self._before and self._before[0][0] <= min(upto, reached):
             self._before.popleft()
 
     def cut(self, first: int) -> None:
@@ -65,6 +69,18 @@ class Definitions:
         while self._before and self._before[-1][0] >= first:
             self._rows.take_back(self._before.pop()[1])
             self.version += 1
+
+    def at(self, sequence: int) -> Definitions:
+        """As they were after an entry, which the node has not come past."""
+        later = sum(1 for _ in takewhile(lambda change: change[0] > sequence, reversed(self._before)))
+        if not later:
+            self._former = None
+            return self
+        if self._former is None or self._former[:2] != (self.version, later):
+            former = Definitions()
+            former._rows = self._rows_at(sequence)
+            self._former = self.version, later, former
+        return self._former[2]
 
     def rows(self) -> Iterator[Row]:
         """(vhost, method) of everything there is."""
@@ -94,7 +110,7 @@ class Definitions:
         Returns:
             Exchanges and their bindings, and then queues and theirs.
         """
-        safe = self._safe()
+        safe = self._rows_at(self._safe_upto)
         rows = safe.rows
         found: tuple[list[Row], list[Row]] = ([], [])
         seen: set[_Key] = set()
@@ -115,7 +131,7 @@ class Definitions:
 
     def bindings_to(self, keys: Container[QueueKey]) -> Iterator[tuple[QueueKey, str, bytes, bytes]]:
         """What binds these queues, as far as it is safe: (queue, exchange, the method that binds, the arguments of the one that unbinds)."""
-        for (kind, vhost, names), method in self._safe().rows.items():
+        for (kind, vhost, names), method in self._rows_at(self._safe_upto).rows.items():
             if kind == _BINDING and names[0] == b"q":
                 key = (vhost, names[1].decode("utf-8", "surrogateescape"))
                 if key in keys:
@@ -128,14 +144,15 @@ class Definitions:
         keys = self._rows.bindings((vhost, b"e", raw))
         return [(key[2][2].decode("utf-8", "surrogateescape"), self._rows.rows[key]) for key in keys if key[2][:2] == (b"e", raw)]
 
-    def _safe(self) -> _Rows:
-        """What there is of what is safe. It is rarely asked for, and takes a copy of everything while something is not."""
-        if not self._before:
+    def _rows_at(self, sequence: int) -> _Rows:
+        """What there was after an entry. It is rarely asked for, and takes a copy of everything while something is later."""
+        later = [before for _, before in takewhile(lambda change: change[0] > sequence, reversed(self._before))]
+        if not later:
             return self._rows
-        safe = self._rows.copy()
-        for _, before in reversed(self._before):
-            safe.take_back(before)
-        return safe
+        rows = self._rows.copy()
+        for before in later:
+            rows.take_back(before)
+        return rows
 
 
 def rows_of(entry: pb.Checkpoint) -> Iterator[Row]:

@@ -6,7 +6,8 @@ Rules:
 - The door knows a consumer's tag before anything comes for it, and the broker's answer by it: who waits for direct replies is answered before a
   consumer of a queue that was asked for first. So it makes one up for a client that names none. Where one that wants no answer uses again the tag
   of one that it has cancelled, what is on its way is for the former: the next one waits until the broker has ended that.
-- A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log.
+- A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log. What would reach a client
+  behind the connection's close, by either side's word, is not taken: it goes back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from lrq_ha.replication.filter import Verdict
+from lrq_ha.replication.queue_filter import Verdict
 from lrq_ha.replication.visits import Deaths
 
 from . import brought, building, closing, endpoints, frames, pausing, settling
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 
 ENDED_POLL_S = 0.01
+
+
+NO_ARGUMENTS = b"\0\0\0\0"
 
 
 class TagInUse(FrameError):
@@ -56,7 +60,12 @@ def qos(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
 
 def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """basic.consume."""
-    method: Any = decode_method(payload)
+    try:
+        at = frames.behind_names(payload, 2) + 1
+    except IndexError:
+        raise FrameError(f"a basic.consume of {len(payload)} bytes ends too early") from None
+    method: Any = decode_method(payload[:at] + NO_ARGUMENTS)
+    method.arguments = payload[at:]  # to the octet: what they mean is the broker's to say
     if not _may_read(relay, channel, method):
         return
     method.consumer_tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
@@ -74,13 +83,13 @@ def consume(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
         relay.replica.declared.consumes(consumer.queue)
     else:
         channel.consuming.append(consumer)
+        channel.asked[tag] = consumer
     relay.outbox.put(building.method_frame(channel.number, method))
 
 
 def _latest(channel: Channel, tag: bytes) -> Consumer | None:
     """The consumer to which the client gave this tag last, whether or not the broker has answered."""
-    asked = (consumer for consumer in reversed(channel.consuming) if consumer.method.consumer_tag.encode() == tag)
-    return next(asked, None) or channel.consumers.get(tag)
+    return channel.asked.get(tag) or channel.consumers.get(tag)
 
 
 def _is_ending(channel: Channel, tag: bytes) -> bool:
@@ -140,7 +149,8 @@ def _consumer(relay: Relay, channel: Channel, method: Any) -> Consumer:
     method.queue = method.queue or channel.last_queue
     key = (relay.vhost, method.queue)
     tracked = relay.replica.declared.replicates(key) and not endpoints.is_routing(relay.vhost)
-    consumer = Consumer(key, bool(method.no_ack) and tracked, tracked, bool(method.no_ack))
+    automatic = tracked and bool(method.no_ack) and not relay.replica.declared.is_stream(key)  # a broker refuses that of a stream
+    consumer = Consumer(key, automatic, tracked, bool(method.no_ack))
     if consumer.automatic:
         method.no_ack = False
     consumer.method, consumer.limit = method, channel.limit or pausing.NO_LIMIT
@@ -167,6 +177,8 @@ def consume_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | No
     consumer = next((one for one in channel.consuming if one.method.consumer_tag.encode() == tag), None)
     if consumer is not None:
         channel.consuming.remove(consumer)
+        if channel.asked[tag] is consumer:
+            del channel.asked[tag]
         channel.consumers[tag] = consumer
         relay.replica.declared.consumes(consumer.queue)
     return None
@@ -202,8 +214,8 @@ def cancelled(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
 def deliver(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.deliver."""
     channel = relay.channel(number)
-    if relay.client is None or channel.state is Closing.DOOR:
-        return b""  # nobody takes it; it goes back when the channel is closed
+    if not relay.takes_deliveries or channel.state is Closing.DOOR:
+        return b""  # nobody takes it; it goes back with the channel
     start = item[2]
     to_tag = start + 5 + data[start + 4]
     consumer = channel.consumers.get(data[start + 5 : to_tag])
@@ -254,6 +266,8 @@ def get_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     channel = relay.channel(number)
     if not channel.gets:
         return None
+    if not relay.takes_deliveries:
+        return b""  # it counts as asked for, and so on its way, until the channel is closed
     consumer, frame = channel.gets.popleft()
     payload = data[item[4] : item[5]]
     tag, _ = frames.get_ok_arguments(data[item[2] : item[3]])
@@ -363,7 +377,7 @@ def _unknown(relay: Relay, channel: Channel, consumer: Consumer, tag: int) -> No
     if consumer.automatic:
         settling.settle_unseen(relay, channel, building.ack(channel.number, tag))
     elif not (consumer.no_ack or channel.recovers):
-        channel.others.add(tag)
+        channel.deliveries[tag] = None
 
 
 def _read(relay: Relay, channel: Channel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lrq_ha.replication.filter import QueueKey
+from lrq_ha.replication.queue_filter import QueueKey
 
 
 class Departure(NamedTuple):

@@ -353,4 +353,5 @@ class Door:
         self._listener.close()
         self.close_clients("this sidecar stops")
         self.vhosts.abort()
+        self.interceptors.end_asking()
         await asyncio.to_thread(self.interceptors.close)

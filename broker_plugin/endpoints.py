@@ -288,6 +288,10 @@ def answer(relay: Relay, question: str) -> tuple[str, int] | None:
         relay.door.end_unread(producer, relay)
         index = relay.replica.index
         return question, max(map(index.dedup.last, index.producers.of(relay.user, producer, index.dedup.producers())), default=0)
+    numbers = names.parse_numbers_queue(question)
+    if numbers is not None and numbers[0] == relay.producer and not is_routing(relay.vhost):
+        dedup = relay.replica.index.dedup
+        return question, sum(dedup.seen(relay.producer_key, number) for number in range(numbers[1], numbers[2] + 1))
     if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
         status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"

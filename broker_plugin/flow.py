@@ -196,8 +196,8 @@ class Flow:
 
     @property
     def reads_late(self) -> bool:
-        """Whether the broker may have sent deliveries that have not been looked at."""
-        return self._client_full or self._held_up or bool(self._relay.from_broker.withheld) or self._relay.client is None
+        """Whether the broker may have sent deliveries that have not been looked at, or are not."""
+        return self._client_full or self._held_up or bool(self._relay.from_broker.withheld) or not self._relay.takes_deliveries
 
     def _what_waits(self, now: float) -> str:
         """What has waited for too long for this client, as it does not read; empty if nothing has.

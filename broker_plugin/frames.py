@@ -46,6 +46,7 @@ CONNECTION_UPDATE_SECRET, CONNECTION_UPDATE_SECRET_OK = 0x000A0046, 0x000A0047
 CHANNEL_OPEN, CHANNEL_OPEN_OK = 0x0014000A, 0x0014000B
 CHANNEL_FLOW, CHANNEL_FLOW_OK = 0x00140014, 0x00140015
 CHANNEL_CLOSE, CHANNEL_CLOSE_OK = 0x00140028, 0x00140029
+ACCESS_REQUEST, ACCESS_REQUEST_OK = 0x001E000A, 0x001E000B
 EXCHANGE_DECLARE, EXCHANGE_DECLARE_OK = 0x0028000A, 0x0028000B
 EXCHANGE_DELETE, EXCHANGE_DELETE_OK = 0x00280014, 0x00280015
 EXCHANGE_BIND, EXCHANGE_BIND_OK = 0x0028001E, 0x0028001F
@@ -260,6 +261,14 @@ def body_size(buffer: Buffer, header: int = 0) -> int:
 def method_id(payload: bytes) -> int:
     """Which method a method frame's payload is: class and method, as in the constants above. 0: it is empty."""
     return int.from_bytes(payload[:4], "big")
+
+
+def behind_names(payload: bytes, names: int) -> int:
+    """Where the flags stand in a method's payload: behind a short and so many names. Raises IndexError if it ends before."""
+    at = 6
+    for _ in range(names):
+        at += 1 + payload[at]
+    return at
 
 
 def decode_method(payload: bytes) -> base.Frame:

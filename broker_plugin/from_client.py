@@ -3,7 +3,8 @@
 What becomes of a method stands in `protocol.FROM_CLIENT`. Rules:
 - Everything is taken in the order it came. While something of it is under way that nothing may overtake (a declaration, another connection's
   barrier, a queue that is being moved, a question to the broker), what follows waits in the backlog.
-- The beginning of a frame or content that waits for its end counts as a message of which a part has arrived.
+- The beginning of a frame or content that waits for its end counts as a message of which a part has arrived; so does what waits in the backlog
+  though it was looked at, as a large message may.
 - Whatever is wrong with the bytes ends the connection, in RabbitMQ's words. So does what comes on a channel that the client has not opened: the
   broker hears of no channel that the door does not know, or it would take publishes from it that are in no log.
 """
@@ -51,11 +52,11 @@ class FromClient:
     Attributes:
         parts: Contents that come in pieces.
         left: The beginning of a frame or content whose end has not come.
-        share: What is held of those, and of transactions that are not committed.
+        share: What is held of those, of what was looked at and waits, and of transactions that are not committed.
         stalled: Nothing more is taken from the client until something that is under way is done.
     """
 
-    __slots__ = ("_backlog", "_deafened", "_relay", "left", "parts", "share", "stalled")
+    __slots__ = ("_backlog", "_deafened", "_put_back", "_relay", "left", "parts", "share", "stalled")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -64,6 +65,7 @@ class FromClient:
         self.left = b""
         self.stalled = False
         self._backlog: deque[bytes] = deque()  # what came while it was stalled
+        self._put_back = 0  # bytes at its beginning that count as held
         self._deafened = False  # whatever comes counts no more
 
     def data(self, data: bytes) -> None:
@@ -78,6 +80,8 @@ class FromClient:
                 self.stall()
                 relay.spawn(self._await_barrier())
                 return
+            self.share.give(self._put_back)
+            self._put_back = 0
             self._take(self._backlog.popleft())
 
     def _take(self, data: bytes) -> None:
@@ -129,6 +133,7 @@ class FromClient:
         """Does what these frames of the client say, one after the other."""
         relay = self._relay
         at, count = 0, len(items)
+        clear, moving, run = 0, None, items  # publishes before items[clear] wait for nothing; that one may, for a queue that is being moved
         while at < count:
             item = items[at]
             kind, number = item[0], item[1]
@@ -139,13 +144,15 @@ class FromClient:
                 if known is None or not known.opened:
                     raise closing.NotOpen(kind)
             if kind == BASIC_PUBLISH and item[6]:
-                upto, moving = first_that_waits(relay, data, items, at) if relay.replica.moving else (count, None)
-                if upto > at:
-                    at = relay.take(relay, data, items if upto == count else items[:upto], at)
+                if at >= clear and relay.replica.moving:
+                    clear, moving = first_that_waits(relay, data, items, at)
+                    run = items if moving is None else items[:clear]
+                if at < clear or moving is None:
+                    at = relay.take(relay, data, run, at)
                 if relay.must_ask:
                     self._wait_for(permitting.ask(relay, data, items, at), _rest(data, items, at))
                     return
-                if moving is not None and at == upto and relay.client is not None and not relay.closed:
+                if moving is not None and at == clear and relay.client is not None and not relay.closed:
                     self._wait_for(moving.over, _rest(data, items, at))
                     return
                 if relay.gone(relay.channels.get(number)):
@@ -184,10 +191,8 @@ class FromClient:
             if self._deafened:
                 return
             if self.stalled:
-                left = _rest(data, items, at) + self.left
-                self._keep(b"")
-                if left:
-                    self._backlog.appendleft(left)
+                if left := _rest(data, items, at) + self.left:
+                    self._wait_with(left)
                 return
         settling.flush(relay)
 
@@ -213,6 +218,7 @@ class FromClient:
     def hear_nothing_more(self) -> None:
         """The client has said its last word."""
         self._deafened = True
+        self._relay.takes_deliveries = False
         self._backlog.clear()
         self._keep(b"")
 
@@ -249,10 +255,16 @@ class FromClient:
     def _wait_for(self, over: asyncio.Event, data: bytes) -> None:
         """Takes nothing more from the client, from these bytes on, until a queue has been moved, or the broker has answered a question."""
         settling.flush(self._relay)
-        self._backlog.appendleft(data + self.left)
-        self._keep(b"")
+        self._wait_with(data + self.left)
         self.stall()
         self._relay.spawn(self._unstall_after(over))
+
+    def _wait_with(self, data: bytes) -> None:
+        """These bytes, with what was left over, come first when it goes on. Raises FrameError if the connection is to end over it."""
+        self._keep(b"")
+        self.share.take(len(data))
+        self._put_back += len(data)
+        self._backlog.appendleft(data)
 
     def wait_for_answer(self, answered: asyncio.Event) -> None:
         """Takes nothing more from the client until the broker has answered it."""

@@ -33,6 +33,7 @@ from .frames import (
     HEARTBEAT,
 )
 from .logins import Credentials
+from .peers import PROCESS
 
 if TYPE_CHECKING:
     from .door import Door
@@ -194,6 +195,8 @@ class Handshake:
                 raise Refusal(NOT_ALLOWED, "other nodes and sites log in as this sidecar's own user, to vhost lrq")
             if node is not None and self._properties.get("lrq_group") != self._door.group:
                 raise Refusal(NOT_ALLOWED, f"this is group {self._door.group}, not {self._properties.get('lrq_group')}")
+            if self._properties.get("lrq_process") == PROCESS:
+                raise Refusal(NOT_ALLOWED, f"this door is node {node}'s own: correct the address in its [[peers]]")
         if producer is not None and not (isinstance(producer, str) and names.is_producer(producer)):
             raise Refusal(NOT_ALLOWED, "NOT_ALLOWED - client property lrq_producer is no producer name: 1 to 128 of letters, digits and ._:@-")
         if node is not None and not (isinstance(node, int) and 0 < node < 256):

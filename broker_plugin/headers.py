@@ -368,6 +368,17 @@ def routes_on(payload: bytes) -> bool:
     return b"\x02CC" in payload or b"\x03BCC" in payload
 
 
+def further_keys(payload: bytes) -> list[str]:
+    """The routing keys that CC and BCC name, of a content header that `check_header` has passed. A broker takes arrays of strings only."""
+    found = []
+    for key in (b"\x02CC", b"\x03BCC"):
+        at = _find(payload, key)
+        if at >= 0 and payload[at] == ord("A"):
+            values = elements(payload, at + 5, _value_end(payload, at))
+            found += [payload[value + 5 : end] for value, end in values if payload[value] in _STRING_KINDS]
+    return [each.decode("utf-8", "surrogateescape") for each in found]
+
+
 def is_judged(payload: bytes) -> bool:
     """Whether a content header may hold what a broker judges beside its form: expiration, user-id, CC, BCC. Rather too often than too rarely."""
     return bool(payload[12] & _EXPIRATION or payload[13] & _USER_ID) or routes_on(payload)

@@ -47,6 +47,7 @@ from lrq_ha.replication.positions import Position
 from . import brought, declaring, delivering, endpoints, frames, headers, permitting, protocol, publishing, settling
 from .channels import Channel, Consumer, Settled
 from .frames import BASIC_NACK, BASIC_PUBLISH, Item, scan
+from .held import Held
 
 if TYPE_CHECKING:
     from lrq_ha.interceptors.plugins import Interceptors
@@ -80,9 +81,10 @@ class Watch:
         points = interceptors.points
         self._routes, self._enqueues, self._follows = (point in points for point in (Point.ROUTING, Point.ENQUEUE, Point.ROUTED))
         self._delivers = bool(points & _DELIVERIES)
-        self._followed: dict[int, tuple[int, Message, str]] = {}  # by sequence: channel, message, queue
+        self._followed: dict[int, dict[int, tuple[Message, str]]] = {}  # by channel and sequence: message, queue
+        self._following = 0  # how many those are
         self._returned: set[int] = set()
-        self._held: dict[int, dict[int, Delivery]] = {}  # by channel and tag
+        self._held: dict[int, Held[Delivery]] = {}  # by channel
         self._consumers: dict[int, dict[bytes, Consumer]] = {}
         self._passed: dict[int, deque[bytes]] = {}  # declarations under way, as channel.passed; empty: none to be told
         self._accepted: list[Delivery] = []  # acks that are not in the log yet
@@ -139,23 +141,29 @@ class Watch:
         if not self._routes or channel.committing is not None:  # what is committed was asked about when it came
             return publishing.take(relay, data, items, at)
         end, refusal, total = at, None, len(items)
-        while end < total and refusal is None:
-            kind, same, start, method_end, header, header_end, stop = items[end]
-            if kind != BASIC_PUBLISH or not stop or same != number:
-                break
-            method, payload = data[start:method_end], data[header:header_end]
-            message = self._published(method, payload)
-            if not channel.closing and frames.body_size(payload) <= relay.door.config.message_bytes_max:  # else the door itself refuses it
-                if channel.tx is None and permitting.missing(relay, method, payload) is not None:
-                    relay.must_ask = True
+        malformed: LrqError | None = None
+        try:
+            while end < total and refusal is None:
+                kind, same, start, method_end, header, header_end, stop = items[end]
+                if kind != BASIC_PUBLISH or not stop or same != number:
                     break
-                refusal = self._route(number, message, data, header_end, stop)
-            end += refusal is None
+                method, payload = data[start:method_end], data[header:header_end]
+                message = self._published(method, payload)
+                if not channel.closing and frames.body_size(payload) <= relay.door.config.message_bytes_max:  # else the door itself refuses it
+                    if channel.tx is None and permitting.missing(relay, method, payload) is not None:
+                        relay.must_ask = True
+                        break
+                    refusal = self._route(number, message, data, header_end, stop)
+                end += refusal is None
+        except LrqError as error:  # what came before it is taken, as without interceptors
+            malformed = error
         run, done = items[at:end], 0
         while done < len(run):
             done = publishing.take(relay, data, run, done)
             if relay.closed or relay.client is None:
                 return total
+        if malformed is not None:
+            raise malformed
         if refusal is None:
             return end
         if not channel.closing:
@@ -199,8 +207,9 @@ class Watch:
                 self._tell(Point.ENQUEUE, Enqueue(now, self._client, number, message, queue))
             if not self._follows:
                 continue
-            if len(self._followed) < FOLLOWED_MAX:
-                self._followed[sequence] = number, message, queue
+            if self._following < FOLLOWED_MAX:
+                self._following += 1
+                self._followed.setdefault(number, {})[sequence] = message, queue
             else:
                 self._tell(Point.ROUTED, Routed(now, self._client, number, message, queue, Outcome.UNFOLLOWED, ""))
 
@@ -233,31 +242,34 @@ class Watch:
     def _routed(self, number: int, message: Message, outcome: Outcome, reason: str = "") -> None:
         self._tell(Point.ROUTED, Routed(time.time(), self._client, number, message, _plain(message), outcome, reason))
 
-    def answered(self, settled: list[Settled], ok: bool) -> None:
-        """The broker has answered these publishes."""
-        if not self._followed:
+    def answered(self, number: int, settled: list[Settled], ok: bool) -> None:
+        """The broker has answered these publishes of a channel."""
+        followed = self._followed.get(number)
+        if not followed:
             return
         for run in settled:
             for sequence in range(run.sequence, run.sequence + run.publishes) if run.sequence else ():
-                found = self._followed.pop(sequence, None)
+                found = followed.pop(sequence, None)
                 if found is None:
                     continue
+                self._following -= 1
                 outcome = Outcome.ACCEPTED if ok else Outcome.NACKED
                 if sequence in self._returned:
                     self._returned.discard(sequence)
                     outcome = Outcome.UNROUTABLE
-                self._routed(found[0], found[1], outcome)
+                self._routed(number, found[0], outcome)
 
     def _return(self, relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
         position = _position(data[item[4] : item[5]])
-        if position is not None and position.sequence in self._followed:
+        if position is not None and position.sequence in self._followed.get(number, ()):
             self._returned.add(position.sequence)
         return delivering.returned(relay, number, data, item)
 
     def unanswered(self, number: int) -> None:
         """A channel has ended: the broker answers nothing more on it."""
-        for sequence in [sequence for sequence, found in self._followed.items() if found[0] == number]:
-            _, message, _ = self._followed.pop(sequence)
+        followed = self._followed.pop(number, {})
+        self._following -= len(followed)
+        for sequence, (message, _) in followed.items():
             self._returned.discard(sequence)
             self._routed(number, message, Outcome.UNANSWERED)
 
@@ -296,7 +308,7 @@ class Watch:
         now = time.time()
         self._tell(Point.ACQUIRE, Acquire(now, delivery))
         if not consumer.no_ack:
-            self._held.setdefault(channel.number, {})[tag] = delivery
+            self._held.setdefault(channel.number, Held())[tag] = delivery
             if channel.recovers:
                 self._release(channel.number, Cause.RECOVER)
             return
@@ -353,18 +365,13 @@ class Watch:
 
     def _let_go(self, number: int, tag: int, multiple: bool) -> list[Delivery]:
         held = self._held.get(number)
-        if not held:
-            return []
-        if not multiple:
-            one = held.pop(tag, None)
-            return [] if one is None else [one]
-        if tag and tag not in held:
+        if not held or (tag and tag not in held):
             return []  # it is refused, and everything goes back
-        return [held.pop(t) for t in sorted(held) if t <= tag or not tag]
+        return held.settle(tag, multiple)
 
     def _release(self, number: int, cause: Cause) -> None:
         now = time.time()
-        for _, delivery in sorted(self._held.pop(number, {}).items()):
+        for delivery in self._held.pop(number, Held[Delivery]()).values():
             self._tell(Point.RELEASE, Release(now, delivery, cause))
 
     # ---- consumers ---------------------------------------------------------------------------------------------------

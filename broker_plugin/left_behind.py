@@ -1,4 +1,4 @@
-"""What a change of primary leaves behind, or delivers again, for the operator to know before: the messages in queues, counted.
+"""What a change of primary leaves behind or delivers again, and what a node that begins anew loses: messages, counted for the operator.
 
 Rules: the broker is asked for the lengths of queues that the log knows; what has the level `none` by its name is in no log, so nobody can tell. At
 most ASKED_MAX are asked, NAMED_MAX are named. A broker that does not answer holds up no switchover, and a vhost that is gone hides nothing of the
@@ -13,6 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.levels import Level
 
 from .channels import QueueKey
 from .client import Connection
@@ -32,7 +33,15 @@ async def left_behind(replica: Replica, broker: Address) -> str:
         replica: Knows the queues and their levels.
         broker: The own broker; the vhost in it is replaced.
     """
-    keys = _not_replicated(replica)
+    return await _tell(replica, broker, _not_replicated(replica))
+
+
+async def in_no_export(replica: Replica, broker: Address) -> str:
+    """The queues whose messages go with a node that begins anew, and are in no log, and how many. Otherwise as `left_behind`."""
+    return await _tell(replica, broker, [key for key in _not_replicated(replica) if replica.declared.level(key) is Level.CONFIGURATION])
+
+
+async def _tell(replica: Replica, broker: Address, keys: list[QueueKey]) -> str:
     counts, unknown = await _count_all(broker, keys)
     found = [(key, count) for key, count in counts.items() if count]
     told = [f"{count} messages in '{key[1]}' ({replica.declared.level(key).value})" for key, count in found[:NAMED_MAX]]

@@ -2,7 +2,8 @@
 
 Rules: a connection counts from its accept on, so a TLS handshake that never ends counts, too; its time is limited (and that of whoever `admitting`
 ends for another). The context is the newest at
-the moment of the accept. What cannot be accepted for want of descriptors is tried again a moment later: those that stand are not touched.
+the moment of the accept. What cannot be accepted for want of descriptors is tried again a moment later: those that stand are not touched. Who asks
+for no heartbeats is asked by TCP whether it is still there: a host that vanishes sends no reset, and what it holds would be held for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ log = logging.getLogger("lrq_ha.door")
 
 BACKLOG = 1024
 PAUSE_S = 0.1
+KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}  # gone after two minutes of silence
 
 
 def _shut(accepted: socket.socket) -> None:
@@ -95,6 +97,9 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE.items():
+                accepted.setsockopt(socket.IPPROTO_TCP, option, value)
             await loop.connect_accepted_socket(partial(self._protocol, arrival), accepted, ssl=context, ssl_handshake_timeout=timeout_s)
         except (OSError, asyncio.CancelledError) as error:
             accepted.close()

@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.filter import Verdict
 from lrq_ha.replication.positions import RangeSet
+from lrq_ha.replication.queue_filter import Verdict
 from lrq_ha.replication.visits import Deaths
 
 from .channels import QueueKey
@@ -271,7 +271,7 @@ class Pass:
         self.published.add(sequence, sequence)
         last = self._replica.move(self._key, (header, copy.body), copy.sequence, copy.deaths)
         if copy.sequence is None or self._replica.given_out.may_have_been_given(copy.sequence, copy.redelivered):
-            self._replica.given_out.moved_again.add(sequence, last)  # with its DEQUEUE: so all of a window are one range
+            self._replica.given_out.again.add(sequence, last)  # with its DEQUEUE: so all of a window are one range
         return last
 
     async def _settle(self, most: int, *, ends: bool = False) -> None:

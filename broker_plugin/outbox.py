@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 class _Item:
-    """What waits: these bytes, until entry `sequence` is safe. Without bytes it was dropped."""
+    """What waits: these bytes, until entry `sequence` is safe. Without bytes it was dropped. `number`: of all that ever had to wait."""
 
-    __slots__ = ("data", "sequence")
+    __slots__ = ("data", "number", "sequence")
 
-    def __init__(self, data: bytes, sequence: int) -> None:
+    def __init__(self, data: bytes, sequence: int, number: int) -> None:
         self.data = data
         self.sequence = sequence
+        self.number = number
 
 
 class Outbox:
@@ -57,8 +58,8 @@ class Outbox:
 
     @property
     def gone(self) -> int:
-        """How many of `total` wait no more."""
-        return self.total - len(self._items)
+        """Up to which of `total` none waits any more."""
+        return self._items[0].number - 1 if self._items else self.total
 
     def put(self, data: bytes, sequence: int = 0) -> None:
         """These frames of one channel go when entry `sequence` is safe (0: at once), after everything that was put in before."""
@@ -68,13 +69,13 @@ class Outbox:
         if not self._items and sequence <= safe and not self.full:
             self.write(data)
             return
-        item = _Item(data, sequence)
+        self.total += 1
+        item = _Item(data, sequence, self.total)
         self._items.append(item)
         of_channel = self._of.get(data[1:3])
         if of_channel is None:
             of_channel = self._of[data[1:3]] = deque()
         of_channel.append(item)
-        self.total += 1
         self.bytes += len(data)
         if sequence > safe:
             self._replica.progress.waiting_safe.add(self._relay)

@@ -114,6 +114,11 @@ class Passing:
         self.behind_bytes -= len(behind)
         return behind
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the client has the beginning of a content, and not its end."""
+        return bool(self._behind)
+
     def is_open(self, number: int) -> bool:
         """Whether more is to come of a body."""
         return number in self._rest

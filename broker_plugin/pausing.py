@@ -176,7 +176,7 @@ class Pause:
             if key in channel.returning or any(c.queue == key for c in channel.consuming) or any(c.queue == key for c, _ in channel.gets):
                 return False
             mine = [tag for tag, consumer in channel.consumers.items() if consumer.queue == key]
-            if mine and (relay.client is None or channel.closing or channel.number in relay.from_broker.withheld):
+            if mine and (not relay.takes_deliveries or channel.closing or channel.number in relay.from_broker.withheld):
                 return False  # the broker may hold for it what nobody has looked at, until it has closed it
             if any(tag not in channel.paused or channel.stopping[tag] for tag in mine):
                 return False

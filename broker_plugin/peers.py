@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from pamqp import commands
@@ -31,6 +32,7 @@ from .frames import (
     HEARTBEAT_FRAME,
     scan,
 )
+from .sockets import hung_up
 
 if TYPE_CHECKING:
     from .door import Door, Host
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lrq_ha.door")
 
 CONTROL_CHANNEL, PUSH_CHANNEL = 1, 2
+PROCESS = token_hex(8)  # what this process shows at other nodes' doors: who shows it here is this node itself
 
 
 class PeerEnd(End):
@@ -114,6 +117,11 @@ class PeerEnd(End):
         if tag and self.transport:
             self.transport.write(building.ack(PUSH_CHANNEL, tag, True))
 
+    @property
+    def arriving_bytes(self) -> int:
+        """How much has come of a push that is not whole."""
+        return self._parts.arrived_bytes(PUSH_CHANNEL) + len(self._buffer)
+
     def tick(self, now: float) -> None:
         """Once a second: heartbeats both ways."""
         if self.transport is None or not self._heartbeat_s:
@@ -125,8 +133,14 @@ class PeerEnd(End):
             self.transport.write(HEARTBEAT_FRAME)
 
     def pause(self, paused: bool) -> None:
-        """Back-pressure: what this node cannot apply in time it does not take. Who is not listened to is not silent."""
-        if self.transport is None or paused is self._paused:
+        """Back-pressure: what this node cannot apply in time it does not take. Who is not listened to is not silent.
+
+        Who has gone is read to its end, or nobody would notice: a node that is heard is not to be promoted over.
+        """
+        if self.transport is None:
+            return
+        paused = paused and not hung_up(self.transport)
+        if paused is self._paused:
             return
         self._paused = paused
         if paused:

@@ -18,6 +18,7 @@ from typing import Protocol
 from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import RangeSet
+from lrq_ha.replication.queue_filter import QueueKey
 
 from .index import Index
 
@@ -57,6 +58,7 @@ class Progress:
         safe: Everything up to this entry may touch the queues.
         tracker: What is applied.
         parked, parked_bytes: What full queues refuse, and is tried again.
+        waits_for_room: Asked which of that waits for room in a queue, or maybe in it: entries, ascending, and whether each came by its name.
         waiting_safe, waiting_applied, waiting_durable: Who waits.
         on_wake: Called when something that held up others may go on.
         met: Entries of which a copy was met in a queue before they counted as applied.
@@ -73,6 +75,7 @@ class Progress:
         self.tracker = AppliedTracker()
         self.parked = RangeSet()
         self.parked_bytes = 0
+        self.waits_for_room: Callable[[QueueKey], list[tuple[int, bool]]] = lambda _queue: []
         self.waiting_safe: set[SafeWaiter] = set()
         self.waiting_applied: set[AppliedWaiter] = set()
         self.waiting_durable: set[DurableWaiter] = set()
@@ -83,6 +86,7 @@ class Progress:
         self.unsafe_bytes = 0
         self.at_stake_entries = 0
         self.at_stake_bytes = 0
+        self._written = 0
         self._unsafe: deque[tuple[int, int]] = deque()  # (last entry, bytes)
         self._at_stake: deque[tuple[int, int, int]] = deque()  # (last entry, entries, bytes)
         self._done_when_safe: deque[tuple[int, int, int]] = deque()  # (when this is safe, first, last); the first ones ascend
@@ -168,6 +172,14 @@ class Progress:
             for future in due:
                 if not future.done():
                     future.set_result(None)
+
+    @property
+    def written(self) -> int:
+        """Everything up to this entry is in the queues, or not needed there, or is parked."""
+        if not self.parked:
+            return self.tracker.applied
+        self._written = self.tracker.upto(self.parked, self._written)
+        return self._written
 
     def _wake_applied(self, first: int, last: int) -> None:
         if self.waiting_applied:

@@ -105,6 +105,7 @@ CLIENT = (
         "door.test_after_a_404_in_a_pipeline_the_number_is_as_new",
         closing.channel_close_ok,
     ),
+    ClientRow(frames.ACCESS_REQUEST, PASSED, "door_protocol.access_requested"),
     ClientRow(
         frames.EXCHANGE_DECLARE,
         f"{DECLARED} One that is auto-delete and has bindings to it in the log may have gone: each declaration of it takes the way between barriers. "
@@ -230,6 +231,7 @@ BROKER = (
         "door.test_a_channel_refused_by_the_door_resolves_what_came_before",
         closing.broker_close_ok,
     ),
+    BrokerRow(frames.ACCESS_REQUEST_OK, PASSED, "door_protocol.access_requested"),
     BrokerRow(frames.EXCHANGE_DECLARE_OK, ANSWER, "door_protocol.exchange_bound_to_an_exchange", declaring.reply),
     BrokerRow(frames.EXCHANGE_DELETE_OK, ANSWER, "door_protocol.exchange_bound_to_an_exchange", declaring.reply),
     BrokerRow(frames.EXCHANGE_BIND_OK, ANSWER, "door_protocol.exchange_bound_to_an_exchange", declaring.reply),
@@ -295,7 +297,13 @@ FROM_CLIENT = {row.method: row.handler for row in CLIENT if row.handler is not N
 FROM_BROKER = {row.method: row.handler for row in BROKER if row.handler is not None}
 
 
+#: Of AMQP 0-8, which RabbitMQ answers and pamqp does not know.
+_OLD = {frames.ACCESS_REQUEST: "access.request", frames.ACCESS_REQUEST_OK: "access.request-ok"}
+
+
 def name_of(method: int) -> str:
     """A method's name as the specification writes it: 0x003C0028 is `basic.publish`."""
+    if method in _OLD:
+        return _OLD[method]
     parts = str(commands.INDEX_MAPPING[method].name).split(".")  # type: ignore[attr-defined]
     return ".".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "-", part).lower() for part in parts)

@@ -275,7 +275,7 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, item
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transacting`). All that can be wrong is found now."""
     if channel.closing:
         return at + 1  # sent before the client knew
-    begin, upto, total = items[at][2] - 7, 0, len(items)
+    first, begin, upto, total = at, items[at][2] - 7, 0, len(items)
     while at < total:
         kind, number, start, end, header, header_end, stop = items[at]
         if kind != BASIC_PUBLISH or not stop or number != channel.number:
@@ -302,7 +302,7 @@ def _rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, item
             tx.keep_instead(data[begin:stop])
             return at + 1
         at, upto = at + 1, stop
-    settling.rehearse(relay, channel, tx, data[begin:upto], BASIC_PUBLISH)
+    settling.rehearse(relay, channel, tx, data[begin:upto], BASIC_PUBLISH, at - first)
     return at
 
 
@@ -496,7 +496,7 @@ def answered(relay: Relay, number: int, kind: int, data: bytes, start: int) -> b
     if channel.early:
         channel.forget_early()
     if relay.watch is not None:
-        relay.watch.answered(settled, ok)
+        relay.watch.answered(number, settled, ok)
     answers = b""
     tagged = [run for run in settled if run.client_tag]
     if channel.speaks and tagged:

@@ -9,7 +9,9 @@ Rules:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from . import frames, topology
 from .definitions import Definitions
@@ -31,6 +33,7 @@ class Routing:
         self._types = dict(_PREDECLARED)
         self._alternates: dict[str, str] = {}
         self._bindings: defaultdict[str, list[tuple[bool, str, str]]] = defaultdict(list)  # by source: to a queue?, destination, key
+        self._keyed: dict[str, defaultdict[str, list[tuple[bool, str, str]]]] = {}  # those of direct exchanges, by key
         self._known: dict[tuple[str, str | None], frozenset[str]] = {}
         for of, payload in definitions.rows():
             if of != vhost:
@@ -69,13 +72,39 @@ class Routing:
             if source in self._alternates:
                 left.append(self._alternates[source])
             kind = self._types.get(source, "")
-            for to_queue, destination, pattern in self._bindings.get(source, ()):
+            for to_queue, destination, pattern in self._bound(source, kind, key):
                 if key is None or _matches(kind, pattern, key):
                     if to_queue:
                         found.add(destination)
                     else:
                         left.append(destination)
         return frozenset(found)
+
+    def _bound(self, source: str, kind: str, key: str | None) -> Sequence[tuple[bool, str, str]]:
+        """The bindings that may match. A direct exchange may have ten thousand, and be asked for each of their keys."""
+        bindings = self._bindings.get(source, [])
+        if kind != "direct" or key is None:
+            return bindings
+        keyed = self._keyed.get(source)
+        if keyed is None:
+            keyed = self._keyed[source] = defaultdict(list)
+            for binding in bindings:
+                keyed[binding[2]].append(binding)
+        return keyed.get(key, ())
+
+
+_routings: WeakKeyDictionary[Definitions, tuple[int, dict[str, Routing]]] = WeakKeyDictionary()
+
+
+def routing(definitions: Definitions, vhost: str) -> Routing:
+    """Of a vhost, made when it is first asked for, and anew when anything was declared."""
+    version, known = _routings.get(definitions, (-1, {}))
+    if version != definitions.version:
+        known = {}
+        _routings[definitions] = definitions.version, known
+    if vhost not in known:
+        known[vhost] = Routing(definitions, vhost)
+    return known[vhost]
 
 
 def _names(payload: bytes) -> list[str]:
@@ -119,24 +148,27 @@ def _skip(pattern: list[str], at: set[int]) -> set[int]:
 
 def downstream_last(definitions: Definitions, queues: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Queues in an order in which each comes before those that its dead letters go to, unless they go round in circles."""
-    routing: dict[str, Routing] = {}
     methods = definitions.queues()
     known = set(queues)
     order: list[tuple[str, str]] = []
     done: set[tuple[str, str]] = set()
+    shared: dict[tuple[str, str, str | None], Iterator[tuple[str, str]]] = {}
 
-    def targets(key: tuple[str, str]) -> list[tuple[str, str]]:
+    def targets(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
+        """Where its dead letters go. Of thousands of queues with the same way each goes on where another is: what lies before that is done."""
         arguments = topology.queue_arguments(methods.get(key, b""))
         if "x-dead-letter-exchange" not in arguments:
-            return []
-        ways = routing.get(key[0])
-        if ways is None:
-            ways = routing[key[0]] = Routing(definitions, key[0])
-        reached = ways.queues(arguments["x-dead-letter-exchange"], arguments.get("x-dead-letter-routing-key"))
-        return sorted((key[0], name) for name in reached if (key[0], name) in known)
+            return iter(())
+        way = key[0], arguments["x-dead-letter-exchange"], arguments.get("x-dead-letter-routing-key")
+        if way not in shared:
+            shared[way] = iter(reached_by(*way))
+        return shared[way]
+
+    def reached_by(vhost: str, exchange: str, routing_key: str | None) -> list[tuple[str, str]]:
+        return sorted((vhost, name) for name in routing(definitions, vhost).queues(exchange, routing_key) if (vhost, name) in known)
 
     for start in queues:
-        path = [(start, iter(targets(start)))] if start not in done else []
+        path = [(start, targets(start))] if start not in done else []
         done.add(start)
         while path:
             key, left = path[-1]
@@ -146,5 +178,5 @@ def downstream_last(definitions: Definitions, queues: list[tuple[str, str]]) -> 
                 path.pop()
             else:
                 done.add(following)
-                path.append((following, iter(targets(following))))
+                path.append((following, targets(following)))
     return order[::-1]

@@ -80,6 +80,7 @@ class Relay(End):
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
         timer: When it ends in any case.
+        takes_deliveries: What is given to the client counts as given. It does not once either of them has said its last word.
         over: The broker has closed the connection.
         fenced: Another connection goes on under the producer's name.
         watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
@@ -145,6 +146,7 @@ class Relay(End):
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
         self.timer: asyncio.TimerHandle | None = None
+        self.takes_deliveries = True
         self.over = False
         self.fenced = False
         self.alarm = Alarm(self, told_blocked)
@@ -154,6 +156,7 @@ class Relay(End):
         self.acks = settling.acks if watch is None else watch.acks
         self.on_client = FROM_CLIENT if watch is None else watch.from_client
         self.on_broker = FROM_BROKER if watch is None else watch.from_broker
+        self._unlooked = 0  # so many questions more, and they are counted anew
         self._told = False  # the client was told that the connection ends
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -170,9 +173,14 @@ class Relay(End):
         """One more question of the client goes to the broker. Raises FrameError if too many have no answer."""
         if channel.questions < FEW_QUESTIONS:  # of every channel, that many are too few to count
             return
+        self._unlooked -= 1
+        if self._unlooked > 0:
+            return
         limit = self.door.config.questions_max
-        if sum(each.questions for each in self.channels.values()) >= limit:
+        missing = limit - sum(each.questions for each in self.channels.values())
+        if missing <= 0:
             raise FrameError(f"{limit} questions of this connection have no answer yet; the limit is door.questions_max")
+        self._unlooked = max(missing, FEW_QUESTIONS)  # there may be thousands of channels: not with each question
 
     @property
     def has_room_for_channel(self) -> bool:
@@ -372,6 +380,9 @@ class Relay(End):
             await asyncio.sleep(LEAVE_POLL_S)
         if any(channel.confirms.selected for channel in self.channels.values()):
             await asyncio.sleep(SEEN_S)
+        self.takes_deliveries = False
+        while self.from_broker.passing.under_way and self.client is not None and loop.time() < deadline:
+            await asyncio.sleep(LEAVE_POLL_S)  # what has begun for a consumer without acks counts as taken
         if self.client is None:
             return
         self.to_client(building.connection_close(CONNECTION_FORCED, reason))
@@ -394,6 +405,7 @@ class Relay(End):
         if self.client is None:
             return
         self.client = None
+        self.takes_deliveries = False
         if self.watch is not None:
             self.watch.client_gone()
         self.from_client.forget()

@@ -146,7 +146,7 @@ class Renewal:
         rounds = Rounds(passes, ROUNDS_MAX)
         try:
             for key, method in self._queues().items():
-                if key in passes.unfinished():
+                if passes.is_unfinished(key):
                     self._check(key, topology.queue_arguments(method), UNFINISHED_S, half_done=True)
                     await self._renew(key, topology.queue_arguments(method), UNFINISHED_S)
             await self._all_applied()
@@ -272,7 +272,7 @@ class _Visit:
     async def run(self) -> bool:
         """Whether anything old was in the queue. Raises ChannelClosed, GivenUp."""
         passes = self._replica.index.passes
-        mark = passes.unfinished().get(self.key, 0)
+        mark = passes.is_unfinished(self.key)
         found = False
         if not mark:
             ready = await self._depth(0)

@@ -32,7 +32,7 @@ def acks(relay: Relay, data: bytes, items: list[Item], at: int) -> int:
     if channel.closing:
         return at + 1  # sent before the client knew
     deliveries, acked = channel.deliveries, relay.acked
-    simple = channel.tx is None and not channel.others
+    simple = channel.tx is None
     known = None
     highest = 0
     begin, first, total = items[at][2] - 7, at, len(items)
@@ -77,7 +77,7 @@ def ack(relay: Relay, channel: Channel, payload: bytes) -> None:
     if channel.tx is not None:
         _rehearse(relay, channel, channel.tx, tag, multiple, payload, BASIC_ACK)
         return
-    for delivery in channel.settle(tag, multiple).values():
+    for delivery in channel.settle(tag, multiple):
         if delivery.deaths:
             flush(relay)
             relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
@@ -101,28 +101,45 @@ def _settle_apart(relay: Relay) -> None:
     """On channels with transactions the door's own acks must count without a commit of the client: they are a transaction between its own.
 
     What the client's has so far is taken back before, and done again after. A commit of acks alone is done at once, so the broker can be told all
-    that in one go; but while it commits publishes it must be told nothing.
+    that in one go; but while it commits publishes it must be told nothing. One at a time: what comes meanwhile is in the next one, or each delivery
+    of a consumer without acks would have a large transaction sent once more.
     """
     numbers, relay.unseen = relay.unseen, set()
     for number in numbers:
         channel = relay.channels.get(number)
         if channel is None or channel.closing or not channel.unseen:
             continue
-        if channel.rehearsed is not None or channel.committing is not None or channel.commits_here:
+        if channel.rehearsed is not None or channel.committing is not None or channel.commits:
             relay.unseen.add(number)
             continue
         if channel.tx is None:
             continue
-        unseen, channel.unseen = channel.unseen, []
+        before = b""
         if channel.tx.frames:
             channel.rollbacks.append(False)
-            unseen.insert(0, building.method_frame(number, commands.Tx.Rollback()))
+            before = building.method_frame(number, commands.Tx.Rollback())
         channel.commits.append(Commit(own=True))
-        data = b"".join((*unseen, building.method_frame(number, commands.Tx.Commit()), *channel.tx.rehearsal))
-        relay.outbox.put(data, relay.replica.last_operation)
-        if not channel.undelivered:  # what was kept back, and had to wait for a commit until now, is among them
-            relay.gives_back(channel.returning)
-            channel.returning = set()
+        behind = b"".join((building.method_frame(number, commands.Tx.Commit()), *channel.tx.rehearsal))
+        _put_unseen(relay, channel, before, behind)
+
+
+def _put_unseen(relay: Relay, channel: Channel, before: bytes = b"", behind: bytes = b"") -> None:
+    """The door's own acks of a channel with transactions go to the broker, with these frames."""
+    unseen, channel.unseen = b"".join(channel.unseen), []
+    relay.outbox.put(before + unseen + behind, relay.replica.last_operation)
+    if not channel.undelivered:  # what was kept back, and had to wait for a commit until now, is among them
+        relay.gives_back(channel.returning)
+        channel.returning = set()
+
+
+def commit_unseen(relay: Relay, channel: Channel) -> None:
+    """A transaction of the client is about to be done in earnest: the door's own acks are part of it.
+
+    They come first: by an ack of several, which is the client's, the broker would let go what the door gives back, or had to be told of an ack twice.
+    """
+    if channel.unseen:
+        _put_unseen(relay, channel)
+        relay.unseen.discard(channel.number)
 
 
 def ack_for(relay: Relay, channel: Channel, tag: int, delivery: Delivery) -> None:
@@ -169,7 +186,7 @@ def reject(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         _rehearse(relay, channel, channel.tx, tag, multiple, payload, kind)
         return
     last = 0
-    settled = channel.settle(tag, multiple).values()
+    settled = channel.settle(tag, multiple)
     if not requeue:
         for delivery in settled:
             last = relay.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)
@@ -206,21 +223,24 @@ def _given(relay: Relay, channel: Channel, tag: int, payload: bytes) -> tuple[in
 
 def _rehearse(relay: Relay, channel: Channel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transacting`)."""
-    tx.settled |= channel.take_out(tag, multiple)
-    tx.others |= channel.take_others(tag, multiple)
+    tx.settle(tag, multiple)
     rehearse(relay, channel, tx, building.frame(METHOD, channel.number, payload), kind)
 
 
-def rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, cause: int) -> None:
-    """These frames are part of a transaction, and of its rehearsal at the broker: acks only where it has no second channel.
+def rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, cause: int, methods: int = 1) -> None:
+    """These frames of so many methods are part of a transaction, and of its rehearsal at the broker: acks only where it has no second channel.
 
     A transaction that gets too large closes its channel.
     """
-    tx.keep(data)
-    limit = relay.door.config.transaction_bytes_max
-    if tx.bytes > limit:
-        closing.refuse(relay, channel, PRECONDITION_FAILED, f"a transaction of more than {limit} bytes: door.transaction_bytes_max", cause)
-    elif cause == BASIC_PUBLISH:
+    tx.keep(data, methods)
+    config = relay.door.config
+    limits = (tx.bytes, config.transaction_bytes_max, "bytes"), (tx.methods, config.transaction_methods_max, "methods")
+    for size, limit, unit in limits:
+        if size > limit:
+            text = f"a transaction of more than {limit} {unit}: door.transaction_{unit}_max"
+            closing.refuse(relay, channel, PRECONDITION_FAILED, text, cause)
+            return
+    if cause == BASIC_PUBLISH:
         relay.outbox.put(building.rechannel(data, channel.second) if channel.second else data)
     elif not channel.second:
         relay.outbox.put(data)
@@ -228,10 +248,9 @@ def rehearse(relay: Relay, channel: Channel, tx: Transaction, data: bytes, cause
 
 def recover(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
     """basic.recover: everything goes back to its queue, but for what a transaction that is not committed has settled."""
-    tx = channel.tx
-    if channel.second and tx is not None and (tx.settled or tx.others) and payload[4:5] > b"\0":
+    if channel.second and payload[4:5] > b"\0" and len(unsettled := list(channel.unsettled())) < len(channel.deliveries):
         # The broker does not know of those. So it is told of the others one by one, and the client is answered here.
-        for tag in sorted((*channel.deliveries, *channel.others)):
+        for tag in reversed(unsettled):
             relay.outbox.put(building.nack(channel.number, tag, requeue=True))
         if kind == BASIC_RECOVER:
             relay.to_client(building.raw_method_frame(channel.number, BASIC_RECOVER_OK))
@@ -243,9 +262,7 @@ def recover(relay: Relay, channel: Channel, kind: int, payload: bytes) -> None:
         channel.unseen.clear()
     else:  # which RabbitMQ does not do: it ends the connection
         relay.outbox.put(building.frame(METHOD, channel.number, payload))
-    relay.give_back(channel.deliveries.values())
-    channel.deliveries.clear()
-    channel.others.clear()
+    relay.give_back(channel.recover())
 
 
 def recovered(relay: Relay, number: int, _data: bytes, _item: Item) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Making a connection to a broker or door: TCP, then what must come before everything else, then TLS.
+"""Making a connection to a broker or door: TCP, then what must come before everything else, then TLS; and whether the other side has left it.
 
 Rules:
 - The protocol gets `connection_made` once, with the transport that it is to use, and nothing that came before.
@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -57,6 +58,16 @@ async def connect(address: Address, protocol: asyncio.Protocol, ends: tuple[End,
     if secured is None:
         raise ConnectionResetError(f"{address.host}:{address.port} hung up in the TLS handshake")
     protocol.connection_made(secured)
+
+
+def hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the other side has closed its end. What it sent before may not have been read: a loop that does not read does not notice."""
+    connected = transport.get_extra_info("socket")
+    if connected is None or connected.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(connected.fileno(), select.POLLRDHUP)  # an error or the end of both directions is told in any case
+    return bool(poll.poll(0))
 
 
 async def _look_up(host: str, port: int) -> list[str]:

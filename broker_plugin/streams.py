@@ -452,14 +452,14 @@ class Streams:
         joiner: wire.Joiner[dict[str, Any]] = wire.Joiner()
         queue = self.log_queue
         channel = await self._need(self._connection).channel(on_close=lambda error: arrived.put_nowait(error or _not_read(queue)))
-        await channel.qos(prefetch)
-        await channel.consume(
-            queue,
-            lambda tag, _redelivered, _exchange, _key, header, body: arrived.put_nowait((tag, header, body)),
-            arguments={OFFSET: start},
-            on_cancel=lambda _tag: arrived.put_nowait(_not_read(queue)),
-        )
         try:
+            await channel.qos(prefetch)
+            await channel.consume(
+                queue,
+                lambda tag, _redelivered, _exchange, _key, header, body: arrived.put_nowait((tag, header, body)),
+                arguments={OFFSET: start},
+                on_cancel=lambda _tag: arrived.put_nowait(_not_read(queue)),
+            )
             while True:
                 try:
                     async with asyncio.timeout(silence_s):

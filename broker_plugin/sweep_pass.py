@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lrq_ha.replication.filter import QueueFilter, Verdict
+from lrq_ha.replication.queue_filter import QueueFilter, Verdict
 from lrq_ha.replication.visits import Deaths, origin_of
 
 from .client import Channel, has_a_free_way_back
@@ -35,13 +35,21 @@ class Removed(NamedTuple):
 
 
 class Pass:
-    """One pass over a queue: decides on each delivery as it comes."""
+    """One pass over a queue: decides on each delivery as it comes. `waiting`: of what `tally` speaks of, what waits for room in the queue."""
 
     def __init__(
-        self, target: QueueFilter, channel: Channel, replica: Replica, event: asyncio.Event, stopping: Callable[[], bool], tally: Tally | None
+        self,
+        target: QueueFilter,
+        channel: Channel,
+        replica: Replica,
+        event: asyncio.Event,
+        stopping: Callable[[], bool],
+        tally: Tally | None,
+        waiting: list[int],
     ) -> None:
         self.target = target
         self.tally = tally
+        self.excess_waits = False  # some of what is too many is not in the queue yet
         self.channel = channel
         self.tag = ""
         self.met = 0
@@ -52,13 +60,14 @@ class Pass:
         self.rejects = False
         self.newest = EVERYTHING  # of what may have been there when it was asked how much there is
         self.overtaken = False  # something younger came before it: by its priority
+        self._waiting = set(waiting)
         self._replica = replica
         self._event = event
         self._stopping = stopping
         self._removed: list[Removed] = []
         self._acks: list[int] = []
         self._rejects: list[int] = []
-        self._stay: list[tuple[int, int]] = []  # (delivery tag, sequence) of copies that the tally speaks of
+        self._stay: dict[tuple[int, Deaths], int] = {}  # delivery tags of copies that the tally speaks of; a second one of them is not one too many
         self._kept_first = 0  # delivery tag of the first that is kept; 0: none
         self.undecided: set[tuple[int, str]] = set()  # copies that are kept, as an operation on them is not safe yet, or too early
 
@@ -84,7 +93,7 @@ class Pass:
                 self.target.met(sequence, generation, path)
             tally = self.tally
             if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
-                self._stay.append((tag, sequence))
+                self._stay.setdefault((sequence, path), tag)
             return
         self._removed.append(Removed(tag, sequence, generation, path))
 
@@ -137,11 +146,16 @@ class Pass:
         """Rejects what is too many of what is held; returns how many that were. Called when the window is full, or the queue was seen to its end."""
         if self.tally is None or self.is_cancelled:
             return 0
-        excess = sorted(self.tally.excess(sequence for _, sequence in self._stay))
-        left = await in_steps(self.channel, [self._stay[index][0] for index in excess], self.channel.reject, self._stopping)
-        excess = excess[: len(excess) - len(left)]
-        gone = set(excess)
-        self._stay = [copy for index, copy in enumerate(self._stay) if index not in gone]
+        stay = list(self._stay)
+        here = [sequence for sequence, _ in stay]
+        self._waiting -= set(here)  # what was tried again has come in
+        found = sorted(self.tally.excess([*here, *sorted(self._waiting)]))
+        excess = [stay[index] for index in found if index < len(stay)]
+        self.excess_waits = len(excess) < len(found)
+        left = await in_steps(self.channel, [self._stay[copy] for copy in excess], self.channel.reject, self._stopping)
+        gone = excess[: len(excess) - len(left)]
+        for copy in gone:
+            del self._stay[copy]
         self.kept -= len(gone)
         if gone:
             log.info(

@@ -9,7 +9,8 @@ Rules:
   is no larger than the queue, and what leaves a shallow queue leaves it when all is here; and no smaller than what a quorum queue was given back
   before. Where a message of higher priority came in meanwhile, another was not met, and nothing is concluded from that.
 - Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
-- What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone.
+- What a TALLY of the primary shows to be too many is rejected (`tallying`), when everything else that is due has gone. What waits for room in the
+  queue counts with what is in it: that may be full of just what is too many. A tally is kept until what is too many has come in and gone.
 - Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back; that
   it is empty is believed only where it says so itself (`is_empty`).
 - One consumer per queue: while it is there, the `Keeper` is not; and it comes when what the sidecar before it had left there is gone.
@@ -30,7 +31,7 @@ from enum import Enum
 from typing import Any
 
 from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.filter import QueueFilter
+from lrq_ha.replication.queue_filter import QueueFilter, Verdict
 
 from . import topology
 from .channels import QueueKey
@@ -194,11 +195,14 @@ class Sweeper:
         """The queues to look at, and which of them were kicked. These wait for one other at most: somebody waits for them.
 
         Suspects come when nothing else does: after a restart there may be ten thousand, and what is consumed meanwhile does not wait for all of them.
+        Nor does it wait for the end of a round that has none, as somebody kicks one queue all the time (a full one).
         """
         suspects = deque(self._suspects)
         others = self._pressing()
         looked = time.monotonic()
         while others or suspects or self._kicked:
+            if time.monotonic() >= looked + self._interval_s:
+                others, looked = others | self._pressing(), time.monotonic()
             for key in self._take_kicked():
                 others.pop(key, None)
                 yield key, True
@@ -208,8 +212,6 @@ class Sweeper:
                 yield key, False
             elif suspects:
                 yield suspects.popleft(), False
-                if time.monotonic() >= looked + self._interval_s:
-                    others, looked = self._pressing(), time.monotonic()
 
     def _take_kicked(self) -> set[QueueKey]:
         kicked, self._kicked = self._kicked, set()
@@ -247,13 +249,14 @@ class Sweeper:
         return True
 
     async def _consider(self, target: QueueFilter, kicked: bool) -> None:
-        key = target.key
-        # Behind an entry that a full queue refuses, others are applied all the same.
-        upto = EVERYTHING if kicked or self._replica.progress.parked else self._replica.progress.tracker.applied
+        key, progress = target.key, self._replica.progress
+        upto = progress.tracker.applied
+        if kicked or progress.parked:  # behind an entry that a full queue refuses, others are applied all the same
+            upto = max(upto, self._replica.reached())
         # A full queue is gone through at once: older copies may be what fills it, and keep out what is published again.
         whole_from = self._suspects.get(key)
-        whole = whole_from is not None and (kicked or self._replica.progress.tracker.applied >= whole_from)
-        tally = self._replica.index.tallies.pending(key, self._replica.progress.tracker.applied)
+        whole = whole_from is not None and (kicked or progress.tracker.applied >= whole_from)
+        tally = self._replica.index.tallies.pending(key, progress.written)
         pressing = bool(target.due(upto)) or tally is not None
         if not pressing and not whole:
             for known in (self._back_off, self._taken, self._given_up):
@@ -270,13 +273,13 @@ class Sweeper:
             if tally is not None:
                 self._replica.index.tallies.done(key, tally)
             return
-        end = _End.STUCK
+        end, acted = _End.STUCK, False
         if worth:
             window = max(self._window, self._given_back.least_window(key)) if self._is_quorum(key) else self._window
-            end = await self._pass(target, upto, window, whole, tally)
+            end, acted = await self._pass(target, upto, window, whole, tally)
             if end is _End.FULL and window < WIDE_WINDOW_MESSAGES and not self._stopping:
-                end = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
-        if tally is not None and end is not _End.STUCK and not self._stopping:
+                end, acted = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
+        if tally is not None and acted:
             self._replica.index.tallies.done(key, tally)
         if end is _End.FULL:
             self._given_up[key] = began
@@ -319,7 +322,21 @@ class Sweeper:
             return not limited  # the pass finds out
         finally:
             await channel.close()
-        return ready <= due if limited else tally is not None and ready > tally.messages
+        if limited:
+            return ready <= self._there(target, upto)
+        return tally is not None and ready + len(self._waiting(target, tally)) > tally.messages
+
+    def _waiting(self, target: QueueFilter, tally: Tally) -> list[int]:
+        """The copies of which a tally speaks that wait for room in its queue, and that nobody has taken out of the log since."""
+        newest = self._replica.index.generations.newest
+        found = ((sequence, by_name) for sequence, by_name in self._replica.progress.waits_for_room(target.key) if sequence <= tally.upto)
+        return [
+            sequence for sequence, by_name in found if (by_name or not tally.messages) and target.verdict(sequence, newest) is Verdict.GIVE
+        ]
+
+    def _there(self, target: QueueFilter, upto: int) -> int:
+        """How many of those that are due can be in the queue: what waits for room may wait for it in this one."""
+        return target.due(upto, self._replica.progress.parked)
 
     def _uses_up_a_limit(self, connection: Connection, key: QueueKey) -> bool:
         """Whether what is given back to a queue may not come back for ever."""
@@ -331,18 +348,20 @@ class Sweeper:
     def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
         return topology.queue_arguments(self._replica.declared.declarations.get(key, b""))
 
-    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
+    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
+        """Goes through a queue once. Returns why that ended, and whether all was done that its tally asks for."""
         async with self._keeper.away_from(target.key):
             return await self._pass_alone(target, upto, window, whole, tally)
 
-    async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> _End:
+    async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
         vhost, queue = target.key
         if target.has_dead_letters and (wait_s := self._rejected_at.get(vhost, 0.0) + ARRIVED_S - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)  # whoever looks before they have arrived takes them for gone
-        expected = target.start_pass(self._replica.progress.tracker.applied)
+        expected = target.start_pass(self._replica.progress.written, self._replica.progress.parked)
+        waiting = self._waiting(target, tally) if tally is not None else []
         connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()
-        sweep = self._under_way = Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally)
+        sweep = self._under_way = Pass(target, channel, self._replica, self._event, lambda: self._stopping, tally, waiting)
         try:
             end = await self._go_through(sweep, upto, window, whole)
             # What was given back stands behind what was rejected, and has come back by now. Whoever took some of it would change its order.
@@ -356,7 +375,7 @@ class Sweeper:
             missed = target.end_pass(expected, sweep.undecided)
             if missed:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
-        return end
+        return end, end is not _End.STUCK and not (sweep.excess_waits or self._stopping)
 
     async def _go_through(self, sweep: Pass, upto: int, window: int, whole: bool) -> _End:
         channel, target = sweep.channel, sweep.target
@@ -365,6 +384,8 @@ class Sweeper:
         try:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
             sweep.newest = self._replica.barrier.published_upto
+            if self._uses_up_a_limit(channel.connection, target.key) and ready > self._there(target, upto):
+                return end  # more has come since it was found worth it
             if not self._is_taken(target.key, consumers):
                 end = await self._sweep(sweep, queue, upto, window, whole, ready)
                 await sweep.leave()

@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.filter import QueueKey
 from lrq_ha.replication.positions import RangeSet
+from lrq_ha.replication.queue_filter import QueueKey
 from lrq_ha.replication.visits import Deaths
 
 EMPTY_KEPT = 8  # tallies of a queue without messages that are remembered

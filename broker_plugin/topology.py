@@ -37,6 +37,7 @@ from .frames import (
     QUEUE_UNBIND,
 )
 from .headers import field
+from .parking import ALONE
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -142,9 +143,7 @@ def _replicate(
 ) -> Replicate:
     """`resolved`: arguments that are added; `without`: flags that go."""
     names, nowait, kept = _LAYOUT[kind]
-    at = 6
-    for _ in range(names):
-        at += 1 + payload[at]
+    at = frames.behind_names(payload, names)
     head, flags, tail = payload[:at], payload[at : at + 1], payload[at + 1 :]
     if queue:
         name, others = building.short_string(queue), payload[7 + payload[6] : at]
@@ -386,6 +385,8 @@ def _otherwise(relay: Relay, queue: str, known: bytes, asked: Level | None, unus
 
 
 def _exchange_declare(relay: Relay, payload: bytes, method: Any) -> Action:
+    if method.exchange.startswith(ALONE) and not method.passive:
+        return Refuse(403, f"ACCESS_REFUSED - exchanges whose names begin with '{ALONE}' are each node's own")
     if method.passive or method.exchange.startswith("amq.") or not relay.replica.declared.replicates_exchange(method.exchange):
         return PassOn()
     if why := NOT_REPLICATED.get(method.exchange_type):

@@ -104,13 +104,13 @@ def commit(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
 async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes) -> None:
     def in_earnest() -> None:
         if channel.closing or relay.fenced:
-            return  # what it had settled has gone back, or will
+            return  # what it settles has gone back, or will
         if tx.gaps and not relay.replica.index.dedup.may_leave(relay.producer_key, tx.gaps, relay.door.config.id_bytes_max):
             closing.refuse(relay, channel, settling.PRECONDITION_FAILED, publishing.GAPS, frames.TX_COMMIT)
             return
         commit = Commit()
-        channel.give_back(tx)
         channel.tx, channel.committing = None, commit
+        settling.commit_unseen(relay, channel)
         data = b"".join(tx.frames)
         relay.from_client.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
         channel.tx, channel.committing = tx.over(), None
@@ -137,7 +137,6 @@ async def _commit_when_rehearsed(relay: Relay, channel: Channel, tx: Transaction
 def rollback(relay: Relay, channel: Channel, _kind: int, payload: bytes) -> None:
     """tx.rollback."""
     if channel.tx is not None:
-        channel.give_back(channel.tx)
         channel.rollbacks.append(True)
         channel.tx = channel.tx.over()
     relay.outbox.put(building.frame(METHOD, at_broker(channel), payload))
@@ -177,7 +176,7 @@ def commit_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | Non
     for first, run in commit.runs:
         publishing.took(relay, channel, first, len(run.enqueues.lengths), run.enqueues.producer)
         if relay.watch is not None:
-            relay.watch.answered([Settled(0, len(run.enqueues.lengths), first, "", 0)], True)
+            relay.watch.answered(channel.number, [Settled(0, len(run.enqueues.lengths), first, "", 0)], True)
     if not channel.unanswered:
         closing.settled(relay, channel)
     if commit.own:

@@ -35,7 +35,6 @@ class Moving:
     consumes: bool = True
     publishes: bool = True
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    _routing: tuple[int, reaching.Routing] | None = None
 
     def reached_by(self, relay: Relay, method: bytes, header: bytes) -> bool:
         """Whether a publish may reach it."""
@@ -45,10 +44,8 @@ class Moving:
         more = routes_on(header)
         if not route.exchange:
             return more or route.routing_key == self.key[1]
-        definitions = relay.replica.declared.definitions
-        if self._routing is None or self._routing[0] != definitions.version:
-            self._routing = (definitions.version, reaching.Routing(definitions, self.key[0]))
-        return self.key[1] in self._routing[1].queues(route.exchange, None if more else route.routing_key)
+        ways = reaching.routing(relay.replica.declared.definitions, self.key[0])
+        return self.key[1] in ways.queues(route.exchange, None if more else route.routing_key)
 
 
 class AllPublishes(Moving):
@@ -64,17 +61,18 @@ class AllPublishes(Moving):
 
 
 def first_that_waits(relay: Relay, data: bytes, items: list[Item], at: int) -> tuple[int, Moving | None]:
-    """The first publish, of those from items[at] on that follow each other, that has to wait, and for what; else the end of the items."""
-    if relay.channel(items[at][1]).tx is None:
-        moving = relay.replica.moving.values()
-        for index in range(at, len(items)):
-            kind, _, start, end, header, header_end, stop = items[index]
-            if kind != BASIC_PUBLISH or not stop:
-                break
-            for one in moving:
-                if one.reached_by(relay, bytes(data[start:end]), bytes(data[header:header_end])):
-                    return index, one
-    return len(items), None
+    """The first publish, of those of a channel that follow each other from items[at] on, that has to wait, and for what; else where they end."""
+    number, total = items[at][1], len(items)
+    moving = () if relay.channel(number).tx is not None else relay.replica.moving.values()
+    while at < total:
+        kind, same, start, end, header, header_end, stop = items[at]
+        if kind != BASIC_PUBLISH or not stop or same != number:
+            break
+        for one in moving:
+            if one.reached_by(relay, bytes(data[start:end]), bytes(data[header:header_end])):
+                return at, one
+        at += 1
+    return at, None
 
 
 def waits_for(relay: Relay, channel: Channel, kind: int, payload: bytes) -> Moving | None:

@@ -228,12 +228,13 @@ def encode_control(sender: int, group: str, message: Message) -> bytes:
             control.lead.CopyFrom(pb.Lead(epoch=epoch, in_set=in_set, log=_log_to_pb(log)))
         case Following(epoch, start, diverged, log):
             control.following.CopyFrom(pb.Following(epoch=epoch, start=start, diverged=diverged, log=_log_to_pb(log)))
-        case Heartbeat(epoch, safe, end, applied):
-            control.heartbeat.CopyFrom(pb.Heartbeat(epoch=epoch, safe=safe, end=end, applied=applied))
+        case Heartbeat(epoch, safe, end, applied, arriving):
+            control.heartbeat.CopyFrom(pb.Heartbeat(epoch=epoch, safe=safe, end=end, applied=applied, arriving=arriving))
         case Superseded(top):
             control.superseded.top = top
-        case Handover(epoch, end, clean):
-            control.handover.CopyFrom(pb.Handover(epoch=epoch, end=end, clean=clean))
+        case Handover(epoch, end, given):
+            flat = [sequence for span in given or () for sequence in span]
+            control.handover.CopyFrom(pb.Handover(epoch=epoch, end=end, clean=given == (), given=flat))
     return control.SerializeToString()
 
 
@@ -263,11 +264,13 @@ def decode_control(body: bytes, group: str) -> tuple[int, Message]:
             message = Following(f.epoch, f.start, f.diverged, _log_from_pb(f.log))
         case "heartbeat":
             b = control.heartbeat
-            message = Heartbeat(b.epoch, b.safe, b.end, b.applied)
+            message = Heartbeat(b.epoch, b.safe, b.end, b.applied, b.arriving)
         case "superseded":
             message = Superseded(control.superseded.top)
         case "handover":
-            message = Handover(control.handover.epoch, control.handover.end, control.handover.clean)
+            told = control.handover
+            given = tuple(zip(told.given[::2], told.given[1::2])) or (() if told.clean else None)
+            message = Handover(told.epoch, told.end, given)
         case _:
             raise MalformedInput("a control message of an unknown kind")
     return control.sender, message

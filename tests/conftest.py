@@ -37,8 +37,19 @@ _FIXTURES = {*_SHARED, "new_lab"}
 _REAL = ("broker", "docker", "spark")
 
 
+#: What is asked for by these takes as long as it takes; the limit on a whole run is for one that stands still.
+_TAKES_LONG = ("LRQ_ACCEPTANCE", "LRQ_FAULT_HOURS", "LRQ_FAULT_ROUNDS", "LRQ_FUZZ", "LRQ_FUZZ_DOOR", "LRQ_QUEUES", "LRQ_SEEDS")
+_YEAR_S = 365.0 * 86_400
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", action="append", metavar="VERSION", help="test with this RabbitMQ only, as 3.10; may be repeated")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.session_timeout is None and any(os.environ.get(name) for name in _TAKES_LONG):
+        config.option.session_timeout = _YEAR_S
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

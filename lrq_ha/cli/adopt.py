@@ -33,6 +33,8 @@ from broker_plugin.client import Channel, Connection, has_a_free_way_back
 from broker_plugin.client_errors import Address, ChannelClosed
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.headers import COUNTS, cut, keeps_its_ways, position
+from broker_plugin.parking import ALONE
+from broker_plugin.sweep_pass import in_steps
 from lrq_ha.replication import levels
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
@@ -124,7 +126,8 @@ def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_De
 
 def _of(vhost: str, found: dict[str, list[dict[str, Any]]]) -> _Definitions:
     exchanges, queues, bindings = ([each for each in found[kind] if each["vhost"] == vhost] for kind in ("exchanges", "queues", "bindings"))
-    exchanges = [e for e in exchanges if not e["name"].startswith("amq.")]
+    exchanges = [e for e in exchanges if not e["name"].startswith(("amq.", ALONE))]
+    bindings = [b for b in bindings if not b["source"].startswith(ALONE)]
     queues = [q for q in queues if not q["auto_delete"] and not q["name"].startswith("amq.")]
     exchange_names, queue_names = {e["name"] for e in exchanges}, {q["name"] for q in queues}
     definitions = _Definitions(vhost, exchanges, queues, [], [], [], [policy for policy in found["policies"] if policy["vhost"] == vhost])
@@ -291,6 +294,8 @@ class _Pass:
         self._adopted = 0
         self._held = 0  # that had a position: given back at the end
         self._obstacle = ""  # why not everything was seen
+        self._unanswered: set[int] = set()  # publish tags
+        self._refused: set[int] = set()
 
     def told(self) -> str:
         """How it went."""
@@ -303,7 +308,7 @@ class _Pass:
 
     async def run(self) -> bool:
         """Returns whether it has seen everything that it is to see. Raises LrqError if the broker refuses a message; it stays where it was."""
-        writer = await self._connection.channel()
+        writer = await self._connection.channel(on_confirm=self._answered)
         await writer.confirm_select()
         try:
             while not self._obstacle and not await self._is_over():
@@ -388,16 +393,37 @@ class _Pass:
         if self._dies_by_key and not all(keeps_its_ways(self._queue, key, header) for _, _, key, header, _ in new):
             self._obstacle = BY_KEY
             return
-        refused = writer.refused
-        for _, _, _, header, body in new:
-            for key in NOT_ADOPTED:
-                header = cut(header, key)
-            writer.publish_content("", self._queue, header, body)
-        await writer.confirmed()
-        if writer.refused > refused:
+        published: dict[int, Delivered] = {}
+        try:
+            for delivered in new:
+                header = delivered[3]
+                for key in NOT_ADOPTED:
+                    header = cut(header, key)
+                tag = writer.publish_content("", self._queue, header, delivered[4])
+                self._unanswered.add(tag)
+                published[tag] = delivered
+            await writer.confirmed()
+        except ChannelClosed:
+            await self._let_go(published)
+            raise
+        if self._refused:
+            await self._let_go(published)
             raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")
         for reader, tag, *_ in new:
             reader.ack(tag)
         self._adopted += len(new)
         self._held += len(window) - len(new)
         self._room -= len(window) - len(new)
+
+    def _answered(self, tag: int, multiple: bool, ok: bool) -> None:
+        """The broker has confirmed or refused publishes."""
+        tags = {each for each in self._unanswered if each <= tag} if multiple else {tag}
+        self._unanswered -= tags
+        if not ok:
+            self._refused |= tags
+
+    async def _let_go(self, published: dict[int, Delivered]) -> None:
+        """Acknowledges what was confirmed of a window that was not taken as a whole: the next run would adopt it once more."""
+        taken = [delivered for tag, delivered in published.items() if tag not in self._unanswered and tag not in self._refused]
+        for reader in self._readers:
+            await in_steps(reader, [tag for its, tag, *_ in taken if its is reader], reader.ack)

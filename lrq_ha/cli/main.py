@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha import __version__, demo
-from lrq_ha.cli import adopt, lab, nodes, orders, sidecar, tails
+from lrq_ha.cli import adopt, lab, nodes, orders, republish, sidecar, tails
 from lrq_ha.replication.errors import LrqError
 
 EXIT_FAILED = 1
@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     nodes.add_parser(subparsers)
     orders.add_parser(subparsers)
     tails.add_parser(subparsers)
+    republish.add_parser(subparsers)
     adopt.add_parser(subparsers)
     lab.add_parser(subparsers)
     demo.add_parser(subparsers)

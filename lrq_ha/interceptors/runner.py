@@ -4,7 +4,7 @@ Rules:
 - Nothing that an interceptor does reaches a client: what it raises is counted and its kind and place are logged (not its text, which may hold what
   came from a client), and after `errors_max` failures in a row of one of its methods it is switched off, which is told.
 - Events go through a buffer to a thread of the interceptor's own. Only `routing` of one that refuses is called where it happens; there a call
-  that takes longer than SLOW_S is a failure, too.
+  that takes longer than SLOW_S is a failure, too, and one that has not returned after HANGS_S is ended.
 - A buffer that is full either drops events (`on_overflow = "drop"`: counted and told) or holds up clients ("wait"), but not for ever: an
   interceptor that finishes no event for `wait_max_s` is switched off.
 """
@@ -23,6 +23,7 @@ from typing import Any, Literal
 from lrq_ha.replication.errors import place
 
 from .events import Event, Interceptor, Point, Routing
+from .hanging import HANGS_S, Hangs
 
 log = logging.getLogger("lrq_ha.interceptors")
 
@@ -86,6 +87,7 @@ class Runner:
         self._lock = threading.Lock()  # of the number below, which two threads change
         self._bytes = 0
         self._asking, self._telling = _Side(), _Side()
+        self._asked_at = 0.0  # when the call of `ask` that is under way began (perf_counter); 0: none is
         self._moved_at = 0.0
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
         self._thread = threading.Thread(target=self._run, name=f"interceptor-{name}", daemon=True)
@@ -109,9 +111,17 @@ class Runner:
             return None
         began = time.perf_counter()
         try:
-            answer = self._interceptor.routing(event)
+            try:
+                self._asked_at = began
+                answer = self._interceptor.routing(event)
+            finally:
+                self._asked_at = 0.0
             if answer is not None and not isinstance(answer, str):
                 raise TypeError
+        except Hangs:
+            self._asked_at = 0.0  # it may have come just before the line above
+            self._failed(self._asking, "slow", Point.ROUTING.value, f"had not returned after {HANGS_S:g} s, and was ended: all clients waited")
+            return None
         except BaseException as error:
             self._failed(self._asking, "errors", Point.ROUTING.value, place(error))
             return None
@@ -124,6 +134,13 @@ class Runner:
         if answer is not None:
             self._asking.counters["refused"] += 1
         return answer
+
+    def end_what_hangs(self) -> None:
+        """Called while a call of `ask` is under way, or not. Raises Hangs, in that call, if it takes too long."""
+        now = time.perf_counter()
+        if self._asked_at and now - self._asked_at > HANGS_S:
+            self._asked_at = now  # once more after as long, if it swallows this
+            raise Hangs
 
     def put(self, point: Point, event: Any) -> None:
         """Tells an event. Never waits."""

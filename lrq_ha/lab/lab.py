@@ -113,7 +113,7 @@ class Lab:
         self._sites = {group: list(sites.get(group, ())) if sites is not None else [other for other in groups if other != group]
                        for group in groups}
         self._installation = brokers.find(broker)
-        self._temporary = directory is None
+        self._temporary = self._claimed = directory is None
         self.directory = (directory or Path(tempfile.mkdtemp(prefix="lrq-lab-"))).absolute()
         self._brokers_only, self._vhosts, self._plugins = brokers_only, vhosts, plugins
         self._tls, self._proxied, self._door = tls, proxy_protocol, dict(door or {})
@@ -143,6 +143,7 @@ class Lab:
         lab = cls.__new__(cls)
         lab._groups = {group: len(entry["nodes"]) for group, entry in groups.items()}
         lab.directory, lab._temporary, lab._keeper, lab._plans, lab._ports = directory.absolute(), False, None, {}, None
+        lab._claimed = True
         lab.authority, lab.ca, lab._proxied = None, Path(ca) if ca else None, False
         lab._write_lock = threading.Lock()
         lab._primaries = {group: entry["primary"] for group, entry in groups.items()}
@@ -198,6 +199,7 @@ class Lab:
         if self._plans:
             return
         _claim(self.directory)
+        self._claimed = True
         self._ports = ports = free_ports()
         epmd_port = next(ports)
         letters = [group[0] for group in self._groups]
@@ -228,7 +230,10 @@ class Lab:
         return replace(plan, tls_port=next(ports), ca=self.ca, certificate=certificate, key=key)
 
     def down(self) -> None:
-        """Kills every process of the lab and deletes the brokers' data; logs and configurations stay. Nothing happens if it is down."""
+        """Kills every process of the lab and deletes the brokers' data; logs and configurations stay. Nothing happens if it is down.
+
+        Another lab may run in the folder where this one was refused: that one stays.
+        """
         if self._keeper is not None:
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
@@ -236,7 +241,7 @@ class Lab:
             if self._keeper.stdout is not None:
                 self._keeper.stdout.close()
             self._keeper = None
-        else:
+        elif self._claimed:
             try:
                 self._ask(do="end")
             except NoLab:
@@ -254,8 +259,9 @@ class Lab:
             self._keeper.wait()
 
     def remove(self) -> None:
-        """Deletes the lab's folder, logs and all; call it after `down`."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Deletes the lab's folder, logs and all, if it is the lab's; call it after `down`."""
+        if self._claimed:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     # -- faults
 

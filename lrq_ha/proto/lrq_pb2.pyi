@@ -636,16 +636,18 @@ class Following(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., diverged: _Optional[bool] = ..., log: _Optional[_Union[LogState, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "safe", "end", "applied")
+    __slots__ = ("epoch", "safe", "end", "applied", "arriving")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAFE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     safe: int
     end: int
     applied: int
-    def __init__(self, epoch: _Optional[int] = ..., safe: _Optional[int] = ..., end: _Optional[int] = ..., applied: _Optional[int] = ...) -> None: ...
+    arriving: int
+    def __init__(self, epoch: _Optional[int] = ..., safe: _Optional[int] = ..., end: _Optional[int] = ..., applied: _Optional[int] = ..., arriving: _Optional[int] = ...) -> None: ...
 
 class Superseded(_message.Message):
     __slots__ = ("top",)
@@ -654,11 +656,13 @@ class Superseded(_message.Message):
     def __init__(self, top: _Optional[int] = ...) -> None: ...
 
 class Handover(_message.Message):
-    __slots__ = ("epoch", "end", "clean")
+    __slots__ = ("epoch", "end", "clean", "given")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CLEAN_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     end: int
     clean: bool
-    def __init__(self, epoch: _Optional[int] = ..., end: _Optional[int] = ..., clean: _Optional[bool] = ...) -> None: ...
+    given: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., end: _Optional[int] = ..., clean: _Optional[bool] = ..., given: _Optional[_Iterable[int]] = ...) -> None: ...

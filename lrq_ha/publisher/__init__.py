@@ -57,5 +57,5 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "aiormq":
             raise
-        raise ImportError("AsyncPublisher needs aio-pika and its aiormq: pip install 'lrq-ha[async]'") from error
+        raise ImportError("AsyncPublisher needs aio-pika and its aiormq: pip install 'CHECKOUT[async]' (the path of lrq-ha's checkout)") from error
     return AsyncPublisher

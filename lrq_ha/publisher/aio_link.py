@@ -47,11 +47,10 @@ from lrq_ha.publisher.wire import (
     QUERY_CHANNEL,
     WRITE_BYTES_MAX,
     Outgoing,
-    last_sequence,
     sequence_of,
     writes,
 )
-from lrq_ha.routing.names import producer_queue
+from lrq_ha.routing.names import last_sequence, producer_queue
 
 _LOG = logging.getLogger(__name__)
 

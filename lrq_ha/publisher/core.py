@@ -32,7 +32,7 @@ from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, WaitTimeout, Win
 from lrq_ha.publisher.messages import LOG_PRODUCER_SUFFIX, MESSAGE_BYTES_MAX, LogEntries
 from lrq_ha.publisher.nodes import Addresses
 from lrq_ha.publisher.window import Settled, Window
-from lrq_ha.publisher.wire import Outgoing, message_frames, with_id
+from lrq_ha.publisher.wire import Outgoing, message_frames
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.routing import names
 from lrq_ha.routing.chain import TRANSMISSION_BYTES_MAX
@@ -218,8 +218,9 @@ class BasePublisher(ABC, Generic[C]):
         replication_id = lane.window.next_id()
         content = draft.body(replication_id)
         messages.checked_size("The message", len(content), self._bytes_max(draft))
-        properties = with_id(draft.properties, replication_id)
-        frames = message_frames(draft.exchange, draft.routing_key, len(content), properties, mandatory=draft.mandatory)
+        frames = message_frames(
+            draft.exchange, draft.routing_key, len(content), draft.properties, replication_id, mandatory=draft.mandatory
+        )
         messages.checked_size("The message's header", len(frames), HEADER_BYTES_MAX)
         outgoing = Outgoing(frames, content, self._new_confirm(replication_id, lane.no_primary))
         lane.window.add(outgoing.size_bytes, outgoing)

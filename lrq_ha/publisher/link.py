@@ -44,11 +44,10 @@ from lrq_ha.publisher.wire import (
     QUERY_CHANNEL,
     WRITE_BYTES_MAX,
     Outgoing,
-    last_sequence,
     sequence_of,
     writes,
 )
-from lrq_ha.routing.names import producer_queue
+from lrq_ha.routing.names import last_sequence, producer_queue
 
 _LOG = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ class Link:
     def __init__(
         self,
         loop: Any,
-        lock: threading.Condition,
+        lock: threading.Lock,
         lane: Lane[Confirm],
         nodes: Sequence[pika.URLParameters],
         learn: Sequence[Window[Outgoing[Confirm]]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ LOG_PRODUCER_SUFFIX: Final = ".lrq"
 
 PRODUCER_CHARACTERS_MAX: Final = 64
 SHORT_STRING_BYTES_MAX: Final = 255
+SHORT_STRING_RULE: Final = f"It must be a str of at most {SHORT_STRING_BYTES_MAX} bytes in UTF-8, without lone surrogates"
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 _PRODUCER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.\-]{{0,{PRODUCER_CHARACTERS_MAX - 1}}}")
@@ -47,9 +49,10 @@ def checked_producer(name: object) -> str:
 
 def checked_short_string(what: str, value: object) -> str:
     """An AMQP short string: at most 255 bytes of UTF-8."""
-    if not isinstance(value, str) or len(value.encode()) > SHORT_STRING_BYTES_MAX:
-        raise InvalidArgument(f"{what} is {value!r:.80}", todo=f"It must be a str of at most {SHORT_STRING_BYTES_MAX} bytes")
-    return value
+    with suppress(UnicodeEncodeError):
+        if isinstance(value, str) and len(value.encode()) <= SHORT_STRING_BYTES_MAX:
+            return value
+    raise InvalidArgument(f"{what} is {value!r:.80}", todo=SHORT_STRING_RULE)
 
 
 def checked_bytes(what: str, value: object) -> bytes:

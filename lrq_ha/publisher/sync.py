@@ -2,6 +2,9 @@
 
 Rules:
  - `publish` gives the replication ID, puts the message in the window and wakes the I/O thread: it waits only for room.
+ - Whoever waits for room in a window stands in line (`_turns`): a large message is not overtaken for ever by small ones. Who makes room sends
+   what is in line, so that nobody who comes then has to wait for those threads to wake up. Who cannot wait (the I/O thread, in a callback) or
+   need not (statuses) goes past the line.
  - One lock guards both windows. Confirms are settled under it, so that whoever finds a window settled finds its Confirms done; callbacks
    run after that, on the I/O thread.
 """
@@ -10,8 +13,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,6 +39,15 @@ from lrq_ha.routing import names
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """Somebody who waits for room. `outcome` is what becomes of the draft when it has come: a Confirm, or why it cannot be sent."""
+
+    draft: Draft[Confirm]
+    come: threading.Condition
+    outcome: Confirm | Exception | None = None
+
+
 class Publisher(BasePublisher[Confirm]):
     """Publishes to whichever node of a group is primary, each message once, in order, across failovers. Any thread may use it.
 
@@ -41,8 +55,10 @@ class Publisher(BasePublisher[Confirm]):
     """
 
     def _begin(self) -> None:
-        self._lock = threading.Condition(threading.Lock())
-        self._waiting = 0  # threads in self._lock.wait: settling notifies only if there are any
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0  # threads in self._changed.wait: settling notifies only if there are any
+        self._turns: dict[Lane[Confirm], deque[_Turn]] = {lane: deque() for lane in self._lanes}
         self._full_syncs: FullSyncs | None = None
         self._loop: Any = IOLoop()
         handlers = Handlers(self._ready, self._settle, self._fenced)
@@ -106,18 +122,50 @@ class Publisher(BasePublisher[Confirm]):
         self._announce(False)
         return self._put(draft)
 
-    def _put(self, draft: Draft[Confirm], *, wait: bool = True) -> Confirm:
+    def _put(self, draft: Draft[Confirm]) -> Confirm:
         with self._lock:
-            if wait and not self._has_room(draft):
-                self._wait(lambda: self._has_room(draft), self._publish_timeout_s)
-                if not self._has_room(draft):
-                    raise self._no_room(draft)
-            confirm = self._take(draft)
-            link = self._links[draft.lane]
-            if link.state is State.IDLE:
-                self._loop.add_callback_threadsafe(link.start)
-            else:
-                link.wake()
+            has_room = self._has_room(draft)
+            if has_room and not self._turns[draft.lane]:
+                return self._send(draft)
+            if threading.current_thread() is not self._thread:
+                return self._send_in_turn(draft)
+            if not has_room:
+                raise self._no_room(draft)
+            return self._send(draft)
+
+    def _send_in_turn(self, draft: Draft[Confirm]) -> Confirm:
+        turn, turns = _Turn(draft, threading.Condition(self._lock)), self._turns[draft.lane]
+        try:
+            turns.append(turn)  # within the try: the next thing may be a KeyboardInterrupt
+            outcome = turn.come.wait_for(lambda: turn.outcome, self._publish_timeout_s)
+            if outcome is None:
+                raise self._no_room(draft)
+        finally:
+            if turn.outcome is None:
+                turns.remove(turn)
+                self._next(turns)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _next(self, turns: deque[_Turn]) -> None:
+        """Sends what is in line as far as there is room, on whichever thread. Under the lock."""
+        while turns and self._has_room(turns[0].draft):
+            turn = turns.popleft()
+            try:
+                turn.outcome = self._send(turn.draft)
+            except Exception as error:
+                turn.outcome = error
+            turn.come.notify()
+
+    def _send(self, draft: Draft[Confirm]) -> Confirm:
+        """Under the lock."""
+        confirm = self._take(draft)
+        link = self._links[draft.lane]
+        if link.state is State.IDLE:
+            self._loop.add_callback_threadsafe(link.start)
+        else:
+            link.wake()
         return confirm
 
     # ---- full syncs
@@ -145,14 +193,16 @@ class Publisher(BasePublisher[Confirm]):
         self._loop.add_callback_threadsafe(begin)
 
     def _announce(self, provides: bool) -> None:
-        with self._lock:
+        with self._lock:  # from the decision on: what is announced last counts
             draft = self._announcement(provides)
-        if draft is not None:
-            self._put(draft, wait=False)
+            if draft is not None:
+                self._send(draft)
 
     def _send_status(self, body: bytes) -> Confirm:
         """Few and small, so they pass a full window: a provider can always say that it is through."""
-        return self._put(self._draft_status(body), wait=False)
+        draft = self._draft_status(body)
+        with self._lock:
+            return self._send(draft)
 
     # ---- waiting
 
@@ -184,7 +234,7 @@ class Publisher(BasePublisher[Confirm]):
             return
         self._waiting += 1
         try:
-            self._lock.wait_for(done, timeout_s)
+            self._changed.wait_for(done, timeout_s)
         finally:
             self._waiting -= 1
 
@@ -220,14 +270,16 @@ class Publisher(BasePublisher[Confirm]):
 
     def _ready(self) -> None:
         with self._lock:
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def _settle(self, event: Callable[[], list[Settled[Outgoing[Confirm]]]]) -> bool:
         with self._lock:
             settled = event()
             to_call = self._settled(settled)
             if self._waiting:
-                self._lock.notify_all()
+                self._changed.notify_all()
+            for turns in self._turns.values():
+                self._next(turns)
         for confirm in to_call:
             confirm.call_back()
         return bool(settled)
@@ -255,9 +307,9 @@ class Publisher(BasePublisher[Confirm]):
         """
         if not self._thread.is_alive():
             return
-        if self._full_syncs is not None:
-            self._full_syncs.close()
         try:
+            if self._full_syncs is not None:
+                self._full_syncs.close()
             self.flush(timeout_s)
         finally:
             self._shut_down(PublisherClosed("The publisher is closed"))
@@ -265,6 +317,8 @@ class Publisher(BasePublisher[Confirm]):
     def _shut_down(self, why: LrqError) -> None:
         with self._lock:
             self._failure = self._failure or why
+            for turns in self._turns.values():
+                self._next(turns)  # whoever stands in line hears it now
         links = list(self._links.values())
 
         def logged_out() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import reprlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -14,7 +15,8 @@ import pika
 import pika.frame
 import pika.spec
 
-from lrq_ha.publisher.messages import ID_HEADER, ID_SEPARATOR
+from lrq_ha.publisher.errors import InvalidArgument
+from lrq_ha.publisher.messages import ID_HEADER, ID_SEPARATOR, SHORT_STRING_BYTES_MAX, SHORT_STRING_RULE
 
 C = TypeVar("C")
 
@@ -33,6 +35,19 @@ NOT_FOUND: Final = 404
 HELD_S: Final = 5.0  # a login that lasted this long was a good one, even if nothing was sent
 CONSUME_RETRY_S: Final = 2.0
 CONSUME_PREFETCH: Final = 256
+
+_RULES: Final = {
+    "headers": "It must be a dict",
+    "delivery_mode": "It must be 1 (transient) or 2 (persistent)",
+    "priority": "It must be an int from 0 to 255",
+    "timestamp": "It must be an int, seconds since 1970",
+}
+"""What properties must be that are no short strings."""
+
+_HEADER_RULE: Final = (
+    f"Names of headers have at most {SHORT_STRING_BYTES_MAX} bytes in UTF-8; values are str, bytes, bool, int (64 bits), Decimal (32 bits), datetime,"
+    " None, or lists and dicts of these (a float goes as a str)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +70,49 @@ def _publish_frame(exchange: str, routing_key: str, mandatory: bool) -> bytes:
     return frame
 
 
-def message_frames(exchange: str, routing_key: str, body_bytes: int, properties: pika.BasicProperties, *, mandatory: bool) -> bytes:
-    """The method and header frames of a publish."""
-    header: bytes = pika.frame.Header(PUBLISH_CHANNEL, body_bytes, properties).marshal()
+def message_frames(
+    exchange: str, routing_key: str, body_bytes: int, properties: pika.BasicProperties | None, replication_id: str, *, mandatory: bool
+) -> bytes:
+    """The method and header frames of a publish that carries the ID. Raises InvalidArgument for properties that AMQP has no form for."""
+    try:
+        header = _header_frame(body_bytes, _with_id(properties, replication_id))
+    except MemoryError:
+        raise
+    except Exception as error:  # pika has a dozen kinds, failed asserts among them, and does not say which property it was
+        raise _unfit(properties, error) from error
     return _publish_frame(exchange, routing_key, mandatory) + header
 
 
-def with_id(properties: pika.BasicProperties | None, replication_id: str) -> pika.BasicProperties:
+def _header_frame(body_bytes: int, properties: pika.BasicProperties) -> bytes:
+    frame: bytes = pika.frame.Header(PUBLISH_CHANNEL, body_bytes, properties).marshal()
+    return frame
+
+
+def _unfit(properties: object, error: Exception) -> InvalidArgument:
+    """Says which of them it was: the first property, or header, that cannot be sent alone either."""
+    if not isinstance(properties, pika.BasicProperties):
+        return InvalidArgument(f"properties is a {type(properties).__name__}", todo="It must be pika.BasicProperties")
+    for said, name, value, rule in _each_alone(properties):
+        alone = pika.BasicProperties()
+        setattr(alone, name, value)
+        try:
+            _header_frame(0, alone)
+        except Exception:
+            return InvalidArgument(said, todo=rule)
+    return InvalidArgument(f"properties cannot be sent: {reprlib.repr(error)}")
+
+
+def _each_alone(properties: pika.BasicProperties) -> Iterator[tuple[str, str, object, str]]:
+    """In words, as name and value, and what it must be."""
+    for name, value in vars(properties).items():
+        if name == "headers" and isinstance(value, Mapping):
+            for key, header in value.items():
+                yield f"header {reprlib.repr(key)} is {reprlib.repr(header)}", name, {key: header}, _HEADER_RULE
+        else:
+            yield f"{name} is {reprlib.repr(value)}", name, value, _RULES.get(name, SHORT_STRING_RULE)
+
+
+def _with_id(properties: pika.BasicProperties | None, replication_id: str) -> pika.BasicProperties:
     """A copy that carries the ID, persistent unless they say otherwise."""
     if properties is None:
         return pika.BasicProperties(delivery_mode=PERSISTENT, headers={ID_HEADER: replication_id})
@@ -96,8 +147,3 @@ def writes(messages: Iterable[Outgoing[C]], frame_max: int) -> Iterator[bytes]:
                 parts, size = [], 0
     if parts:
         yield b"".join(parts)
-
-
-def last_sequence(message_count: int, consumer_count: int) -> int:
-    """The door's answer to the question for a producer: its last sequence, in the two counts of declare-ok (low and high 32 bits)."""
-    return message_count | consumer_count << 32

@@ -143,6 +143,13 @@ class AppliedTracker:
         """Whether entry `seq` is applied."""
         return seq <= self.applied or seq in self._above
 
+    def upto(self, others: RangeSet, known: int = 0) -> int:
+        """The greatest n up to which every entry is applied, or one of some others. `known`: it is no less than this."""
+        upto = max(known, self.applied)
+        while (after := others.contiguous_from(self._above.contiguous_from(upto + 1) + 1)) > upto:
+            upto = after
+        return upto
+
     def needs(self, first: int, last: int) -> RangeSet:
         """Those of first .. last that are not applied: what is published again when a connection to the broker is lost."""
         return self._above.missing(max(first, self.applied + 1), last)

@@ -114,11 +114,14 @@ class Candidate:
         handed = handover is not None and handover.epoch == node.log.last_epoch
         order = (mine.rank, handed or last_leader == node.me, handed, -node.me)
         for number, hello in hellos.items():
-            if refuses_cut(hello.log, mine, node.me):
-                return f"{node.name(number)} would refuse to drop its tail: an operator must choose"
-            if (hello.log.rank, last_leader == number, False, -number) > order:
-                if hello.log.joining:
-                    return f"{node.name(number)} has joined only in part, and has a longer log: an operator must choose"
+            outranked = (hello.log.rank, last_leader == number, False, -number) > order
+            if outranked and hello.log.joining:
+                return f"{node.name(number)} has joined only in part, and has a longer log: an operator must choose"
+            # Whoever of the two has the longer log takes it, and the other drops what that lacks.
+            tail, owner, leader, taker = (mine, node.me, hello.log, number) if outranked else (hello.log, number, mine, node.me)
+            if refuses_cut(tail, leader, taker):
+                return f"{node.name(owner)} would refuse to drop its tail: an operator must choose"
+            if outranked:
                 return ""
         return None
 
@@ -212,11 +215,11 @@ class Candidate:
             return
         node, mine = self._node, self._node.state()
         for peer, log in campaign.logs.items():
-            refuses = refuses_cut(log, mine, node.me)
-            if refuses and not campaign.operator:
+            if not campaign.operator and refuses_cut(log, mine, node.me):
                 self._abort(f"{node.name(peer)} would refuse to drop its tail: an operator must choose")
                 return
-            if not refuses and not campaign.force and self.gives_way_to(log, campaign.down):
+            chosen = campaign.force or (campaign.operator and node.peers[peer].diverged)
+            if not chosen and self.gives_way_to(log, campaign.down):
                 self._abort(f"{node.name(peer)} answered and has a longer log: promote {node.name(peer)} instead")
                 return
         handover = self._handover()
@@ -225,7 +228,7 @@ class Candidate:
             kept = node.log.members or frozenset(node.settings.names)
         self._campaign = self.handed = None
         node.lost_host = False
-        self._leader.begin(campaign.epoch, kept | {node.me}, clean=handover is not None and handover.clean)
+        self._leader.begin(campaign.epoch, kept | {node.me}, handover.given if handover is not None else None)
         if campaign.operator:
             node.end_pause()
             node.emit(Answer(True, f"{node.name(node.me)} has taken epoch {epoch_name(campaign.epoch)}", at_stake=campaign.at_stake))

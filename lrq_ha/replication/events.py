@@ -12,6 +12,9 @@ from enum import Enum
 from .log import BatchHeader, LogState
 from .roles import Role
 
+Given = tuple[tuple[int, int], ...] | None
+"""Inclusive ranges of entries that clients may have been given; None: any of them."""
+
 # ---- messages between nodes ------------------------------------------------------------------------------------------
 
 
@@ -74,12 +77,14 @@ class Heartbeat:
 
     Args:
         epoch: That the sender leads, or follows, or hears from who leads it; 0 if none.
+        arriving: Bytes that a follower has of the batch behind `end`: over a slow link it comes for long.
     """
 
     epoch: int
     safe: int
     end: int
     applied: int
+    arriving: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +96,11 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The sender's epoch ends with entry `end`; the receiver is to take the next one. `clean`: no client holds a message of it."""
+    """The sender's epoch ends with entry `end`; the receiver is to take the next one. `given`: as of `StepDown`."""
 
     epoch: int
     end: int
-    clean: bool
+    given: Given
 
 
 Message = Hello | Prepare | Promise | Lead | Following | Heartbeat | Superseded | Handover
@@ -225,11 +230,11 @@ class SwitchoverRequest:
 class StepDown:
     """The driver has closed the door and everything is safe: this leader's epoch ends, for `node` to take the next (0: for nobody).
 
-    `clean`: no client holds a message that was not acknowledged.
+    `given`: what clients may have been given before, of what is still in a queue; inclusive ranges of entries. None: anything.
     """
 
     node: int
-    clean: bool
+    given: Given
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +246,13 @@ class PauseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; comes a few times a second."""
+    """Time has passed; comes a few times a second.
+
+    Args:
+        arriving: Bytes that have come of the batch behind the end of the log, from the primary that this node follows.
+    """
+
+    arriving: int = 0
 
 
 Event = (
@@ -359,11 +370,11 @@ class RoleChanged:
 class Recover:
     """The MARKER of `epoch` is safe: do what must be done before the door opens, then report Recovered.
 
-    `clean`: the leader before handed over in order, so no client holds a message of an earlier epoch.
+    `given`: of earlier epochs' messages, what clients may have been given: as of `StepDown`, if the leader before handed over in order.
     """
 
     epoch: int
-    clean: bool = False
+    given: Given = None
 
 
 @dataclass(frozen=True, slots=True)

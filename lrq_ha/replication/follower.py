@@ -67,9 +67,11 @@ class Follower:
         node.send(peer, Following(lead.epoch, start, diverged, mine))
 
     def stop(self) -> None:
-        """Follows nobody, and knows of no primary."""
-        self._node.following = False
-        self._node.leader_epoch = 0
+        """Follows nobody, and knows of no primary. The others hear what log this node has: only its primary knew how it grew."""
+        node = self._node
+        had_leader, node.leader_epoch, node.following = node.leader_epoch > 0, 0, False
+        if had_leader:
+            node.send_all(node.hello(wants_answer=False))
 
     def connected_anew(self, peer: int) -> None:
         """What was on its way from `peer` on the connection before is lost."""

@@ -104,11 +104,11 @@ class InSyncSet:
                 self.remove(member, f"it made no progress for {settings.backup_timeout_s:g} s")
 
     def keeps_up(self, member: int, now: float) -> bool:
-        """Whether a member would be admitted again as soon as it was removed: it lives, and has everything or makes progress."""
+        """Whether a member would be admitted again as soon as it was removed: it lives, and has everything or acks more and more."""
         peer, timeout_s = self._node.peers.get(member), self._node.settings.backup_timeout_s
         if peer is None or peer.left or not peer.subscribed or now - peer.heard_at > timeout_s:
             return False
-        return peer.acknowledged >= self._node.log.end or now - peer.progress_at <= timeout_s
+        return peer.acknowledged >= self._node.log.end or now - peer.acked_at <= timeout_s
 
     def unsubscribe(self, peer: int) -> None:
         """Its acknowledgements count for nothing until it is subscribed again; safe waits for it no longer."""

@@ -21,7 +21,9 @@ from .events import (
     CannotSend,
     EntryKind,
     Following,
+    Given,
     Handover,
+    Heartbeat,
     Lead,
     OpenDoor,
     PeerAcked,
@@ -54,11 +56,11 @@ class Leader:
 
     def __init__(self, node: NodeBase) -> None:
         self.set = InSyncSet(node)
-        self.clean = False
-        """The leader before handed over in order, so no client holds a message of an earlier epoch."""
+        self._given: Given = None
         self._node = node
         self._stage = Stage.NONE
         self._marker = 0
+        self._base_told = 0  # where the log began (R17) when the others were called, or told of it
         self._slow_at = 0.0  # from then on it is said whom the MARKER waits for
         self._backups_by = 0.0
 
@@ -76,17 +78,18 @@ class Leader:
 
     # ---- from MARKER to confirms (R12) -------------------------------------------------------------------------------
 
-    def begin(self, epoch: int, members: Members, *, clean: bool) -> None:
-        """Takes an epoch that all have promised. Call `call_all` next. Args: `members`: the set it begins with; `clean`: see the field."""
+    def begin(self, epoch: int, members: Members, given: Given) -> None:
+        """Takes an epoch that all have promised. Call `call_all` next. Args: `members`: the set it begins with; `given`: see `Recover`."""
         node = self._node
         node.leading = epoch
-        self.clean = clean
+        self._given = given
         self._stage = Stage.MARKING
         self._marker = node.log.end + 1
         node.append(EntryKind.MARKER, 1, ((self._marker, members),))
 
     def call_all(self, now: float) -> None:
         """Calls all that answer."""
+        self._base_told = self._node.state().base
         self._slow_at = now + SLOW_MARKER_S
         for number, peer in self._node.peers.items():
             peer.begin(0, now)
@@ -104,7 +107,7 @@ class Leader:
         if self._stage is Stage.MARKING and safe >= self._marker:
             self._stage = Stage.RECOVERING
             node.set_role(Role.RECOVERING, self._taking())
-            node.emit(Recover(node.leading, self.clean))
+            node.emit(Recover(node.leading, self._given))
         self._consider_confirming(now)
 
     def _taking(self) -> str:
@@ -151,7 +154,7 @@ class Leader:
         if not node.leading or node.safe < node.log.end:
             raise IllegalEvent(f"a leader whose log ends at {node.log.end} steps down at {node.safe}")
         if event.node:
-            node.send(event.node, Handover(node.leading, node.log.end, event.clean))
+            node.send(event.node, Handover(node.leading, node.log.end, event.given))
         node.emit(Restart(f"handed over to {node.name(event.node)}" if event.node else "stepped down", event.node))
 
     # ---- the other nodes ---------------------------------------------------------------------------------------------
@@ -218,6 +221,11 @@ class Leader:
         self.advance_safe(now)
         self._consider_admitting(event.peer, now)
 
+    def heartbeat(self, peer: int, message: Heartbeat, now: float) -> None:
+        remote = self._node.peers[peer]
+        if self._node.leading == message.epoch and remote.subscribed:
+            remote.receive(message.end, message.arriving, now)
+
     def cannot_send(self, event: CannotSend, now: float) -> None:
         remote = self._node.peers[event.peer]
         if self._node.leading and remote.subscribed:
@@ -239,7 +247,11 @@ class Leader:
             self.advance_safe(now)
 
     def _call_who_may_join(self) -> None:
-        """R17: a renewal has ended: an empty log may begin there."""
+        """R17: a renewal has ended: an empty log may begin there. And all are told, so that nobody's operator is asked for another."""
+        base, told = self._node.state().base, self._base_told
+        self._base_told = base
         for number, peer in self._node.peers.items():
-            if peer.fallen and not peer.called and peer.hello and not peer.hello.log.end and self._node.state().base:
+            if base != told and peer.connected:
+                self._node.send(number, self._node.hello(wants_answer=False))
+            if peer.fallen and not peer.called and peer.hello and ((base and not peer.hello.log.end) or base != told):
                 self.call(number)

@@ -231,6 +231,7 @@ class Node(NodeBase):
     def _on_heartbeat(self, node: int, message: Heartbeat, now: float) -> None:
         self.peers[node].applied, self.peers[node].epoch = message.applied, message.epoch
         if not self._leader.superseded_by(message.epoch, node):
+            self._leader.heartbeat(node, message, now)
             self._follower.heartbeat(node, message, now)
 
     def _on_superseded(self, node: int, message: Superseded, now: float) -> None:
@@ -249,7 +250,8 @@ class Node(NodeBase):
             self._candidate.consider(now)
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self.settings.heartbeat_s
-            self.send_all(Heartbeat(self.leading or self.leader_epoch or self.heard_epoch(now), self.safe, self.log.end, self.applied))
+            epoch = self.leading or self.leader_epoch or self.heard_epoch(now)
+            self.send_all(Heartbeat(epoch, self.safe, self.log.end, self.applied, event.arriving))
 
     def _discount_own_silence(self, now: float) -> None:
         """Time in which this node itself stood still (a stopped process, a frozen machine) is nobody else's silence.

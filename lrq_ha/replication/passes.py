@@ -26,13 +26,15 @@ class Passes:
         old_moves: How often clients have sent on a message from before it.
     """
 
-    __slots__ = ("_counts", "_noted", "_renewals", "checkpoint", "old_moves")
+    __slots__ = ("_begun", "_counts", "_noted", "_renewals", "_unfinished", "checkpoint", "old_moves")
 
     def __init__(self) -> None:
         self.checkpoint = 0
         self.old_moves = 0
         self._renewals: list[tuple[int, int]] = []  # (entry, the CHECKPOINT that counts from it on)
         self._noted: list[tuple[int, QueueKey, bool]] = []
+        self._unfinished: dict[QueueKey, int] = {}  # what those say: there may be ten thousand, and each look is at one
+        self._begun: set[QueueKey] = set()
         self._counts: dict[QueueKey, tuple[int, int]] = {}  # (MOVING, messages that came since and have not left)
 
     # ---- what the log says -------------------------------------------------------------------------------------------
@@ -41,14 +43,14 @@ class Passes:
         """The CHECKPOINT `sequence` begins a renewal."""
         self._renewals = [*self._renewals[-1:], (sequence, sequence)]
         self.checkpoint = sequence
-        self._noted.clear()
+        self._note_all([])
         self._counts.clear()
 
     def restore(self, checkpoint: int, unfinished: Mapping[QueueKey, int]) -> None:
         """From a CHECKPOINT in the middle of the renewal that `checkpoint` began. Queues that are done are taken for such as have had no turn."""
         self._renewals = [(checkpoint, checkpoint)]
         self.checkpoint = checkpoint
-        self._noted = sorted((before, queue, False) for queue, before in unfinished.items())
+        self._note_all(sorted((before, queue, False) for queue, before in unfinished.items()))
         self._counts.clear()
 
     def end(self, sequence: int) -> None:
@@ -60,13 +62,25 @@ class Passes:
     def noted(self, sequence: int, queue: QueueKey, *, done: bool) -> None:
         """MOVING."""
         self._noted.append((sequence, queue, done))
-        if not done:
+        self._begun.add(queue)
+        if done:
+            self._unfinished.pop(queue, None)
+        else:
+            self._unfinished[queue] = sequence
             self._counts[queue] = (sequence, 0)
+
+    def _note_all(self, noted: list[tuple[int, QueueKey, bool]]) -> None:
+        """These and no others."""
+        self._noted = []
+        self._begun.clear()
+        self._unfinished.clear()
+        for sequence, queue, done in noted:
+            self.noted(sequence, queue, done=done)
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
-        while self._noted and self._noted[-1][0] >= first:
-            self._noted.pop()
+        if self._noted and self._noted[-1][0] >= first:
+            self._note_all([one for one in self._noted if one[0] < first])
         while self._renewals and self._renewals[-1][0] >= first:
             self._renewals.pop()
         self.checkpoint = self._renewals[-1][1] if self._renewals else 0
@@ -76,17 +90,15 @@ class Passes:
 
     def unfinished(self) -> dict[QueueKey, int]:
         """The queues that are being moved, and the entry before which they are."""
-        found: dict[QueueKey, int] = {}
-        for sequence, queue, done in self._noted if self.checkpoint else ():
-            if done:
-                found.pop(queue, None)
-            else:
-                found[queue] = sequence
-        return found
+        return self._unfinished.copy() if self.checkpoint else {}
+
+    def is_unfinished(self, queue: QueueKey) -> int:
+        """The entry before which what stands in a queue is being moved; 0: it is not."""
+        return self._unfinished.get(queue, 0) if self.checkpoint else 0
 
     def begun(self, queue: QueueKey) -> bool:
         """Whether a queue has been moved in this renewal, or is being moved."""
-        return any(queue == known for _, known, _ in self._noted)
+        return queue in self._begun
 
     def stirred(self, sequence: int) -> None:
         """A client has rejected an entry, or given it back; or the door has rejected it, as a client had on another node."""

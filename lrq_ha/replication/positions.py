@@ -133,11 +133,19 @@ class RangeSet:
 
     def missing(self, first: int, last: int) -> RangeSet:
         """Those of first .. last that are not members."""
-        rest = RangeSet([(first, last)] if first <= last else [])
-        low, high = bisect_left(self._last, first), bisect_right(self._first, last)
-        for i in range(low, high):
-            rest.remove(self._first[i], self._last[i])
+        rest, begin = RangeSet(), first
+        for i in range(bisect_left(self._last, first), bisect_right(self._first, last)):
+            if begin < self._first[i]:
+                rest.add(begin, self._first[i] - 1)
+            begin = self._last[i] + 1
+        if begin <= last:
+            rest.add(begin, last)
         return rest
+
+    def has_all(self, first: int, last: int) -> bool:
+        """Whether all of first .. last (inclusive, and there are some) are members."""
+        i = bisect_left(self._last, first)
+        return i < len(self._last) and self._first[i] <= first and last <= self._last[i]
 
     def cover(self, ranges: int) -> RangeSet:
         """The smallest set of at most so many ranges (>= 1) that has all of these members."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from .events import Hello
 from .log import LogState
 
+ARRIVES_MIN_BYTES = 64 << 10  # so much of a batch must come in backup_timeout_s
+
 
 @dataclass
 class RemoteBackup:
@@ -22,10 +24,12 @@ class RemoteBackup:
     left: str = ""  # why this primary took it out of the set, or (mode strict) says that it is out and waits for it; empty again when it is back
     acknowledged: int = 0
     reached: int = 0  # the most of that since `progress_at` began to be counted
+    arrived: int = 0  # the most bytes that it has had of the batch behind that, as far as they count
     applied: int = 0
     epoch: int = 0  # it leads, follows or hears this one, as its last heartbeat on this connection said
     heard_at: float = -math.inf  # what it says comes on a connection of its own: it may be heard, and not be sent to
     progress_at: float = 0.0
+    acked_at: float = 0.0  # the same, without what has only arrived
     admit_after: float = 0.0
 
     @property
@@ -60,11 +64,23 @@ class RemoteBackup:
     def begin(self, upto: int, now: float) -> None:
         """From `now` on it is to make progress; it has everything up to `upto`."""
         self.acknowledged = self.reached = upto
-        self.progress_at = now
+        self.arrived = 0
+        self.progress_at = self.acked_at = now
 
     def progress(self, upto: int, now: float) -> None:
         """It has everything up to `upto`, as of `now`. Only what it did not have before counts: one whose link comes and goes says the same again."""
         self.acknowledged = upto
         if upto > self.reached:
             self.reached = upto
+            self.arrived = 0
+            self.progress_at = self.acked_at = now
+
+    def receive(self, end: int, arriving: int, now: float) -> None:
+        """It has so many bytes of the batch behind entry `end`: progress, as over a slow link the whole may take longer than it has for any.
+
+        Not where a link comes and goes, and the batch each time no further; nor where the entry is not in its stream yet; nor where it trickles, as
+        confirms would wait for it for hours.
+        """
+        if end == self.reached and arriving >= self.arrived + ARRIVES_MIN_BYTES:
+            self.arrived = arriving
             self.progress_at = now

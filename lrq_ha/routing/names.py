@@ -20,9 +20,11 @@ PRODUCER_PREFIX = "LRQ_Producer_"
 
 NAME_CHARS_MAX = 64
 PRODUCER_CHARS_MAX = 128
+NUMBERS_MAX = 1_000  # that are asked for at once
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.\-]{0,%d}" % (NAME_CHARS_MAX - 1))
 _PRODUCER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@\-]{0,%d}" % (PRODUCER_CHARS_MAX - 1))
+_NUMBERS = re.compile(r"(.+)/(\d{1,19})-(\d{1,19})")
 NAME_RULE = "1 to %d letters, digits, dots or hyphens, a letter or digit first" % NAME_CHARS_MAX
 _PRODUCER_RULE = "1 to %d of letters, digits and ._:@-, a letter or digit first" % PRODUCER_CHARS_MAX
 
@@ -86,10 +88,29 @@ def producer_queue(producer: str) -> str:
     return f"{PRODUCER_PREFIX}{check_producer(producer)}"
 
 
+def last_sequence(message_count: int, consumer_count: int) -> int:
+    """The door's answer to that: the last sequence, in the two counts of declare-ok (low and high 32 bits)."""
+    return message_count | consumer_count << 32
+
+
 def parse_producer_queue(queue: str) -> str | None:
     """The producer that asks; None if this is no such name."""
     producer = queue.removeprefix(PRODUCER_PREFIX)
     return producer if producer != queue and is_producer(producer) else None
+
+
+def numbers_queue(producer: str, first: int, last: int) -> str:
+    """The name that a producer declares passively to learn how many of its numbers first .. last the log has: the message count of declare-ok."""
+    return f"{producer_queue(producer)}/{first}-{last}"
+
+
+def parse_numbers_queue(queue: str) -> tuple[str, int, int] | None:
+    """Producer, first and last number; None if this is no such name."""
+    found = _NUMBERS.fullmatch(queue)
+    if found is None or (producer := parse_producer_queue(found[1])) is None:
+        return None
+    first, last = int(found[2]), int(found[3])
+    return (producer, first, last) if 0 <= last - first < NUMBERS_MAX else None
 
 
 def _checked(text: str, valid: bool, what: str, rule: str) -> str:

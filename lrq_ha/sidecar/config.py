@@ -187,6 +187,10 @@ class DoorTable(_Table):
         "the user that holds most, the connection that does is closed"
     )
     transaction_bytes_max: int = Field(64 << 20, ge=1 << 12, description="one transaction of a channel; what would exceed it closes the channel")
+    transaction_methods_max: int = Field(
+        50_000, ge=100, description="publishes, acks and rejections in one transaction of a channel; more close it. A commit is done in one go, "
+        "for which all other clients wait: some 10 to 20 µs for each"
+    )
     questions_max: int = Field(
         10_000, ge=100, description="gets, consumes, declarations and commits of one connection without an answer; more close it. "
         "With more repeats, and commits of repeats, that wait for their answers, nothing is read from it"
@@ -262,7 +266,14 @@ class ReplicationTable(_Table):
         description=f"what the other nodes get of a queue ({ALLOWED}), by patterns of names; the first that fits a new queue counts",
     )
     apply_delay_s: float = Field(1.0, ge=0, description="how late a backup may write to its queues; what is consumed meanwhile is never written")
-    apply_delay_entries_max: int = Field(2_000, ge=0)
+    apply_delay_entries_max: int = Field(2_000, ge=0, description="how many entries may wait for that")
+    apply_delay_bytes_max: int = Field(16 << 20, ge=0, description="and how many bytes")
+    apply_lag_s_max: float = Field(
+        0.25,
+        gt=0,
+        description="how long a promotion may have to write what a backup should have written before: one whose broker does not keep up takes the "
+        "log no faster, which slows publishers",
+    )
     apply_lag_bytes_max: int = Field(
         256 << 20,
         ge=1 << 20,

@@ -32,6 +32,7 @@ from lrq_ha.replication.events import (
     CutTail,
     Disconnect,
     Effect,
+    Given,
     OpenDoor,
     Opened,
     Recover,
@@ -104,7 +105,7 @@ class Incarnation:
         self._log = OwnLog(config, core, life, shut_out, door.block)
         self._turning_away = TurningAway(door, core)
         self._sending = Sending(config, core, life, self._log)
-        self._receiving = Receiving(config, core, self._turning_away)
+        self._receiving = Receiving(config, core, self._turning_away, lambda: self._applier)
         self._sites = Sites(config, self._replica, self._log.streams)
         self._statuses_seen = 0
         self._start_views(config, doubt)
@@ -147,6 +148,7 @@ class Incarnation:
             views,
             delay_s=settings.apply_delay_s,
             delay_entries_max=settings.apply_delay_entries_max,
+            delay_bytes_max=settings.apply_delay_bytes_max,
             window_messages_max=WINDOW_MESSAGES_MAX,
             window_bytes_max=WINDOW_BYTES_MAX,
             doubt=doubt,
@@ -210,8 +212,7 @@ class Incarnation:
             self._life.end("this sidecar stops")  # unless it was over: whoever waits for an order is told
             self._core.ready = False
             self._door.host = None
-            self._door.block("")
-            self._door.log_blocked = ""
+            self._forget_alarm()
             try:
                 self._door.close_clients(f"node {self._config.node.name} starts again")
             finally:
@@ -222,11 +223,16 @@ class Incarnation:
                         await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
                 finally:
                     await self._log.streams.close()
+                    self._forget_alarm()  # of which it may have been told meanwhile, and whose end nobody would hear
+
+    def _forget_alarm(self) -> None:
+        self._door.block("")
+        self._door.log_blocked = ""
 
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._core.feed(Tick())
+            self._core.feed(Tick(self._receiving.arriving_bytes()))
             self._receiving.applied()
             self.status.ticked()
 
@@ -274,12 +280,12 @@ class Incarnation:
             self._door.give_confirms()
 
     def _recover(self, effect: Recover) -> None:
-        self._life.spawn(self._recover_epoch(effect.epoch, effect.clean))
+        self._life.spawn(self._recover_epoch(effect.epoch, effect.given))
 
-    async def _recover_epoch(self, epoch: int, clean: bool) -> None:
+    async def _recover_epoch(self, epoch: int, given: Given) -> None:
         """R12, steps 6 and 7: bring what is live behind R to the broker, end the sweepers; then the door may open."""
         marks = [self._taking_since, time.monotonic()]
-        self._replica.given_out.took_over(self._node.log.end, clean=clean)
+        self._replica.given_out.took_over(self._node.log.end, given)
         self._replica.begin_epoch(epoch)
         steps = (
             ("queues are written", self._applier.drained),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from broker_plugin import wire
 from broker_plugin.client import Address, Channel, Connection
 from broker_plugin.endpoints import LOG_PREFIX
+from broker_plugin.peers import PROCESS
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.subscription import StoredBatch
 
@@ -73,7 +74,7 @@ class Link:
         while True:
             lost = asyncio.Event()
             try:
-                properties = {"lrq_node": self._me, "lrq_group": self._group}
+                properties = {"lrq_node": self._me, "lrq_group": self._group, "lrq_process": PROCESS}
                 connection = await Connection.open(
                     self._address,
                     client_properties=properties,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 from broker_plugin.client_errors import Address
-from broker_plugin.left_behind import delivered_again, left_behind, may_be_left_behind
+from broker_plugin.left_behind import delivered_again, in_no_export, left_behind, may_be_left_behind
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest, RemoveRequest, StepDown, SwitchoverRequest
 from lrq_ha.replication.log import LogState
@@ -120,7 +120,7 @@ class Orders:
             return False, answer.text
         behind = await self._left_behind()
         if dry_run:
-            return self._would(answer.text, behind)
+            return self._would(answer.text, behind, timeout_s, force)
         name = self._node.name(answer.node)
         ok, text = await self._step_down(answer.node, f"node {self._name} hands over to {name}", timeout_s, force)
         return ok, f"{self._name} has handed over to {name}{text}{behind}" if ok else text
@@ -137,16 +137,22 @@ class Orders:
             return False, why
         behind = await self._left_behind()
         if dry_run:
-            return self._would("would step down", behind)
+            return self._would("would step down; the group would be paused", behind, timeout_s, force)
         ok, text = await self._step_down(0, f"node {self._name} steps down", timeout_s, force)
-        if not ok and self._life.over and self._node.paused:
-            return False, f"{text}. The group is paused, by {self._name} alone: `lrq-ha resume` ends that, `lrq-ha pause` tells the others"
         return ok, f"{self._name} has stepped down{text}; the group is paused{behind}" if ok else text
 
-    def _would(self, text: str, behind: str) -> tuple[bool, str]:
+    def _would(self, text: str, behind: str, timeout_s: float, force: bool) -> tuple[bool, str]:
         """The answer to a dry run."""
-        busy = self._turning_away.busy
-        return not busy, f"not now: {busy}" if busy else f"{text}; consumers hold {self._turning_away.held()} messages{behind}"
+        if busy := self._turning_away.busy:
+            return False, f"not now: {busy}"
+        held = self._turning_away.held()
+        if not held:
+            then = ""
+        elif force:
+            then = f": what they do not settle within {timeout_s:g} s is delivered again, marked redelivered"
+        else:
+            then = f": they must settle them within {timeout_s:g} s, or it is refused"
+        return True, f"{text}; consumers hold {held} messages{then}{behind}"
 
     async def _step_down(self, node: int, reason: str, timeout_s: float, force: bool) -> tuple[bool, str]:
         task = self._life.spawn(self._turn_away(node, reason, timeout_s, force))
@@ -159,9 +165,6 @@ class Orders:
         """Steps down, unless that or a renewal is under way. Nothing happens between looking and `begin`, so of two orders one is refused."""
         if busy := self._turning_away.busy:
             return False, f"not now: {busy}"
-        pause = not node and not self._node.paused  # nobody is to take over by himself
-        if pause:
-            await self._ask_core(PauseRequest(True))
         ok, text, left = await self._turning_away.begin(node, reason, timeout_s, force=force)
         if self._life.over:
             return False, self._over()
@@ -170,12 +173,12 @@ class Orders:
             if not answer.ok:
                 self._turning_away.end()
                 return False, f"{answer.text}; this node goes on as primary"
+        if ok and not node:  # nobody is to take over by himself; only now, as operators may pause and resume while consumers finish
+            await self._ask_core(PauseRequest(True))
         if ok:
-            self._core.feed(StepDown(node, not left))
+            self._core.feed(StepDown(node, None if left else self._core.replica.given_out.given()))
             if node:
                 ok, text = await self._hand_over(node, text)
-        elif pause:
-            await self._ask_core(PauseRequest(False))
         return ok, text
 
     async def _hand_over(self, node: int, text: str) -> tuple[bool, str]:
@@ -204,6 +207,7 @@ class Orders:
             force: Although no primary answers, which would have what is deleted.
         """
         name, node = self._name, self._node
+        gone = await in_no_export(self._core.replica, self._broker)  # before all else: what follows must still be so when it is done
         if node.leading or node.role is Role.RECOVERING:
             return False, f"{name} is primary: only a backup can be made anew"
         primary = node.primary()
@@ -212,14 +216,15 @@ class Orders:
             lost = f"no primary answers {name}, so what it holds may be the last copy of what the group has: all of it would be lost"
             return False, f"{lost}. Bring the primary back first, or promote {name}, or repeat with --force"
         dropped = f"entries {node.tail_from} to {node.log.end}, which it alone may hold" if node.role is Role.DIVERGED else "its log"
+        too = f"; {gone} are deleted, and are in no export" if gone else ""
         if dry_run:
             then = "no primary answers, so this may be the last copy of them" if found is None else self._joins(primary, found.log)
             held = found and node.settings.strict and found.log.sets and node.me in found.log.sets[-1][1]
             waits = "; nothing is confirmed until it has caught up" if held else ""
-            return True, f"would drop {dropped}, and the queues and exchanges that its log declared; {then}{waits}"
+            return True, f"would drop {dropped}, and the queues and exchanges that its log declared{too}; {then}{waits}"
         await self._log.streams.mark_anew()
         self._life.end("made anew by the operator")
-        return True, f"{name} drops {dropped}, and begins anew"
+        return True, f"{name} drops {dropped}, and begins anew{too}"
 
     def _joins(self, primary: int, log: LogState) -> str:
         """What comes when this node has nothing any more. `log`: the primary's."""

@@ -3,8 +3,9 @@
 Rules:
 - A node speaks under its own id only, and only if this node's configuration has it. Its newest connection that speaks replaces the older.
 - A push counts only on that connection; it is acked when the core says so.
-- A backup that does not get its queues written takes no more, and so slows the publishers. Only the primary that it follows is not listened to:
-  what other nodes ask, and a primary that is not followed yet, is heard.
+- A backup that does not get its queues written takes no more, and so slows the publishers: soon, as a promotion has to write what is missing
+  (`pace`), but only in the set, where confirms wait for it; and for good where it would hold too much. Only the primary that it follows is not
+  listened to: what other nodes ask, and a primary that is not followed yet, is heard.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 
 from broker_plugin import building, wire
+from broker_plugin.applier import Applier
 from broker_plugin.farewell import NOT_ALLOWED
 from broker_plugin.peers import PeerEnd
 from lrq_ha.proto import lrq_pb2 as pb
@@ -24,6 +27,7 @@ from lrq_ha.replication.positions import owner_of
 
 from .config import Config
 from .core import Core
+from .pace import Pace
 from .rebuild import state_before
 from .turning_away import TurningAway
 
@@ -31,6 +35,7 @@ log = logging.getLogger("lrq_ha.node")
 
 #: While full queues refuse messages, so many times the limit may wait: what makes room in them comes with the log.
 FULL_LIMITS = 4
+HOLD_SHARE = 1 / 3  # of backup_timeout_s: so long nothing is taken at a time, where the queues are behind
 REFUSAL_SHOWN_S = 5.0  # a node that was refused tries again every second
 PAUSED_SHOWN_S = 2.0  # one that is too slow goes on for a moment again and again
 PAUSED_SAID_AGAIN_S = 60.0
@@ -43,9 +48,10 @@ class Receiving:
         config: The node's configuration.
         core: Gets what comes.
         turning_away: Why a primary serves no clients.
+        applier: Asked how far the queues are behind.
     """
 
-    def __init__(self, config: Config, core: Core, turning_away: TurningAway) -> None:
+    def __init__(self, config: Config, core: Core, turning_away: TurningAway, applier: Callable[[], Applier]) -> None:
         self.replica = core.replica
         self._config = config
         self._core = core
@@ -53,8 +59,11 @@ class Receiving:
         self._turning_away = turning_away
         self._ends: dict[int, PeerEnd] = {}
         self._refused = (0.0, "")
+        self._applier = applier
+        self._pace = Pace(config.replication.apply_lag_s_max, config.replication.backup_timeout_s * HOLD_SHARE)
         self._paused = False
-        self._pause = (-math.inf, 0)  # when it was so last, and by how many bytes the queues were behind
+        self._held = False  # it was so at the last look, as it holds too much
+        self._pause = (-math.inf, "")  # when it was so last, and how far the queues were behind
         self._said_at = -math.inf
 
     def hears(self, peer: int) -> bool:
@@ -122,6 +131,11 @@ class Receiving:
             del self._ends[end.node]
             self._core.feed(PeerGone(end.node))
 
+    def arriving_bytes(self) -> int:
+        """How much has come of the batch that the primary sends."""
+        end = self._ends.get(self._node.primary())
+        return end.arriving_bytes if end is not None else 0
+
     # ---- effects -----------------------------------------------------------------------------------------------------
 
     def ack(self, effect: Ack) -> None:
@@ -141,7 +155,7 @@ class Receiving:
 
     def applied(self) -> None:
         """Less may be waiting for its queue, or this node follow another. To be called over and over: who is not listened to brings no event."""
-        if self._paused:
+        if self._paused or self.replica.to_apply:
             self._consider_pausing()
 
     def _consider_pausing(self) -> None:
@@ -150,14 +164,10 @@ class Receiving:
         Not where it waits for what only more of the log can tell: what is safe; and later where that may make room in a full queue. And it goes on
         soon, as a backup that makes no progress for backup_timeout_s is left behind.
         """
-        settings, node, replica = self._config.replication, self._node, self.replica
+        node, replica = self._node, self.replica
         primary = owner_of(node.leader_epoch) if node.following else 0
-        limit = min(settings.apply_lag_bytes_max, settings.log_quarter_bytes)
-        if replica.progress.parked:
-            limit *= FULL_LIMITS
-        behind = replica.to_apply_bytes + replica.progress.parked_bytes
-        too_much = behind > (limit - limit // 16 if self._paused else limit)
-        paused = too_much and primary > 0 and (not replica.to_apply or replica.to_apply[0].last <= replica.progress.safe)
+        behind = self._behind()
+        paused = bool(behind) and primary > 0 and (not replica.to_apply or replica.to_apply[0].last <= replica.progress.safe)
         if paused or self._paused:  # one that has connected meanwhile, too
             if paused:
                 self._pauses(behind)
@@ -165,15 +175,32 @@ class Receiving:
             for peer, end in self._ends.items():
                 end.pause(paused and peer == primary)
 
+    def _behind(self) -> str:
+        """How far the queues are behind, for people, if that is too much."""
+        settings, replica = self._config.replication, self.replica
+        limit = min(settings.apply_lag_bytes_max, settings.log_quarter_bytes)
+        if replica.progress.parked:
+            limit *= FULL_LIMITS
+        held = replica.to_apply_bytes + replica.progress.parked_bytes
+        applier = self._applier()
+        overdue = applier.overdue() if self._node.log.in_set else 0
+        slow = self._pace.look(time.monotonic(), replica.reached(), self._node.log.end, overdue, applier.waited_s())
+        if held > (limit - limit // 16 if self._held else limit):
+            self._held = True
+            return f"{held >> 20} MiB"
+        self._held = False
+        return f"{overdue} entries" if slow else ""
+
     @property
     def pausing(self) -> str:
         """That this backup takes no more of the log, or did just now, and why; empty if it is quick enough."""
         at, behind = self._pause
         if time.monotonic() - at > PAUSED_SHOWN_S:
             return ""
-        return f"its queues are {behind >> 20} MiB behind the log: it takes no more of it for the time being, which slows publishers"
+        waiting = ", which slows publishers" if self._node.log.in_set else ""
+        return f"its queues are {behind} behind the log: it takes no more of it for the time being{waiting}"
 
-    def _pauses(self, behind: int) -> None:
+    def _pauses(self, behind: str) -> None:
         """Notes it, and says it in this sidecar's log now and then."""
         now = time.monotonic()
         self._pause = now, behind

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -27,7 +27,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 from lrq_ha.replication.log import LogIndex
-from lrq_ha.replication.positions import epoch_name
+from lrq_ha.replication.positions import RangeSet, epoch_name
 from lrq_ha.routing import names
 
 log = logging.getLogger("lrq_ha.node")
@@ -59,15 +59,26 @@ async def batches(streams: Streams, index: LogIndex, start: int | str = "first")
 
 
 async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) -> AsyncIterator[dict[str, Any]]:
-    """The entries from `first` on, as values for JSON.
+    """The entries from `first` on, as values for JSON. Read twice: what a later one refuses is no publish, nor is what a renewal moved.
 
     Raises:
         LrqError: As of `batches`; or the stream lacks one of them, as the broker has dropped or lost it.
     """
-    due = first
-    async for sequence, batch in batches(streams, index, start):
+    refused = RangeSet()
+    async for _, batch in batches(streams, index, start):
         for run in batch.runs:
+            for begin, end in RangeSet.from_flat(run.refused.sequences):
+                refused.add(begin, end)
+    due = first
+    moving: dict[tuple[str, str], int] = {}
+    async for sequence, batch in batches(streams, index, start):
+        for at, run in enumerate(batch.runs):
+            _note_moving(moving, run, sequence)
             for entry in _entries(run, sequence):
+                if entry["kind"] == "publish" and entry["sequence"] in refused:
+                    entry["kind"] = "refused"  # its publisher heard so, or nothing, and has sent it again
+                elif entry["kind"] == "publish" and _is_moved(entry, moving, batch.runs[at:]):
+                    entry["kind"] = "moved"  # the group has it from before, or it stands in the tail as it was published
                 if entry["sequence"] > due:
                     lacks = f"entries {due} to {entry['sequence'] - 1} are not in this node's stream any more"
                     raise LrqError(lacks, todo="lrq-ha reinit with --discard gives up the others, too")
@@ -75,6 +86,34 @@ async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) 
                     due += 1
                     yield {"epoch": epoch_name(batch.epoch), **entry}
             sequence += len(run.enqueues.lengths) if run.WhichOneof("kind") == "enqueues" else 1
+
+
+def _note_moving(moving: dict[tuple[str, str], int], run: pb.Run, sequence: int) -> None:
+    """The queues that a renewal is moving behind this run, and before which entry what is moved was published (R17)."""
+    match run.WhichOneof("kind"):
+        case "moving" if run.moving.done:
+            moving.pop((run.moving.vhost, run.moving.queue), None)
+        case "moving":
+            moving[run.moving.vhost, run.moving.queue] = sequence
+        case "checkpoint":
+            moving.clear()
+            moving.update({(each.vhost, each.queue): each.before for each in run.checkpoint.moving})
+        case "renewed":
+            moving.clear()
+        case "topology" if frames.method_id(run.topology.method) == frames.QUEUE_DECLARE:
+            moving.pop((run.topology.vhost, topology.first_name(run.topology.method)), None)  # the one that was moved has gone
+
+
+def _is_moved(publish: dict[str, Any], moving: dict[tuple[str, str], int], runs: Sequence[pb.Run]) -> bool:
+    """Whether a renewal has moved this message, of the first of these runs of a batch: then the DEQUEUE of its old copy is behind it.
+
+    Where a renewal gives a queue up, clients' publishes to it may come before the log says so; what had no old copy in the log is in none but here.
+    """
+    queue = publish["vhost"], publish["routing_key"]
+    if publish["exchange"] or publish["replication_id"] or queue not in moving or len(runs[0].enqueues.lengths) != 1:
+        return False
+    behind = next((run.dequeue for run in runs[1:] if not run.HasField("moved")), pb.Dequeue())
+    return (behind.vhost, behind.queue) == queue and behind.sequences[0] < moving[queue]
 
 
 def _entries(run: pb.Run, sequence: int) -> list[dict[str, Any]]:

@@ -201,7 +201,7 @@ def _run(given: argparse.Namespace) -> Report:
     try:
         from lrq_ha.spark.chart import draw_delays
     except ModuleNotFoundError as error:
-        raise LrqError(f"The job draws with matplotlib: {error}", todo="pip install 'lrq-ha[demo]'") from error
+        raise LrqError(f"The job draws with matplotlib: {error}", todo="pip install 'CHECKOUT[demo]' (the path of lrq-ha's checkout)") from error
     given.out.mkdir(parents=True, exist_ok=True)
     with session() as spark:
         report = summarise(read_entries(spark, given.nodes, given.queue, given.partitions), given.queue)

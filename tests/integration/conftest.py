@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
-from container_lab import ContainerLab, why_not
+from container_lab import ContainerLab, left, why_not
 from door_rig import Rig
 from load import in_sync
 from mending import mend
@@ -54,6 +54,7 @@ def container_pair(broker_version: str, tmp_path_factory: pytest.TempPathFactory
         pytest.skip(reason)
     with ContainerLab({"east": 2}, directory / "lab", broker_version) as lab:
         yield lab
+    assert left() == []
 
 
 @pytest.fixture

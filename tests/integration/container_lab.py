@@ -28,7 +28,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -298,6 +298,13 @@ def _go_on(container: Container) -> None:
 
 def _volumes(read_only: Iterable[Path], directory: Path) -> dict[str, Any]:
     return {str(place): {"bind": str(place), "mode": "ro"} for place in read_only} | {str(directory): {"bind": str(directory), "mode": "rw"}}
+
+
+def left() -> list[str]:
+    """Containers that labs of this process have not removed."""
+    with closing(docker.from_env(timeout=120)) as client:
+        [(label, owner)] = _labels().items()
+        return [container.name for container in client.containers.list(all=True, filters={"label": f"{label}={owner}"})]
 
 
 def _labels() -> dict[str, str]:

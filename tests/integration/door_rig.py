@@ -9,6 +9,7 @@ from typing import Any
 
 import pika
 import pytest
+from history import exactly
 from load import QUIET_S, all_applied, eventually, in_sync, primary_of
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError, ChannelClosedByBroker
@@ -126,7 +127,8 @@ class Rig:
                 eventually(f"{len(bodies)} messages in {queue} at {name}", same)
             except AssertionError:
                 there = self.bodies(name, queue) if self.exists(name, queue) else []
-                pytest.fail(f"{name} holds {len(there)} messages {[b[:30] for b in there[:10]]}, not {len(bodies)} {[b[:30] for b in bodies[:10]]}")
+                exactly(*([b[:30] for b in (each if ordered else sorted(each))] for each in (there, bodies)))
+                raise
 
     def unacked(self, name: str, queue: str) -> int:
         for row in self.lab.ctl(name, "-q", "list_queues", "name", "messages_unacknowledged").splitlines():

@@ -13,7 +13,7 @@ import json
 import queue as queues
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,17 @@ Doubt = tuple[float, float]
 
 class Broken(AssertionError):
     """What was promised of messages was not kept. (A test that finds this is not tried again: the machine may not show it twice.)"""
+
+
+def exactly(found: Iterable[Any], wanted: Iterable[Any]) -> None:
+    """Raises Broken unless a door has given out just these messages, in this order. Sort both where the order is not promised."""
+    found, wanted = list(found), list(wanted)
+    if found == wanted:
+        return
+    there, due = Counter(found), Counter(wanted)
+    lost, more = sorted((due - there).elements()), sorted((there - due).elements())
+    order = "" if lost or more else f", out of order: {next(pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1])}"
+    raise Broken(f"{len(found)} messages of {len(wanted)}; lost: {lost[:_SHOWN_MAX]}, twice or from nowhere: {more[:_SHOWN_MAX]}{order}")
 
 
 class History:

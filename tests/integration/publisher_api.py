@@ -127,8 +127,8 @@ class BlockingPublisher:
         self.loop = loop
         loop.run(self.inner.__aenter__())
 
-    def publish(self, *arguments: Any) -> BlockingConfirm:
-        return self._confirm(self.inner.publish(*arguments))
+    def publish(self, *arguments: Any, **options: Any) -> BlockingConfirm:
+        return self._confirm(self.inner.publish(*arguments, **options))
 
     def transmit_log_entry_message(self, *arguments: Any) -> BlockingConfirm:
         return self._confirm(self.inner.transmit_log_entry_message(*arguments))

@@ -403,6 +403,35 @@ def test_a_queue_with_a_delivery_limit_and_dead_letters_by_key_is_not_looked_int
 
 
 @pytest.mark.one_version("4.3")
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_what_a_full_queue_takes_of_a_window_is_adopted_once(pair: Lab, tmp_path: Path, kind: str) -> None:
+    """It holds more than its limit, as a consumer gave back what it held: beside a window it has room for five.
+
+    A quorum queue tells its publishers only a while later that it is full, and may take it all.
+    """
+    count = WINDOW_MESSAGES + 5
+    node, queue = pair.nodes[primary_of(pair)], f"overfull-{kind}-{uuid.uuid4().hex[:8]}"
+    arguments = {"x-queue-type": kind, "x-max-length": 10, "x-overflow": "reject-publish"}
+    with pika.BlockingConnection(pika.URLParameters(node.broker)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        for number in range(count):
+            while number % 10 == 0 and channel.basic_get(queue)[0] is not None:
+                pass
+            channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+    definitions = tmp_path / "definitions.json"
+    one = {"vhost": "/", "name": queue, "durable": True, "auto_delete": False, "arguments": arguments, "type": kind}
+    definitions.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": [one], "exchanges": [], "bindings": [], "policies": []}))
+    eventually("all of it to be back", lambda: depth(node.broker, queue) == count)
+    code, said = adopt(definitions, "--to", node.door, "--vhost", "/")
+    assert (code, "refuses messages" in said) == (1, True) or (kind, code) == ("quorum", 0), said
+    eventually("the rest to be back", lambda: depth(node.broker, queue) >= count)
+    assert sorted(number for number, _ in drained(node.broker, queue)) == list(range(count))
+    all_applied(pair, "e1", "e2")  # what is gone from the queue waits for no room on the backup
+
+
+@pytest.mark.one_version("4.3")
 def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
     door = pair.nodes[primary_of(pair)].door
     bad = tmp_path / "bad.json"

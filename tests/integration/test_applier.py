@@ -14,10 +14,11 @@ import pika
 import pytest
 from pamqp import commands
 
-from broker_plugin import applier, building, frames, headers, sweep_pass, sweeper
+from broker_plugin import applier, building, frames, headers, parking, sweep_pass, sweeper
 from broker_plugin.applier import Applier
 from broker_plugin.apply_lane import STRIKES_MAX, Doubt
 from broker_plugin.client import Address, Channel, Connection
+from broker_plugin.client_errors import ChannelClosed
 from broker_plugin.giving_back import WIDE_WINDOW_MESSAGES, is_empty
 from broker_plugin.replica import Replica
 from broker_plugin.sweeper import Sweeper
@@ -73,6 +74,7 @@ class Rig:
             self,
             delay_s=delay_s,
             delay_entries_max=100_000,
+            delay_bytes_max=1 << 30,
             window_messages_max=window,
             window_bytes_max=8 << 20,
             doubt=doubt,
@@ -437,6 +439,51 @@ def test_a_full_queue_holds_up_no_other(lab: Lab, kind: str) -> None:
             await rig.applied()
             assert found == list(range(50 + 5 * window)), "in order"
             assert (rig.applier.full(), len(rig.replica.progress.parked), rig.replica.progress.parked_bytes) == ("", 0, 0)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_full_queue_behind_an_exchange(lab: Lab, kind: str) -> None:
+    """The other queues of what it refuses get that once, and at once; it goes on to the full one when there is room, with its routing key."""
+
+    async def go() -> None:
+        full, free, fan = f"full-of-fan-{kind}", f"free-of-fan-{kind}", f"fan-{kind}"
+        async with rig_at(lab) as (rig, channel):
+            limited = declare(full, kind, **{"x-max-length": 5, "x-overflow": "reject-publish"})
+            binds = [topology(commands.Queue.Bind(queue=q, exchange=fan, routing_key="a.#")) for q in (full, free)]
+            rig.add(topology(commands.Exchange.Declare(exchange=fan, exchange_type="topic", durable=True)), limited, declare(free, kind), *binds)
+            first = rig.end + 1
+            for part in range(8):  # a quorum queue counts its length late
+                rig.add(publishes(numbered(5, 5 * part), "a.1", fan))
+                await asyncio.sleep(0.1)
+            sweeping = asyncio.create_task(rig.sweeper.run())
+            async with asyncio.timeout(PATIENCE_S):
+                while not rig.replica.progress.parked or await ready(channel, free) < 40:
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(parking.HELD_S + 0.5)
+            rig.add(publishes(numbered(10, 40), "a.2", fan))
+            await holds(channel, free, 50)
+            await asyncio.sleep(1)  # it is tried again
+            assert await ready(channel, free) == 50
+            rig.add(dequeue(full, first, first + 29), dequeue(free, first, first + 4))
+            await holds(channel, free, 45)
+            found: list[tuple[str, int]] = []
+
+            def take(tag: int, _r: bool, _e: str, key: str, _header: bytes, body: bytes) -> None:
+                found.append((key, int(body)))
+                channel.ack(tag)
+
+            await channel.consume(full, take)
+            await rig.applied()
+            await channel.flow()
+            assert sorted(found) == [("a.1", n) for n in range(30, 40)] + [("a.2", n) for n in range(40, 50)]
+            assert [body for _, body in await content(channel, free)] == numbered(45, 5)
+            await rig.sweeper.stop()
+            await sweeping
+            await asyncio.sleep(0.5)
+            with pytest.raises(ChannelClosed, match="no exchange"):
+                await channel.exchange_declare(parking.alone(full), passive=True)
 
     asyncio.run(go())
 

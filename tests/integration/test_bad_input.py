@@ -218,6 +218,16 @@ def test_two_sidecars_beside_the_same_broker(lab: Lab, tmp_path: Path, group: st
         assert consumed(f"{login}@{older.door}", group, len(confirms)) == list(range(len(confirms)))
 
 
+def test_a_peer_that_is_the_node_itself(lab: Lab, tmp_path: Path, group: str) -> None:
+    """Its own door as that of the other node: a slip in a copied configuration."""
+    ports = free_ports()
+    door, http = (f"127.0.0.1:{next(ports)}" for _ in range(2))
+    login = lab.nodes["e1"].admin.rpartition("@")[0]
+    more = f'[[peers]]\nname = "n2"\nid = 2\ndoor = "{login}@{door}"\nhttp = "http://{http}"\n'
+    with Sidecar(lab, tmp_path, group, more=more, door=door, http=http) as sidecar:
+        sidecar.complains(r"n2: .*this door is node 1's own: correct the address in its \[\[peers\]\]")
+
+
 def test_an_idle_sidecar_notices_that_a_newer_one_has_taken_over(lab: Lab, tmp_path: Path, group: str) -> None:
     with Sidecar(lab, tmp_path, group, name="older") as older:
         older.becomes("active")

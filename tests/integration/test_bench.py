@@ -108,6 +108,15 @@ def test_the_cost_of_points_for_any_number_of_messages(kind: str) -> None:
     assert done.stdout.startswith(f"{kind}: ")
 
 
+def test_where_the_time_goes_adds_up() -> None:
+    done = subprocess.run([sys.executable, "-m", "bench.points", "profile", "20000"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    whole, *rows = done.stdout.splitlines()
+    shares = {name: float(us) for us, _, name in (row.strip().partition(" ") for row in rows)}
+    assert "publishing.take" in shares
+    assert sum(shares.values()) == pytest.approx(float(whole.split()[0]), abs=0.01 * len(rows))
+
+
 class Following:
     """A generator that runs until it is told to end."""
 

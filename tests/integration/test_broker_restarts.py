@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pika
 import pytest
-from load import LOST, declare, depth, eventually, in_sync, on_record, primary_of, replace_primary
+from load import LOST, consume, declare, depth, eventually, in_sync, on_record, primary_of, promote, replace_primary, same_logs, switch_over, told
 
 from lrq_ha.lab import Lab
 from lrq_ha.lab.errors import LabError
+from lrq_ha.publisher import Publisher
 
 pytestmark = pytest.mark.broker
 
 MESSAGES = 1_000
+HEADER_BYTES = 8  # of a segment, and of its index
+CHUNK_HEADER_BYTES = 48
 
 
 @pytest.fixture(scope="module")
-def lab(broker_version: str) -> Iterator[Lab]:
-    with Lab({"east": 2}, broker=broker_version) as lab:
+def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab({"east": 2}, tmp_path_factory.mktemp("restarts") / "lab", broker_version) as lab:
         yield lab
 
 
@@ -160,3 +166,67 @@ def test_a_backup_whose_broker_went_down_is_not_promoted(lab: Lab, nodes: tuple[
         is_refused(lab, backup, primary, "has heard no primary")  # it has caught up, and its broker has not gone down since
     finally:
         lab.start(primary)
+
+
+def segment_of(lab: Lab, name: str) -> Path:
+    """The file in which a broker keeps the log; its index is beside it."""
+    [segment] = (lab.directory / name).glob("data/**/*LRQ_HA_east_*/*.segment")
+    return segment
+
+
+def end_of_chunks(segment: Path) -> int:
+    """Its format: chunks, whose headers name the sizes of what follows them. A broker may have written only a part of the last one."""
+    data, end = segment.read_bytes(), HEADER_BYTES
+    while end + CHUNK_HEADER_BYTES <= len(data):
+        size, trailer, bloom = struct.unpack_from(">IIB", data, end + 36)
+        end += CHUNK_HEADER_BYTES + bloom + size + trailer
+    return end
+
+
+def publish(lab: Lab, node: str, queue: str, numbers: range) -> None:
+    with Publisher([lab.nodes[node].door], f"{queue}-{numbers.start}") as publisher:
+        for number in numbers:
+            publisher.publish("", queue, b"%d" % number)
+        publisher.flush(60)
+
+
+@pytest.mark.one_version("4.3")
+@pytest.mark.parametrize(("which", "lost"), [("primary", "end"), ("backup", "all")])
+def test_a_host_that_loses_power(lab: Lab, nodes: tuple[str, str], which: str, lost: str) -> None:
+    """What its stream had confirmed is not on its disk; its queues, and what it has on record of them, are. What is missing has acks in it, too."""
+    primary, backup = nodes
+    name, other = (primary, backup) if which == "primary" else (backup, primary)
+    queue = f"power-{which}-{lost}-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue)
+    publish(lab, primary, queue, range(100))
+    on_record(lab, *in_sync(lab, applied=True))
+    segment = segment_of(lab, name)
+    kept, end = end_of_chunks(segment), told(lab, name)["end"]
+    publish(lab, primary, queue, range(100, 200))
+    assert consume(lab.nodes[primary].door, queue, 150) == list(range(150))
+    on_record(lab, *in_sync(lab, applied=True))
+    lab.kill(name)
+    if which == "primary":
+        promote(lab, other, name)
+    publish(lab, other, queue, range(200, 250))
+    if lost == "all":
+        for file in (segment, segment.with_suffix(".index")):
+            os.truncate(file, HEADER_BYTES)
+    else:
+        os.truncate(segment, kept + 60)  # in the middle of a chunk
+    lab.kill(f"{other}.sidecar")
+    lab.start(name)
+    eventually("its reason", lambda: "waiting" in lab.status(name)["reason"])
+    try:
+        assert told(lab, name)["end"] <= (end if lost == "end" else 0)
+        is_refused(lab, name, other, "went down and it has not caught up since" if lost == "end" else "is empty")
+    finally:
+        lab.start(f"{other}.sidecar")
+    assert in_sync(lab, applied=True) == (other, name)
+    same_logs(lab)
+    for node in nodes:
+        eventually(f"what is left at {node}", lambda node=node: depth(lab.nodes[node].broker, queue) == 100)
+    switch_over(lab, name)
+    lab.wait_role(name, "active")
+    assert consume(lab.nodes[name].door, queue, 100) == list(range(150, 250))
+    assert depth(lab.nodes[name].broker, queue) == 0

@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -423,6 +424,71 @@ def mandatory_publishes_come_back(t: Talk) -> None:
     t.confirms()
     t.publish(q, b"5")
     t.confirms()
+
+
+@scenario()
+def access_requested(t: Talk) -> None:
+    """Of AMQP 0-8; RabbitMQ answers it all the same. (pamqp does not know it.)"""
+    t.open()
+    t.send(building.raw_method_frame(1, frames.ACCESS_REQUEST, b"\5/data", b"\x1f"))
+    t.heard[1].append(t.read())
+
+
+def stream(t: Talk, count: int) -> str:
+    """A stream with so many messages. What it holds is not compared as with queues: it is read by consumers only."""
+    t.open(confirms=True)
+    q = t.queue()
+    t.queues.remove(q)
+    for i in range(count):
+        t.publish(q, b"%d" % i)
+    t.confirms()
+    return q
+
+
+@scenario("stream")
+def stream_from_each_offset(t: Talk) -> None:
+    q = stream(t, 9)
+    for offset in ("first", 0, 3, 8, datetime(2020, 1, 1, tzinfo=UTC)):
+        other = t.another()
+        other.open()
+        other.do(B.Qos(prefetch_count=4))
+        other.do(B.Consume(queue=q, consumer_tag="c", arguments={"x-stream-offset": offset}))
+        behind = offset if isinstance(offset, int) else 0
+        for _ in range(behind, 9):
+            other.say(B.Ack(other.deliveries(1)[0].delivery_tag))
+        other.do(B.Cancel("c"))
+    t.do(Q.Delete(queue=q))
+
+
+@scenario("stream")
+def stream_without_acks(t: Talk) -> None:
+    """No RabbitMQ has that, nor what follows."""
+    q = stream(t, 2)
+    for method in (
+        B.Consume(queue=q, no_ack=True), B.Consume(queue=q), B.Get(queue=q), B.Get(queue=q, no_ack=True), Q.Purge(queue=q),
+        B.Consume(queue=q, exclusive=True, no_ack=True),
+    ):  # fmt: skip
+        other = t.another()
+        other.open()
+        if getattr(method, "no_ack", False):
+            other.do(B.Qos(prefetch_count=4))
+        other.do(method)
+        other.quiet()
+    t.do(Q.Delete(queue=q))
+
+
+@scenario("stream")
+def stream_whose_messages_are_given_back(t: Talk) -> None:
+    q = stream(t, 3)
+    for method in (B.Nack(1, False, True), B.Nack(1, False, False), B.Reject(1, True), B.Reject(1, False)):
+        other = t.another()
+        other.open()
+        other.do(B.Qos(prefetch_count=4))
+        other.do(B.Consume(queue=q, consumer_tag="c", arguments={"x-stream-offset": "first"}))
+        other.deliveries(3)
+        other.say(method)
+        other.quiet()
+    t.do(Q.Delete(queue=q))
 
 
 @scenario()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pika
 import pytest
+from history import exactly
 from load import command, consume, declare, depth, eventually, in_sync, primary_of, same_logs, set_up, told
 
 from lrq_ha.lab import Lab
@@ -126,8 +127,8 @@ def everything_is_there(lab: Lab, source: Source) -> None:
 
     holds(every - len(source.refused), every)
     there = consume(lab.nodes[primary].door, source.queue, held())
-    assert there == sorted(set(there))
-    assert set(range(every)) - set(there) <= set(source.refused)
+    exactly(there, sorted(set(there)))
+    exactly(sorted(set(range(every)) - set(there) - set(source.refused)), [])
     holds(0, 0)
     same_logs(lab)
 

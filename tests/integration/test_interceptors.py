@@ -488,6 +488,23 @@ def test_one_that_hangs_is_not_waited_for_for_ever(brokers: Lab, tmp_path: Path)
         assert "it has finished nothing for 1 s while clients waited" in watched.of("slow")["off"]
 
 
+def test_a_question_that_is_never_answered_is_ended(brokers: Lab, tmp_path: Path) -> None:
+    """The door runs on, is named by nobody else, and what was asked about is published."""
+    with started(brokers, tmp_path, "[interceptors.hanging]\nerrors_max = 2\n") as watched:
+        queue = watched.queue()
+        with watched.channel(confirms=True) as channel:
+            for body in (b"sleeps 1", b"x 2", b"computes 3", b"waits 4", b"reads 5"):
+                channel.basic_publish("", queue, body)
+            assert channel.queue_declare(queue, passive=True).method.message_count == 5
+        told = watched.of("hanging")
+        assert told["slow"] == 3
+        assert "had not returned after 1 s" in told["off"]
+        watched.sidecar.process.terminate()
+        assert watched.sidecar.process.wait(240) == 0
+        assert "interceptor hanging is switched off" in watched.sidecar.said()
+        assert "Traceback" not in watched.sidecar.said()
+
+
 def test_one_that_does_not_start_ends_the_start(brokers: Lab, tmp_path: Path) -> None:
     more = f'[interceptors.audit.options]\npath = "{tmp_path}/no/such/folder"\n'
     with Sidecar(brokers, tmp_path, "watched-none", more=more) as sidecar:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from history import span
+from history import exactly, span
 from load import command, consume, declare, eventually, renew, set_up, take_over, told
 from renewals import DEEP, MIDDLE_S, SMALL_LOG, discard, empty, equal, fall_off, part_of_it, peek, publish
 from test_three_nodes import all_in_sync, promoted
@@ -107,7 +107,7 @@ def test_a_promotion_in_the_middle_of_it(lab: Lab, kind: str, broker_version: st
     assert promoted(lab, [newcomer, primary], [heir]) in (newcomer, primary)
     lab.start(heir)
     found = consume(lab.nodes[all_in_sync(lab)[0]].door, deep, DEEP)
-    assert (found if in_order else sorted(found)) == list(range(DEEP)), "all of it, once"
+    exactly(found if in_order else sorted(found), range(DEEP))
     all_in_sync(lab, applied=True)
     equal(lab, {deep: 0})
 
@@ -152,6 +152,6 @@ def test_two_that_need_it_at_once(lab: Lab) -> None:
     leader = promoted(lab, [other, one], [primary])
     lab.start(primary)
     assert all_in_sync(lab)[0] == leader
-    assert sorted(consume(lab.nodes[leader].door, deep, DEEP)) == list(range(DEEP)), "all of it, once"
+    exactly(sorted(consume(lab.nodes[leader].door, deep, DEEP)), range(DEEP))
     all_in_sync(lab, applied=True)
     equal(lab, {deep: 0})

@@ -437,12 +437,12 @@ def test_the_audit_trail_over_a_failover(lab: Lab, names: tuple[str, str]) -> No
     assert trail_of(lab.nodes[primary]).read_text() == first, "what it gets as a backup is no client's doing"
 
 
-def publish_with_ids(door: str, producer: str, numbers: range) -> None:
+def publish_with_ids(door: str, producer: str, numbers: range, *, bodies_from: int = 1) -> None:
     """To a queue of the producer's name."""
     with RawClient(door, properties={"lrq_producer": producer}) as client:
         client.open_channel(confirms=True)
-        ids = [(number, field(b"x-lrq-id", f"{producer}/{number}".encode())) for number in numbers]
-        client.send(b"".join(raw_publish(1, producer, b"%d" % number, fields=identity) for number, identity in ids))
+        ids = [field(b"x-lrq-id", f"{producer}/{number}".encode()) for number in numbers]
+        client.send(b"".join(raw_publish(1, producer, b"%d" % body, fields=identity) for body, identity in enumerate(ids, bodies_from)))
         assert client.confirmed(len(ids)) == set()
 
 
@@ -452,12 +452,14 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     producer = f"{queue}-producer"
     declare(lab.nodes[primary].door, queue)
     declare(lab.nodes[primary].door, producer)
+    declare(lab.nodes[primary].door, cache := f"{queue}-cache", lrq_replicate="configuration")
     publish(lab, queue, 10)
     eventually("the backup to have them", lambda: depth(lab.nodes[backup].broker, queue) == 10)
     write_down(lab, *names)
     lab.kill(backup)
     publish(lab, queue, 10)  # the first of them waits for backup_timeout
     publish_with_ids(lab.nodes[primary].door, producer, range(1, 6))
+    publish(lab, cache, 2)
     status = told(lab, primary)
     assert status["members"] == [primary]
     lab.kill(primary)
@@ -472,7 +474,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert code == 0, said
     assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
     publish(lab, queue, 5)
-    publish_with_ids(lab.nodes[backup].door, producer, range(1, 4))  # their publisher has sent again what it had no confirm of
+    publish_with_ids(lab.nodes[backup].door, producer, range(1, 4), bodies_from=101)  # started anew, it has been told that the group has none
     lab.start(primary)
     reason = lab.wait_role(primary, "diverged")["reason"]
     found = re.search(rf"entries (\d+) to (\d+) may have been confirmed by this node alone; {backup} lacks them", reason)
@@ -495,12 +497,14 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
         refused(lab, "other exists already", "reinit", primary, "--export", str(tmp_path / "other"), *dry_run)
     code, said = run(lab, "reinit", primary, "--export", str(tail), "--dry-run")
     assert (code, f"would drop entries {found[1]} to {found[2]}" in said) == (0, True), said
+    alone = f"; 2 messages in '{cache}' (configuration) are deleted, and are in no export"
+    assert alone in said
     assert not tail.exists()
     code, said = run(lab, "reinit", primary, "--discard", "--dry-run")
     assert code == 0
     assert f"would drop entries {found[1]} to {found[2]}, which it alone may hold" in said
     code, said = run(lab, "reinit", primary, "--export", str(tail))
-    assert code == 0, said
+    assert (code, alone in said) == (0, True), said
     lines = [json.loads(line) for line in tail.read_text().splitlines()]
     assert [line["sequence"] for line in lines] == list(range(int(found[1]), int(found[2]) + 1))
     publishes = [line for line in lines if line["kind"] == "publish"]
@@ -510,14 +514,20 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
     assert set(told(lab, backup)["members"]) == {primary, backup}
     for _ in range(2):  # whoever is not sure does it again
         code, said = command("republish", str(tail), "--to", lab.nodes[backup].door)
-        assert (code, said) == (0, "15 messages published and confirmed")
+        assert code == 1
+        assert said.startswith("12 messages published and confirmed, 3 have numbers that the group has already: they are there, unless "), said
+        assert re.search(f"whose publishers must have stopped: .*{producer}", said)
+    for _ in range(2):
+        code, said = command("republish", str(tail), "--to", lab.nodes[backup].door, "--new-ids")
+        assert (code, said.splitlines()[0]) == (0, "15 messages published and confirmed")
     all_applied(lab, primary, backup)
     same_logs(lab)
     for name in (primary, backup):
         eventually(f"10 messages at {name}", lambda url=lab.nodes[name].broker: depth(url, queue) == 10)
-        assert depth(lab.nodes[name].broker, producer) == 5
+        assert depth(lab.nodes[name].broker, producer) == 8
     assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
-    assert consumed(lab.nodes[backup].door, producer, 5) == list(range(1, 6))
+    found = consumed(lab.nodes[backup].door, producer, 8)
+    assert found == [101, 102, 103, 4, 5, 1, 2, 3], "what was new, what was not there, what others had the numbers of"
     lab.kill(f"{primary}.sidecar")
     eventually("it to be out of the set", lambda: told(lab, backup)["members"] == [backup])
     before = tail.read_bytes()

@@ -140,6 +140,14 @@ def test_publish(lab: Lab, publisher: Make) -> None:
     assert given.headers["x-lrq-id"] == "forged/1", "the caller's properties are the caller's"
 
 
+def test_without_a_route(lab: Lab, publisher: Make) -> None:
+    with publisher(lab) as p:
+        dropped, returned = p.publish("amq.direct", "k", b"", mandatory=False), p.publish("amq.direct", "k", b"")
+        assert dropped.result(PATIENCE_S) == "app-1/1"
+        with pytest.raises(NackedError, match="312 NO_ROUTE"):
+            returned.result(PATIENCE_S)
+
+
 def test_log_entries(lab: Lab, publisher: Make) -> None:
     payload = b"p" * 5000
     with publisher(lab) as p:
@@ -178,6 +186,8 @@ def test_arguments(lab: Lab, publisher: Make, api: Make) -> None:
             p.publish("", "s", "text")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             p.publish("", "x" * 256, b"")
+        with pytest.raises(InvalidArgument, match="expiration"):
+            p.publish("", "s", b"", pika.BasicProperties(expiration=60000))
         assert p.publish("", "s", b"").result(PATIENCE_S) == "app-1/1", "what was refused used no ID"
     with pytest.raises(PublisherClosed):
         p.publish("", "s", b"")
@@ -413,6 +423,29 @@ def test_a_full_window_blocks_and_says_so(lab: Lab, publisher: Make) -> None:
         thread.join(PATIENCE_S)
         assert [confirm.result(PATIENCE_S) for confirm in confirms + blocked] == [f"app-1/{number}" for number in range(2, 13)]
     assert sequences(lab) == list(range(1, 13))
+
+
+def test_a_large_message_is_not_overtaken_for_ever(lab: Lab, publisher: Make) -> None:
+    """It needs most of the window, which small ones keep filled."""
+    with publisher(lab, window_bytes=100_000, publish_timeout_s=2 * PATIENCE_S, confirm_timeout_s=2 * PATIENCE_S) as p:
+        stop = threading.Event()
+
+        def small() -> None:
+            while not stop.is_set():
+                p.publish("", "s", b"x" * 10_000)
+
+        threads = [threading.Thread(target=small) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        try:
+            time.sleep(0.2)
+            for _ in range(5):
+                p.publish("", "s", b"x" * 95_000)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        p.flush(2 * PATIENCE_S)
 
 
 def test_memory_is_bounded_by_the_window(lab: Lab, publisher: Make) -> None:

@@ -128,27 +128,6 @@ def test_many_tasks_publish_at_once(lab: Lab, loop: LoopThread) -> None:
     assert sequences(lab) == list(range(1, 4001))
 
 
-def test_a_large_message_is_not_overtaken_for_ever(lab: Lab, loop: LoopThread) -> None:
-    """It needs most of the window, which small ones keep filled."""
-
-    async def small(p: AsyncPublisher, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            await p.publish("", "q", b"x" * 10_000)
-
-    async def main() -> None:
-        async with publisher(lab, window_bytes=100_000, publish_timeout_s=2 * PATIENCE_S) as p:
-            stop = asyncio.Event()
-            tasks = [asyncio.create_task(small(p, stop)) for _ in range(20)]
-            await asyncio.sleep(0.2)
-            for _ in range(5):
-                await p.publish("", "q", b"x" * 95_000)
-            stop.set()
-            await asyncio.gather(*tasks)
-            await p.flush(2 * PATIENCE_S)
-
-    loop.run(main())
-
-
 def test_a_publish_that_is_cancelled_was_not_sent(lab: Lab, loop: LoopThread) -> None:
     """Cancelled at every moment, while others go on: no ID is lost, given twice, or sent without somebody who waits for it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pika
@@ -15,6 +16,7 @@ from raw_client import RawClient
 from raw_client import publish as publish_frames
 
 from broker_plugin import building, frames, headers
+from broker_plugin.parking import ALONE
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 
@@ -91,6 +93,59 @@ def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
     assert sorted(consume(door, queue, 10)) == list(range(10))
     time.sleep(2)  # longer than until it is tried again
     assert depth(group.lab.nodes[group.backup].broker, deleted) == 0
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_what_a_full_queue_refuses_is_in_its_other_queues_once(group: Pair, kind: str) -> None:
+    """The backup's is full, as the primary's consumer holds as much: each try through the exchange gave all others of its queues one copy more."""
+    exchange, free, full = (f"{name}-{kind}-{time.time_ns()}" for name in ("fan", "free", "full"))
+    declare(group.door, free, queue_type=kind)
+    declare(group.door, full, queue_type=kind, max_length=5, overflow="reject-publish")
+    channel = channel_to(group.door)
+    channel.exchange_declare(exchange, "topic", durable=True)
+    for queue in (free, full):
+        channel.queue_bind(queue, exchange, "a.#")
+    time.sleep(2)
+    held: list[int] = []
+
+    def fill(numbers: range) -> None:
+        for number in numbers:
+            channel.basic_publish(exchange, f"a.{number}", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+        while (got := channel.basic_get(full))[0] is not None:
+            held.append(got[0].delivery_tag)
+
+    def is_full() -> bool:
+        return f"queue '{full}' in vhost '/' is full here" in group.lab.status(group.backup)["reason"]
+
+    backup = group.lab.nodes[group.backup].broker
+    fill(range(5))
+    fill(range(5, 10))
+    eventually("the backup to be full", is_full)
+    time.sleep(5)
+    fill(range(10, 15))
+    eventually("the other queue to have what came later, too", lambda: depth(backup, free) >= 15)
+    time.sleep(1)
+    assert depth(backup, free) == 15
+    channel.basic_ack(held[10], multiple=True)
+    eventually("what was refused to be where there is room now", lambda: not is_full() and depth(backup, full) == 4)
+    assert depth(backup, free) == 15
+    fill(range(15, 20))
+    fill(range(20, 25))
+    eventually("the backup to be full again", is_full)
+    channel = channel_to(group.fail_over())
+    for queue, numbers in ((free, range(25)), (full, range(11, 25))):
+        found: list[tuple[int, str]] = []
+
+        def all_found(queue: str = queue, numbers: range = numbers, found: list[tuple[int, str]] = found) -> bool:
+            while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+                found.append((int(got[2]), got[0].routing_key))
+            return len(found) >= len(numbers)
+
+        eventually("all of it to come", all_found)
+        assert found == [(number, f"a.{number}") for number in numbers]
+    exchanges = partial(group.lab.ctl, group.backup, "list_exchanges", "name")
+    assert exchange in exchanges()
+    eventually("the node's own exchange to be gone", lambda: ALONE not in exchanges())
 
 
 def read(url: str, stream: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from load import eventually, told
@@ -51,8 +52,11 @@ def test_each_session_gets_its_turn(lab: Lab) -> None:
         def problems(site: str) -> list[str]:
             return [client["problem"] for client in lab.status("e1")["sessions"][site]["clients"].values() if client["problem"]]
 
+        def lacks_channels(site: str) -> bool:
+            return any("all 8 of the connection are in use" in problem for problem in problems(site))
+
         for site in ("west", "north"):
-            eventually(f"a session with {site} to say what it lacks", lambda site=site: "all 8 of the connection are in use" in problems(site)[0])
+            eventually(f"a session with {site} to say what it lacks", partial(lacks_channels, site))
     finally:
         go.set()
     for source in sources:

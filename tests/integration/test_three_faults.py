@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from history import span
+from history import exactly, span
 from load import command, consume, declare, depth, eventually, set_up, switch_over
 from test_faults import SETTLE_S
 from test_three_nodes import all_in_sync, equal, promoted
@@ -123,7 +123,7 @@ def test_a_node_that_has_lost_everything(lab: Lab, which: str) -> None:
         for number in range(KEPT):
             publisher.publish("", kept, b"%d" % number)
         publisher.flush(60)
-    assert consume(lab.nodes[primary].door, kept, TAKEN) == list(range(TAKEN))
+    exactly(consume(lab.nodes[primary].door, kept, TAKEN), range(TAKEN))
     outages = []
     with loaded(lab) as load:
         began = time.time()
@@ -140,4 +140,4 @@ def test_a_node_that_has_lost_everything(lab: Lab, which: str) -> None:
         eventually(f"what was kept at {node.name}", lambda node=node: depth(node.broker, kept) == KEPT - TAKEN)
     switch_over(lab, empty)
     assert all_in_sync(lab)[0] == empty
-    assert consume(lab.nodes[empty].door, kept, KEPT - TAKEN) == list(range(TAKEN, KEPT))
+    exactly(consume(lab.nodes[empty].door, kept, KEPT - TAKEN), range(TAKEN, KEPT))

@@ -234,6 +234,47 @@ def test_two_begin_anew_at_once(lab: Lab) -> None:
     assert consume(lab.nodes[others[1]].door, kept, 200) == list(range(100, 300))
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_all_are_killed_and_started_one_after_the_other(lab: Lab, alone: bool) -> None:
+    """Nobody leads before the last one is there, which may know more. `alone`: it does, as it was the last in the set."""
+    primary, *others = all_in_sync(lab)
+    queue = f"all-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue)
+
+    def publish(numbers: range) -> None:
+        with Publisher([lab.nodes[primary].door], f"{queue}-{numbers.start}") as publisher:
+            for number in numbers:
+                publisher.publish("", queue, b"%d" % number)
+            publisher.flush(CONFIRM_S)
+
+    publish(range(100))
+    for name in others:
+        lab.kill(name)
+        if alone:
+            eventually("it to be removed", lambda name=name: command("remove", name, lab=lab)[0] == 0)
+    if alone:
+        publish(range(100, 200))
+    lab.kill(primary)
+    *early, last = [*others, primary] if alone else [primary, *others]
+    for name in early:
+        lab.start(name)
+    eventually("what they have to be read", lambda: all("waiting for the other nodes" in lab.status(name)["reason"] for name in early))
+
+    def refused(name: str) -> bool:
+        code, said = command("promote", name, "--down", last, lab=lab)
+        assert code == 1, said
+        return re.search("longer log|was not in sync|went down and it has not caught up since", said) is not None
+
+    for name in early:
+        eventually(f"a promotion of {name} to be refused", lambda name=name: refused(name))
+    assert {told(lab, name)["role"] for name in early} == {"catch-up"}
+    lab.start(last)
+    now = all_in_sync(lab, applied=True)[0]
+    assert now == primary or not alone
+    assert consume(lab.nodes[now].door, queue, 200 if alone else 100) == list(range(200 if alone else 100))
+    equal(lab, queue)
+
+
 def held(confirms: list[Confirm]) -> bool:
     """Whether nothing is confirmed for longer than mode `available` would wait with the same settings."""
     time.sleep(2 * BACKUP_TIMEOUT_S)

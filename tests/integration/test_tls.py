@@ -272,6 +272,28 @@ def test_half_open_handshakes_end_in_time(lab: Lab, tmp_path: Path) -> None:
         eventually("all to be told of", lambda: hurried.said().count(f"longer than {HANDSHAKE_S} seconds") == len(sockets))
 
 
+def test_a_door_that_requires_certificates_and_tls_1_3_takes_nothing_less(lab: Lab, tmp_path: Path) -> None:
+    assert lab.authority is not None
+    tls = tomllib.loads(lab.nodes["e1"].config.read_text())["tls"]
+    files = "".join(f"{key} = {json.dumps(value)}\n" for key, value in tls.items())
+    tables = f'[door.tls]\nverify = "required"\nminimum_version = "1.3"\n{files}[tls]\n{files}'
+    with Sidecar(lab, tmp_path, f"strict-{time.time_ns() % 10**9}", more=tables) as strict:
+        strict.becomes("active")
+
+        def tried(context: ssl.SSLContext) -> pika.URLParameters:
+            found = parameters(lab, "e1", context)
+            found.port = int(strict.door.rpartition(":")[2])
+            return found
+
+        with_certificate, without = trusting(lab, lab.authority.issue("a-client", "anybody")), trusting(lab)
+        older = trusting(lab, lab.authority.issue("a-client", "anybody"))
+        older.maximum_version = ssl.TLSVersion.TLSv1_2
+        for context in (without, older):
+            with pytest.raises((AMQPConnectionError, OSError)):
+                pika.BlockingConnection(tried(context))
+        works(lab, tried(with_certificate))
+
+
 # -- logins by certificate
 
 

@@ -26,7 +26,7 @@ VISITS_MAX = 3
 
 def records_are_current(known: DeliveryFilter) -> None:
     for target in known.queues():
-        assert target._export() == target._as_record()
+        assert target.export() == target._as_record()
 
 
 class OneNodeMachine(RuleBasedStateMachine):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MODULE = Path(__file__).parent / "lrq_test_interceptors.py"
-OFFERED = {"recorder": "Recorder", "gate-a": "Gate", "gate-z": "Gate", "failing": "Failing", "slow": "Slow"}
+OFFERED = {"recorder": "Recorder", "gate-a": "Gate", "gate-z": "Gate", "failing": "Failing", "slow": "Slow", "hanging": "Hanging"}
 
 
 def install(folder: Path, offered: Mapping[str, str] = OFFERED, distribution: str = "lrq_test_interceptors") -> Path:

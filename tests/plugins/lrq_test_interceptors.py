@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from enum import Enum
@@ -86,3 +87,27 @@ class Slow(Interceptor):
         if self._path:
             with open(self._path, "w") as file:
                 file.write(str(self._seen))
+
+
+class Hanging(Interceptor):
+    """Does not come back from `routing` of a message whose body begins with a way not to."""
+
+    refuses = True
+
+    def routing(self, event: Routing) -> None:
+        how = bytes(event.body or b"").partition(b" ")[0]
+        if how == b"sleeps":
+            time.sleep(3_600)
+        elif how == b"waits":
+            threading.Event().wait()
+        elif how == b"reads":
+            ours, _theirs = socket.socketpair()
+            ours.recv(1)
+        elif how == b"computes":
+            while True:
+                pass
+        elif how == b"swallows":
+            try:
+                time.sleep(3_600)
+            except BaseException:
+                time.sleep(3_600)

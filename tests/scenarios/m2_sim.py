@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations
-from lrq_ha.replication.filter import DeliveryFilter, Kind, Verdict
+from lrq_ha.replication.filter import DeliveryFilter
+from lrq_ha.replication.queue_filter import Kind, Verdict
 from lrq_ha.replication.visits import Deaths, origin_of, visit_of
 
 VHOST = "/"

@@ -344,6 +344,29 @@ def longer_log_ignored(**options: object) -> None:
     assert c.primary() is c.hosts[2]
 
 
+def went_on_without_it(**options: object) -> Cluster:
+    """n1 has taken n2 out, confirmed with n3, and gone down. n2 does not know of it; its connections with n3 have stood since before."""
+    c = group(3, **options)
+    c.cut(1, 2)
+    c.settle(2.0)
+    assert c.node(1).log.members == {1, 3}
+    m0 = c.append(1)
+    c.settle(0.2)
+    assert confirmed(c, m0)
+    c.crash(1)
+    return c
+
+
+def longer_log_promised(**options: object) -> None:
+    c = went_on_without_it(**options)
+    c.node(2).peers[3].epoch = 0  # as on a connection that has not brought a heartbeat yet: n3 has not noticed
+    c.promote(2, {1})
+    c.settle(only={2, 3})
+    answer = c.hosts[2].answer
+    assert answer
+    assert "n3 answered and has a longer log" in answer.text
+
+
 def applied_queue(**options: object) -> None:
     c = group(2, **options)
     c.append(1)
@@ -442,6 +465,7 @@ TRACES: list[tuple[Callable[..., None], str, str]] = [
     (removal_at_append, "removal counts at append", "silent loss: n1"),
     (addition_when_safe, "addition counts when safe under the old set", "untrue: n2"),
     (longer_log_ignored, "shorter log promoted", "G1"),
+    (longer_log_promised, "an operator needs no force to promote over a longer log", "n2 is promoted without force"),
     (applied_queue, "tail judged by the writer of the next entry", "silent loss: n1"),
     (lower_leader_in_the_stream, "a lower leader is not ignored", "A: the memory of n2"),
     (other_predecessor_in_the_stream, "the predecessor's epoch is not compared", "A: the memory of n2"),
@@ -478,3 +502,13 @@ def test_strict_removed_node_must_rejoin() -> None:
     c.promote(2, {1})
     c.settle(only={2})
     assert c.lost == {m0}
+
+
+def test_what_a_backup_had_of_a_primary_that_is_lost_is_known() -> None:
+    """The others knew its log as it was when they were connected: a dry run saw nothing wrong."""
+    c = went_on_without_it()
+    c.settle(0.5)
+    for dry_run in (True, False):
+        answer = c.promote(2, {1}, dry_run=dry_run)
+        assert answer
+        assert answer.text == "n3 answers and has a longer log: promote n3 instead"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from m2_sim import NotNow, OneNode, OneNodeWithWindows, Pair, Violation
 
-from lrq_ha.replication.filter import Verdict
+from lrq_ha.replication.queue_filter import Verdict
 
 # ---- one node, killed (m2_filter.txt) ------------------------------------------------------------------------------
 

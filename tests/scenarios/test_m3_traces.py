@@ -111,10 +111,42 @@ def refusal_before_the_checkpoint(**options: object) -> None:
     refusal_that_is_lost(checkpoint=True, **options)
 
 
+def followed_by_others(**options: object) -> None:
+    """A message comes to one queue two ways. What a client does with the dead letter holds up the other, and that what follows it."""
+    world = World(2, **options)  # type: ignore[arg-type]
+    publisher = Client(world, "o", targets=(("ways", ""),))
+    site = alone(publisher, "d")
+    assert publisher.relay is not None
+    for declaration in (("declare", "e", 0, "d", 1), ("exchange", "ways"), ("bind", "ways", "e"), ("bind", "ways", "d")):
+        publisher.relay.topology(declaration, lambda: None)
+        pump(world, 1)
+    first, second = (Client(world, name, queue="d", prefetch=3) for name in ("c1", "c2"))
+    for consumer in (first, second):
+        consumer.connect(site)
+    for _ in range(2):
+        publisher.publish(random.Random(1))
+        pump(world, 1)
+    for consumer, (number, deaths) in zip((first, second, first), ((1, ()), (1, (("e", 1),)), (2, ()))):
+        assert consumer.relay is not None
+        copy = site.broker.queues["d"].ready[0]
+        assert (copy.number, copy.deaths) == (number, deaths)
+        site.broker.deliver(consumer.relay.pipe, "d")
+    assert first.relay is not None
+    assert second.relay is not None
+    second.relay.reply()
+    second.relay.settle(second.held, "ack")
+    first.relay.reply()
+    assert not first.held
+    first.relay.reply()
+    pump(world, 1)
+    assert len(first.held) == 2
+
+
 TRACES: list[tuple[Callable[..., None], str, str]] = [
     (record_of_lost_entries, "sequences that a lost host's record knows are taken for applied", "lost: m5"),
     (refusal_that_is_lost, "what only a lost host's record knows as refused is taken for refused", "lost: m2"),
     (refusal_before_the_checkpoint, "the same, where it stands before the last CHECKPOINT", "lost: m2"),
+    (followed_by_others, "what follows one that is held is given out before it", "G4: n1 delivers"),
 ]
 
 

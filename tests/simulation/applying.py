@@ -13,7 +13,7 @@ from broker import Copy, Pipe
 from coding import VHOST, decode_publish, decode_topology
 
 from broker_plugin.replica import Entry
-from lrq_ha.replication.filter import QueueFilter, Verdict
+from lrq_ha.replication.queue_filter import QueueFilter, Verdict
 from lrq_ha.replication.visits import Deaths, origin_of
 
 if TYPE_CHECKING:

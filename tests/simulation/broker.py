@@ -2,10 +2,12 @@
 
 Rules:
 - A connection is two FIFOs. What a killed sidecar had written (`abandoned`) may still be carried out, until the broker closes the connection.
-- Only the head of a queue expires. What a consumer holds neither expires nor counts for the length; given back it takes its old place.
+- Only the head of a queue expires. What a consumer holds neither expires nor counts for the length; given back it takes its old place, and is flagged
+  as redelivered, whoever had it.
 - A dead letter keeps its line: the queue that its publish was routed to first. Expiry alone that leads back to a queue ends it, as in RabbitMQ.
 - A crash brings held messages back, may lose publishes whose confirm nobody has read, and may bring back what had been acked just before.
-- `gone` is what this broker removed by itself or by a purge or deletion: (epoch, sequence, generation, line).
+- `gone` is what this broker removed by itself or by a purge or deletion: (epoch, sequence, generation, line). Not what somebody rejects from a queue
+  without dead letters: who does so says that its line is done.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Copy:
     died: tuple[str, ...] = ()
     place: int = 0
     expires_at: float = NEVER
+    redelivered: bool = False
 
     def __lt__(self, other: Copy) -> bool:
         return self.place < other.place
@@ -143,6 +146,7 @@ class Broker:
         if queue is None:
             self._gone(copy)
             return
+        copy.redelivered = True
         insort(queue.ready, copy)
         self._trim(queue)
 
@@ -208,10 +212,13 @@ class Broker:
     def _on_reject(self, pipe: Pipe, tag: int) -> None:
         if tag in pipe.held:
             name, copy = pipe.held.pop(tag)
-            if name in self.queues:
-                self._die(self.queues[name], copy, rejected=True)
-            else:
+            queue = self.queues.get(name)
+            if queue is None:
                 self._gone(copy)
+            elif queue.arguments.dead_letters:
+                self._die(queue, copy, rejected=True)
+            elif self.say:
+                self.say(f"{name}: {copy} is rejected")
 
     def _on_requeue(self, pipe: Pipe, tag: int) -> None:
         if tag in pipe.held:

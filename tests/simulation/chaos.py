@@ -231,7 +231,7 @@ class Chaos:
             c.remove(c.primary().id, r.choice(sorted(c.hosts)))  # type: ignore[union-attr]
             return
         primary = c.primary()
-        if r.random() < 0.2 and primary and not primary.ended:
+        if r.random() < 0.4 and primary and not primary.ended:
             c.switchover(primary.id, r.choice((0, *sorted(c.hosts))))
             return
         # With restart_alone his word means "and stays down until it has reached the new primary", for which these nodes do not wait: he gives none.

@@ -27,6 +27,7 @@ from lrq_ha.replication.events import (
     Effect,
     EntryKind,
     Event,
+    Given,
     HeadMoved,
     Heartbeat,
     Message,
@@ -143,6 +144,11 @@ class Host:
     @property
     def up(self) -> bool:
         return self.node is not None
+
+
+def _rank(log: list[Entry]) -> tuple[int, int]:
+    """LogState.rank, of the entries themselves."""
+    return (log[-1].epoch if log else 0, len(log))
 
 
 def read_stream(stream: Iterable[Record]) -> tuple[list[Entry], int]:
@@ -537,8 +543,12 @@ class Cluster:
         assert answer is not None
         core = self.node(i)
         if answer.ok and core.safe == core.log.end:
-            self._feed(host, StepDown(answer.node, True))
+            self._feed(host, StepDown(answer.node, self.given(host)))
         return answer
+
+    def given(self, host: Host) -> Given:
+        """What clients may have been given of what is still there: its driver knows."""
+        return ()
 
     def discard(self, i: int) -> None:
         """`reinit --discard`: a node that is down begins again with an empty stream."""
@@ -899,7 +909,20 @@ class Cluster:
         if self.strict and not self.removed_by_hand:
             raise Violation(f"strict: n{host.id} is promoted without {sorted(missing)}, which were confirmed")
         self.check_word(host)
+        if not host.forced:
+            self._check_need(host, node, missing)
         self.lost |= missing
+
+    def _check_need(self, host: Host, node: Node, missing: set[int]) -> None:
+        """Nobody who has promised and had a longer log has what the new owner lacks.
+
+        Not where that one is diverged. Where its log is shorter, and it would refuse to drop it, it is another history: the operator has chosen.
+        """
+        rank = _rank(host.entries[:-1])
+        promised = [h for h in self.running() if h.node and h.node.log.top == node.leading and h.node.role is not Role.DIVERGED]
+        for other in promised:
+            if (held := missing - self._lacks(other.entries)) and _rank(other.entries) > rank:
+                raise Violation(f"n{host.id} is promoted without force, and lacks {sorted(held)}, which n{other.id} has, who promised")
 
     def check_word(self, host: Host) -> None:
         """A node that would say, started from what is on its stream now, that it was in sync when it last heard its primary, lacks nothing

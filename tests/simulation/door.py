@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker import PARTIAL, Copy
@@ -17,7 +18,7 @@ from coding import METHODS, VHOST, encode_publish, encode_topology
 from broker_plugin.channels import Channel, Delivery, Settled
 from broker_plugin.topology import DELETES, Replicate
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.filter import Verdict
+from lrq_ha.replication.queue_filter import Verdict
 
 if TYPE_CHECKING:
     from clients import Client
@@ -134,17 +135,19 @@ class Relay:
         last = 0
         plain: dict[tuple[str, str], list[int]] = {}
         for tag in tags:
-            for delivery in self.channel.take_out(tag, False).values():
+            for delivery in self.channel.settle(tag, False):
                 copy = self.copies.pop(tag)
                 self.world.released(self.site, copy)
+                if what == "requeue":
+                    self.replica.gave_back([delivery])
                 if what == "ack" and not delivery.deaths:
                     plain.setdefault(delivery.queue, []).append(delivery.sequence)
                     self.world.acking.append((delivery.queue, copy))
                 elif what != "requeue":
                     operate = self.replica.dequeue if what == "ack" else self.replica.reject
                     last = operate(delivery.queue, [delivery.sequence], delivery.deaths)
-                    if what == "ack":
-                        self.world.finish(copy, self.replica.node.leading, last)
+                    told = self.world.finish if what == "ack" else partial(self.world.rejected, self.site, delivery.queue[1])
+                    told(copy, self.replica.node.leading, last)
         for queue, sequences in plain.items():
             last = self.replica.dequeue(queue, sequences, ())
             for key, copy in self.world.acking:
@@ -190,6 +193,11 @@ class Relay:
             sequence = self.replica.topology(VHOST, Replicate(queue, entry=encode_topology(barrier.what)))
         self._declaring.append((sequence, barrier.then))
         self.replica.progress.waiting_safe.add(self)
+
+    @property
+    def declares(self) -> bool:
+        """Whether a declaration was carried out and its entry may not be safe."""
+        return bool(self._declaring)
 
     def purge_spares(self, held: list[int]) -> list[int]:
         """What clients hold is not in the queue."""
@@ -281,7 +289,7 @@ class Relay:
                     self.replica.progress.applied(sequence, sequence)
                 self._confirm(lambda client: client.committed())
             case ("deliver", tag, name, copy):
-                if self._held:  # what follows one that is withheld keeps its order
+                if self.keeps_back():
                     self._held.append((tag, name, copy))
                 elif self.client is not None:
                     self._judge(tag, name, copy)
@@ -296,6 +304,10 @@ class Relay:
                 self.client_lost()
         return True
 
+    def keeps_back(self) -> bool:
+        """What follows one that is withheld keeps its order."""
+        return bool(self._held)
+
     def _judge(self, tag: int, name: str, copy: Copy) -> None:
         queue = (VHOST, name)
         verdict = self.verdict(queue, copy)
@@ -305,7 +317,7 @@ class Relay:
             self.replica.progress.seen(copy.sequence)
             self.channel.deliveries[tag] = Delivery(queue, copy.sequence, copy.deaths)
             self.copies[tag] = copy
-            self.world.delivered(self.site, name, copy, self.pipe, tag, redelivered=copy.sequence <= self.replica.given_out.redelivered_upto)
+            self.world.delivered(self.site, name, copy, self.pipe, tag, redelivered=self.replica.given_out.comes_again(copy.sequence, False))
             self.client.delivered(tag)
         elif verdict is Verdict.HOLD:
             self._held.append((tag, name, copy))
@@ -366,7 +378,7 @@ class Relay:
         for copy in self.copies.values():
             self.world.released(self.site, copy)
         self.copies.clear()
-        self.channel.deliveries.clear()
+        self.replica.gave_back(self.channel.let_go())
         if client is not None:
             client.lost()
 

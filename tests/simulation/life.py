@@ -20,8 +20,8 @@ from sidecar import Site
 from world import At, World
 
 from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.filter import Verdict
 from lrq_ha.replication.ids import Dedup
+from lrq_ha.replication.queue_filter import Verdict
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import BATCH_BYTES
 
@@ -461,9 +461,9 @@ class Life(Chaos):
                     raise Violation(f"{a[1]} is in {a[0]} of n{first.id} and in {b[0]} of n{site.id}")
 
     def declared(self, site: Site) -> dict[str, Any]:
-        """A node's queues; where a host has lost the end of its log, without those whose declaration was there, which its broker has kept."""
-        known = site.replica.declared.queues
-        return {name: queue.arguments for name, queue in site.broker.queues.items() if not self.world.host_lost or (VHOST, name) in known}
+        """A node's queues; where the log may lack declarations that its broker has carried out, without those."""
+        known, all_known = site.replica.declared.queues, not (self.world.host_lost or self.world.in_doubt)
+        return {name: queue.arguments for name, queue in site.broker.queues.items() if all_known or (VHOST, name) in known}
 
     @staticmethod
     def describe(host: Host) -> str:

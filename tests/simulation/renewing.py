@@ -54,6 +54,7 @@ class Life:
 
     def __init__(self, seed: int, off: str = "", steps: int = 4_000) -> None:
         self.random = random.Random(seed)
+        self.expires, self.rejects = self.random.choice((0.05, 0.3)), self.random.choice((0.5, 0.9))  # how often, and how far up
         self.off = off
         self.steps = steps
         self.log: list[tuple[object, ...]] = [()]  # entry n at n
@@ -154,7 +155,7 @@ class Life:
         if what < 0.2:
             self.passes.stirred(copy.sequence)
             insort(self.queues[queue], copy)
-        elif what < 0.5 and queue in DEAD_LETTERS:
+        elif what < self.rejects and queue in DEAD_LETTERS:
             self.passes.stirred(copy.sequence)
             self.finish("reject", queue, copy)
             self.die(queue, copy)
@@ -183,8 +184,6 @@ class Life:
         self.mover = self.renew()
 
     def renew(self) -> Iterator[None]:
-        if self.off == "nobody waits for what was published before":
-            yield
         while any(copy.sequence <= self.checkpoint for _, copy in self.under_way):
             yield
         rounds = Rounds(self.passes, 1_000)
@@ -293,11 +292,14 @@ class Life:
         self.held.clear()
         if promotes:
             self.promotions += 1
+            self.passes.count_no_more()
             queues = self.replay(1)
             self.queues = {name: [] for name in FAMILY}
             self.late.clear()
             for name, dead in (("b", "d"), ("w", "r")):
                 for copy in [copy for copy in queues[dead] if self.random.random() < 0.3]:
+                    if (name, copy.sequence, copy.visit - (name == "w")) not in self.done:
+                        continue  # published here by the renewal: it was not rejected there
                     queues[dead].remove(copy)
                     copy.visit -= name == "w"
                     self.late.add((name, copy.sequence, copy.visit))
@@ -336,7 +338,7 @@ class Life:
 
     def one_step(self, r: random.Random) -> None:
         steps: list[tuple[float, Callable[[], object]]] = [
-            (0.3 if self.publishes else 0.0, self.publish), (0.5, self.consume), (0.5, self.settle), (0.3, self.expire),
+            (0.3 if self.publishes else 0.0, self.publish), (0.5, self.consume), (0.5, self.settle), (self.expires, self.expire),
             (0.6, lambda: self.land(r.randint(1, 3))),
         ]  # fmt: skip
         for chance, step in steps:

@@ -5,6 +5,7 @@ Rules are those of docs/architecture.md. `LOG` parts are looked for in lives of 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,23 +16,26 @@ import applying
 import sidecar
 import world
 from applying import Applier, Sweeper
+from broker import Copy
 from door import Relay
+from pyroaring import BitMap64
 from sidecar import Site, Streams
 
 from broker_plugin import replica as replica_module
 from broker_plugin.channels import Settled
+from broker_plugin.given_out import GivenOut
 from broker_plugin.wire import checkpoint_of, parse_batch
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication import candidate as candidate_module
-from lrq_ha.replication import filter as filter_module
 from lrq_ha.replication import follower as follower_module
 from lrq_ha.replication import leader as leader_module
+from lrq_ha.replication import queue_filter as queue_filter_module
 from lrq_ha.replication.applied import Generations
 from lrq_ha.replication.base import NodeBase, Written
 from lrq_ha.replication.candidate import Candidate
 from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
 from lrq_ha.replication.events import Ack, Effect, Event, Heartbeat, Lead, Opened, Push, Recover, WriteBatch, WriteFence
-from lrq_ha.replication.filter import DeliveryFilter, QueueFilter, Verdict
+from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.follower import Follower
 from lrq_ha.replication.ids import Dedup
 from lrq_ha.replication.in_sync import InSyncSet
@@ -39,6 +43,7 @@ from lrq_ha.replication.leader import Leader
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, Members, common_end, safe_position
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import owner_of
+from lrq_ha.replication.queue_filter import QueueFilter, Verdict
 from lrq_ha.replication.requests import Requests
 from lrq_ha.replication.visits import Deaths
 from lrq_ha.sidecar import rebuild as rebuild_module
@@ -334,6 +339,72 @@ def verdict_without(*off: Verdict, instead: Verdict = Verdict.GIVE) -> Callable[
 _verdict = QueueFilter.verdict
 
 
+def send_out_of_order(self: Applier, message: Any) -> None:
+    _send(self, message)
+    inbox, waiting = self._pipe.inbox, self.open
+    if message.sequence % 5 == 0 and len(inbox) > 1 and inbox[-1][0] == inbox[-2][0] == "publish":
+        inbox[-1], inbox[-2] = inbox[-2], inbox[-1]
+        waiting[-1], waiting[-2] = waiting[-2], waiting[-1]
+
+
+_send = Applier._send
+
+
+def commit_in_pieces(self: Relay, *what: Any) -> None:
+    append = replica_module.Replica.append
+
+    def alone(replica: replica_module.Replica, *entry: Any, **more: Any) -> int:
+        last = append(replica, *entry, **more)
+        replica.flush()
+        return last
+
+    with patch.object(replica_module.Replica, "append", alone):
+        _commit(self, *what)
+
+
+_commit = Relay.commit
+
+
+def confirm_in_any_case(self: Relay, tell: Callable[[Any], None], ok: bool = True) -> None:
+    if self.client is not None:
+        tell(self.client)
+
+
+def confirm_before_the_own_stream(self: Relay) -> None:
+    self._until_durable = deque((tag, 0) for tag, _ in self._until_durable)
+    _durable_advanced(self)
+
+
+_durable_advanced = Relay.durable_advanced
+
+
+def give_what_was_refused(self: QueueFilter, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
+    verdict = _verdict(self, seq, generation, deaths)
+    return Verdict.GIVE if verdict is Verdict.ACK and seq in self._filter.refused._done and seq not in self._done else verdict
+
+
+def give_what_was_purged(self: QueueFilter, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
+    verdict = _verdict(self, seq, generation, deaths)
+    alone = seq not in self._done and seq not in self._filter.refused._done
+    return Verdict.GIVE if verdict is Verdict.ACK and not deaths and self._is_purged(seq) and alone else verdict
+
+
+def reject_what_is_live(self: Sweeper, target: QueueFilter, copy: Copy) -> Verdict:
+    verdict = _judged_by_the_sweeper(self, target, copy)
+    return Verdict.REJECT if verdict is Verdict.GIVE else verdict
+
+
+_judged_by_the_sweeper = Sweeper.judge
+
+
+def reject_at_the_door(self: Relay, queue: tuple[str, str], copy: Copy) -> Verdict:
+    verdict = _verdict_at_the_door(self, queue, copy)
+    return Verdict.REJECT if verdict is Verdict.GIVE and copy.sequence % 3 == 0 else verdict
+
+
+_verdict_at_the_door = Relay.verdict
+
+
 def skip_any_route(self: DeliveryFilter, queues: Sequence[tuple[str, str]], seq: int) -> bool:
     return any(target.is_done(seq) for target in self.queues())
 
@@ -344,6 +415,16 @@ def recovery_without_redelivered(self: world.World, host: Any, node: Node, effec
 
 
 _begin_recovery = world.World._begin_recovery
+
+
+def reply_out_of_order(self: Relay) -> bool:
+    replies = self.pipe.outbox
+    if len(replies) > 1 and replies[0][0] == replies[1][0] == "deliver":
+        replies[0], replies[1] = replies[1], replies[0]
+    return _reply(self)
+
+
+_reply = Relay.reply
 
 
 def refuse_in_doubt(self: Relay, settled: Settled, first: int, run: pb.Run) -> None:
@@ -385,6 +466,7 @@ LOG: dict[str, Part] = {
     "promoted over a node that is heard": Part("R12", _patched(NodeBase, "hears", lambda *_: False)),
     "promoted over a node that is reached": Part("R12", _patched(Requests, "_half_answers", half_answers_if_heard)),
     "shorter log promoted": Part("R12", _patched(LogState, "rank", property(lambda _self: (0, 0)))),
+    "an operator needs no force to promote over a longer log": Part("R12", _patched(Candidate, "gives_way_to", lambda *_: False)),
     "a leader goes on that has seen a newer epoch": Part("R13", _patched(Leader, "superseded_by", lambda *_: False)),
     "a leader does not learn of a newer epoch from a heartbeat": Part("R13", _patched(Node, "_on_heartbeat", heartbeat_without_its_epoch)),
     "FENCE does not tell a node that it is out": Part("R13", _patched(LogIndex, "fence", fence_without_out)),
@@ -402,14 +484,18 @@ LOG: dict[str, Part] = {
     "a log begins at a renewal that is not over": Part("R17", _patched(LogIndex, "renewed", renewed_when_begun)),
 }
 QUEUES: dict[str, Part] = {
+    "a transaction is more than one batch": Part("R4", _patched(Relay, "commit", commit_in_pieces)),
+    "what is taken is confirmed before the expected backups are in the set": Part("R12", _patched(Relay, "_confirm", confirm_in_any_case)),
     "a backup applies what is not safe": Part("R5", _patched(Applier, "may_apply", lambda self, entry: True)),
     "the door passes on what is not safe": Part("R5", _patched(Relay, "may_leave", lambda self, sequence: True)),
     "a publish is confirmed before its queues have it": Part("R5", _patched(Relay, "publish", confirm_when_safe)),
     "R passes what the broker has not confirmed": Part("R5", _patched(Applier, "_send", send_and_count)),
+    "a backup's publishes change places": Part("R5", _patched(Applier, "_send", send_out_of_order)),
+    "local completion does not wait for the own stream": Part("R5", _patched(Relay, "durable_advanced", confirm_before_the_own_stream)),
     "what is in doubt after local completion is refused": Part("R5", _patched(Relay, "log_again", refuse_in_doubt)),
     "an ID is not looked up": Part("R6", _patched(Dedup, "seen", lambda self, producer, seq: False)),
     "a repeat is confirmed at once": Part("R6", _patched(Relay, "repeat_is_done", lambda self, sequence: True)),
-    "the record has no operations": Part("R7", _patched(DeliveryFilter, "export", lambda self: ((), b""))),
+    "the record has no operations": Part("R7", _patched(DeliveryFilter, "export", lambda self: ((), BitMap64().serialize()))),
     "the record has no generations": Part("R7", _patched(sidecar, "applied_record", record_without_generations)),
     "the record's R is what is safe": Part("R7", _patched(sidecar, "applied_record", record_of_everything)),
     "a restart reads from the last CHECKPOINT, applied or not": Part("R7", _patched(Checkpoints, "start", start_anywhere)),
@@ -420,16 +506,23 @@ QUEUES: dict[str, Part] = {
     "a copy with an operation that is not safe is not held": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.HOLD))),
     "a rejected copy is given out": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.REJECT))),
     "a rejected copy is acked away": Part("R9", _patched(QueueFilter, "verdict", verdict_without(Verdict.REJECT, instead=Verdict.ACK))),
+    "what was refused is given out": Part("R9", _patched(QueueFilter, "verdict", give_what_was_refused)),
+    "what was purged is given out": Part("R9", _patched(QueueFilter, "verdict", give_what_was_purged)),
+    "the sweeper rejects what is live": Part("R9", _patched(Sweeper, "judge", reject_what_is_live)),
+    "the door rejects what is live": Part("R9", _patched(Relay, "verdict", reject_at_the_door)),
+    "what follows one that is held is given out before it": Part("R9", _patched(Relay, "keeps_back", lambda self: False)),
+    "deliveries change places": Part("R9", _patched(Relay, "reply", reply_out_of_order)),
     "a path through a dequeued copy voids nothing": Part("R9", _patched(QueueFilter, "_dequeued_upto", lambda *_: False)),
     "a purge takes what clients hold": Part("R9", _patched(Relay, "purge_spares", lambda self, held: [])),
     "what is known of a deleted queue with dead letters goes with it": Part(
         "R9", _patched(DeliveryFilter, "_depart", lambda self, target, at_seq: self._forget(target, at_seq))
     ),
     "visits are not told apart": Part(
-        "R10", _all(_patched(filter_module, "visit_of", lambda *_: 0), _patched(replica_module, "visit_of", lambda *_: 0))
+        "R10", _all(_patched(queue_filter_module, "visit_of", lambda *_: 0), _patched(replica_module, "visit_of", lambda *_: 0))
     ),
     "origins are not told apart": Part(
-        "R10", _all(_patched(filter_module, "origin_of", lambda deaths: "o" if deaths else ""), _patched(replica_module, "origin_of", lambda *_: "o"))
+        "R10",
+        _all(_patched(queue_filter_module, "origin_of", lambda deaths: "o" if deaths else ""), _patched(replica_module, "origin_of", lambda *_: "o")),
     ),
     "MOVED is not logged": Part("R10", _patched(QueueFilter, "implied_moves", lambda *_: [])),
     "skipped whatever its route": Part("R11", _patched(DeliveryFilter, "may_skip", skip_any_route)),
@@ -440,6 +533,7 @@ QUEUES: dict[str, Part] = {
     "the door does not say redelivered": Part(
         "R12", _patched(world.World, "_EFFECTS", {**world.World._EFFECTS, Recover: recovery_without_redelivered})
     ),
+    "who hands over does not tell what clients have given back": Part("R12", _patched(GivenOut, "given", lambda self: ())),
     "sequences that a lost host's record knows are taken for applied": Part(
         "R16", _all(_patched(Generations, "cut", lambda *_: None), _patched(DeliveryFilter, "lose", lambda *_: None))
     ),

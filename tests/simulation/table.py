@@ -42,23 +42,24 @@ def traces() -> dict[str, tuple[str, Callable[..., None]]]:
     return {part: (trace.__name__, trace) for trace, part, _ in (*test_m1_traces.TRACES, *test_m3_traces.TRACES)}
 
 
-def fails(part: str, found: Found) -> bool:
-    """Whether a life or trace breaks a promise with this part switched off, and none with it."""
+def fails(part: str, found: Found) -> str:
+    """What a life or trace breaks with this part switched off; empty if nothing, or if it breaks something with it, too."""
     with rule_off(part) as options:
-        if not breaks(part, found, options):
-            return False
-    return not breaks(part, found, {})
+        broken = breaks(part, found, options)
+    return "" if broken and breaks(part, found, {}) else broken
 
 
-def breaks(part: str, found: Found, options: dict[str, object]) -> bool:
+def breaks(part: str, found: Found, options: dict[str, object]) -> str:
+    """What is broken; empty if nothing is."""
     try:
         if found.kind == "trace":
             traces()[part][1](**options)
         else:
             RUNS[found.kind](int(found.which), **options)
-    except Violation:
-        return True
-    return False
+    except Violation as error:
+        if isinstance(error.__cause__, Violation | None):  # else it is no promise that is broken, but a program
+            return str(error.__cause__ or error)
+    return ""
 
 
 def documented() -> dict[str, Found]:

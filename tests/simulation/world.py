@@ -20,9 +20,11 @@ from sidecar import SimReplica, Site, Streams, run
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.checkpoints import Checkpoints
 from lrq_ha.replication.events import (
+    Answer,
     Append,
     EntryKind,
     Event,
+    Given,
     OpenDoor,
     Opened,
     OwnConfirmed,
@@ -33,14 +35,15 @@ from lrq_ha.replication.events import (
     SafeAdvanced,
     WriteBatch,
 )
-from lrq_ha.replication.filter import Verdict
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import LogIndex
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import epoch_name
+from lrq_ha.replication.queue_filter import Verdict
 from lrq_ha.replication.retention import Retention
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
+from lrq_ha.replication.visits import Deaths
 from lrq_ha.sidecar.rebuild import rebuild
 
 At = tuple[int, int]  # (epoch, sequence): an entry, wherever it is
@@ -68,6 +71,7 @@ class World(Cluster):
         self.entries_of_number: dict[int, list[At]] = {}
         self.numbered: set[int] = set()
         self.finished: dict[tuple[int, int, str], list[At]] = {}
+        self.discarded: dict[tuple[int, int, str], list[At]] = {}  # lines that consumers rejected from a queue without dead letters
         self.refused: dict[At, list[At]] = {}
         self.purges: dict[str, list[tuple[int, int, int]]] = {}
         self.held_at_purge: dict[At, set[int]] = {}  # what clients held of the queue then, whatever the entry says
@@ -75,16 +79,18 @@ class World(Cluster):
         self.transactions: list[tuple[int, int, int]] = []
         self.out: dict[int, dict[tuple[int, int, str], tuple[Pipe, int]]] = {}
         self.acking: list[tuple[tuple[str, str], Copy]] = []
+        self.given_in: dict[tuple[tuple[int, int, str], Deaths], int] = {}  # the epoch in which a line was delivered first, after these deaths
         self.client_confirms = 0
         self.local_queues: set[str] = set()  # with local completion
         self.early: set[int] = set()  # messages that were confirmed so
         self.refused_late: set[At] = set()  # and by a full queue refused after that
         self.deliveries = 0
-        self.sessions: dict[At, int] = {}
+        self.sessions: dict[At, int] = {}  # by entry: which publisher sent it, over which connection
+        self.newest_given: dict[tuple[Pipe, str, int], int] = {}  # to a consumer, of a queue and session: the last entry that came for the first time
         self.sessions_opened = 0
         self.too_early: list[tuple[int, At, str]] = []  # given out although an entry, not safe yet, dequeues it
         self.host_lost = False
-        self.in_doubt = False  # a declaration was carried out by a broker, and nobody can say whether the log has it
+        self.in_doubt = False  # a declaration was carried out by a broker whose sidecar ended before the log had it for certain
         super().__init__(size, **options)
         for site in self.sites.values():
             site.broker.on_purged = lambda queue, copy, s=site: self._purged(s, queue, copy)
@@ -145,7 +151,7 @@ class World(Cluster):
             site.applied = min(site.replica.progress.tracker.applied, len(site.entries))
         super().crash(i, landed, lost_records=lost_records, broker=broker, sent_arrives=sent_arrives)
         self.host_lost |= lost_records > 0
-        self.in_doubt |= site.barrier is not None and site.barrier.asked
+        self.in_doubt |= (site.barrier is not None and site.barrier.asked) or any(relay.declares for relay in site.relays)
         site.barrier = None
         site.end()
         self.out[i] = {}
@@ -248,8 +254,21 @@ class World(Cluster):
     def _begin_recovery(self, host: Host, node: Node, effect: Recover) -> None:
         super()._recover(host, node, effect)
         replica = cast(Site, host).replica
-        replica.given_out.took_over(replica.node.log.end, clean=False)
+        replica.given_out.took_over(replica.node.log.end, effect.given)
         replica.begin_epoch(effect.epoch)
+
+    def switchover(self, i: int, node: int = 0) -> Answer:
+        """The door is emptied first, and all that is under way gets safe, if it can."""
+        site = self.sites[i]
+        for relay in list(site.relays):
+            relay.client_lost()
+        site.replica.flush()
+        self.settle()
+        return super().switchover(i, node)
+
+    def given(self, host: Host) -> Given:
+        site = cast(Site, host)
+        return None if any(relay.copies for relay in site.relays) else site.replica.given_out.given()
 
     def _new_role(self, host: Host, node: Node, effect: RoleChanged) -> None:
         super()._role_changed(host, node, effect)
@@ -352,10 +371,22 @@ class World(Cluster):
             raise Violation(f"G3: n{site.id} delivers {copy} from {queue}, which was purged")
         if not self.holds(site, (copy.epoch, copy.sequence)):
             raise Violation(f"R5: n{site.id} delivers {copy} from {queue}, which is not safe in its log")
-        if copy.epoch != node.leading and not redelivered:
-            raise Violation(f"R12: n{site.id} delivers {copy} of an earlier epoch without saying that it may have been delivered before")
+        if self.given_in.setdefault((copy.key, copy.deaths), node.leading) != node.leading and not redelivered:
+            raise Violation(f"R12: n{site.id} delivers {copy}, which was delivered in an earlier epoch, without saying so")
+        if not redelivered and not copy.redelivered and not copy.deaths:
+            self._check_given(site, queue, copy, pipe)
         if tag in pipe.held:
             out[copy.key] = pipe, tag
+
+    def _check_given(self, site: Site, queue: str, copy: Copy, pipe: Pipe) -> None:
+        """G4: what one publisher sent to a queue comes to a consumer in its order. What comes again, or has died, need not."""
+        session = self.sessions.get((copy.epoch, copy.sequence))
+        if session is None:
+            return
+        newest = self.newest_given.get((pipe, queue, session), 0)
+        if copy.sequence < newest:
+            raise Violation(f"G4: n{site.id} delivers {copy} from {queue} after entry {newest} of the same publisher")
+        self.newest_given[pipe, queue, session] = copy.sequence
 
     def released(self, site: Site, copy: Copy) -> None:
         """A consumer no longer holds it."""
@@ -364,6 +395,12 @@ class World(Cluster):
     def finish(self, copy: Copy, epoch: int, sequence: int) -> None:
         """A consumer acked it: entry (epoch, sequence)."""
         self.finished.setdefault(copy.key, []).append((epoch, sequence))
+
+    def rejected(self, site: Site, queue: str, copy: Copy, epoch: int, sequence: int) -> None:
+        """A consumer rejected it: entry (epoch, sequence)."""
+        declared = site.broker.queues.get(queue)
+        if declared is not None and not declared.arguments.dead_letters:
+            self.discarded.setdefault(copy.key, []).append((epoch, sequence))
 
     # ---- checks ------------------------------------------------------------------------------------------------------
 
@@ -396,8 +433,9 @@ class World(Cluster):
         """It had left its line's queue by dead-lettering before that was purged."""
         return bool(copy.deaths) and self.is_purged(site, (copy.epoch, copy.sequence), copy.line) and not self.is_finished(site, copy.key)
 
-    def is_finished(self, site: Site, key: tuple[int, int, str]) -> bool:
-        return any(self.holds(site, by) for by in self.finished.get(key, ()))
+    def is_finished(self, site: Site, key: tuple[int, int, str], *how: dict[tuple[int, int, str], list[At]]) -> bool:
+        """Whether a consumer has acked it, or rejected it for good."""
+        return any(self.holds(site, by) for done in how or (self.finished, self.discarded) for by in done.get(key, ()))
 
     def live(self, site: Site) -> Iterator[tuple[int, int, str]]:
         """The lines that a node's log says are not finished, as far as it is safe."""
@@ -414,10 +452,11 @@ class World(Cluster):
         return site.replica.index.filter.verdict((VHOST, queue), copy.sequence, copy.generation, copy.deaths)
 
     def counting(self, site: Site) -> dict[tuple[int, int, str], tuple[str, Copy]]:
-        """The copies in a node's queues that its door would give out or move."""
+        """The copies in a node's queues that its door would give out, or move to where something becomes of them."""
         found: dict[tuple[int, int, str], tuple[str, Copy]] = {}
         for name, copy in site.broker.copies():
-            if self.verdict(site, name, copy) is not Verdict.ACK:
+            verdict = self.verdict(site, name, copy)
+            if verdict is not Verdict.ACK and not (verdict is Verdict.REJECT and self.is_finished(site, copy.key, self.discarded)):
                 if copy.key in found:
                     raise Violation(f"G2: n{site.id} has two copies of {copy}: in {found[copy.key][0]} and in {name}")
                 found[copy.key] = (name, copy)
@@ -429,7 +468,7 @@ class World(Cluster):
         generations = site.replica.index.generations
         waiting = set(site.applier.parked_lines())
         for key in self.live(site):
-            if self.host_lost and key in self.finished:
+            if self.host_lost and (key in self.finished or key in self.discarded):
                 continue  # the entry that says so went with the only host that had it
             if self.goes_with_its_queue(site, key):
                 continue

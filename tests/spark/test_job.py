@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said_in_one_line(spark: SparkSession, nodes: str) -> N
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("matplotlib", "The job draws with matplotlib: .* pip install 'lrq-ha\\[demo\\]'"),
+        ("matplotlib", "The job draws with matplotlib: .* pip install 'CHECKOUT\\[demo\\]'"),
         ("java", "Spark needs Java 17, which is not on this machine"),
         ("folder", "results.json/out'"),
     ],

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import tomllib
+from collections import deque
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
+from pamqp import commands
 
-from broker_plugin import wire
+from broker_plugin import building, frames, wire
 from broker_plugin.door import Door
 from broker_plugin.peers import PeerEnd
 from broker_plugin.replica import Entry
@@ -24,6 +29,7 @@ from lrq_ha.sidecar.receiving import FULL_LIMITS
 
 HEARTBEAT_S = 2
 LIMIT = 1 << 20
+DELAYED = 2_000  # entries
 
 
 class Socket:
@@ -45,6 +51,8 @@ class Socket:
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def get_extra_info(self, _name: str) -> None: ...
 
 
 class Backup:
@@ -81,6 +89,7 @@ class Backup:
         self.core.feed(PeerMessage(2, Lead(epoch_number(1, 2), True, LogState())))
         self.core.feed(OwnConfirmed(1))
         assert self.core.node.following
+        self.core.node.log.in_set = True
 
     def pushed(self, size: int, *, safe: bool = True, run: pb.Run | None = None) -> None:
         """What a push leads to. Without `run`, nothing is to be done for it at the broker."""
@@ -89,11 +98,26 @@ class Backup:
         self.replica.to_apply_bytes += size
         if safe:
             self.replica.progress.safe = self.end
+        self.core.node.log.end = self.end
         self.receiving._consider_pausing()
 
     def applies(self) -> None:
         self.replica.to_apply_bytes -= self.replica.to_apply.popleft().size
         self.receiving.applied()
+
+
+class Hears(asyncio.Protocol):
+    """What comes from the primary, as the door would hand it on."""
+
+    def __init__(self, backup: Backup) -> None:
+        self._end = backup.peer_end
+
+    def data_received(self, data: bytes) -> None:
+        self._end.client_data(data)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._end.client_lost()
+        self._end.host.peer_gone(self._end)
 
 
 class Slow:
@@ -275,6 +299,158 @@ def test_what_waits_for_more_of_the_log_does_not_hold_it_back() -> None:
     run(check)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time it is, to be set."""
+    now = [1_000.0]
+    monkeypatch.setattr("lrq_ha.sidecar.receiving.time.monotonic", lambda: now[0])
+    return now
+
+
+def learns(backup: Backup, clock: list[float], per_s: int) -> None:
+    """A second goes by in which there is too much to write all the time, and so much is written, and comes."""
+    for _ in range(10):
+        for _ in range(per_s // 10):
+            backup.pushed(10)
+            backup.replica.to_apply_bytes -= backup.replica.to_apply.popleft().size
+        clock[0] += 0.1
+        backup.receiving.applied()
+
+
+def test_more_than_a_promotion_can_write_in_time_is_not_taken(clock: list[float]) -> None:
+    """However little it is: a promotion took seconds, after a minute in which its broker had not quite followed."""
+
+    def check(backup: Backup) -> None:
+        for _ in range(DELAYED + 10):
+            backup.pushed(10)
+        learns(backup, clock, 8_000)
+        assert backup.primary.reads
+        for _ in range(1_985):
+            backup.pushed(10)
+        assert backup.primary.reads
+        for _ in range(20):
+            backup.pushed(10)
+        assert not backup.primary.reads
+        said = str(backup.incarnation.status.tell()["reason"])
+        assert "entries behind the log: it takes no more of it for the time being, which slows publishers" in said
+        for _ in range(200):
+            backup.applies()
+        assert backup.primary.reads
+
+    run(check)
+
+
+def test_who_is_not_in_the_set_is_held_back_by_what_it_can_hold_alone(clock: list[float]) -> None:
+    """No confirm waits for it: it came back later, and where the log grew as fast as it wrote, never."""
+
+    def check(backup: Backup) -> None:
+        backup.core.node.log.in_set = False
+        for _ in range(DELAYED + 10):
+            backup.pushed(10)
+        learns(backup, clock, 8_000)
+        for _ in range(20_000):
+            backup.pushed(10)
+        assert backup.primary.reads
+        backup.pushed(LIMIT)
+        assert not backup.primary.reads
+        assert str(backup.incarnation.status.tell()["reason"]).endswith("it takes no more of it for the time being")
+
+    run(check)
+
+
+def test_what_waits_for_a_sweeper_holds_back_nobody(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a purge or a declaration, for two minutes at most: that is not its broker's pace."""
+    monkeypatch.setattr("broker_plugin.applier.time.monotonic", lambda: clock[0])
+
+    def check(backup: Backup) -> None:
+        for _ in range(2 * DELAYED):
+            backup.pushed(10)
+        backup.applier._waits_since = clock[0]
+        clock[0] += 0.1
+        assert backup.applier.overdue() == DELAYED
+        clock[0] += 0.2
+        assert backup.applier.overdue() == 0
+        assert backup.applier.waited_s() == pytest.approx(0.3)
+
+    run(check)
+
+
+@pytest.mark.parametrize(
+    ("run_of", "waits"),
+    [
+        (pb.Run(purge=pb.Purge(vhost="/", queue="q")), ["_moved_on", "write_record"]),
+        (
+            pb.Run(topology=pb.Topology(vhost="/", method=building.method_frame(1, commands.Queue.Declare(queue="q"))[7:-1])),
+            ["_moved_on", "settle_record", "settle_deletion"],
+        ),
+        (
+            pb.Run(topology=pb.Topology(vhost="/", method=building.method_frame(1, commands.Queue.Delete(queue="q"))[7:-1])),
+            ["_moved_on", "settle_record", "_parked_dies"],
+        ),
+    ],
+    ids=["purge", "declaration", "deletion"],
+)
+def test_what_is_waited_for(run_of: pb.Run, waits: list[str], clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweeper and a record are; the broker's confirms of what was published before are its pace, which came out many times too high."""
+    monkeypatch.setattr("broker_plugin.applier.time.monotonic", lambda: clock[0])
+
+    def check(backup: Backup) -> None:
+        applier = backup.applier
+        barrier = applier._replica.barrier
+        lane = SimpleNamespace(settled=False, open_messages=[1], parked=(), declarer=SimpleNamespace(execute=AsyncMock(), purge=AsyncMock()))
+
+        async def takes_a_moment(*_: object) -> None:
+            clock[0] += 1.0
+
+        for name in ("_until", "_moved_on", "_parked_dies"):
+            monkeypatch.setattr(applier, name, takes_a_moment)
+        for name in ("settle_record", "settle_deletion", "write_record"):
+            monkeypatch.setattr(barrier, name, takes_a_moment)
+        monkeypatch.setattr(applier, "_lane", AsyncMock(return_value=lane))
+        monkeypatch.setattr(applier, "_is_superseded", lambda *_: False)
+        applying = applier._apply(Entry(1, 1, run_of, 10, 0.0))
+        with pytest.raises(StopIteration):
+            applying.send(None)
+        assert applier.waited_s() == len(waits)
+        assert clock[0] > len(waits), "and its broker took its time, too"
+
+    run(check)
+
+
+def test_what_waits_for_its_delay_is_not_behind(clock: list[float]) -> None:
+    def check(backup: Backup) -> None:
+        for _ in range(DELAYED):
+            backup.pushed(10)
+        assert backup.applier.overdue() == 0
+        backup.pushed(10)
+        assert backup.applier.overdue() == 1
+        backup.pushed(10, safe=False)
+        assert backup.applier.overdue() == 1, "it cannot be written yet"
+        backup.replica.applying = 100
+        backup.replica.to_apply = deque([*backup.replica.to_apply][100:])
+        assert backup.applier.overdue() == 0
+
+    run(check)
+
+
+def test_large_messages_wait_for_no_delay(clock: list[float]) -> None:
+    """Of 64 KiB, 2,000 are more than a second's work."""
+
+    def check(backup: Backup) -> None:
+        delayed = backup.incarnation._config.replication.apply_delay_bytes_max
+        backup.replica.to_apply.extend(Entry(n, 1, pb.Run(), delayed // 100, 0.0) for n in range(1, 101))
+        backup.replica.to_apply_bytes = delayed
+        backup.replica.progress.safe = 200
+        assert backup.applier.overdue() == 0
+        assert not backup.applier._too_much_waits()
+        backup.replica.to_apply.extend(Entry(n, 1, pb.Run(), delayed // 100, 0.0) for n in range(101, 201))
+        backup.replica.to_apply_bytes *= 2
+        assert backup.applier.overdue() == 100
+        assert backup.applier._too_much_waits()
+
+    run(check)
+
+
 # ---- by itself, as its applier and its ticks go on -----------------------------------------------------------------------
 
 
@@ -310,6 +486,29 @@ def test_what_came_meanwhile_and_is_not_safe_does_not_stop_it_for_ever(monkeypat
         slow.goes_on.set()
         await until_it_reads(backup.primary)
         assert backup.replica.to_apply_bytes == 2 * LIMIT
+
+    live(check, monkeypatch)
+
+
+def test_a_primary_that_is_killed_while_it_is_not_read_is_not_heard_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end was noticed with the next read: until then nobody could be promoted over it, as it seemed to be alive."""
+
+    async def check(backup: Backup, _slow: Slow) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            transport, _ = await asyncio.get_running_loop().create_connection(lambda: Hears(backup), *server.getsockname())
+            primary, _ = server.accept()
+        backup.peer_end.transport = transport
+        start(backup)
+        backup.pushed(LIMIT, run=VIEW)
+        backup.pushed(LIMIT)
+        assert not transport.is_reading()
+        primary.sendall(frames.HEARTBEAT_FRAME * 1_000)
+        await asyncio.sleep(0.2)
+        assert backup.receiving.hears(2)
+        primary.close()
+        while backup.receiving.hears(2):
+            await asyncio.sleep(0.01)
+        assert backup.replica.to_apply_bytes >= LIMIT, "it is as far behind as it was"
 
     live(check, monkeypatch)
 

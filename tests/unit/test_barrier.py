@@ -14,9 +14,14 @@ from test_publishing import FIRST, Connection, message
 from broker_plugin import alarms, building, frames
 from broker_plugin.channels import QueueKey
 from broker_plugin.door import Door
+from broker_plugin.replica import Replica
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.errors import LrqError
+from lrq_ha.replication.levels import Levels
+from lrq_ha.replication.node import Node as Core
+from lrq_ha.replication.node import NodeSettings
+from lrq_ha.replication.positions import RangeSet
 
 ORDER = message("orders", b"", True, b"x")[0]
 
@@ -186,3 +191,26 @@ def test_an_alarm_of_which_one_has_heard_counts_while_it_is_listened_to() -> Non
     relays[1].flow.listens = True
     assert Door.alarmed(door)
     assert Door.alarmed(SimpleNamespace(log_blocked="low on disk", blocked=[]))  # type: ignore[arg-type]
+
+
+def test_what_full_queues_refuse_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100,000 that wait for room, each beside one that is applied, every look took seconds, and there are several a second."""
+    count = 40_000
+    replica = Replica(Core(NodeSettings(2, {1: "e1", 2: "e2"})), Levels({"^.*$": "all"}), lambda *_: None)
+    for number in range(count):
+        replica.progress.parked.add(2 * number + 1)
+        replica.progress.tracker.mark(2 * number + 2, 2 * number + 2)
+    moved = 0
+    remove = RangeSet.remove
+
+    def counted(self: RangeSet, first: int, last: int | None = None) -> None:
+        nonlocal moved
+        moved += self.ranges
+        remove(self, first, last)
+
+    monkeypatch.setattr(RangeSet, "remove", counted)
+    assert replica.barrier._only_parked(2 * count)
+    assert moved <= count
+    replica.progress.parked.remove(count + 1)
+    assert not replica.barrier._only_parked(2 * count)
+    assert replica.barrier._only_parked(count)

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import logging
+import math
 import re
 import sys
 import time
@@ -161,6 +162,19 @@ def test_logs_have_level_and_logger_and_no_password(capsys: pytest.CaptureFixtur
     assert "INFO lrq_ha.door: to amqp://lrq:***@h:1" in text
 
 
+def test_a_name_makes_no_line_of_its_own_in_the_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    set_up_logging("info")
+    try:
+        raise ValueError
+    except ValueError:
+        logging.getLogger("lrq_ha.door").exception("queue '%s' is odd", "a\nERROR lrq_ha.core: \x1b[31mdiverged\x9b")
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.endswith("queue 'a\\x0aERROR lrq_ha.core: \\x1b[31mdiverged\\x9b' is odd")
+    assert others[0].startswith("Traceback"), "which has its lines"
+
+
 @pytest.mark.parametrize(
     "url",
     ["amqp://lrq:SECRET/more@h:1", "amqp://lrq:1234/SECRET@h:1", "amqp://lrq:1234?SECRET@h:1", "amqp://lrq:1234#SECRET@h:1",
@@ -280,7 +294,10 @@ def test_definitions_that_are_no_text(tmp_path: Path, monkeypatch: pytest.Monkey
     assert capsys.readouterr().err == "lrq-ha: standard input cannot be read: it is not text\n"
 
 
-@pytest.mark.parametrize(("key", "value"), [*((key, None) for key in ENTRY), ("header", "no base64"), ("body", 5), ("sequence", "many")])
+WRONG = (("header", "no base64"), ("body", 5), ("sequence", "many"), ("sequence", math.inf))
+
+
+@pytest.mark.parametrize(("key", "value"), [*((key, None) for key in ENTRY), *WRONG])
 def test_a_line_of_a_tail_that_was_cut_by_hand_is_named(key: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """None: without that key."""
     given = {name: each for name, each in (ENTRY | {key: value}).items() if each is not None}

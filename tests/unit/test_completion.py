@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -270,6 +270,24 @@ def test_what_was_confirmed_and_is_in_doubt_is_logged_anew_but_for_what_was_seen
         assert not channel.early
 
     asyncio.run(scenario())
+
+
+def test_a_run_among_thousands_is_found_without_a_look_at_the_others() -> None:
+    """Each of them is looked for when a broker's connection dies, in one turn of the event loop."""
+    looks = 0
+
+    class Run:
+        @property
+        def enqueues(self) -> pb.Enqueues:
+            nonlocal looks
+            looks += 1
+            return pb.Enqueues(lengths=[1, 1])
+
+    channel = Channel(1)
+    channel.early = cast(Any, [(first, Run()) for first in range(10, 8_010, 4)])
+    for first, run in channel.early:
+        assert [channel.early_run(first + n) for n in range(-1, 3)] == [None, (first, run), (first, run), None]
+    assert looks <= 4 * len(channel.early)
 
 
 def test_what_is_at_stake() -> None:

@@ -13,10 +13,12 @@ from test_levels import classify, declare, note, relay
 from test_publishing import Connection
 
 from broker_plugin import building, declaring, frames, topology
-from broker_plugin.client_errors import Address
+from broker_plugin import configured as configured_module
+from broker_plugin.client_errors import AccessRefused, Address, ConnectionRefused, ReplyTimeout, VhostNotFound
 from broker_plugin.configured import Configured
 from broker_plugin.definitions import Definitions
 from broker_plugin.frames import EXCHANGE_BIND, EXCHANGE_DECLARE, QUEUE_BIND
+from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.positions import epoch_number
 
 LONG = 2_000  # more than Python calls within each other
@@ -76,7 +78,7 @@ def test_a_long_chain_ends_no_incarnation_and_is_declared_once(what: str) -> Non
     chain(at, LONG, "q")
     note(at, declare(at, "other", "configuration"))
     note(at, bind_queue_unlimited(at, "other", f"x{LONG - 1}"))
-    at.replica.declared.safe(at.replica.index.last_publish)
+    at.replica.declared.safe(at.replica.index.last_publish, at.replica.index.last_publish)
     at.replica.node.log.state = lambda: SimpleNamespace(epochs=((epoch_number(1, 1), 1),))
     broker: Any = Broker()
     configured = Configured(at.replica, Address.parse("amqp://a:b@127.0.0.1:1"))
@@ -87,6 +89,48 @@ def test_a_long_chain_ends_no_incarnation_and_is_declared_once(what: str) -> Non
     assert sorted(name for method, name in broker.asked if method == EXCHANGE_BIND) == sorted(f"x{number}" for number in range(1, LONG))
     kinds = [method for method, _ in broker.asked if method in (EXCHANGE_DECLARE, EXCHANGE_BIND, QUEUE_BIND)]
     assert kinds == [EXCHANGE_DECLARE] * LONG + [EXCHANGE_BIND] * (LONG - 1) + [QUEUE_BIND] * (2 if what == "take_over" else 0)
+
+
+class Trouble(Broker):
+    """Cannot be used so many times."""
+
+    def __init__(self, error: LrqError, times: int) -> None:
+        super().__init__()
+        self._error, self._left = error, times
+
+    async def connection(self, *_: object, **__: object) -> Broker:
+        if self._left:
+            self._left -= 1
+            raise self._error
+        return self
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "bound"),
+    [
+        (ConnectionRefused("nobody listens"), 3, True),
+        (ReplyTimeout("no answer"), 3, True),
+        (ConnectionRefused("nobody listens"), 10_000, False),
+        (AccessRefused(403, "no"), 10_000, False),
+        (VhostNotFound(530, "none"), 10_000, False),
+    ],
+)
+def test_a_queue_is_bound_though_its_vhost_could_not_be_used_for_a_moment(
+    error: LrqError, times: int, bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was passed over: what clients published to its exchange was confirmed, and reached nobody until the next promotion."""
+    monkeypatch.setattr(configured_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(configured_module, "AGAIN_S", 0.01)
+    at = relay()
+    note(at, declare(at, "q", "configuration"))
+    note(at, bind_queue(at, "q", "amq.fanout"))
+    at.replica.declared.safe(at.replica.index.last_publish, at.replica.index.last_publish)
+    at.replica.node.log.state = lambda: SimpleNamespace(epochs=((epoch_number(1, 1), 1),))
+    broker: Any = Trouble(error, times)
+    configured = Configured(at.replica, Address.parse("amqp://a:b@127.0.0.1:1"))
+    configured._vhosts = broker
+    asyncio.run(configured.take_over())
+    assert [method for method, _ in broker.asked if method == QUEUE_BIND] == [QUEUE_BIND] * bound
 
 
 def bind_queue_unlimited(at: Any, queue: str, exchange: str) -> topology.Replicate:
@@ -157,7 +201,7 @@ def some_method(chance: random.Random) -> bytes:
 def test_cuts_take_back_what_was_noted(seed: int) -> None:
     """Compared with the same log read from its beginning, at any time."""
     chance = random.Random(seed)
-    found, log, safe = Definitions(), list[bytes](), 0
+    found, log, safe, reached = Definitions(), list[bytes](), 0, 0
     keys = {("/", "q1"), ("/", "q2")}
     for _ in range(200):
         kind = chance.random()
@@ -166,7 +210,8 @@ def test_cuts_take_back_what_was_noted(seed: int) -> None:
             found.noted(len(log), "/", log[-1])
         elif kind < 0.85:
             safe = chance.randint(safe, len(log))
-            found.safe(safe)
+            reached = chance.randint(reached, safe)
+            found.safe(safe, reached)
         else:
             del log[chance.randint(safe, len(log)) :]
             found.cut(len(log) + 1)
@@ -180,6 +225,8 @@ def test_cuts_take_back_what_was_noted(seed: int) -> None:
             assert sorted(found.bound_to_exchange("/", name)) == sorted(now.bound_to_exchange("/", name))
         assert sorted(found.bindings_to(keys)) == sorted(of_safe.bindings_to(keys))
         assert [sorted(rows) for rows in found.forgotten()] == [sorted(rows) for rows in of_safe.forgotten()]
+        come_to = chance.randint(reached, len(log))
+        assert sorted(found.at(come_to).rows()) == sorted(Definitions(("/", method) for method in log[:come_to]).rows())
 
 
 # ---- nested arguments ------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from pyroaring import BitMap64
 from lrq_ha.replication import filter as filter_module
 from lrq_ha.replication.applied import Generations, QueueRecord
 from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.filter import DeliveryFilter, Kind, QueueKey, Verdict
+from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.ids import Dedup
 from lrq_ha.replication.positions import RangeSet
+from lrq_ha.replication.queue_filter import Kind, QueueKey, Verdict
 from lrq_ha.replication.visits import Deaths, origin_of, visit_of
 
 Q, D, R = ("/", "q"), ("/", "d"), ("/", "r")

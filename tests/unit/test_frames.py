@@ -522,10 +522,13 @@ def test_room_is_made_by_who_holds_most() -> None:
 
 def test_a_dropped_channel_starts_afresh() -> None:
     assembly = assembling.Assembly()
-    assembly.take(frames.BASIC_PUBLISH, 1, b"m")
+    for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(9)), (frames.BODY, b"xx"), (frames.BODY, b"xxx")):
+        assembly.take(kind, 1, payload)
     assert assembly.is_open(1)
+    assert assembly.arrived_bytes(1) == 5
     assembly.drop(1)
     assert not assembly.is_open(1)
+    assert assembly.arrived_bytes(1) == 0
     assembly.take(frames.BASIC_PUBLISH, 1, b"m")
     assert assembly.take(frames.HEADER, 1, headers.header_payload(0)) == assembling.Content(b"m", headers.header_payload(0), b"")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from node_config import MINIMAL
 from broker_plugin import building, frames, headers
 from lrq_ha.interceptors import Accept, Client, Delivery, Enqueue, Interceptor, Message, Outcome, Point, Routed, Routing, Topology
 from lrq_ha.interceptors.audit import Audit
+from lrq_ha.interceptors.hanging import HANGS_S
 from lrq_ha.interceptors.plugins import Interceptors, Settings
 from lrq_ha.interceptors.runner import EVENT_BYTES, Runner
 from lrq_ha.replication.errors import LrqError
@@ -78,7 +81,7 @@ def test_what_is_not_named_is_not_imported(site: Path) -> None:
 
 def test_an_unknown_name_lists_those_that_are_installed(site: Path, tmp_path: Path) -> None:
     said = refusal(tmp_path, "[interceptors.adit]\n")
-    assert "interceptors.adit: no interceptor of this name is installed; there are: audit, failing, gate-a, gate-z, recorder, slow" in said
+    assert "interceptors.adit: no interceptor of this name is installed; there are: audit, failing, gate-a, gate-z, hanging, recorder, slow" in said
     assert "lrq_ha.interceptors" in said
 
 
@@ -346,6 +349,63 @@ def test_one_that_is_switched_off_while_its_buffer_fills_holds_up_nobody(run: Ca
     assert runner.off
     assert not runner.full
     failing.may.set()
+
+
+def of_body(body: bytes) -> Routing:
+    return routing()._replace(body=body)
+
+
+@pytest.mark.parametrize("how", [b"sleeps", b"waits", b"reads", b"computes", b"swallows"])
+def test_a_question_that_is_never_answered_is_ended(how: bytes, site: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The door stood still with it: all clients, heartbeats, orders, even SIGTERM; and nobody was told whose fault it was."""
+    found = Interceptors({"hanging": Settings(errors_max=2)})
+    found.start(lambda: None)
+    try:
+        began = time.monotonic()
+        assert found.ask(of_body(how)) is None
+        assert time.monotonic() - began >= HANGS_S
+        assert found.ask(of_body(b"x")) is None
+        status = found.status()["hanging"]
+        assert (status["slow"], status["off"]) == (1, "")
+        assert "interceptor hanging, routing: slow: had not returned after 1 s, and was ended: all clients waited" in caplog.text
+        for _ in range(2):
+            found.ask(of_body(how))
+        assert found.status()["hanging"]["off"].startswith("routing failed 2 times in a row")
+        assert found.ask(of_body(how)) is None, "it is not asked any more"
+    finally:
+        found.end_asking()
+        found.close()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_the_door_closes_them_in_another_thread(site: Path, tmp_path: Path) -> None:
+    """It waits for them there; a signal can be given up in the main thread only."""
+    told = tmp_path / "told"
+    found = Interceptors({"gate-a": Settings(options={"word": "no"}), "slow": Settings(options={"path": str(told)})})
+    found.start(lambda: None)
+    found.tell(Point.ENQUEUE, enqueue())
+    found.end_asking()
+    closing = threading.Thread(target=found.close)
+    closing.start()
+    closing.join(TOLD_S)
+    assert told.read_text() == "1"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_thread_that_is_no_main_thread_watches_nothing(site: Path) -> None:
+    """A door in another thread, as of a program that embeds it, works all the same."""
+    answers: list[object] = []
+
+    def run() -> None:
+        found = Interceptors({"gate-a": Settings(options={"word": "no"})})
+        found.start(lambda: None)
+        answers.append(found.ask(of_body(b"no")))
+        found.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(TOLD_S)
+    assert answers == [("gate-a", "no no here")]
 
 
 def test_the_text_of_an_error_is_not_logged(run: Callable[..., Runner], caplog: pytest.LogCaptureFixture) -> None:

@@ -1,13 +1,17 @@
-"""A lab that is asked: one that does not answer is not taken for one that is gone."""
+"""A lab that is asked: one that does not answer is not taken for one that is gone, and no other one ends it."""
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lrq_ha.lab import Lab, LabError, keeper
+from lrq_ha.cli.main import main
+from lrq_ha.lab import Lab, LabError, files, keeper
 from lrq_ha.lab.errors import NoLab
 
 
@@ -41,3 +45,51 @@ def test_what_cannot_be_a_folder_is_named(below: str, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=f"{directory} cannot be a lab's folder: (File exists|Not a directory)"):
         Lab({"east": 1}, directory).prepare()
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """`lab up` takes them for itself."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """The folder of a lab that runs, and its keeper."""
+    directory = tmp_path / "lab"
+    Lab({"east": 1}, directory, brokers_only=True).prepare()
+    process = keeper.start(directory, files.python_environment())
+    yield directory, process
+    process.communicate(timeout=60)
+
+
+def test_a_second_lab_does_not_end_the_one_that_runs(running: tuple[Path, subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]) -> None:
+    """`make lab` in a second terminal was refused, and killed the brokers of the first."""
+    directory, process = running
+    before = sorted(directory.rglob("*"))
+    for _ in range(2):
+        assert main(["lab", "up", "--brokers-only", "--dir", str(directory)]) == 1
+        assert f"A lab runs in {directory} already" in capsys.readouterr().err
+    refused = Lab({"east": 1}, directory)
+    refused.down()
+    refused.remove()
+    assert keeper.ask(directory, do="list") == {}
+    assert process.poll() is None
+    assert sorted(directory.rglob("*")) == before
+    Lab({"east": 1}).down()  # its folder is its own
+
+
+def test_a_folder_that_was_never_claimed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C came before the lab had looked whose it is, and it was removed with all that was in it."""
+
+    def interrupted(directory: Path, do: str) -> None:
+        raise KeyboardInterrupt if do == "list" else NoLab("none")
+
+    (tmp_path / "thesis").write_text("kept")
+    monkeypatch.setattr(keeper, "ask", interrupted)
+    assert main(["lab", "up", "--brokers-only", "--dir", str(tmp_path)]) == 0
+    assert "Ending the lab" in capsys.readouterr().out
+    assert (tmp_path / "thesis").read_text() == "kept"

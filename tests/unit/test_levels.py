@@ -277,7 +277,7 @@ def test_bindings_of_queues_and_how_to_undo_them() -> None:
     assert at.replica.declared.partial == {("/", "q")}
     bindings_to = at.replica.declared.definitions.bindings_to
     assert not list(bindings_to({("/", "q")}))  # nothing is safe yet
-    at.replica.declared.definitions.safe(4)
+    at.replica.declared.definitions.safe(4, 4)
     [(key, exchange, binds, unbinds)] = bindings_to({("/", "q"), ("/", "none")})
     assert (key, exchange) == (("/", "q"), "x")
     bound: Any = frames.decode_method(binds)

@@ -31,7 +31,7 @@ class Asked(AppliedTracker):
 def moved() -> tuple[Pass, Asked]:
     """A pass over a queue whose messages are the entries 1 .. COUNT, which clients may have been given, when it has moved them."""
     replica = led(COUNT)
-    replica.given_out.took_over(COUNT, clean=False)
+    replica.given_out.took_over(COUNT, None)
     replica.progress.tracker = asked = Asked(COUNT - 1)  # so R stays before all of them
     unused: Any = None
     one = Pass(replica, unused, ("/", "q"), {}, COUNT, COUNT + 1, unused)
@@ -64,7 +64,7 @@ def test_what_was_moved_together_is_known_together() -> None:
     async def go() -> None:
         one, _ = moved()
         given_out = one._replica.given_out
-        assert given_out.moved_again.ranges == 1
+        assert given_out.again.ranges == 1
         assert all(given_out.comes_again(first, flagged=False) for first, _ in one.published)
 
     asyncio.run(go())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,7 @@ E1_1, E2_1, E2_2, E3_1, E3_2 = (epoch_number(t, o) for t, o in ((1, 1), (2, 1), 
 BOTH, ONE, TWO = frozenset({1, 2}), frozenset({1}), frozenset({2})
 # The log that most tests begin with: MARKER of node 1 with both nodes in the set, and four entries.
 LOG = (BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, BOTH),)), BatchHeader(E1_1, 2, 5, E1_1, E1_1))
+KIB = 1 << 10
 
 
 class Driver:
@@ -398,6 +400,22 @@ def test_not_where_another_would_refuse_to_be_cut() -> None:
     assert WriteFence not in kinds(d.feed(Tick()))
 
 
+def test_both_say_who_would_refuse() -> None:
+    mine = (*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, ONE),)))
+    theirs = (*LOG, BatchHeader(E2_2, 6, 6, E1_1, E2_2, ((6, TWO),)))
+    for me, log, other in ((1, mine, state(theirs)), (2, theirs, state(mine))):
+        d = Driver(me, log=log)
+        d.meet(3 - me, other)
+        assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "e1 would refuse to drop its tail: an operator must choose")
+
+
+def test_a_newcomer_does_not_ask_for_an_operator() -> None:
+    """It takes no epoch, so nobody has to drop anything for it: who has the longer log goes on."""
+    d = Driver(2, log=())
+    d.meet(1, state((BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, ONE),)),)))
+    assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "waiting for the other nodes of the group")
+
+
 def test_a_promise_shows_that_it_would_refuse() -> None:
     d = candidate()
     d.confirm()
@@ -680,6 +698,9 @@ def test_heartbeats() -> None:
     assert d.feed(Tick()) == []
     d.hear(2, Heartbeat(E2_1, 6, 6, 4))
     assert d.node.peers[2].applied == 4
+    backup = follower()
+    backup.feed(Tick(900), after=1.0)
+    assert [heartbeat.arriving for heartbeat in sent(backup.effects, Heartbeat)] == [900]
 
 
 # ---- the set ---------------------------------------------------------------------------------------------------------
@@ -742,6 +763,50 @@ def test_a_member_whose_link_comes_and_goes_while_it_makes_progress_stays() -> N
     for has in range(6, 14):
         link_comes_and_goes(d, has)
     assert d.node.log.members == BOTH
+
+
+def arrives(d: Driver, sizes: Iterable[int], *, epoch: int = E2_1, end: int = 6) -> None:
+    """One second each: node 2, whose log ends at `end`, has so many bytes of what comes next."""
+    d.feed(Append(1))
+    d.confirm()
+    for size in sizes:
+        d.live(1.0)
+        d.hear(2, Heartbeat(epoch, 6, end, 0, size))
+
+
+def test_a_member_that_a_large_batch_takes_long_to_reach_stays() -> None:
+    d = leader()
+    arrives(d, range(100 * KIB, 2_000 * KIB, 100 * KIB))
+    assert d.node.log.members == BOTH
+    d.feed(PeerAcked(2, 7))
+    arrives(d, range(70 * KIB, 1_400 * KIB, 70 * KIB), end=7)
+    assert d.node.log.members == BOTH, "the next batch is counted anew"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "epoch", "end"),
+    [
+        ([100 * KIB] * 8, E2_1, 6),
+        ([100 * KIB, 200 * KIB, 0, 100 * KIB, 200 * KIB, 0, 100 * KIB, 200 * KIB], E2_1, 6),
+        (range(10 * KIB, 90 * KIB, 10 * KIB), E2_1, 6),
+        (range(100 * KIB, 900 * KIB, 100 * KIB), E1_1, 6),
+        (range(100 * KIB, 900 * KIB, 100 * KIB), E2_1, 7),
+    ],
+    ids=["nothing more comes", "it begins anew", "it trickles", "of another epoch", "its stream does not have what came before"],
+)
+def test_bytes_that_are_no_progress(sizes: Iterable[int], epoch: int, end: int) -> None:
+    d = leader()
+    arrives(d, sizes, epoch=epoch, end=end)
+    assert d.node.log.members == ONE
+    assert d.node.peers[2].left == "it made no progress for 5 s"
+
+
+def test_a_member_over_a_slow_link_may_be_removed() -> None:
+    """It would not be back at once: all confirms wait for what is on its way to it."""
+    d = leader()
+    arrives(d, range(100 * KIB, 900 * KIB, 100 * KIB))
+    assert only(d.feed(RemoveRequest(2)), Answer).ok
+    assert d.node.log.members == ONE
 
 
 def test_a_member_whose_link_comes_and_goes_while_it_lacks_nothing_stays() -> None:
@@ -1443,6 +1508,57 @@ def test_a_longer_log_that_may_hold_what_was_confirmed_is_promoted_first(make: A
     d = make()
     assert d.ask(1) == Answer(False, "e3 answers and has a longer log: promote e3 instead")
     assert d.ask(1, force=True) is None
+
+
+REST = BatchHeader(E2_1, 7, 900, E2_1, E2_1, ((8, frozenset({1, 3})),))  # the primary went on without node 2
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_longer_log_of_which_the_promise_tells_is_promoted_first(force: bool) -> None:
+    """It had grown since its Hello. Its node would refuse to drop it: only with force is that in order."""
+    d = beside()
+    assert d.ask(1, force=force) is None
+    d.confirm()
+    d.hear(3, Promise(E3_2, replace(state((*LOG, MARKER, REST), top=E3_2), in_set=True)))
+    told = "e2 has taken epoch 3.2" if force else "e3 answered and has a longer log: promote e3 instead"
+    assert (d.answer().ok, d.answer().text) == (force, told)
+
+
+def test_the_promise_counts_also_where_all_answer() -> None:
+    """All others answer, one of them empty: what was confirmed may be with the third alone, and this node was not in sync."""
+    d = Driver(2, size=3)
+    d.node.log.fence(E1_1, 5)
+    d.meet(3, state(), paused=True)
+    d.meet(1, state(()))
+    assert d.ask() is None
+    d.confirm()
+    log = state((*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, frozenset({1, 3})),)), BatchHeader(E1_1, 7, 900, E1_1, E1_1)), top=E2_2)
+    d.hear(1, Promise(E2_2, state((), top=E2_2)))
+    d.hear(3, Promise(E2_2, replace(log, in_set=True)))
+    assert (d.answer().ok, d.answer().text) == (False, "e3 answered and has a longer log: promote e3 instead")
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_operator_may_promote_over_a_node_that_is_diverged(refuses: bool) -> None:
+    """He has chosen by not promoting that one, and the promise tells nothing new."""
+    tail = REST if refuses else MORE
+    d = follower(size=3)
+    d.meet(3, replace(state((*LOG, MARKER, tail)), in_set=True), role=Role.DIVERGED)
+    d.lose(1, after=2.0)
+    assert d.ask(1) is None
+    d.confirm()
+    d.hear(3, Promise(E3_2, replace(state((*LOG, MARKER, tail), top=E3_2), in_set=True)))
+    assert d.answer().ok
+
+
+def test_who_loses_its_primary_tells_the_others_what_log_it_has() -> None:
+    d = follower(size=3)
+    d.meet(3)
+    d.feed(Push(1, MORE, 6, b"more"))
+    effects = d.feed(PeerDisconnected(1))
+    assert [(e.peer, e.message) for e in effects if isinstance(e, Send)] == [(3, Hello(Role.READY, d.node.state(), 0))]
+    assert d.node.state().end == MORE.last
+    assert sent(d.feed(PeerDisconnected(3)), Hello) == []
 
 
 def test_the_longest_log_is_promoted_where_all_answer() -> None:

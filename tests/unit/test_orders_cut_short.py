@@ -57,14 +57,11 @@ def test_a_promotion_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPat
     assert "started again" in run(check)
 
 
-def test_a_node_that_was_to_step_down_leaves_the_group_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It said nothing of it, and nobody took over."""
+@pytest.fixture
+def stepping_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that may step down for nobody, and may be paused."""
 
-    async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
-        await asyncio.sleep(60)
-        return 0
-
-    async def pause(orders: Orders, request: object) -> Answer:
+    async def paused(orders: Orders, request: object) -> Answer:
         assert isinstance(request, PauseRequest)
         orders._node.paused = request.paused
         return Answer(True, "")
@@ -72,13 +69,61 @@ def test_a_node_that_was_to_step_down_leaves_the_group_paused(monkeypatch: pytes
     async def nothing(*_: object) -> str:
         return ""
 
-    monkeypatch.setattr(Orders, "_ask_core", pause)
-    monkeypatch.setattr("broker_plugin.draining.drain", drain)
+    monkeypatch.setattr(Orders, "_ask_core", paused)
     monkeypatch.setattr("lrq_ha.sidecar.orders.left_behind", nothing)
     monkeypatch.setattr(Node, "serving", True)
-    told = run(lambda incarnation: incarnation.orders.demote(10.0, force=True, dry_run=False))
-    assert "started again" in told
-    assert told.endswith("The group is paused, by e1 alone: `lrq-ha resume` ends that, `lrq-ha pause` tells the others")
+    monkeypatch.setattr(TurningAway, "_all_safe", lambda *_: True)
+
+
+@pytest.mark.usefixtures("stepping_down")
+def test_a_node_that_was_to_step_down_has_not_paused_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody took over, though the order had led to nothing."""
+
+    async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    monkeypatch.setattr("broker_plugin.draining.drain", drain)
+    paused: list[bool] = []
+
+    async def check(incarnation: Incarnation) -> tuple[bool, str]:
+        found = await incarnation.orders.demote(10.0, force=True, dry_run=False)
+        paused.append(incarnation.paused)
+        return found
+
+    assert "started again" in run(check)
+    assert paused == [False]
+
+
+@pytest.mark.usefixtures("stepping_down")
+@pytest.mark.parametrize(("before", "meanwhile", "left", "after"), [(False, True, 3, True), (True, False, 3, False), (False, False, 0, True)])
+def test_what_operators_pause_and_resume_while_a_node_is_to_step_down(
+    monkeypatch: pytest.MonkeyPatch, before: bool, meanwhile: bool, left: int, after: bool
+) -> None:
+    """Given up, it ended another operator's pause; and one that was resumed meanwhile stepped down with nobody paused, and said that all were.
+
+    `left`: what consumers still hold, for which it is given up.
+    """
+
+    async def go() -> tuple[bool, str]:
+        config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+        incarnation = Incarnation(config, Door(config), paused=before)
+        paused_then: list[bool] = []
+
+        async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
+            assert await incarnation.orders.ask(PauseRequest(meanwhile)) == (True, "")
+            return left
+
+        monkeypatch.setattr("broker_plugin.draining.drain", drain)
+        monkeypatch.setattr(incarnation._core, "ready", True)
+        monkeypatch.setattr(incarnation._core, "feed", lambda _step_down: paused_then.append(incarnation.paused))
+        async with asyncio.timeout(120):
+            found = await incarnation.orders.demote(10.0, force=False, dry_run=False)
+        assert (incarnation.paused, paused_then) == (after, [] if left else [True])
+        return found
+
+    ok, text = asyncio.run(go())
+    assert (ok, "the group is paused" in text) == (not left, not left)
 
 
 def test_a_handover_while_consumers_finish(monkeypatch: pytest.MonkeyPatch) -> None:

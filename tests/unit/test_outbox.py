@@ -97,6 +97,24 @@ def test_what_is_dropped_behind_what_waits_is_not_kept() -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_dropped_behind_what_waits_does_not_count_for_it() -> None:
+    """What went back to its queue with an ack before that was taken for returned, and the census may have counted a queue without it."""
+
+    async def scenario() -> None:
+        connection = publishes_that_wait(3)
+        relay = connection.relay
+        relay.gives_back([("/", "orders")])
+        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        for _ in range(3):
+            relay.client_data(building.method_frame(2, commands.Basic.Qos()))
+        relay.broker_data(closed_by_broker(2))
+        assert (relay.outbox.gone, *relay.still_returning()) == (0, ("/", "orders"))
+        connection.replica.progress.safe_advanced(connection.log.end)
+        assert (relay.outbox.gone, *relay.still_returning()) == (relay.outbox.total,)
+
+    asyncio.run(scenario())
+
+
 def test_acks_of_several_channels_wait_by_themselves() -> None:
     async def scenario() -> None:
         connection = Connection()

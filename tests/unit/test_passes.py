@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pamqp import commands
 
 from broker_plugin import building
@@ -10,7 +12,7 @@ from broker_plugin.declared import Declared
 from broker_plugin.index import Index
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
-from lrq_ha.replication.passes import Passes, Rounds
+from lrq_ha.replication.passes import Passes, QueueKey, Rounds
 
 A, B = ("/", "a"), ("/", "b")
 
@@ -134,3 +136,27 @@ def test_a_queue_may_drop_what_is_given_back_over_its_delivery_limit(kind: str, 
     assert index.passes.holds(A) == 2
     index.gave_back(A, 12)
     assert index.passes.holds(A) == holds
+
+
+@given(st.lists(st.one_of(st.tuples(st.sampled_from("abc"), st.booleans()), st.integers(1, 12)), max_size=25))
+def test_what_is_unfinished_is_what_the_log_says(steps: list[tuple[str, bool] | int]) -> None:
+    """It is kept beside the log's words, as there may be ten thousand queues: a look at each of them looked at all of these each time."""
+    passes = Passes()
+    passes.begin(1)
+    said: list[tuple[int, QueueKey, bool]] = []
+    sequence = 1
+    for step in steps:
+        if isinstance(step, int):
+            first = max(2, sequence + 1 - step)
+            passes.cut(first)
+            said, sequence = [one for one in said if one[0] < first], first - 1
+        else:
+            sequence += 1
+            key = ("/", step[0])
+            passes.noted(sequence, key, done=step[1])
+            said.append((sequence, key, step[1]))
+        expected = {key: at for at, key, done in said if not done and not any(later > at and k == key for later, k, _ in said)}
+        assert passes.unfinished() == expected
+        for key in (("/", name) for name in "abc"):
+            assert passes.is_unfinished(key) == expected.get(key, 0)
+            assert passes.begun(key) is any(k == key for _, k, _ in said)

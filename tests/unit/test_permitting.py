@@ -9,6 +9,7 @@ import asyncio
 import tracemalloc
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+from unittest.mock import MagicMock
 
 import pytest
 from pamqp import commands
@@ -396,3 +397,44 @@ async def test_an_answer_to_a_direct_request_is_shown_to_nobody(c: Asked) -> Non
     assert [frames.publish_route(payload).routing_key for kind, _, payload in c.to_broker() if kind == frames.BASIC_PUBLISH] == [
         "amq.rabbitmq.reply-to.token"
     ]
+
+
+@pytest.mark.parametrize("size", [100, 2 * frames.HOLD_BYTES_MAX], ids=["whole", "in pieces"])
+def test_a_message_that_waits_for_an_answer_counts_as_held(size: int) -> None:
+    """Up to the largest message for each connection: nothing bounded them together."""
+
+    async def scenario() -> None:
+        asked = Asked()
+        relay = asked.relay
+        share, behind = relay.from_client.share, publish("", "orders", b"y")
+        asked.publish("plain", "key", b"x" * size)
+        assert relay.from_client.stalled
+        assert share.bytes > size
+        relay.client_data(behind)
+        await asked.answer(1)
+        asked.replica.flush()
+        assert asked.logged == [b"x" * size]
+        assert relay.from_client.stalled
+        assert 0 < share.bytes < 100
+        await asked.answer(1)
+        asked.replica.flush()
+        assert asked.logged == [b"x" * size, b"y"]
+        assert share.bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_message_for_which_there_is_no_room_while_it_waits_ends_its_connection() -> None:
+    async def scenario() -> None:
+        asked = Asked()
+        relay: Any = asked.relay
+        relay.close_client = close = MagicMock()
+        relay.door.unfinished._limit = 3 * frames.HOLD_BYTES_MAX + 50  # as it came, it is a little more: with the frames around it
+        other = relay.door.unfinished.share("other", lambda _: None)
+        other.take(frames.HOLD_BYTES_MAX)
+        asked.publish("plain", "key", b"x" * 2 * frames.HOLD_BYTES_MAX)
+        assert "the limit is unfinished" in close.call_args.args[1]
+        assert other.bytes == frames.HOLD_BYTES_MAX
+        assert asked.logged == []
+
+    asyncio.run(scenario())

@@ -58,6 +58,8 @@ def test_parts(added: list[tuple[int, int]], asked: tuple[int, int]) -> None:
     wanted = set(range(asked[0], asked[1] + 1))
     assert ranges.intersects(*asked) == bool(wanted & members(ranges))
     assert members(ranges.missing(*asked)) == wanted - members(ranges)
+    if wanted:
+        assert ranges.has_all(*asked) is (wanted <= members(ranges))
 
 
 def test_single_values_and_names() -> None:

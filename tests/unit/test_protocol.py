@@ -18,6 +18,45 @@ BOTH = {"connection.close", "connection.close-ok", "channel.close", "channel.clo
         "basic.cancel"}  # fmt: skip
 
 
+#: What is no method of its own: (feature, what the door does, file and test).
+FEATURES = (
+    ("acks of several, `multiple`", "Passed on, as far as the client has been given anything.", "door_protocol.acks_of_several"),
+    ("alternate exchanges", "Passed on; what they bring to a queue is in the log as any publish is.", "door_protocol.alternate_exchange"),
+    ("auto-delete queues", "This node's own, but where `x-lrq-replicate` asks for them.", "door_protocol.queue_deleted_with_its_last_consumer"),
+    ("bodies of no byte, of one frame, of many", "Passed on, each content as it came.", "door_protocol.bodies_of_every_size"),
+    ("bodies up to the broker's limit", "Passed on, up to `door.message_bytes_max`, too.", "door_protocol.test_messages_up_to_the_brokers_limit"),
+    ("`CC` and `BCC` headers", "Passed on; a backup routes by them as the broker did.", "door_protocol.carbon_copies"),
+    ("channels, thousands of them", "One fewer than the broker takes.", "door_protocol.test_two_thousand_channels"),
+    ("confirms, single and `multiple`", "When all in-sync nodes have it.", "door.test_pipelined_confirms_answer_each_publish_once"),
+    ("consumer cancel notification", "Passed on.", "door_protocol.consumer_whose_queue_is_deleted"),
+    ("consumer priorities, `x-priority`", "Passed on.", "door_protocol.consumers_with_priorities"),
+    ("consumers, exclusive", "Passed on.", "door_protocol.consumer_that_is_exclusive"),
+    ("consumers without acks", "With acks at the broker: the door acks for them.", "door_protocol.consumer_without_acks"),
+    ("consumers without a tag", "Named by the door, as the broker would.", "door_protocol.consumer_with_a_tag_of_the_servers"),
+    ("dead letters", "The broker's; a backup's broker makes them as the primary's did.", "door_protocol.rejected_to_a_dead_letter_queue"),
+    ("direct reply-to", "Passed on untouched, not replicated.", "door_protocol.direct_reply_to"),
+    ("exchange-to-exchange bindings", "Replicated as any binding.", "door_protocol.exchange_bound_to_an_exchange"),
+    ("exclusive and server-named queues", "Passed on; this node's own, and gone with their connection.", "door_protocol.queue_of_one_connection"),
+    ("frame sizes as agreed on", "Each side's own; larger frames are cut anew.", "door.test_a_client_with_small_frames_gets_small_frames"),
+    ("headers as large as a frame", "Passed on, up to `door.header_bytes_max`, too.", "door_protocol.headers_as_large_as_a_frame"),
+    ("heartbeats", "The door's own with the client, the broker's with the door.", "door.test_idle_connections_with_heartbeats_stay_open"),
+    ("`immediate`", "Refused by the broker, in its words.", "door_protocol.immediate_publishes_are_refused"),
+    ("`mandatory`", "The return comes before the confirm.", "door_protocol.mandatory_publishes_come_back"),
+    ("nacks of the broker (`reject-publish`)", "Passed on; what was refused is no longer in the log.", "door_protocol.a_full_queue_refuses"),
+    ("`no-wait`: declarations", "Answered to the door, not to the client.", "door_protocol.declarations_without_a_wait"),
+    ("`no-wait`: consumers", "As above.", "door_protocol.consumer_without_a_wait"),
+    ("`no-wait`: confirms", "As above.", "door_protocol.confirms_selected_without_a_wait"),
+    ("prefetch of a channel", "Passed on.", "door_protocol.qos_of_a_channel"),
+    ("prefetch of a consumer", "Passed on.", "door_protocol.qos_per_consumer"),
+    ("properties, all of them", "Passed on; `x-lrq-pos` is added.", "door_protocol.every_property"),
+    ("single active consumer", "Passed on.", "door_protocol.single_active_consumer"),
+    ("streams: `nack`, `reject`", "Passed on.", "door_protocol.stream_whose_messages_are_given_back"),
+    ("streams: consumers without acks", "Refused by the broker, as without a door.", "door_protocol.stream_without_acks"),
+    ("streams: where a consumer begins", "Passed on.", "door_protocol.stream_from_each_offset"),
+    ("`user-id`", "Judged by the broker before the publish is in the log.", "door_protocol.user_id_of_another"),
+)
+
+
 def tables() -> str:
     """The generated part of docs/protocol.md."""
     lines = []
@@ -26,12 +65,20 @@ def tables() -> str:
         for row in rows:
             file, test = row.tests.split(".")
             lines.append(f"| `{name_of(row.method)}` | {row.does} | `{test}` in [test_{file}.py](../tests/integration/test_{file}.py) |")
+    lines += ["\n## What is no method of its own\n", "| what | the door | shown by |", "|---|---|---|"]
+    for what, does, test in FEATURES:
+        file, name = test.split(".")
+        lines.append(f"| {what} | {does} | `{name}` in [test_{file}.py](../tests/integration/test_{file}.py) |")
     return "\n".join(lines) + "\n"
 
 
-def test_every_method_that_pamqp_knows_has_a_row() -> None:
+#: Of class 30, which is in RabbitMQ's own specification of AMQP 0-9-1, and not in pamqp's.
+ACCESS = {30 << 16 | 10, 30 << 16 | 11}
+
+
+def test_every_method_of_rabbitmqs_specification_has_a_row() -> None:
     named = [row.method for row in CLIENT], [row.method for row in BROKER]
-    assert {*named[0], *named[1]} == set(commands.INDEX_MAPPING)
+    assert {*named[0], *named[1]} == set(commands.INDEX_MAPPING) | ACCESS
     for side in named:
         assert len(side) == len(set(side))
     assert {name_of(method) for method in named[0] if method in named[1]} == BOTH
@@ -51,6 +98,12 @@ def test_what_is_answered_is_sent_by_one_side_and_answered_by_the_other() -> Non
 @pytest.mark.parametrize("row", [*CLIENT, *BROKER], ids=lambda row: f"{type(row).__name__}-{name_of(row.method)}")
 def test_every_row_names_a_test_that_exists(row: ClientRow | BrokerRow) -> None:
     file, test = row.tests.split(".")
+    assert test in defined(TESTS / "integration" / f"test_{file}.py")
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: str(feature[0]))
+def test_every_feature_names_a_test_that_exists(feature: tuple[str, str, str]) -> None:
+    file, test = feature[2].split(".")
     assert test in defined(TESTS / "integration" / f"test_{file}.py")
 
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import pika
 import pytest
 
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import AsyncPublisher, messages
 from lrq_ha.publisher import confirm as confirm_module
-from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import AsyncConfirm, Confirm
 from lrq_ha.publisher.core import address
 from lrq_ha.publisher.errors import ConfirmTimeout, InvalidArgument, MessageTooLarge, NackedError, NoPrimary
@@ -68,6 +70,67 @@ def test_sizes() -> None:
         messages.checked_size("It", 6, 5)
     with pytest.raises(InvalidArgument, match="routing_key"):
         messages.checked_short_string("routing_key", "ä" * 128)
+
+
+def take(publisher: AsyncPublisher, properties: object = None, exchange: str = "", routing_key: str = "q") -> AsyncConfirm:
+    return publisher._take(publisher._draft_publish(exchange, routing_key, b"body", properties, True))  # type: ignore[arg-type]
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"expiration": 60000}, r"expiration is 60000.*str of at most 255 bytes"),
+        ({"message_id": 7}, r"message_id is 7.*str"),
+        ({"content_type": "é" * 128}, r"content_type is 'é.*255 bytes"),
+        ({"type": "\ud800"}, r"type is '\\ud800'.*surrogates"),
+        ({"priority": 300}, r"priority is 300.*0 to 255"),
+        ({"timestamp": 1.5}, r"timestamp is 1\.5.*seconds since 1970"),
+        ({"delivery_mode": "2"}, r"delivery_mode is '2'.*1 \(transient\) or 2 \(persistent\)"),
+        ({"headers": [1]}, r"headers is \[1\].*dict"),
+        ({"headers": {"good": 1, "h": 2**70}}, r"header 'h' is 1180591620717411303424.*64 bits"),
+        ({"headers": {"h": {1, 2}}}, r"header 'h' is \{1, 2\}.*lists and dicts"),
+        ({"headers": {"h": [{"inner": 1.5}]}}, r"header 'h' is \[\{'inner': 1\.5\}\].*float goes as a str"),
+        ({"headers": {"h": "\ud800"}}, r"header 'h' is '\\ud800'"),
+        ({"headers": {1: 2}}, r"header 1 is 2.*Names"),
+        ({"headers": {"k" * 256: 1}}, r"header 'k+\.\.\.k+' is 1.*255 bytes"),
+        ({"headers": {"h": nested(5_000)}}, r"header 'h' is \[\[\[.*lists and dicts"),
+        ({"headers": {"\ud800": 1}}, r"header '\\ud800' is 1.*UTF-8"),
+    ],
+)  # fmt: skip
+def test_wrong_properties(properties: dict[str, object], said: str) -> None:
+    """What pika says of them is of a dozen kinds, and names no property."""
+    publisher = AsyncPublisher(["amqp://127.0.0.1:1"], "p")
+    with pytest.raises(InvalidArgument, match=said):
+        take(publisher, pika.BasicProperties(app_id="good", **properties))
+    assert (len(publisher._own.window), publisher._own.window.bytes, publisher._own.window.added) == (0, 0, 0)
+    assert take(publisher).replication_id == "p/1"
+
+
+def test_properties_of_other_kinds() -> None:
+    class Strange(pika.BasicProperties):  # type: ignore[misc]
+        def encode(self) -> list[bytes]:
+            raise RuntimeError("not today")
+
+    publisher = AsyncPublisher(["amqp://127.0.0.1:1"], "p")
+    with pytest.raises(InvalidArgument, match=r"properties is a dict.*pika\.BasicProperties"):
+        take(publisher, {"priority": 1})
+    with pytest.raises(InvalidArgument, match="not today"):
+        take(publisher, Strange(priority=1, headers={"h": 1}))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "routing_key", "said"), [("\ud800", "q", "exchange is"), ("", "\ud800", "routing_key is"), ("", 7, "routing_key is 7")]
+)
+def test_names_that_are_no_short_strings(exchange: str, routing_key: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        take(AsyncPublisher(["amqp://127.0.0.1:1"], "p"), None, exchange, routing_key)
 
 
 def test_a_transaction_stores_equal_payloads_once() -> None:
@@ -303,7 +366,7 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'lrq-ha[async]'" in done.stdout
+    assert "pip install 'CHECKOUT[async]'" in done.stdout
 
 
 def test_confirm() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -55,6 +55,8 @@ class Socket:
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def get_extra_info(self, _name: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -574,5 +576,81 @@ def test_confirms_behind_a_select_are_kept_up_to_a_limit(ends: str) -> None:
             relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
         assert connection.client.reads
         assert relay.held_bytes == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", ["channels in turn", "every second one has an ID", "one waits"])
+def test_a_publish_is_asked_once_whether_it_waits_for_a_queue_that_is_moved(ends: str) -> None:
+    """All that were left of a read were asked for each run of them: of publishes on two channels in turn, each is one."""
+
+    class Counting(Moving):
+        looks = 0
+
+        def reached_by(self, relay: Relay, method: bytes, header: bytes) -> bool:
+            self.looks += 1
+            return super().reached_by(relay, method, header)
+
+    async def scenario() -> None:
+        connection, many = Connection("p"), 200
+        relay = connection.relay
+        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        moving = connection.replica.moving[("/", "deep")] = Counting(("/", "deep"))
+        publishes = []
+        for number in range(1, many + 1):
+            table = headers.field(ID, b"p/%d" % number) if number % 2 and ends != "channels in turn" else b""
+            publish, _ = message("deep" if ends == "one waits" and number == many else "orders", table, True, b"")
+            publishes.append(building.rechannel(publish, 1 + number % 2) if ends == "channels in turn" else publish)
+        relay.client_data(b"".join(publishes))
+        connection.replica.flush()
+        assert moving.looks == many
+        waits = ends == "one waits"
+        assert relay.from_client.stalled == waits
+        assert sum(len(run.enqueues.lengths) for run in connection.runs) == many - waits
+
+    asyncio.run(scenario())
+
+
+def test_a_cancel_looks_at_no_consume_that_has_no_answer() -> None:
+    class Counting(deque[Any]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.looks += len(self)
+            return super().__iter__()
+
+        def __reversed__(self) -> Iterator[Any]:
+            self.looks += len(self)
+            return super().__reversed__()
+
+    async def scenario() -> None:
+        relay = Connection().relay
+        channel = relay.channels[1]
+        channel.consuming = consuming = Counting()
+        for tag in "abcdefgh":
+            relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag=tag)))
+        for tag in "hgfedcbax":
+            relay.client_data(building.method_frame(1, commands.Basic.Cancel(consumer_tag=tag)))
+        assert not consuming.looks
+        assert all(consumer.cancelled for consumer in list(consuming))
+
+    asyncio.run(scenario())
+
+
+def test_a_cancel_is_of_the_last_consumer_that_was_asked_for_by_its_tag() -> None:
+    async def scenario() -> None:
+        relay = Connection().relay
+        channel = relay.channels[1]
+        consume = building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c"))
+        cancel = building.method_frame(1, commands.Basic.Cancel(consumer_tag="c"))
+        relay.client_data(consume + cancel + consume)
+        first, second = channel.consuming
+        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")) + building.method_frame(1, commands.Basic.CancelOk("c")))
+        relay.client_data(cancel)
+        assert first.cancelled
+        assert second.cancelled
+        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
+        assert channel.consumers == {b"c": second}
+        assert not channel.asked
 
     asyncio.run(scenario())

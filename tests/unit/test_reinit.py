@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pamqp import commands
 from test_node import E1_1, LOG, Driver, diverged, follower, leader, leaders_log
 
+from broker_plugin import building, headers
 from broker_plugin.client_errors import Address
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import LrqError
@@ -24,8 +26,14 @@ from lrq_ha.sidecar.reinit import tail
 REFUSED = "no primary answers e2, so what it holds may be the last copy of what the group has: all of it would be lost. Bring the primary back"
 
 
-def order(d: Driver, *, force: bool = False, dry_run: bool = False) -> tuple[bool, str, bool]:
-    """Whether it was obeyed, what was said, and whether anything is deleted."""
+def order(
+    d: Driver, *, force: bool = False, dry_run: bool = False, meanwhile: Callable[[], object] = lambda: None
+) -> tuple[bool, str, bool]:
+    """Whether it was obeyed, what was said, and whether anything is deleted. `meanwhile`: what happens while its broker is asked."""
+
+    async def counts(*_: object) -> str:
+        meanwhile()
+        return ""
 
     async def go() -> tuple[bool, str, bool]:
         marked: list[bool] = []
@@ -33,10 +41,12 @@ def order(d: Driver, *, force: bool = False, dry_run: bool = False) -> tuple[boo
         async def mark_anew() -> None:
             marked.append(True)
 
-        life, core = Life(), SimpleNamespace(node=d.node)
+        life, core = Life(), SimpleNamespace(node=d.node, replica=SimpleNamespace(declared=SimpleNamespace(partial=())))
         own_log: Any = SimpleNamespace(streams=SimpleNamespace(mark_anew=mark_anew))
         orders = Orders("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
-        ok, text = await orders.reinit(force=force, dry_run=dry_run)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lrq_ha.sidecar.orders.in_no_export", counts)
+            ok, text = await orders.reinit(force=force, dry_run=dry_run)
         assert life.over is bool(marked)
         return ok, text, bool(marked)
 
@@ -131,6 +141,96 @@ def saved(first: int, *in_stream: int) -> list[int]:
         return [entry["sequence"] async for entry in tail(streams, log, first, "first")]
 
     return asyncio.run(go())
+
+
+def test_what_happens_while_its_broker_is_asked_counts() -> None:
+    """Its primary was lost, or it had become primary itself, and all the same it deleted what nobody else had."""
+    d = follower()
+    ok, text, deleted = order(d, meanwhile=lambda: d.lose(1))
+    assert (ok, deleted) == (False, False)
+    assert text.startswith(REFUSED)
+
+    def takes_over() -> None:
+        d.lose(1)
+        d.ask(1)
+        d.confirm()
+
+    d = follower()
+    ok, text, deleted = order(d, meanwhile=takes_over)
+    assert (ok, text, deleted) == (False, "e2 is primary: only a backup can be made anew", False)
+
+
+def publishing(key: str, producer: str = "", exchange: str = "") -> pb.Run:
+    frames = building.publish_method(1, exchange, key) + b"".join(building.content(1, headers.header_payload(1, headers.properties(b"")), b"x"))
+    return pb.Run(enqueues=pb.Enqueues(vhost="/", channel=1, frames=frames, lengths=[len(frames)], producer=producer, id_first=1))
+
+
+def moving(queue: str, done: bool = False) -> pb.Run:
+    return pb.Run(moving=pb.Moving(vhost="/", queue=queue, done=done))
+
+
+def declaring(queue: str) -> pb.Run:
+    return pb.Run(topology=pb.Topology(vhost="/", method=building.method_frame(1, commands.Queue.Declare(queue=queue))[7:-1]))
+
+
+def dequeue(queue: str, sequence: int = 1) -> pb.Run:
+    return pb.Run(dequeue=pb.Dequeue(vhost="/", queue=queue, sequences=[sequence, sequence]))
+
+
+VISIT = pb.Run(moved=pb.Moved(vhost="/", queue="p", sequence=1))
+GIVEN_UP = pb.Run(renewed=pb.Renewed(given_up=True))
+TAILS: dict[str, list[tuple[list[pb.Run], list[str]]]] = {
+    "refused": [
+        ([publishing("q")], ["publish"]),
+        ([publishing("q")], ["refused"]),
+        ([pb.Run(refused=pb.Refused(sequences=[2, 2]))], ["refused"]),
+    ],
+    "moved, and not": [
+        ([publishing("q")], ["publish"]),
+        ([moving("q")], ["moving"]),
+        ([publishing("q"), dequeue("q")], ["moved", "dequeue"]),
+        ([publishing("q"), VISIT, dequeue("q")], ["moved", "moved", "dequeue"]),
+        ([publishing("p"), dequeue("q"), publishing("q", exchange="x"), dequeue("q")], ["publish", "dequeue", "publish", "dequeue"]),
+        ([publishing("q", "//user/app"), dequeue("q"), publishing("q")], ["publish", "dequeue", "publish"]),
+        ([moving("q", done=True)], ["moving"]),
+        ([publishing("q"), dequeue("q")], ["publish", "dequeue"]),
+    ],
+    "a renewal that was under way where the tail begins": [
+        ([pb.Run(checkpoint=pb.Checkpoint(moving=[pb.MovingQueue(vhost="/", queue="r", before=2)]))], ["checkpoint"]),
+        ([publishing("r"), dequeue("r")], ["moved", "dequeue"]),
+        ([GIVEN_UP], ["renewed"]),
+        ([publishing("r"), dequeue("r")], ["publish", "dequeue"]),
+    ],
+    "a queue that is given up: clients go on before the log says so": [
+        ([moving("q")], ["moving"]),
+        ([publishing("q")], ["publish"]),
+        ([publishing("q"), dequeue("q", 2), publishing("q"), GIVEN_UP], ["publish", "dequeue", "publish", "renewed"]),
+    ],
+    "a copy from before there was a log": [([moving("q")], ["moving"]), ([publishing("q")], ["publish"]), ([dequeue("q")], ["dequeue"])],
+    "a queue that is gone, and declared anew": [
+        ([moving("q")], ["moving"]),
+        ([declaring("q")], ["topology"]),
+        ([publishing("q"), dequeue("q")], ["publish", "dequeue"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("batched", TAILS.values(), ids=list(TAILS))
+def test_what_was_refused_or_only_moved_is_no_publish(batched: list[tuple[list[pb.Run], list[str]]]) -> None:
+    """It was published again as well: beside its publisher's own second try; beside what the group has of it. And nothing else is left out."""
+    log, found = LogIndex(2), []
+    for runs, _ in batched:
+        found.append((log.end + 1, len(runs)))
+        log.accept(BatchHeader(E1_1, log.end + 1, log.end + len(runs), E1_1 if log.end else 0, E1_1))
+
+    async def batches(_start: int | str, *, silence_s: float) -> AsyncIterator[tuple[int, BatchHeader, bytes]]:
+        for (first, count), (runs, _) in zip(found, batched, strict=True):
+            yield first, BatchHeader(E1_1, first, first + count - 1, E1_1, E1_1), pb.Batch(epoch=E1_1, runs=runs).SerializeToString()
+
+    async def go() -> list[str]:
+        return [entry["kind"] async for entry in tail(cast(Any, SimpleNamespace(batches=batches)), log, 1, "first")]
+
+    assert asyncio.run(go()) == [kind for _, kinds in batched for kind in kinds]
 
 
 def single(sequence: int) -> BatchHeader:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 from pamqp import commands
-from test_publishing import Connection, message
+from test_publishing import FIRST, POSITION, Connection, message
 
-from broker_plugin import building, frames
+from broker_plugin import building, delivering, frames, headers, publishing, settling
+from broker_plugin.census import Census
+from broker_plugin.channels import Channel, Delivery
+from broker_plugin.door import Door
 from broker_plugin.flow import Flow
 from broker_plugin.from_broker import FromBroker
-from broker_plugin.relay import LEAVE_POLL_S, Relay
+from broker_plugin.held import Held
+from broker_plugin.intercepting import Watch
+from broker_plugin.pausing import Pause
+from broker_plugin.protocol import FROM_BROKER, FROM_CLIENT
+from broker_plugin.relay import FEW_QUESTIONS, LEAVE_POLL_S, SEEN_S, Relay
+from lrq_ha.interceptors.events import Outcome, Point
 from lrq_ha.replication.errors import LrqError, NotPrimary
 
 
@@ -149,3 +158,265 @@ def test_what_fails_in_the_background_ends_the_connection(error: Exception, code
     asyncio.run(scenario())
     assert ("could not be handled: ValueError at" in caplog.text) is isinstance(error, ValueError)
     assert "hunter2" not in caplog.text
+
+
+LAST_WORDS: dict[str, Callable[[Connection], None]] = {
+    "the client's close": lambda connection: connection.relay.client_data(building.method_frame(0, commands.Connection.Close(200, "", 0, 0))),
+    "the door's close": lambda connection: connection.relay.stop("it stops"),
+    "the client's end": lambda connection: connection.relay.client_lost(),
+}
+
+
+class Unacked(Connection):
+    """Its channel 2 has a consumer without acks, or asks for one message so; channel 1 waits for a confirm."""
+
+    def __init__(self, asks: bool = False) -> None:
+        super().__init__()
+        self.replica.index.generations.opened(0, 1)
+        self.relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        if asks:
+            self.relay.client_data(building.method_frame(2, commands.Basic.Get(queue="orders", no_ack=True)))
+        else:
+            self.relay.client_data(building.method_frame(2, commands.Basic.Consume(queue="orders", consumer_tag="c", no_ack=True)))
+            self.relay.broker_data(building.method_frame(2, commands.Basic.ConsumeOk("c")))
+        self.relay.client_data(publish(1, "orders", b"the broker owes an answer"))
+        self.replica.flush()
+
+    def dequeued(self) -> list[list[int]]:
+        """Ranges of sequences, by entries of the log."""
+        self.replica.flush()
+        return [list(run.dequeue.sequences) for run in self.runs if run.WhichOneof("kind") == "dequeue"]
+
+
+def comes(sequence: int, body: bytes, *, asked: bool = False) -> tuple[bytes, bytes]:
+    """A delivery on channel 2: (method and header, body)."""
+    method = building.method_frame(2, commands.Basic.Deliver("c", sequence, False, "", "orders"))
+    if asked:
+        method = building.method_frame(2, commands.Basic.GetOk(sequence, False, "", "orders", 0))
+    payload = headers.header_payload(len(body), headers.properties(headers.field(POSITION, b"257.%d/1" % sequence)))
+    header, *bodies = building.content(2, payload, body)
+    return method + header, b"".join(bodies)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["consumer", "get"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("word", LAST_WORDS)
+def test_what_comes_behind_the_last_word_is_not_taken_by_a_consumer_without_acks(word: str, whole: bool, asks: bool) -> None:
+    """The door acked it, though nobody had it: it was in no queue any more."""
+
+    async def scenario() -> None:
+        connection = Unacked(asks)
+        LAST_WORDS[word](connection)
+        if word == "the door's close":
+            connection.relay.broker_data(building.ack(1, 1))
+            await asyncio.sleep(SEEN_S + 2 * LEAVE_POLL_S)
+            assert b"it stops" in connection.client.data
+        first, rest = comes(FIRST, b"x" * (1 if whole else 2 * frames.HOLD_BYTES_MAX), asked=asks)
+        if whole:
+            connection.relay.broker_data(first + rest)
+        else:
+            connection.relay.broker_data(first)
+            connection.relay.broker_data(rest)
+        assert connection.dequeued() == []
+        assert building.ack(2, FIRST) not in connection.broker.data
+        relay, key = connection.relay, ("/", "orders")
+        channel, door = relay.channels[2], cast(Door, SimpleNamespace(relays=[relay]))
+        clients = Census._clients(cast(Census, SimpleNamespace(_door=door)))
+        assert clients is not None
+        assert key in clients.unsure, "it is neither ready nor held: a tally would be too low"
+        channel.paused.update(channel.consumers)
+        assert not Pause(door, relay.replica, key, {})._is_idle(), "a renewal would look for it too soon"
+
+    asyncio.run(scenario())
+
+
+KEY = b"x\nERROR lrq_ha.core: this node is diverged"
+TABLES: dict[str, bytes] = {
+    "a long name": bytes([200]) + KEY.ljust(200, b"p") + b"t\1",
+    "no UTF-8": b"\1kS\0\0\0\3\xff\xfea",
+    "a time after the year 9999": b"\1kT" + b"\xff" * 8,
+    "small numbers": b"\1kb\5\1ls\0\5",
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
+def test_the_arguments_of_a_consumer_reach_the_broker_to_the_octet(table: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """They were decoded and encoded anew, and so cut, changed or refused, and told to whoever reads the log."""
+    connection = Connection()
+    arguments = len(table).to_bytes(4, "big") + table
+    method = building.encode_method(commands.Basic.Consume(queue="orders", consumer_tag="c"))
+    connection.relay.client_data(building.frame(frames.METHOD, 1, method[:-4] + arguments))
+    assert connection.broker.data == building.frame(frames.METHOD, 1, method[:-4] + arguments)
+    assert not caplog.records
+
+
+def test_a_consumer_that_ends_too_early() -> None:
+    connection = Connection()
+    channel = connection.relay.channels[1]
+    payload = building.encode_method(commands.Basic.Consume(queue="orders"))
+    for size in (4, 6, 8, len("orders") + 7):
+        with pytest.raises(frames.FrameError):
+            delivering.consume(connection.relay, channel, frames.BASIC_CONSUME, payload[:size])
+
+
+def test_what_has_begun_for_a_consumer_without_acks_comes_whole_before_the_door_closes() -> None:
+    """It counts as taken from its beginning on."""
+
+    async def scenario() -> None:
+        connection = Unacked()
+        relay = connection.relay
+        relay.broker_data(building.ack(1, 1))
+        begun, rest = comes(FIRST, b"x" * 2 * frames.HOLD_BYTES_MAX)
+        relay.broker_data(begun + rest[:-1])
+        relay.stop("it stops")
+        await asyncio.sleep(SEEN_S + 3 * LEAVE_POLL_S)
+        assert b"it stops" not in connection.client.data
+        late, _ = comes(FIRST + 1, b"")
+        relay.broker_data(rest[-1:] + late)
+        await asyncio.sleep(2 * LEAVE_POLL_S)
+        assert begun + rest + building.connection_close(320, "it stops") in connection.client.data
+        assert late not in connection.client.data
+        assert connection.dequeued() == [[FIRST, FIRST]]
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_does_not_wait_for_confirms_that_do_not_come() -> None:
+    """The client hears that the connection ends, and why, though its publish has no answer: half of the time is for that."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        door: Any = connection.relay.door
+        door.config = door.config.model_copy(update={"stop_timeout_s": 0.2})
+        connection.relay.client_data(publish(1, "orders", b"the broker owes an answer"))
+        connection.replica.flush()
+        connection.relay.stop("it stops")
+        await asyncio.sleep(0)
+        assert b"it stops" not in connection.client.data
+        async with asyncio.timeout(60):
+            while b"it stops" not in connection.client.data:
+                await asyncio.sleep(LEAVE_POLL_S)
+        assert connection.relay.unanswered
+
+    asyncio.run(scenario())
+
+
+def test_questions_are_not_counted_with_each() -> None:
+    """A client may have thousands of channels, and ask on each thousands of times: each question looked at all of them."""
+
+    class Channels(dict[int, Channel]):
+        looks = 0
+
+        def values(self) -> Any:
+            self.looks += 1
+            return super().values()
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay = connection.relay
+        limit = relay.door.config.questions_max
+        relay.channels = channels = Channels(relay.channels)
+        gets = building.method_frame(1, commands.Basic.Get(queue="none"))
+        relay.client_data(gets * (limit - 1))
+        assert channels.looks <= 10
+        relay.broker_data(building.method_frame(1, commands.Basic.GetEmpty()) * (limit // 2))
+        relay.client_data(gets * (limit // 2))
+        assert channels.looks <= 10 + limit / FEW_QUESTIONS
+        assert relay.channels[1].questions == limit - 1 + limit % 2
+        cast(Any, relay).close_client = close = MagicMock()
+        relay.client_data(gets * (FEW_QUESTIONS + 1))
+        assert "door.questions_max" in close.call_args.args[1]
+
+    asyncio.run(scenario())
+
+
+def test_an_interceptor_hears_of_each_publish_that_a_channels_end_leaves_unanswered() -> None:
+    heard: list[tuple[int, Any, Any]] = []
+
+    async def scenario() -> None:
+        connection = Connection()
+        interceptors = SimpleNamespace(points={Point.ROUTED}, full=False)
+        interceptors.tell = lambda _, event: heard.append((event.channel, event.message, event.outcome))
+        relay = connection.relay
+        cast(Any, connection.replica.node).leading = 257
+        relay.watch = watch = Watch(relay, cast(Any, interceptors))
+        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        for number in 1, 2, 1, 2:
+            relay.client_data(publish(number, "orders", b"x"))
+        relay.broker_data(building.ack(1, 1))
+        assert [(number, outcome) for number, _, outcome in heard] == [(1, Outcome.ACCEPTED)]
+        heard.clear()
+        watch.unanswered(2)
+        watch.unanswered(2)
+        assert [(number, message.position.sequence, outcome) for number, message, outcome in heard] == [
+            (2, FIRST + 1, Outcome.UNANSWERED), (2, FIRST + 3, Outcome.UNANSWERED),
+        ]  # fmt: skip
+        heard.clear()
+        relay.broker_data(building.ack(1, 2))
+        assert [(number, message.position.sequence, outcome) for number, message, outcome in heard] == [(1, FIRST + 2, Outcome.ACCEPTED)]
+        assert watch._following == 0
+
+    asyncio.run(scenario())
+
+
+def watched(points: set[Point]) -> Connection:
+    """A connection with an interceptor at these points."""
+    connection = Connection()
+    relay = connection.relay
+    cast(Any, connection.replica.node).leading = 257
+    relay.watch = watch = Watch(relay, cast(Any, SimpleNamespace(points=points, full=False, refuse=False, tell=lambda *_: None)))
+    relay.take, relay.acks = watch.take, watch.acks
+    return connection
+
+
+@pytest.mark.parametrize("points", [set(), {Point.ROUTED}, {Point.ROUTING}])
+def test_what_comes_before_a_malformed_publish_is_taken_whoever_listens(points: set[Point]) -> None:
+    async def scenario() -> None:
+        connection = watched(points)
+        cast(Any, connection.relay).close_client = close = MagicMock()
+        method = building.publish_method(1, "", "orders")
+        malformed = building.frame(1, 1, method[7:-1] + b"more") + publish(1, "orders", b"x")[len(method) :]
+        connection.relay.client_data(publish(1, "orders", b"x") * 3 + malformed)
+        connection.replica.flush()
+        assert [len(run.enqueues.lengths) for run in connection.runs] == [3]
+        close.assert_called_once()
+
+    asyncio.run(scenario())
+
+
+def test_an_ack_of_several_costs_an_interceptor_what_it_covers() -> None:
+    class Counted(int):
+        looks = 0
+
+        def __le__(self, other: int) -> bool:
+            Counted.looks += 1
+            return int(self) <= other
+
+        def __lt__(self, other: int) -> bool:
+            Counted.looks += 1
+            return int(self) < other
+
+    async def scenario() -> None:
+        connection, many = watched({Point.ACCEPT}), 1_000
+        watch = connection.relay.watch
+        assert watch is not None
+        watch._held[1] = Held((Counted(tag), cast(Any, tag)) for tag in range(1, many + 1))
+        connection.relay.channels[1].deliveries.update((tag, Delivery(("/", "orders"), tag, ())) for tag in range(1, many + 1))
+        connection.relay.client_data(b"".join(building.ack(1, tag, True) for tag in range(2, many + 1, 2)))
+        assert not watch._held[1]
+        assert Counted.looks < 2 * many
+
+    asyncio.run(scenario())
+
+
+def test_without_interceptors_the_doors_own_functions_are_called() -> None:
+    """So they cost nothing: there is no place where it is asked whether there are any, on the way of a message."""
+
+    async def scenario() -> None:
+        relay = Connection().relay
+        assert relay.watch is None
+        assert (relay.take, relay.deliver, relay.acks) == (publishing.take, delivering.deliver, settling.acks)
+        assert relay.on_client is FROM_CLIENT
+        assert relay.on_broker is FROM_BROKER
+
+    asyncio.run(scenario())

@@ -393,7 +393,7 @@ def test_definitions_come_in_an_order_in_which_they_can_be_made() -> None:
     found.noted(6, "/", TO_EXCHANGE)
     assert list(found.rows()) == [("/", EXCHANGE), ("/", Y), ("/", QUEUE), ("/", BIND), ("/", TO_EXCHANGE)]
     assert found.queues() == {("/", "q"): QUEUE}
-    found.safe(5)
+    found.safe(5, 5)
     found.cut(6)
     assert list(found.rows()) == [("/", EXCHANGE), ("/", Y), ("/", QUEUE), ("/", BIND)]
     assert list(Definitions(found.rows()).rows()) == list(found.rows())
@@ -445,3 +445,19 @@ def test_what_a_broker_forgets_when_it_goes_down(rows: list[bytes], exchanges: l
     found = Definitions(("/", row) for row in rows)
     found.noted(1, "/", method(frames.EXCHANGE_DECLARE, "not applied", "fanout"))
     assert found.forgotten() == ([("/", row) for row in exchanges], [("/", row) for row in queues])
+
+
+def test_when_the_log_was_renewed_nobody_asks_for_that_any_more() -> None:
+    """One that had fallen off it before said for ever that it had to be, and so did the plan of making another anew."""
+    d = renewing()
+    follow(d, state(LOG[:1]))
+    d.feed(Tick())
+    assert not sent(d.effects, Lead)
+    assert not sent(d.effects, Hello)
+    renew(d)
+    said: list[object] = []
+    for _ in range(3):
+        d.feed(Tick())
+        said += [*sent(d.effects, Hello), *sent(d.effects, Lead)]
+    assert [type(each) for each in said] == [Hello, Lead], "once"
+    assert all(each.log.base == d.node.state().base > 0 for each in said)  # type: ignore[attr-defined]

@@ -10,11 +10,12 @@ from pamqp import commands
 from test_completion import Alone
 
 from broker_plugin import building
-from broker_plugin.channels import Settled
+from broker_plugin.channels import Delivery, Settled
 from broker_plugin.declared import LocalQueues
+from broker_plugin.given_out import GIVEN_BACK_RANGES_MAX
 from broker_plugin.replica import Replica
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import NotPrimary
+from lrq_ha.replication.errors import MalformedInput, NotPrimary
 from lrq_ha.replication.levels import Levels
 from lrq_ha.sidecar.core import Core
 from lrq_ha.sidecar.life import Life
@@ -30,7 +31,7 @@ def led(count: int) -> Replica:
 
 def test_after_a_loss_anything_of_before_may_have_been_delivered() -> None:
     replica = led(10)
-    replica.given_out.took_over(10, clean=False)
+    replica.given_out.took_over(10, None)
     assert replica.given_out.comes_again(10, flagged=False)
     assert not replica.given_out.comes_again(11, flagged=False)
     assert replica.given_out.comes_again(11, flagged=True)
@@ -38,21 +39,48 @@ def test_after_a_loss_anything_of_before_may_have_been_delivered() -> None:
 
 def test_after_a_handover_nothing_of_before_has_been_delivered_until_it_is() -> None:
     replica = led(10)
-    replica.given_out.took_over(10, clean=True)
+    replica.given_out.took_over(10, ())
     assert not replica.given_out.comes_again(10, flagged=True), "the sweeper had it, and nobody else"
     assert replica.given_out.comes_again(10, flagged=True), "a client has given it back"
     assert not replica.given_out.comes_again(9, flagged=False)
     assert replica.given_out.comes_again(9, flagged=True)
     assert replica.given_out.comes_again(11, flagged=True), "no sweeper has seen what is younger"
-    replica.given_out.took_over(10, clean=True)
+    replica.given_out.took_over(10, ())
     assert not replica.given_out.comes_again(10, flagged=True)
+
+
+def test_what_was_given_before_a_handover_comes_again_after_it() -> None:
+    """Else what was in doubt after a loss, or given back, came as new: who looks for what is delivered again did its work twice."""
+    first, second = led(20), led(20)
+    queue = ("/", "orders")
+    first.given_out.took_over(5, None)
+    first.gave_back([Delivery(queue, 8, ()), Delivery(queue, 9, ()), Delivery(queue, 12, (("orders", 1),))])
+    first.given_out.settled(queue, [9])
+    first.given_out.given_back.pop(queue)  # the census has seen them in the queue
+    given = first.given_out.given()
+    assert given is not None
+    second.given_out.took_over(20, given)
+    assert [n for n in range(1, 21) if second.given_out.comes_again(n, flagged=True)] == [*range(1, 6), 8, 9, 12]
+    third = led(20)
+    third.given_out.took_over(20, second.given_out.given())
+    assert [n for n in range(1, 21) if third.given_out.comes_again(n, flagged=False)] == [*range(1, 6), 8, 9, 12], "nor once more"
+
+
+def test_what_is_told_of_it_is_bounded() -> None:
+    given_out = led(10).given_out
+    for number in range(3 * GIVEN_BACK_RANGES_MAX):
+        given_out.gave_back(("/", "orders"), 2 * number + 1)
+    given = given_out.given()
+    assert given is not None
+    assert len(given) <= GIVEN_BACK_RANGES_MAX
+    assert (given[0][0], given[-1][1]) == (1, 6 * GIVEN_BACK_RANGES_MAX - 1)
 
 
 def test_what_clients_have_been_given_since_a_handover_takes_little_room() -> None:
     """Also where the messages of two queues alternate."""
     count = 200_000
     replica = led(10)
-    replica.given_out.took_over(count, clean=True)
+    replica.given_out.took_over(count, ())
     for sequence in range(1, count, 2):
         replica.given_out.comes_again(sequence, flagged=False)
     assert replica.given_out.comes_again(count - 1, flagged=True)
@@ -61,9 +89,9 @@ def test_what_clients_have_been_given_since_a_handover_takes_little_room() -> No
 
 
 def test_what_falls_out_of_the_log_is_not_of_before() -> None:
-    for clean in (False, True):
+    for given in (None, ()):
         replica = led(10)
-        replica.given_out.took_over(10, clean=clean)
+        replica.given_out.took_over(10, given)
         replica.cut(8)
         assert replica.given_out.comes_again(8, flagged=True)
         assert not replica.given_out.comes_again(8, flagged=False)
@@ -150,3 +178,11 @@ def test_nothing_is_appended_when_the_incarnation_is_over() -> None:
             core.replica.append(pb.Run(marker=pb.Marker()))
 
     asyncio.run(go())
+
+
+def test_an_entry_that_a_newer_version_has_written_is_refused() -> None:
+    """It was passed over: its node stayed in sync, and lacked it after a promotion."""
+    replica = led(10)
+    newer = pb.Run.FromString(b"\xf2\x3f\x02\x08\x01")  # a message of field 1022
+    with pytest.raises(MalformedInput, match=r"entry 12 of the log is of a kind that this version of lrq-ha does not know\. Upgrade this node"):
+        replica.index_batch(11, [pb.Run(dequeue=pb.Dequeue(vhost="/", queue="orders", sequences=[1, 1])), newer])

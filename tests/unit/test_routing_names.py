@@ -42,6 +42,14 @@ def test_a_producer_asks_where_it_stood() -> None:
     assert names.parse_producer_queue("LRQ_Producer_orders-app_1") == "orders-app_1"
 
 
+def test_a_producer_asks_for_its_numbers() -> None:
+    assert names.numbers_queue("a-1", 5, 7) == "LRQ_Producer_a-1/5-7"
+    assert names.parse_numbers_queue("LRQ_Producer_a-1/5-7") == ("a-1", 5, 7)
+    assert names.parse_numbers_queue("LRQ_Producer_a/1-1000") == ("a", 1, 1000)
+    for other in ("LRQ_Producer_a/1-1001", "LRQ_Producer_a/2-1", "LRQ_Producer_a/-1", "LRQ_Producer_a/1", "LRQ_Producer_a/b/1-2", "a/1-2"):
+        assert names.parse_numbers_queue(other) is None
+
+
 def test_a_producer_name_has_no_slash() -> None:
     with pytest.raises(MalformedInput, match="producer name"):
         names.producer_queue("a/b")

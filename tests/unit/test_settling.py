@@ -9,12 +9,14 @@ from typing import cast
 
 import pytest
 from pamqp import base, commands
+from test_channels import Counted
 from test_publishing import POSITION, Connection, message
 
 from broker_plugin import building, draining, frames, headers, settling
 from broker_plugin.channels import Channel, Delivery, Transaction
 from broker_plugin.door import Door
 from broker_plugin.relay import Relay
+from lrq_ha.sidecar.config import DoorTable
 
 
 def a_relay(outbox: SimpleNamespace, channel: Channel) -> SimpleNamespace:
@@ -126,6 +128,65 @@ def test_what_goes_back_and_waits_for_a_commit_is_told_as_returning() -> None:
     asyncio.run(scenario())
 
 
+def test_an_ack_of_several_does_not_cover_what_goes_back() -> None:
+    """Two commits stood one behind the other at the broker when the door gave up draining: by the second it let go what no client had seen."""
+
+    async def scenario() -> None:
+        drained = Draining()
+        drained.connection.replica.index.generations.opened(0, 1)
+        drained.channel.deliveries[2] = Delivery(("/", "orders"), 2, ())
+        for method in commands.Basic.Ack(2), commands.Tx.Commit():
+            drained.say(method)
+        drained.hear(commands.Tx.RollbackOk())
+        while not drained.channel.commits:
+            await asyncio.sleep(0)
+        draining.give_up(drained.door)
+        drained.channel.deliveries[3] = Delivery(("/", "orders"), 3, ())
+        for method in commands.Basic.Ack(3, True), commands.Tx.Commit():
+            drained.say(method)
+        drained.connection.replica.flush()
+        drained.hear(commands.Tx.CommitOk())
+        drained.hear(commands.Tx.RollbackOk())
+        drained.connection.broker.data = b""
+        while not drained.channel.commits:
+            await asyncio.sleep(0)
+        drained.connection.replica.flush()
+        commit = building.method_frame(1, commands.Tx.Commit())
+        assert drained.connection.broker.data == building.nack(1, 1, requeue=True) + building.ack(1, 3, True) + commit
+        assert not drained.channel.unseen
+        drained.hear(commands.Tx.CommitOk())
+        assert not drained.returning
+
+    asyncio.run(scenario())
+
+
+def test_a_large_transaction_is_not_sent_again_with_each_delivery_of_a_consumer_without_acks() -> None:
+    """Each was acked on its own, between what the client had done so far and the same once more: nothing bounded what waited for the broker."""
+
+    async def scenario() -> None:
+        connection = Connection()
+        relay, replica, broker = connection.relay, connection.replica, connection.broker
+        replica.index.generations.opened(0, 1)
+        for method in commands.Channel.Open(), commands.Tx.Select(), commands.Basic.Consume(queue="orders", consumer_tag="c", no_ack=True):
+            relay.client_data(building.method_frame(2, method))
+        relay.broker_data(building.method_frame(2, commands.Basic.ConsumeOk("c")))
+        large = b"".join(building.rechannel(message("orders", b"", True, b"x" * 5_000)[0], 2) for _ in range(20))
+        relay.client_data(large)
+        told = broker.data.count(large)
+        for tag in range(1, 101):
+            relay.broker_data(building.rechannel(delivery(tag, tag), 2))
+            replica.flush()
+        assert broker.data.count(large) - told == 1
+        relay.broker_data(building.method_frame(2, commands.Tx.RollbackOk()) + building.method_frame(2, commands.Tx.CommitOk()))
+        replica.flush()
+        assert broker.data.count(large) - told == 2
+        again = building.method_frame(2, commands.Tx.Commit()) + large
+        assert broker.data.endswith(b"".join(building.ack(2, tag) for tag in range(2, 101)) + again)
+        assert building.ack(2, 1) + again in broker.data
+
+    asyncio.run(scenario())
+
+
 def _kept_back(relay: Relay) -> None:
     relay.door.draining = "a test"
     relay.broker_data(delivery(1, 1))
@@ -179,5 +240,60 @@ def test_what_was_settled_before_a_tag_that_is_not_held_counts() -> None:
         assert [run.WhichOneof("kind") for run in connection.runs] == ["dequeue"]
         assert connection.broker.data.startswith(building.ack(1, 1))
         assert connection.broker.data.index(building.ack(1, 1)) < connection.broker.data.index(b"the door closed it")
+
+    asyncio.run(scenario())
+
+
+def with_transactions() -> Connection:
+    """A connection whose channel 2 has them."""
+    connection = Connection()
+    connection.relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
+    connection.broker.data = b""
+    return connection
+
+
+@pytest.mark.parametrize("ends", [commands.Tx.Rollback(), commands.Tx.Commit()])
+def test_the_end_of_a_transaction_costs_what_it_covers(ends: base.Frame) -> None:
+    """All that the channel held was sorted each time."""
+
+    async def scenario() -> None:
+        connection, held, times = with_transactions(), 2_000, 50
+        relay = connection.relay
+        channel = relay.channels[2]
+        channel.deliveries.update((Counted(tag), Delivery(("/", "orders"), tag, ())) for tag in range(1, held + 1))
+        Counted.looks = 0
+        for tag in range(1, times + 1):
+            relay.client_data(building.ack(2, tag) + building.method_frame(2, ends))
+            relay.broker_data(building.method_frame(2, commands.Tx.RollbackOk()))
+            while relay.from_client.stalled:
+                await asyncio.sleep(0)
+        assert Counted.looks < 50 * times
+        connection.replica.flush()
+        assert len(channel.deliveries) == held - len(connection.runs)
+        assert len(connection.runs) == (times if ends.name == "Tx.Commit" else 0)
+
+    asyncio.run(scenario())
+
+
+METHODS = {"publish": message("orders", b"", True, b"")[0], "ack": building.ack(1, 1), "reject": building.reject(1, 1, requeue=True)}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_transaction_has_no_more_methods_than_a_commit_may_take(method: bytes) -> None:
+    """A commit is done in one turn of the event loop, for which all other clients wait: with 64 MiB of small publishes it took ten seconds."""
+
+    async def scenario() -> None:
+        connection, limit = with_transactions(), 100
+        relay = connection.relay
+        relay.door.config = DoorTable(listen="127.0.0.1:5672", transaction_methods_max=limit)
+        channel = relay.channels[2]
+        channel.deliveries.update((tag, Delivery(("/", "orders"), tag, ())) for tag in range(1, limit + 2))
+        methods = [building.rechannel(method, 2)] * (limit + 1)
+        if method[7:11] != frames.BASIC_PUBLISH.to_bytes(4, "big"):
+            methods = [frame[:11] + tag.to_bytes(8, "big") + frame[19:] for tag, frame in enumerate(methods, 1)]
+        relay.client_data(b"".join(methods[:limit]))
+        assert not channel.closing
+        relay.client_data(methods[limit])
+        assert b"a transaction of more than 100 methods: door.transaction_methods_max" in channel.refusal
 
     asyncio.run(scenario())

@@ -1,15 +1,16 @@
-"""Making a connection: what a name server that does not answer may not do. All else: tests/integration/test_client.py."""
+"""Making a connection: what a name server that does not answer may not do; and who has left it. All else: tests/integration/test_client.py."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from typing import Any
 
 import pytest
 
 from broker_plugin.client_errors import Address
-from broker_plugin.sockets import connect
+from broker_plugin.sockets import connect, hung_up
 
 
 def address(host: str, port: int) -> Address:
@@ -49,3 +50,33 @@ def test_a_name_that_is_not_answered_holds_one_thread() -> None:
 
     asyncio.run(run())
     assert [host for host in asked if not host[0].isdigit()] == ["silent", "other", "nowhere", "nowhere"]
+
+
+@pytest.mark.parametrize("how", ["closed", "reset", "half"])
+def test_who_has_hung_up_is_noticed_though_nothing_is_read(how: str) -> None:
+    """Also behind what it has sent before, of which the first part only was read."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        server = socket.create_server(("127.0.0.1", 0))
+        transport, _ = await loop.create_connection(asyncio.Protocol, *server.getsockname())
+        other, _ = server.accept()
+        transport.pause_reading()
+        other.sendall(b"x" * 100_000)
+        await asyncio.sleep(0.05)
+        assert not hung_up(transport)
+        if how == "half":
+            other.shutdown(socket.SHUT_WR)
+        else:
+            if how == "reset":
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            other.close()
+        await asyncio.sleep(0.05)
+        assert hung_up(transport)
+        transport.abort()
+        await asyncio.sleep(0.05)
+        assert not hung_up(transport), "nor is one that is closed here"
+        server.close()
+        other.close()
+
+    asyncio.run(run())

@@ -1,0 +1,605 @@
+"""The filter of one queue: what the log's operations mean for the copies in it (R9, R10). No I/O.
+
+Rules:
+- A copy that does not count (R8) is acked away. Whatever follows speaks of copies that count.
+- The key of an operation is (queue, sequence, origin, visit): see visits.py. A copy met at a visit that is behind it is rejected, so that
+  this broker moves it too; a DEQUEUE voids also every copy whose `x-death` says that it has been there.
+- A PURGE voids copies that never died, but for those that clients held then. Dead-lettered ones may have come after it; the driver purges the
+  broker's queue instead, if clients held nothing. What was rejected or moved goes its way all the same: it had left the queue, and had not yet here.
+- What was rejected goes to where dead letters went at the primary then. So a sweeper moves it only when its node has come to that entry, and has
+  carried out the declarations and purges before it; and the next declaration or purge waits for that. So what was rejected is remembered in turns:
+  none reaches over a declaration or purge, and what comes all the time does not put off what came before. A turn names copies, (origin, visit) and
+  sequence: a message may come back and be rejected again, or die in two queues and come to a third twice, with a purge in between.
+- A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
+  queue that was gone through, without finding it, a moment before.
+- Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
+  of sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyroaring import BitMap64
+
+from .applied import QueueRecord, VisitRecord
+from .visits import EVERY_SEQUENCE, Deaths, Visits, origin_of, visit_of
+
+if TYPE_CHECKING:
+    from .filter import DeliveryFilter
+
+QueueKey = tuple[str, str]
+"""(vhost, queue)"""
+Stay = tuple[str, int]
+"""Of a copy in a queue: that of its first death, or this one if it never died, and its visit here."""
+
+
+class Verdict(Enum):
+    """What to do with a copy."""
+
+    GIVE = "give"  # give it to the client; a sweeper gives it back
+    ACK = "ack"  # ack it away
+    REJECT = "reject"  # basic.reject(requeue=false): this broker moves it as the primary's did
+    HOLD = "hold"  # an operation that may concern it is not safe yet: ask again after the next `safe` or `cut`
+
+
+class Kind(Enum):
+    """The operations of the log that the filter knows."""
+
+    DEQUEUE = "dequeue"
+    REJECT = "reject"
+    MOVED = "moved"
+    REFUSED = "refused"
+    PURGE = "purge"
+
+
+_NOTHING = BitMap64()
+
+
+def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
+    values = iter(flat)
+    return zip(values, values)
+
+
+class QueueFilter:
+    """The filter of one queue; `DeliveryFilter.queue` makes it.
+
+    `due`: sequences with an operation whose copy the sweeper of this node has still to find.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_again",
+        "_done",
+        "_due",
+        "_early",
+        "_filter",
+        "_generations",
+        "_held",
+        "_lost",
+        "_moved",
+        "_moving",
+        "_purged",
+        "_record",
+        "_spared",
+        "_top",
+        "_visits",
+        "departed",
+        "key",
+        "name",
+        "overlap",
+    )
+
+    def __init__(self, key: QueueKey, parent: DeliveryFilter) -> None:
+        self.key = key
+        self.name = key[1]
+        self._filter = parent
+        self._generations = parent.generations
+        self._top = 0  # nothing is known of sequences above it: nearly all that a client is given for the first time
+        self._done = BitMap64()  # DEQUEUE of copies that never died
+        self._moved = BitMap64()  # REJECT or MOVED of such copies
+        self._purged = 0  # PURGE: of such copies, all below,
+        self._spared = BitMap64()  # but for these
+        self._visits: dict[str, Visits] = {}  # of copies that died, by origin
+        # What unsafe operations name, whatever the visit: too many in it only means to wait a little.
+        self._held = BitMap64()
+        self.overlap = False  # two unsafe operations name the same sequence
+        self._due = BitMap64()
+        self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
+        self._early: list[_Turn] = []  # what is to move by operations that this node may not have come to; in log order
+        self._lost: dict[Stay, BitMap64] = {}  # of these, what the record knows of entries that the log has lost: they may be read again
+        self._moving: dict[Stay, BitMap64] = {}  # and by those that it has come to: copies that were not seen to leave
+        self.departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
+        self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
+
+    def verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
+        """What to do with a copy in this queue.
+
+        Args:
+            seq: Its sequence, of the stamp.
+            generation: Its generation, of the stamp.
+            deaths: Its `x-death`; empty for nearly all, and that is the fast path.
+        """
+        if not self._generations.counts(seq, generation):
+            return Verdict.ACK
+        everywhere = self._filter.refused
+        if deaths:
+            return self._verdict_dead_lettered(seq, deaths, everywhere)
+        if seq > self._top and seq > everywhere._top:
+            return Verdict.GIVE
+        if seq in self._done or seq in everywhere._done:
+            return Verdict.ACK
+        if seq in self._held or seq in everywhere._held:
+            return Verdict.HOLD
+        if seq in self._moved:
+            return Verdict.REJECT
+        return Verdict.ACK if self._is_purged(seq) else Verdict.GIVE
+
+    def _verdict_dead_lettered(self, seq: int, deaths: Deaths, everywhere: QueueFilter) -> Verdict:
+        origin = deaths[0][0]
+        visit = visit_of(self.name, deaths)
+        here = self._visits.get(origin)
+        if seq in everywhere._done or (here is not None and here.done_upto(seq, visit)):
+            return Verdict.ACK
+        path = self._path(deaths)
+        for peer, count in path:
+            if peer._dequeued_upto(seq, origin, count - 1):
+                return Verdict.ACK
+        if seq in everywhere._held or seq in self._held or any(seq in peer._held for peer, _ in path):
+            return Verdict.HOLD
+        return Verdict.REJECT if here is not None and here.moved_from(seq, visit) else Verdict.GIVE
+
+    def implied_moves(self, seq: int, deaths: Deaths) -> list[tuple[str, int]]:
+        """(queue, visit) of the MOVED entries that must precede, in the same batch, an operation on this copy (R10).
+
+        One per queue is enough: MOVED at a visit stands for all visits before it too, so a message that went round a
+        thousand times costs no more. Note each with origin `origin_of(deaths)`.
+        """
+        moves = []
+        for name, count in deaths:
+            peer = self._filter.find((self.key[0], name))
+            if peer is None or not peer._moved_from(seq, deaths[0][0], count - 1):
+                moves.append((name, count - 1))
+        return moves
+
+    def is_done(self, seq: int) -> bool:
+        """Whether a copy of this entry that never died was dequeued here for certain. See `DeliveryFilter.may_skip`."""
+        return seq in self._done or seq in self._filter.refused._done or (self._is_purged(seq) and seq not in self._moved)
+
+    def _is_purged(self, seq: int) -> bool:
+        return seq < self._purged and seq not in self._spared
+
+    # For the sweeper.
+
+    @property
+    def has_due(self) -> bool:
+        """Whether any copy is still to be found, wherever R is."""
+        return bool(self._due)
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether operations on copies that died in other queues are known."""
+        return bool(self._visits)
+
+    @property
+    def spares(self) -> bool:
+        """Whether a purge has spared something: other copies that it took may be left."""
+        return bool(self._spared)
+
+    def due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
+        """How many sequences have an operation whose copy is to be found now.
+
+        Args:
+            upto: Only up to this entry: R, or what the node has come to.
+            parked: Inclusive ranges of entries that do not count, as they may wait for room in this very queue.
+        """
+        early = self._too_early()
+        if not early and not parked:
+            return int(self._due.rank(upto))
+        due = self._due - early
+        for first, last in parked:
+            due.remove_range(first, last + 1)
+        return int(due.rank(upto))
+
+    def moves_due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
+        """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now.
+
+        Args:
+            upto: The entry.
+            parked: Inclusive ranges of entries that wait for room: no copy of them can be met.
+        """
+        self._turns()
+        moving = self._due & BitMap64.union(_NOTHING, *self._moving.values())
+        for first, last in parked if moving else ():
+            moving.remove_range(first, last + 1)
+        return int(moving.rank(upto))
+
+    def to_move(self) -> BitMap64:
+        """The sequences of which a copy was rejected or moved on, and is still to be found."""
+        moving = self._due & self._moved
+        for here in self._visits.values():
+            for members in here.moved.values():
+                moving |= self._due & members
+        return moving
+
+    def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
+        """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
+        verdict = self.verdict(seq, generation, deaths)
+        return Verdict.HOLD if verdict is Verdict.REJECT and self.is_early(seq, deaths) else verdict
+
+    def is_early(self, seq: int, deaths: Deaths = ()) -> bool:
+        """Whether this node has not come to the operation that moves this copy on.
+
+        One at an earlier visit than any operation that is known of has moved on by itself at the primary: nobody knows when, and it need not wait.
+        """
+        turns = self._turns()
+        if not turns:
+            return False
+        stay = (origin_of(deaths) or self.name, visit_of(self.name, deaths))
+        return any(seq in turn.moves.get(stay, _NOTHING) for turn in turns)
+
+    def _too_early(self) -> BitMap64:
+        turns = self._turns()
+        if not turns:
+            return _NOTHING
+        early = (members for turn in turns for members in turn.moves.values())
+        return BitMap64.union(_NOTHING, *early) - BitMap64.union(_NOTHING, *self._moving.values())
+
+    def _turns(self) -> list[_Turn]:
+        if self._early:
+            reached = self._filter.reached()
+            come_to = [turn for turn in self._early if turn.last <= reached]
+            if come_to:
+                self._early = [turn for turn in self._early if turn.last > reached]
+                for turn in come_to:
+                    for stay, members in turn.moves.items():
+                        self._moving.setdefault(stay, BitMap64()).update(members)
+            if self._early:
+                self._early[0].grows = False
+        return self._early
+
+    def skipped(self, first: int, last: int) -> None:
+        """first .. last were never applied here, so nothing is to be found."""
+        self._record = None
+        self._due.remove_range(first, last + 1)
+        self._again.remove_range(first, last + 1)
+
+    def gone(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
+        """A copy was removed or moved as its verdict said, for certain: a later reply on the channel has shown it.
+
+        Copies that do not count settle nothing and are ignored.
+        """
+        if not self._generations.counts(seq, generation):
+            return
+        line, visit = origin_of(deaths) or self.name, visit_of(self.name, deaths)
+        self._left(seq, line, visit)
+        for peer, count in self._path(deaths):
+            peer._left(seq, line, count - 1)
+        if self._moved_from(seq, line, visit) and not self._dequeued_upto(seq, line, visit):
+            for peer in self.followers(line):
+                if peer._visits[line].known_after(seq, visit_of(peer.name, deaths) - 1):
+                    peer._look_again(BitMap64([seq]))
+                    peer._again.discard(seq)
+
+    def met(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
+        """A copy was met that stays for now, at a later visit than one that it was moved on from: that it left then, a restart has forgotten."""
+        if self._generations.counts(seq, generation):
+            self._has_moved(seq, origin_of(deaths) or self.name, visit_of(self.name, deaths) - 1)
+
+    def start_pass(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> BitMap64:
+        """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`.
+
+        Args:
+            upto: Everything up to this entry has been written, but for
+            parked: inclusive ranges of entries that wait for room.
+        """
+        expected = self._due.copy()
+        expected.remove_range(upto + 1, EVERY_SEQUENCE)
+        for first, last in parked if expected else ():
+            expected.remove_range(first, last + 1)
+        return expected
+
+    def end_pass(self, expected: BitMap64, undecided: Collection[tuple[int, str]] = ()) -> BitMap64:
+        """The pass has met every copy in the queue. Returns what it did not find; that is not due here any more.
+
+        The operations stay: the door still acts on them, also where the copies have expired into dead-letter queues.
+
+        Args:
+            expected: Of `start_pass`.
+            undecided: Copies that it met and that stay for now, as their verdict was HOLD: (sequence, queue of the first death or this one).
+        """
+        met = BitMap64(sequence for sequence, _ in undecided)
+        for (line, _), members in self._moving.items():  # of a message that died in two queues, one copy may be here and the other gone
+            for sequence in expected & met & members:
+                if (sequence, line) not in undecided:
+                    members.discard(sequence)
+        missed = (expected - met) & self._due
+        self._record = None
+        self._due -= missed
+        moved_on = missed - self._again
+        self._again -= missed
+        if moved_on:
+            for line in (self.name, *self._visits):
+                for peer in self.followers(line):
+                    found = (peer._visits[line].members() & moved_on) - peer._due
+                    peer._look_again(found)
+                    peer._again |= found
+        return missed
+
+    # Within this module.
+
+    def _look_again(self, sequences: BitMap64) -> None:
+        """They may come here, from where a sweeper has met them, or has not."""
+        self._record = None
+        self._due |= sequences
+        self._filter.to_move.add(self)
+
+    def _path(self, deaths: Deaths) -> list[tuple[QueueFilter, int]]:
+        vhost, find = self.key[0], self._filter.find
+        return [(peer, count) for name, count in deaths if (peer := find((vhost, name))) is not None]
+
+    def followers(self, line: str) -> list[QueueFilter]:
+        """The other queues of which operations on dead-lettered copies of this line are known."""
+        known = self._filter.followers.get((self.key[0], line), ())
+        return [peer for peer in known if peer is not self and line in peer._visits]
+
+    def _visits_of(self, origin: str) -> Visits:
+        found = self._visits.get(origin)
+        if found is None:
+            found = self._visits[origin] = Visits()
+            known = self._filter.followers.setdefault((self.key[0], origin), [])
+            if self not in known:
+                known.append(self)
+        return found
+
+    def _dequeued_upto(self, seq: int, origin: str, visit: int) -> bool:
+        if origin == self.name and seq in self._done:
+            return True
+        here = self._visits.get(origin)
+        return here is not None and here.done_upto(seq, visit)
+
+    def _moved_from(self, seq: int, origin: str, visit: int) -> bool:
+        if origin == self.name and visit == 0:
+            return seq in self._moved
+        here = self._visits.get(origin)
+        return here is not None and here.moved_from(seq, visit)
+
+    def _has_moved(self, seq: int, line: str, visit: int) -> None:
+        """It has left this queue's `visit`, and all before it: nothing waits for that."""
+        for stay in [each for each, members in self._moving.items() if each[0] == line and each[1] <= visit and seq in members]:
+            self._moving[stay].discard(seq)
+            if not self._moving[stay]:
+                del self._moving[stay]
+
+    def _left(self, seq: int, line: str, visit: int) -> None:
+        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+        self._has_moved(seq, line, visit)
+        if seq not in self._due:
+            return
+        direct = line != self.name and (seq in self._done or seq in self._moved)
+        if not direct and not any(here.known_after(seq, visit if o == line else -1) for o, here in self._visits.items()):
+            self._record = None
+            self._due.discard(seq)
+            self._again.discard(seq)
+
+    def concerns(self, ranges: Sequence[int]) -> None:
+        """An operation on these was noted."""
+        self._top = max((self._top, *ranges[1::2]))
+
+    def hold(self, ranges: Sequence[int]) -> None:
+        """An operation on these is not safe yet."""
+        for first, last in _pairs(ranges):
+            if self._held.range_cardinality(first, last + 1):
+                self.overlap = True
+            self._held.add_range(first, last + 1)
+
+    def hold_nothing(self) -> None:
+        """What is not safe is told anew."""
+        self._held.clear()
+        self.overlap = False
+
+    def release(self, ranges: Sequence[int]) -> None:
+        """It is safe."""
+        for first, last in _pairs(ranges):
+            self._held.remove_range(first, last + 1)
+
+    def apply(self, op: Op) -> None:
+        """A safe operation decides from now on."""
+        self._record = None
+        if op.kind is Kind.PURGE:
+            self._purge(op.ranges)
+            return
+        dequeued = op.kind is not Kind.REJECT and op.kind is not Kind.MOVED
+        for first, last in _pairs(op.ranges):
+            if op.origin:
+                fresh = self._visits_of(op.origin).add(first, last, op.visit, dequeued=dequeued)
+                if op.sweep:
+                    self._due |= fresh
+                if op.origin != self.name or dequeued:
+                    continue
+            self._apply_direct(first, last, self._done if dequeued else self._moved, op.sweep)
+        if op.moves and op.seq > self._filter.recorded:
+            self.take_turn(op, self._filter.changed)
+
+    def take_turn(self, op: Op, behind: int) -> None:
+        """What an operation moves on has its turn when the node has come to it. `behind`: the last declaration or purge before it."""
+        self._filter.to_move.add(self)
+        turn = self._early[-1] if self._early else None
+        if turn is None or not turn.grows or turn.behind != behind:
+            turn = _Turn(behind)
+            self._early.append(turn)
+        turn.last = max(turn.last, op.seq)
+        stay = (op.origin or self.name, op.visit)
+        members = turn.moves.setdefault(stay, BitMap64())
+        for known in (self._moving.get(stay), self._lost.get(stay)):
+            if known and known is not members:  # read again: the record does not tell by which entry it was moved
+                for first, last in _pairs(op.ranges):
+                    known.remove_range(first, last + 1)
+        for first, last in _pairs(op.ranges):
+            members.add_range(first, last + 1)
+
+    def _purge(self, ranges: Sequence[int]) -> None:
+        end = ranges[-1] + 1
+        if end > self._purged:
+            self._spared.add_range(self._purged, end)
+            self._purged = end
+        moving = self.to_move()
+        for first, last in _pairs(ranges):
+            self._spared.remove_range(first, last + 1)
+            self._due.remove_range(first, last + 1)
+        self._due |= moving
+        self._again &= self._due
+
+    def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
+        if sweep and members.range_cardinality(first, last + 1):  # read again: what is known may have been found already
+            fresh = BitMap64()
+            fresh.add_range(first, last + 1)
+            self._due |= fresh - members
+        elif sweep:
+            self._due.add_range(first, last + 1)
+        members.add_range(first, last + 1)
+
+    @property
+    def may_have_sent_on(self) -> bool:
+        """Whether operations say that copies have come here from other queues, or went from here to others."""
+        return bool(self._visits) or any(self.name in peer._visits for peer in self._filter.followers.get(self.key, ()))
+
+    @property
+    def is_looked_for(self) -> bool:
+        """Whether anything of this queue, or of its line in another, is still to be found."""
+        lines = ((peer._visits[self.name].members(), peer._due) for peer in self.followers(self.name))
+        return bool(self._due) or any(members.intersect(due) for members, due in lines)
+
+    def forget(self, before: int) -> None:
+        """Nothing of what was published before this entry can be here any more, nor anywhere else."""
+        self._record = None
+        self.departed = 0
+        for members in (self._done, self._moved):
+            members.remove_range(0, before)
+        self._spared.remove_range(0, before)
+        for members in self._moving.values():
+            members.remove_range(0, before)
+        if self._purged <= before:
+            self._purged = 0
+        for line in list(self._visits):
+            self.forget_line(line, before)
+
+    def depart(self, at_seq: int) -> None:
+        """What is known of entries before this one is on its way out."""
+        self._record = None
+        self.departed = at_seq
+
+    def take_back(self, first: int, kept: Iterable[tuple[int, int]]) -> int:
+        """Nothing is done but these inclusive ranges, and what was published before entry `first`. Returns the least that is no more; 0: none."""
+        lost = self._done.copy()
+        lost.remove_range(0, first)
+        for begin, end in kept:
+            lost.remove_range(begin, end + 1)
+        self._record = None
+        self._done -= lost
+        return int(lost.min()) if lost else 0
+
+    def forget_line(self, line: str, before: int) -> None:
+        """Of copies of this line that died, nothing before this entry can be anywhere."""
+        here = self._visits[line]
+        self._record = None
+        here.forget(before)
+        if here.done or here.moved:
+            return
+        del self._visits[line]
+        key = (self.key[0], line)
+        known = self._filter.followers[key]
+        known.remove(self)
+        if not known:
+            del self._filter.followers[key]
+
+    def lose(self, end: int, *, known: bool) -> None:
+        """The log ends at `end`. `known`: what lost entries have rejected is known; what is left of the log has been noted again."""
+        self._record = None
+        if self.departed > end:
+            self.departed = 0
+        for members in (self._done, self._moved, self._due, self._again, self._spared, *self._moving.values()):
+            members.remove_range(end + 1, EVERY_SEQUENCE)
+        self._purged = min(self._purged, end + 1)
+        for here in self._visits.values():
+            here.lose(end)
+        self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
+        if known and any(self._moving.values()):
+            turn = _Turn(self._filter.changed)
+            turn.last, turn.moves, self._moving = end, self._moving, {}
+            self._lost = turn.moves
+            self._early.append(turn)
+
+    def is_empty(self) -> bool:
+        """Whether nothing is known."""
+        return not (self._done or self._moved or self._held or self._due or self._visits or self._purged or self.departed)
+
+    @property
+    def moves_some(self) -> bool:
+        """Whether copies are to be moved on by operations that this node has come to."""
+        return bool(self._moving)
+
+    def export(self) -> QueueRecord:
+        """For the applied record; the same object as long as nothing changes."""
+        if self._record is None:
+            self._record = self._as_record()
+        return self._record
+
+    def _as_record(self) -> QueueRecord:
+        visits = tuple(
+            VisitRecord(origin, visit, dequeued, members.serialize())
+            for origin, here in self._visits.items()
+            for dequeued, table in ((True, here.done), (False, here.moved))
+            for visit, members in table.items()
+        )
+        bitmaps = (self._done.serialize(), self._moved.serialize(), self._due.serialize())
+        return QueueRecord(*self.key, *bitmaps, self._purged, visits, self.departed, self._spared.serialize())
+
+    def load(self, record: QueueRecord) -> None:
+        """From an applied record."""
+        self._record = None
+        self._done = BitMap64.deserialize(record.done)
+        self._moved = BitMap64.deserialize(record.moved)
+        self._due = BitMap64.deserialize(record.due)
+        self._purged = record.purged
+        self._spared = BitMap64.deserialize(record.spared) if record.spared else BitMap64()
+        self.departed = record.departed
+        self._top = max((self._purged, *(int(members.max()) for members in (self._done, self._moved) if members)))
+        for part in record.visits:
+            here = self._visits_of(part.origin)
+            (here.done if part.dequeued else here.moved)[part.visit] = BitMap64.deserialize(part.positions)
+        moved = [((self.name, 0), self._moved)]
+        moved += [((line, visit), members) for line, here in self._visits.items() for visit, members in here.moved.items()]
+        self._moving = {stay: moving for stay, members in moved if (moving := self._due & members)}
+
+
+class _Turn:
+    """Copies that operations move on: all of them are to be carried out when the node has come to entry `last`.
+
+    `behind`: the last declaration or purge before them. `grows`: more may come into it. `moves`: their sequences.
+    """
+
+    __slots__ = ("behind", "grows", "last", "moves")
+
+    def __init__(self, behind: int) -> None:
+        self.behind = behind
+        self.grows = True
+        self.last = 0
+        self.moves: dict[Stay, BitMap64] = {}
+
+
+class Op(NamedTuple):
+    seq: int  # of the operation's own entry
+    kind: Kind
+    target: QueueFilter
+    ranges: Sequence[int]
+    visit: int
+    origin: str
+    sweep: bool
+
+    @property
+    def moves(self) -> bool:
+        """Whether the sweeper is to move copies on to other queues."""
+        return self.sweep and self.kind in (Kind.REJECT, Kind.MOVED)
