@@ -6,9 +6,9 @@
     new_lab    makes a lab of the test's own, which ends with the test
 
 Rules: nothing starts before a test asks for it; a version that is not on this machine is skipped with the command that gets it; tests that
-use any of these carry the mark `broker`. `--broker 4.3` picks versions; without it, what is marked `one_version` runs on that one only. Run in
-several processes (`-n 5`), tests that share brokers go to the same one, so that these are started once; those that take longest go first, and
-those that share nothing last, wherever there is time.
+use any of these carry the mark `broker`. `--broker 4.3` picks versions; without it, what is marked `one_version` runs on that one only. `--quick`
+and `--shard` choose a part of the tests (`tiers`). Run in several processes (`-n 5`), tests that share brokers go to the same one, so that these
+are started once; those that take longest go first, and those that share nothing last, wherever there is time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENT_DOOR, patient_hypothesis, patient_pika
+from tiers import Shard, is_quick, shard_of, unit_of
 
 from lrq_ha.lab import Lab, installations
 
@@ -44,6 +45,8 @@ _YEAR_S = 365.0 * 86_400
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", action="append", metavar="VERSION", help="test with this RabbitMQ only, as 3.10; may be repeated")
+    parser.addoption("--quick", action="store_true", help="the quick tier only: all that needs no broker, and what is marked `quick`")
+    parser.addoption("--shard", type=Shard.parse, metavar="I/N", help="the I-th of N parts of about equal time")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,7 +77,8 @@ _LONG = (
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # the groups before xdist reads them, the order after pytest has sorted by parameters
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    _deselect(config, items)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if _FIXTURES & fixtures:
@@ -90,6 +94,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.xdist_group(f"{version} {name}" if version else item.path.stem))
     yield
     items.sort(key=_turn)
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests that `--quick` and `--shard` ask for."""
+    quick, shard = config.getoption("--quick"), config.getoption("--shard")
+    kept = [item for item in items if not quick or is_quick(item)]
+    if shard is not None:
+        part = shard_of(map(unit_of, kept), shard.count)
+        kept = [item for item in kept if part[unit_of(item)] == shard.number]
+    if len(kept) < len(items):
+        chosen = set(map(id, kept))
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+        items[:] = kept
 
 
 def _turn(item: pytest.Item) -> int:
