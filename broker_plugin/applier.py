@@ -12,8 +12,10 @@ Rules:
   no log is not deleted once more where this node's own clients have declared it again since.
 - Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
 - A lost connection ends `run`: the incarnation is over.
-- What the log has for a vhost that was deleted is passed over: no other vhost is to wait for it. One that is only down, that the sidecar may not
-  enter, or that this broker has never had as far as its log tells, ends `run`: it is to be created, and nothing of it lost here.
+- What the log has for a vhost that was deleted is passed over: no other vhost is to wait for it.
+- Where the sidecar's user lacks a right, or a vhost is missing that this broker has never had, nothing is written until an operator has mended
+  that (`Shortfall`), and nothing of it is lost here: this goes on where it stopped. That does not end `run`, but for a message that was refused among
+  others, as these need a new generation (R8); then the next applier waits a while before it tries that one again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from lrq_ha.routing import names
 from . import building, frames
 from .apply_lane import STRIKES_MAX, Doubt, Lane, Window
 from .channels import QueueKey
-from .client_errors import Address, VhostNotFound
+from .client_errors import Address, BrokerRefuses, VhostNotFound
 from .definitions import Row, rows_of
 from .endpoints import NOBODY
 from .headers import routes_on
@@ -59,9 +61,16 @@ PARKED_ROUND_S = 1.0  # longer than a lane waits before it tries again
 REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
 WAITS_S = 0.2  # who waits for longer is not judged meanwhile
 ABSENT_AGAIN_S = 30.0  # so long a vhost is not asked for again
+REFUSED_AGAIN_S = 2.0  # what needs a right that is missing is tried again so much later
+MESSAGE_AGAIN_S = 60.0  # and a message over which the applier before this one ended
+GAPS_AGAIN_S = 5.0
 
 
 async def _nothing() -> None: ...
+
+
+async def _may_write(_vhost: str) -> bool:
+    return True
 
 
 class Views(Protocol):
@@ -84,8 +93,11 @@ class Applier:
         window_bytes_max: Most unconfirmed bytes, likewise.
         on_full: Called when a queue is to be swept at once: the broker refuses messages (None if the queue is not known), or it is to be deleted.
         doubt: What the incarnation before had ended over.
+        refused: A message of the log that the broker did not take, over which the incarnation before had ended, and what mends it.
+        may_write: Asked whether the sidecar's user may do in a vhost what applying takes.
 
     Attributes:
+        refused: The same of this one.
         doubt: The same of this one.
         hurry: Apply everything that is safe at once.
         on_follow: Called before anything is applied while another node leads.
@@ -107,8 +119,13 @@ class Applier:
         window_bytes_max: int,
         on_full: Callable[[QueueKey | None], None] = lambda _queue: None,
         doubt: Doubt | None = None,
+        refused: str = "",
+        may_write: Callable[[str], Awaitable[bool]] = _may_write,
     ) -> None:
         self.doubt = doubt
+        self.refused = ""
+        self._refused_before = refused
+        self._may_write = may_write
         self.hurry = False
         self.on_full = on_full
         self.on_follow: Callable[[], Awaitable[None]] = _nothing
@@ -130,6 +147,7 @@ class Applier:
         self._turn = 0
         self._waits_since = 0.0  # when it began to wait for something else than its broker's confirms; 0: it does not
         self._waited_s = 0.0
+        self._gaps_at = 0.0  # when to try again what was refused
         self._drained: list[asyncio.Future[None]] = []
         self._ended: BaseException | None = None
         replica.progress.waits_for_room = self._waits_for_room
@@ -151,13 +169,16 @@ class Applier:
         """
         self._read_upto = self._replica.node.log.end
         try:
+            if self._refused_before:
+                await self._hold("message", self._refused_before, MESSAGE_AGAIN_S)
+                self._replica.shortfall.hold("message", "")
             await self._carry_out(self._replica.forgotten, self._replica.progress.tracker.applied)
             self._replica.forgotten = []
             while True:
                 self._event.clear()
                 if self._replica.forgotten_queues and self._replica.node.following:
                     await self._remember_queues()
-                pause = await self._tend()
+                pause = min(await self._tend(), await self._try_gaps_again())
                 before = self._replica.to_apply_bytes
                 pause = min(pause, await self._take())
                 if self._replica.to_apply_bytes < before:
@@ -170,6 +191,8 @@ class Applier:
                 lane.judge_end()
                 if lane.in_doubt:
                     self.doubt = Doubt.over(lane.in_doubt, self.doubt)
+            if isinstance(error, BrokerRefuses):
+                self.refused = str(error)
             raise
         finally:
             for lane in self._lanes.values():
@@ -197,9 +220,9 @@ class Applier:
             await future
 
     def full(self) -> str:
-        """For people: which vhosts and queues are not here, which are full, so that what the log has for them waits; empty if none is."""
+        """For people: which vhosts are not here, and which queues are full, so that what the log has for them waits; empty if none is."""
         found = [f"what the log has for vhost '{vhost}' was passed over, as this broker did not have that vhost" for vhost in self._absent]
-        found += [each for lane in self._lanes.values() for each in (*lane.missing(), *lane.full())]
+        found += [each for lane in self._lanes.values() for each in lane.full()]
         more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
         return "; ".join(found[:FULL_SHOWN_MAX]) + more
 
@@ -248,7 +271,10 @@ class Applier:
     async def _lane(self, vhost: str, sequence: int) -> Lane | None:
         """The way to a vhost; None: there is none, and what the log has for it, entry `sequence` too, is to be passed over."""
         lane = self._lanes.get(vhost)
-        if lane is None and time.monotonic() >= self._absent.get(vhost, 0.0):
+        while lane is None and time.monotonic() >= self._absent.get(vhost, 0.0):
+            if not await self._may_write(vhost):
+                await self._until_allowed()
+                continue
             try:
                 lane = await Lane.open(replace(self._broker, vhost=vhost), self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
                 self._lanes[vhost] = lane
@@ -260,6 +286,47 @@ class Applier:
                 log.error("this broker has no vhost '%s': what the log has for it is passed over, from entry %d on", vhost, sequence)
         return lane
 
+    # ---- what the broker refuses -------------------------------------------------------------------------------------
+
+    async def _until_allowed(self) -> None:
+        """Returns when the sidecar's user may write to the queues (again)."""
+        with self._waiting():
+            await self._until(lambda: not self._replica.shortfall.holds)
+
+    async def _hold(self, place: str, text: str, pause_s: float) -> None:
+        """Writes nothing for so long, and says why. It is still said when this returns."""
+        if self._replica.shortfall.hold(place, f"nothing is written to its queues since {time.strftime('%H:%M:%S')}, as {text}"):
+            log.error("nothing is written to the queues: %s", text)
+        until = time.monotonic() + pause_s
+        with self._waiting():
+            while (left_s := until - time.monotonic()) > 0:
+                self._event.clear()
+                await self._pause(min(left_s, await self._tend()))
+
+    async def _insist(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Does what a right may be missing for, over and over until it is there."""
+        try:
+            while True:
+                try:
+                    return await do()
+                except BrokerRefuses as error:
+                    await self._hold("right", str(error), REFUSED_AGAIN_S)
+        finally:
+            self._replica.shortfall.hold("right", "")
+
+    async def _try_gaps_again(self) -> float:
+        """Tries again what the broker has refused to declare, when everything is applied; returns the seconds until the next time."""
+        now = time.monotonic()
+        lanes = [lane for lane in self._lanes.values() if lane.declarer.has_refused]
+        if not lanes or self._replica.to_apply or self._replica.active:
+            return 3600.0
+        if now >= self._gaps_at:
+            self._gaps_at = now + GAPS_AGAIN_S
+            declared = set(self._replica.declared.definitions.rows())
+            for lane in lanes:
+                await self._insist(partial(lane.declarer.try_again, declared))
+        return max(0.0, self._gaps_at - now)
+
     # ---- applying ----------------------------------------------------------------------------------------------------
 
     async def _take(self) -> float:
@@ -267,6 +334,8 @@ class Applier:
         replica = self._replica
         waiting = replica.to_apply
         while waiting and waiting[0].last <= replica.progress.safe:
+            if replica.shortfall.holds and not replica.active:
+                await self._until_allowed()
             entry = waiting[0]
             if not (self.hurry or replica.active or self._too_much_waits()):
                 young_s = entry.since + self._delay_s - time.monotonic()
@@ -361,7 +430,7 @@ class Applier:
             level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
             lane = await self._lane(vhost, sequence)
             if lane is not None and method not in _NOT_HERE.get(level, ()):
-                await lane.declarer.execute(declares)
+                await self._insist(partial(lane.declarer.execute, declares))
 
     async def _purge(self, lane: Lane, purge: pb.Purge, sequence: int) -> None:
         await self._until(lambda: not lane.open_messages)
@@ -370,7 +439,7 @@ class Applier:
         if purge.spared:  # a purge would take what clients held, too
             self.on_spared([(purge.vhost, purge.queue)], sequence)
         else:
-            await lane.declarer.purge(purge.queue)
+            await self._insist(partial(lane.declarer.purge, purge.queue))
 
     async def _topology(self, lane: Lane, topology: pb.Topology, sequence: int) -> None:
         method = frames.method_id(topology.method)
@@ -392,7 +461,7 @@ class Applier:
             with self._waiting():
                 await barrier.settle_deletion(key)
         if method not in _NOT_HERE.get(topology.level, ()):
-            await lane.declarer.execute(topology.method)
+            await self._insist(partial(lane.declarer.execute, topology.method))
 
     async def _parked_dies(self, lane: Lane, key: QueueKey, sequence: int) -> None:
         """A queue is being deleted: what is parked for it goes with it, but for what was rejected on the primary and so is a dead letter there.

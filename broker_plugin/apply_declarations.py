@@ -4,17 +4,22 @@ Rules:
 - They go over a channel of their own: their failures concern no message. What a broker may close the connection for goes over one of its own:
   declarations of exchanges (503 of RabbitMQ before 4, where it does not know the type, as the primary's broker has a plugin that this one has not),
   and of queues that are not durable (541 of RabbitMQ 4, where its configuration does not permit them).
-- What this broker refuses is logged and counts as done: it must not end one incarnation after the other.
+- What this broker refuses counts as done for now, as it must not end one incarnation after the other. It is kept, told as a gap and tried again
+  (`try_again`) as long as the log declares it. What was published meanwhile to what was missing is not here, so the gap stays, with other words.
+- Missing rights are another matter: nothing is passed over for these (`BrokerRefuses`).
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from shlex import quote
 
 from . import frames
 from .client import Channel, Connection
-from .client_errors import Address, ChannelClosed, ConnectionClosed
-from .definitions import is_durable
+from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed
+from .definitions import Row, is_durable
+from .shortfall import Shortfall
 
 log = logging.getLogger("lrq_ha.applier")
 
@@ -22,18 +27,31 @@ COMMAND_INVALID, INTERNAL_ERROR = 503, 541
 DECLARED_OTHERWISE = 406
 UNKNOWN_TYPE = "exchange type '"  # unknown or invalid: a broker that has heard of the name says the latter
 DEPRECATED = "Feature `"  # … is deprecated, or removed
+REFUSALS_MAX = 1_000
 TODO = {
     UNKNOWN_TYPE: "enable the same plugins on every node's broker",
     DEPRECATED: "permit it on every node's broker (deprecated_features.permit.* in rabbitmq.conf), or declare it durable",
 }
-PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so is counted as done
+LACKS_RIGHTS = "access to "  # of a user's rights; RabbitMQ says 403 of reserved names and internal exchanges, too
+PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so counts as done for now
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A declaration that this broker refuses. `what`: for people, as "queue 'orders' in vhost '/'"; `text`: the broker's."""
+
+    what: str
+    text: str
 
 
 class Declarer:
-    """See above. `connection`: the lane's, to `address`."""
+    """See above. `connection`: the lane's, to `address`; `me`: this node's name; `shortfall`: is told of gaps."""
 
-    def __init__(self, address: Address, connection: Connection) -> None:
+    def __init__(self, address: Address, connection: Connection, me: str, shortfall: Shortfall) -> None:
         self._vhost = address.vhost
+        self._me = me
+        self._shortfall = shortfall
+        self._refusals: dict[bytes, Refused] = {}  # by declaration
         self._address = address
         self._connection = connection
         self._apart: Channel | None = None
@@ -59,7 +77,43 @@ class Declarer:
             self._apart.connection.abort()
 
     async def execute(self, payload: bytes) -> None:
-        """Carries out a declaration of the log; one that this broker refuses is logged and passed over."""
+        """Carries out a declaration of the log; one that this broker refuses is noted and passed over.
+
+        Raises:
+            BrokerRefuses: The sidecar's user lacks a right.
+        """
+        refused = await self._execute(payload)
+        if refused is not None and payload not in self._refusals and len(self._refusals) < REFUSALS_MAX:
+            self._refusals[payload] = refused
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether there is anything to try again."""
+        return bool(self._refusals)
+
+    async def try_again(self, declared: set[Row]) -> None:
+        """Tries what this broker has refused, as far as the log (`declared`) still declares it, and tells what is missing. Raises as `execute`."""
+        for payload, refused in list(self._refusals.items()):
+            place = ("declaration", self._vhost, payload)
+            if (self._vhost, payload) not in declared:
+                del self._refusals[payload]
+                self._shortfall.note_gap(place, "")
+                continue
+            again = await self._execute(payload)
+            if again is None:
+                del self._refusals[payload]
+                text = f"{refused.what} was missing here, and so may be what was published to it: {self._reinit}"
+            else:
+                text = f"{again.what} is refused here ({again.text}): {_todo(again.text)}, then {self._reinit}"
+            if self._shortfall.note_gap(place, text):
+                log.error("%s", text)
+
+    @property
+    def _reinit(self) -> str:
+        return f"lrq-ha reinit {quote(self._me)} --discard"
+
+    async def _execute(self, payload: bytes) -> Refused | None:
+        """What this broker says against it; None: it is done."""
         method, named, arguments = unconditional(payload)
         self._exchanges.clear()
         self._leading.clear()
@@ -67,28 +121,31 @@ class Declarer:
         try:
             await (await (self._channel_apart() if apart else self._channel()))._call(method, arguments)
         except ChannelClosed as error:
+            if LACKS_RIGHTS in error.text:
+                raise self._lacks_rights(error) from error
             if error.code not in PASSED_OVER:
                 raise
-            self._refused(named, error.text)
+            return self._refused(method, named, error.text)
         except ConnectionClosed as error:
             if not apart or not _is_refusal(error):
                 raise
-            self._refused(named, error.text)
+            return self._refused(method, named, error.text)
+        return None
 
-    def _refused(self, named: list[str], text: str) -> None:
+    def _refused(self, method: int, named: list[str], text: str) -> Refused:
         text = " ".join(text.split())  # some are of several lines
-        what = "a declaration of the primary is refused here, in vhost '%s', for %s: %s"
-        todo = next((todo for said, todo in TODO.items() if said in text), "")
-        if todo:
-            log.error(f"{what}; what goes there is not on this node: {todo}, then lrq-ha reinit this node", self._vhost, "/".join(named), text)
-        else:
-            log.warning(what, self._vhost, "/".join(named), text)
+        return Refused(f"{_WHAT[method]} {' from '.join(map(repr, named[: _NAMED[method]]))} in vhost '{self._vhost}'", text)
+
+    def _lacks_rights(self, error: ChannelClosed) -> BrokerRefuses:
+        return BrokerRefuses(f"user '{self._address.user}' lacks permissions in vhost '{self._vhost}': {error.text}", todo=grant(self._address))
 
     async def purge(self, queue: str) -> None:
         """Empties a queue."""
         try:
             await (await self._channel()).queue_purge(queue)
         except ChannelClosed as error:
+            if LACKS_RIGHTS in error.text:
+                raise self._lacks_rights(error) from error
             if error.code not in PASSED_OVER:
                 raise
             log.warning("queue '%s' in vhost '%s' cannot be purged here as on the primary: %s", queue, self._vhost, error.text)
@@ -142,6 +199,16 @@ class Declarer:
         return True
 
 
+def grant(address: Address) -> str:
+    """The command that gives the sidecar's user all rights in a vhost."""
+    return f"rabbitmqctl set_permissions -p {quote(address.vhost)} {quote(address.user)} '.*' '.*' '.*'"
+
+
+def _todo(text: str) -> str:
+    """What an operator does about a refusal."""
+    return next((todo for said, todo in TODO.items() if said in text), "let this broker have it as the primary's has it")
+
+
 def _is_refusal(error: ConnectionClosed) -> bool:
     """Whether a broker closed the connection over what it was asked to declare. (541 may mean anything else, too.)"""
     return error.code == COMMAND_INVALID or (error.code == INTERNAL_ERROR and DEPRECATED in error.text)
@@ -157,6 +224,17 @@ _NAMES = {
     frames.QUEUE_DELETE: 1,
     frames.QUEUE_UNBIND: 3,
 }
+_WHAT = {
+    frames.EXCHANGE_DECLARE: "exchange",
+    frames.EXCHANGE_DELETE: "the deletion of exchange",
+    frames.EXCHANGE_BIND: "the binding of exchange",
+    frames.EXCHANGE_UNBIND: "the unbinding of exchange",
+    frames.QUEUE_DECLARE: "queue",
+    frames.QUEUE_BIND: "the binding of queue",
+    frames.QUEUE_DELETE: "the deletion of queue",
+    frames.QUEUE_UNBIND: "the unbinding of queue",
+}
+_NAMED = {method: min(count, 2) for method, count in _NAMES.items()} | {frames.EXCHANGE_DECLARE: 1}
 _DECLARES = (frames.EXCHANGE_DECLARE, frames.QUEUE_DECLARE)
 _DECLARE_BITS = 0b1110  # neither passive nor no-wait
 

@@ -36,14 +36,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappush
 from itertools import chain
-
-from lrq_ha.replication.errors import LrqError
+from shlex import quote
 
 from . import building, endpoints, frames
-from .apply_declarations import PASSED_OVER, Declarer
+from .apply_declarations import LACKS_RIGHTS, PASSED_OVER, Declarer, grant
 from .channels import QueueKey
 from .client import Channel, Connection
-from .client_errors import Address, ChannelClosed, ConnectionClosed
+from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed
 from .headers import BODY_SIZE_END, Stamps, asked_by_nobody, further_keys, position_field, routes_on, stamp
 from .limits import Limits, Reach
 from .parking import RETRY_MESSAGES_MIN, RETRY_S, Message, Parked, Place, Route, alone, batch_min, leaves_copies, refuser, told
@@ -54,16 +53,16 @@ log = logging.getLogger("lrq_ha.applier")
 
 RETRY_MESSAGES_MAX = 1_024
 RETRY_ROUTED_MAX_S = 60.0
-MISSING_MAX = 1_000  # queues that are told of
+DOUBTFUL_MAX = 1_000  # queues
 PARKED_MESSAGE_BYTES = 512  # of memory for each, beside its own bytes
 CONNECTIONS_OVER_A_MESSAGE = frozenset({501, 502, 503, 505, 541})  # a broker may close a connection so over what it cannot take
 STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the broker's own trouble
 
-#: What a broker refuses for its own part, and another may have taken: nothing is passed over for that.
-_CURABLE = (
-    ("user_id property set to", "let the sidecar's user publish for others: rabbitmqctl set_user_tags USER administrator impersonator"),
-    ("message size", "let max_message_size be the same on all brokers of the group"),
-    ("access to ", "give the sidecar's user all permissions, on topics, too: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' '.*'"),
+#: What a broker refuses for its own part, and another may have taken, and what mends it: nothing is passed over for that.
+_CURABLE: tuple[tuple[str, Callable[[Address], str]], ...] = (
+    ("user_id property set to", lambda address: f"rabbitmqctl set_user_tags {quote(address.user)} administrator impersonator"),
+    ("message size", lambda _address: "let max_message_size be the same on all brokers of the group"),
+    (LACKS_RIGHTS, lambda address: f"{grant(address)}, and the same with set_topic_permissions where there are any"),
 )
 
 
@@ -132,7 +131,9 @@ class Lane:
         self._limits = Limits(replica.declared, vhost, replica.reached)
         self._not_alone: set[str] = set()  # queues to which no exchange of this node's own can lead
         self._suffix = b"/%d" % replica.index.generations.newest
+        self._me = replica.node.name(replica.node.me)
         self.declarer: Declarer
+        self._address: Address
         self._connection: Connection
         self._channel: Channel
         self._broken: Exception | None = None
@@ -140,7 +141,6 @@ class Lane:
         self._routes: dict[bytes, Route] = {}
         self._stamps = Stamps()
         self._doubtful: dict[str, int] = {}  # queues that a message did not find, and where the log ended then
-        self._missing: dict[str, None] = {}
 
     @classmethod
     async def open(
@@ -149,7 +149,8 @@ class Lane:
         """Connects to the broker. Raises what `open_vhost` raises."""
         lane = cls(address.vhost, replica, window, wake, on_full)
         lane._connection = await open_vhost(address, address.vhost, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: wake())
-        lane.declarer = Declarer(address, lane._connection)
+        lane._address = address
+        lane.declarer = Declarer(address, lane._connection, lane._me, replica.shortfall)
         try:
             await lane._reopen()
         except BaseException:
@@ -196,12 +197,6 @@ class Lane:
             for place, parked in self.parked.items()
             if parked.waiting or parked.flying
         ]
-
-    def missing(self) -> list[str]:
-        """For people: which queues of the log are not here."""
-        todo = f"run lrq-ha reinit {self._replica.node.name(self._replica.node.me)} --discard"
-        said = f"in vhost '{self.vhost}' is not on this node, and what is published to it not either: {todo}"
-        return [f"queue '{queue}' {said}" for queue in self._missing]
 
     # ---- publishing --------------------------------------------------------------------------------------------------
 
@@ -309,7 +304,7 @@ class Lane:
             return
         if not self._replica.follows:
             self._replica.passes_over(stamped[0])
-        elif not exchange and key not in self._missing:
+        elif not exchange:
             self._not_found(key, stamped[0])
 
     def _not_found(self, queue: str, sequence: int) -> None:
@@ -317,12 +312,13 @@ class Lane:
         if declared.queues.get(key, 1) or not declared.replicates(key):
             return
         if sequence <= self._doubtful.setdefault(queue, self._replica.node.log.end):
-            if len(self._doubtful) > MISSING_MAX:
+            if len(self._doubtful) > DOUBTFUL_MAX:
                 del self._doubtful[next(iter(self._doubtful))]
             return
-        if len(self._missing) < MISSING_MAX:
-            self._missing[queue] = None
-            log.error("%s (from entry %d on)", self.missing()[-1], sequence)
+        todo = f"run lrq-ha reinit {quote(self._me)} --discard"
+        text = f"queue '{queue}' in vhost '{self.vhost}' is not on this node, and what is published to it not either: {todo}"
+        if self._replica.shortfall.note_gap(("queue", key), text):
+            log.error("%s (from entry %d on)", text, sequence)
 
     def _confirmed(self, tag: int, multiple: bool, ok: bool) -> None:
         waiting = self.open_messages
@@ -549,7 +545,7 @@ class Lane:
     def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
         """The queue is to be deleted: what is parked for it alone would go with it. Returns how much is left: to be `kept`, or on its way there."""
         self._doubtful.pop(queue, None)
-        self._missing.pop(queue, None)
+        self._replica.shortfall.note_gap(("queue", (self.vhost, queue)), "")
         parked = self.parked.get(frozenset((queue,)))
         if parked is None:
             return 0
@@ -580,9 +576,10 @@ class Lane:
 
     async def _over_a_message(self, unanswered: list[Message], error: ChannelClosed) -> None:
         """The broker closed the channel over one of these."""
-        todo = next((todo for text, todo in _CURABLE if text in error.text), "")
+        todo = next((todo(self._address) for text, todo in _CURABLE if text in error.text), "")
         if todo:
-            raise LrqError(f"the broker does not take a message of the log, vhost '{self.vhost}': {error.code} {error.text}", todo=todo) from error
+            what = f"its broker does not take a message of the log, vhost '{self.vhost}': {error.code} {error.text}"
+            raise BrokerRefuses(what, todo=todo) from error
         if len(unanswered) != 1 or error.code not in PASSED_OVER:
             self._doubt()
             raise error

@@ -153,6 +153,10 @@ class ChannelClosed(AmqpError):
         return self.code not in (0, 200, 403)
 
 
+class BrokerRefuses(LrqError):
+    """The broker refuses for its own part, and for as long as an operator has not mended that, what the log has for its queues."""
+
+
 class NoChannelLeft(ChannelClosed):
     said = "no channel could be opened"
     advice = "Raise channel_max of the broker"

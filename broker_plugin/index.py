@@ -8,9 +8,9 @@ Rules:
 
 from __future__ import annotations
 
+from lrq_ha import __version__
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import Generations
-from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.ids import Dedup
 from lrq_ha.replication.log import LogState
@@ -26,7 +26,6 @@ from .departures import Departures
 from .logins import Keys
 from .tallying import Tallies
 
-RUN_THE_NEWER = "Upgrade this node: a newer version has written it (operations.md, 'Upgrading')"
 EXPIRATION = 0x0100  # the flag of that property in a content header
 
 
@@ -43,6 +42,7 @@ class Index:
         passes: What a renewal has to move (R17).
         departures: What of queues is known for a while only.
         last_publish: The last entry that is one.
+        writer: Who has written the log, as its last MARKER or CHECKPOINT says.
     """
 
     def __init__(self, declared: Declared) -> None:
@@ -57,6 +57,7 @@ class Index:
         self.passes = Passes()
         self.departures = Departures()
         self.last_publish = 0
+        self.writer = wire.WRITER
 
     def note(self, run: pb.Run, first: int, *, sweep: bool) -> str:
         """Takes note of a run of entries in log order; returns its kind.
@@ -65,7 +66,7 @@ class Index:
             sweep: This node's own copies are to be removed by the sweeper.
 
         Raises:
-            MalformedInput: A newer version has written it.
+            UnsuitableVersion: A newer version has written it.
         """
         kind = run.WhichOneof("kind") or ""
         match kind:
@@ -76,9 +77,11 @@ class Index:
                 if self.passes.counting:
                     self._count(run.enqueues)
             case "checkpoint":
+                self._written_by(run.checkpoint.writer, first)
                 if run.checkpoint.renewal:
                     self.passes.begin(first)
             case "marker":
+                self._written_by(run.marker.writer, first)
                 self.tallies.led_anew()
             case "moving":
                 self.passes.noted(first, (run.moving.vhost, run.moving.queue), done=run.moving.done)
@@ -130,8 +133,13 @@ class Index:
                 keeps = unseen.keeps_dead_letters(topology.queue_arguments(declaration))
                 self.tallies.noted(first, run.tally, keeps_dead_letters=keeps)
             case "":  # passed over, it would be missing here after a promotion, and nobody would know
-                raise MalformedInput(f"entry {first} of the log is of a kind that this version of lrq-ha does not know", todo=RUN_THE_NEWER)
+                wrote = f"entry {first} of the log, written by lrq-ha {self.writer.software}, is of a kind that lrq-ha {__version__} does not know"
+                raise wire.UnsuitableVersion(wrote, todo=wire.RUN_THE_NEWER)
         return kind
+
+    def _written_by(self, writer: pb.Writer, sequence: int) -> None:
+        wire.check_writer(writer, sequence)
+        self.writer = writer
 
     def _operated_on(self, sequence: int, vhost: str, queue: str) -> QueueKey:
         """The key of a queue that entry `sequence` is an operation on."""
@@ -208,11 +216,17 @@ class Index:
             definitions=self.declared.definitions.export(),
             renewal=renewal,
             renewals=[pb.Renewal(sequence=at, renewal=which) for at, which in log.renewals],
+            writer=wire.WRITER,
             moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
         )
 
     def restore(self, sequence: int, entry: pb.Checkpoint) -> None:
-        """Starts from the CHECKPOINT at `sequence`, which is safe, instead of from the first entry. The core's log is restored by the caller."""
+        """Starts from the CHECKPOINT at `sequence`, which is safe, instead of from the first entry. The core's log is restored by the caller.
+
+        Raises:
+            UnsuitableVersion: A newer version has written it.
+        """
+        self._written_by(entry.writer, sequence)
         if entry.renewal:
             self.passes.begin(sequence)
         elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:

@@ -36,6 +36,7 @@ from .given_out import GivenOut
 from .headers import position
 from .index import Index
 from .progress import Progress
+from .shortfall import Shortfall
 from .tallying import Tallies
 from .topology import first_name
 
@@ -82,6 +83,7 @@ class Replica:
         progress: What is safe and applied, and who waits for that.
         given_out: What clients hold, or have held.
         barrier: Before declarations.
+        shortfall: What this node's broker lacks of what the log needs.
         moving: What waits at the door of this node until these queues have been moved (R17).
         to_apply, to_apply_bytes: What waits for the applier.
         entered: Vhosts that this broker has, or had once.
@@ -107,6 +109,7 @@ class Replica:
         self.progress = Progress(node, self.index)
         self.given_out = GivenOut()
         self.barrier = Barrier(self)
+        self.shortfall = Shortfall()
         self.moving: dict[QueueKey, Moving] = {}
         self.to_apply: deque[Entry] = deque()
         self.to_apply_bytes = 0

@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pamqp import decode
 
+from lrq_ha import __version__
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.replication.events import Following, Handover, Heartbeat, Hello, Lead, Message, Prepare, Promise, Superseded
@@ -19,6 +20,12 @@ from lrq_ha.replication.log import BatchHeader, LogState, Members
 from lrq_ha.replication.roles import Role
 
 T = TypeVar("T")
+
+#: What this version writes in the log and says to other nodes, and the oldest that it understands. A kind of entry, record or message belongs to
+#: a number, and so does a field that must be understood. Other fields may be passed over.
+PROTOCOL, PROTOCOL_MIN = 1, 1
+WRITER = pb.Writer(software=__version__, protocol=PROTOCOL)
+RUN_THE_NEWER = "Upgrade this node (operations.md, 'Upgrading')"
 
 LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL = (
     "x-lrq-leader",
@@ -103,6 +110,17 @@ def _varint(number: int) -> bytes:
         number >>= 7
     octets.append(number)
     return bytes(octets)
+
+
+class UnsuitableVersion(MalformedInput):
+    """Another node speaks, or has written, what this version does not understand."""
+
+
+def check_writer(writer: pb.Writer, sequence: int) -> None:
+    """Raises UnsuitableVersion if this version does not understand what was written in the log from entry `sequence` on."""
+    if writer.protocol > PROTOCOL:
+        wrote = f"entry {sequence} of the log and what follows was written by lrq-ha {writer.software} (protocol {writer.protocol})"
+        raise UnsuitableVersion(f"{wrote}; this is lrq-ha {__version__}, which reads up to protocol {PROTOCOL}", todo=RUN_THE_NEWER)
 
 
 def parse_batch(headers: dict[str, Any]) -> tuple[BatchHeader, int]:
@@ -212,14 +230,41 @@ def _log_from_pb(log: pb.LogState) -> LogState:
     return LogState(log.top, log.end, *history_from_pb(log), log.in_set, log.lost_host, log.head, log.base, log.joining)
 
 
+def _hello_to_pb(hello: Hello) -> pb.Hello:
+    return pb.Hello(
+        role=hello.role.value,
+        log=_log_to_pb(hello.log),
+        leading=hello.leading,
+        following=hello.following,
+        wants_answer=hello.wants_answer,
+        paused=hello.paused,
+        lacks=hello.lacks,
+        software=hello.software,
+        protocol=PROTOCOL,
+        protocol_min=PROTOCOL_MIN,
+        shared=dict(hello.shared),
+    )
+
+
+def _span(first: int, last: int) -> str:
+    return str(last) if first == last else f"{first} to {last}"
+
+
+def _hello_from_pb(role: Role, h: pb.Hello) -> Hello:
+    if h.protocol < PROTOCOL_MIN or h.protocol_min > PROTOCOL:
+        spoken = f"lrq-ha {h.software or 'of an early version'}, which speaks protocol {_span(h.protocol_min, h.protocol)}"
+        todo = "upgrade the older one, through a version between them if there is one (operations.md, 'Upgrading')"
+        raise UnsuitableVersion(f"it runs {spoken}; this node runs lrq-ha {__version__}, which speaks {_span(PROTOCOL_MIN, PROTOCOL)}: {todo}")
+    shared = tuple(sorted(h.shared.items()))
+    return Hello(role, _log_from_pb(h.log), h.leading, h.following, h.wants_answer, h.paused, h.lacks, h.software, shared)
+
+
 def encode_control(sender: int, group: str, message: Message) -> bytes:
     """Body of a control message."""
     control = pb.Control(sender=sender, group=group)
     match message:
-        case Hello(role, log, leading, following, wants_answer, paused):
-            control.hello.CopyFrom(
-                pb.Hello(role=role.value, log=_log_to_pb(log), leading=leading, following=following, wants_answer=wants_answer, paused=paused)
-            )
+        case Hello():
+            control.hello.CopyFrom(_hello_to_pb(message))
         case Prepare(epoch):
             control.prepare.epoch = epoch
         case Promise(epoch, log):
@@ -251,8 +296,7 @@ def decode_control(body: bytes, group: str) -> tuple[int, Message]:
     message: Message
     match control.WhichOneof("kind"):
         case "hello" if role is not None:
-            h = control.hello
-            message = Hello(role, _log_from_pb(h.log), h.leading, h.following, h.wants_answer, h.paused)
+            message = _hello_from_pb(role, control.hello)
         case "prepare":
             message = Prepare(control.prepare.epoch)
         case "promise":

@@ -323,14 +323,24 @@ class Members(_message.Message):
     nodes: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Writer(_message.Message):
+    __slots__ = ("software", "protocol")
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    software: str
+    protocol: int
+    def __init__(self, software: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
+
 class Marker(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "writer")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+    writer: Writer
+    def __init__(self, nodes: _Optional[_Iterable[int]] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +352,7 @@ class Checkpoint(_message.Message):
     MARKS_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
@@ -353,7 +364,8 @@ class Checkpoint(_message.Message):
     marks: _containers.RepeatedCompositeFieldContainer[LogMark]
     moving: _containers.RepeatedCompositeFieldContainer[MovingQueue]
     definitions: bytes
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ...) -> None: ...
+    writer: Writer
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
 
 class Definitions(_message.Message):
     __slots__ = ("rows",)
@@ -582,7 +594,14 @@ class LogState(_message.Message):
     def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused")
+    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused", "lacks", "software", "protocol", "protocol_min", "shared")
+    class SharedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     WANTS_ANSWER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -590,6 +609,11 @@ class Hello(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     LEADING_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    LACKS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     following: int
     wants_answer: bool
     name: str
@@ -597,7 +621,12 @@ class Hello(_message.Message):
     log: LogState
     leading: int
     paused: bool
-    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ..., paused: _Optional[bool] = ...) -> None: ...
+    lacks: str
+    software: str
+    protocol: int
+    protocol_min: int
+    shared: _containers.ScalarMap[str, str]
+    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ..., paused: _Optional[bool] = ..., lacks: _Optional[str] = ..., software: _Optional[str] = ..., protocol: _Optional[int] = ..., protocol_min: _Optional[int] = ..., shared: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("epoch",)

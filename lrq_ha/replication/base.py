@@ -56,6 +56,8 @@ class NodeBase:
         self.lost_host = False
         self.head = 0  # first entry that the own stream still has, as far as is known
         self.paused = paused
+        self.lacks = ""
+        """What the own broker lacks of what the log needs: by the driver. A node that lacks something leads only where an operator insists."""
         self._pending: deque[Written] = deque()
         self._effects: list[Effect] = []
 
@@ -103,7 +105,15 @@ class NodeBase:
         return owner_of(self.log.last_epoch) == self.me and owner_of(self.log.top) == self.me
 
     def hello(self, *, wants_answer: bool) -> Hello:
-        return Hello(self.role, self.state(), self.leading, self.leader_epoch if self.following else 0, wants_answer, self.paused)
+        following, settings = self.leader_epoch if self.following else 0, self.settings
+        return Hello(
+            self.role, self.state(), self.leading, following, wants_answer, self.paused, self.lacks, settings.software, settings.shared
+        )
+
+    def lacking(self) -> dict[int, str]:
+        """Nodes whose brokers lack something, as far as they have been heard, and what."""
+        known = {number: peer.hello.lacks for number, peer in self.peers.items() if peer.hello} | {self.me: self.lacks}
+        return {number: lacks for number, lacks in known.items() if lacks}
 
     @property
     def group_paused(self) -> bool:

@@ -107,6 +107,8 @@ class Candidate:
     def _obstacle(self, hellos: dict[int, Hello]) -> str | None:
         """Why this node does not take the epoch: what an operator has to do, or "" if another node takes it; None if nothing is in the way."""
         node, mine = self._node, self._node.state()
+        if node.lacks and not node.led_last:
+            return f"{node.name(node.me)} takes no epoch by itself: {node.lacks}"
         if node.group_paused:
             return "paused: nobody takes an epoch by itself until lrq-ha resume, or lrq-ha promote NODE"
         last_leader = owner_of(node.log.last_epoch)
@@ -122,7 +124,8 @@ class Candidate:
             if refuses_cut(tail, leader, taker):
                 return f"{node.name(owner)} would refuse to drop its tail: an operator must choose"
             if outranked:
-                return ""
+                led_last = last_leader == number
+                return f"{node.name(number)} has a longer log and takes no epoch by itself: {hello.lacks}" if hello.lacks and not led_last else ""
         return None
 
     def handed_over(self, peer: int, message: Handover, now: float) -> None:

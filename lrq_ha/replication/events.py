@@ -27,6 +27,9 @@ class Hello:
         following: The epoch that the sender follows, 0 if none.
         wants_answer: The receiver answers with a Hello of its own.
         paused: An operator has said that nobody takes an epoch by itself.
+        lacks: What the sender's broker lacks of what the log needs, and what mends it, for people; empty if nothing.
+        software: The sender's version.
+        shared: Keys of its configuration that are to be equal on all nodes, and their values.
     """
 
     role: Role
@@ -35,6 +38,9 @@ class Hello:
     following: int = 0
     wants_answer: bool = False
     paused: bool = False
+    lacks: str = ""
+    software: str = ""
+    shared: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +251,13 @@ class PauseRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerLacks:
+    """The own broker lacks this of what the log needs: see `Hello`. Empty: nothing any more."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; comes a few times a second.
 
@@ -273,6 +286,7 @@ Event = (
     | SwitchoverRequest
     | StepDown
     | PauseRequest
+    | BrokerLacks
     | Tick
 )
 

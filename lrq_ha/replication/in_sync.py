@@ -4,6 +4,7 @@ Rules:
 - One change at a time: the set is changed by appending MEMBERS, and the next newcomer waits until the last change is safe.
 - An addition is appended only when the newcomer has all that is safe.
 - Who is removed is disconnected: it is called again, and told that it is out.
+- Mode available: who leaves and comes back over and over is out until it has stayed for a while, as all confirms wait for it each time.
 - Who has lost its log, or its end, is out until it has all that is safe (R16). In mode strict it is told so and stays in the set: nothing is safe
   without it, whoever leads meanwhile; the set that is appended when it is back is the same once more.
 """
@@ -16,6 +17,8 @@ from .log import Members
 
 # After a newcomer was waited for in vain, the next attempt comes so many times admit_timeout_s later.
 ADMIT_PAUSE_TIMES = 10
+# Who comes and goes is looked at, and has to stay before it comes in again, for so many times backup_timeout_s.
+STEADY_TIMES = 6
 
 
 class InSyncSet:
@@ -36,6 +39,11 @@ class InSyncSet:
         node, peer = self._node, self._node.peers[newcomer]
         if newcomer in node.in_sync or not peer.subscribed or not self._is_settled() or self._admitting or now < peer.admit_after:
             return False
+        if peer.unsteady:
+            if now - peer.losses[-1] < STEADY_TIMES * node.settings.backup_timeout_s:
+                return False
+            peer.unsteady = False
+            peer.losses.clear()
         if newcomer in node.log.members:
             if peer.acknowledged < node.safe:
                 return False  # safe is held by its being in the set
@@ -102,6 +110,18 @@ class InSyncSet:
                 peer.progress_at = max(peer.progress_at, peer.heard_at)
             if now - peer.progress_at > settings.backup_timeout_s:
                 self.remove(member, f"it made no progress for {settings.backup_timeout_s:g} s")
+
+    def lost_link(self, member: int, now: float) -> None:
+        """The link to a node is lost. Mode available: one that comes and goes is taken out of the set."""
+        node, peer = self._node, self._node.peers[member]
+        if not node.leading or not peer.subscribed or node.settings.strict:
+            return
+        peer.losses.append(now)
+        while_s = STEADY_TIMES * node.settings.backup_timeout_s
+        if peer.flaps(now - while_s):
+            peer.unsteady = True
+            if member in node.log.members:
+                self.leaves(member, f"it was lost {len(peer.losses)} times in {while_s:g} s, and has to stay for as long")
 
     def keeps_up(self, member: int, now: float) -> bool:
         """Whether a member would be admitted again as soon as it was removed: it lives, and has everything or acks more and more."""

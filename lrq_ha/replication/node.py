@@ -18,6 +18,7 @@ from .candidate import Candidate
 from .errors import IllegalEvent
 from .events import (
     Append,
+    BrokerLacks,
     CannotSend,
     Effect,
     Event,
@@ -64,10 +65,14 @@ class Node(NodeBase):
         settings: Of the group.
         paused: An operator has said that nobody takes an epoch by itself (until he says otherwise, or promotes a node).
         defers_to: The node to which the incarnation before this one has handed over; 0: none.
+        last_heard_leader: When an incarnation before this one last heard a primary; None: none has.
     """
 
-    def __init__(self, settings: NodeSettings, *, paused: bool = False, defers_to: int = 0) -> None:
+    def __init__(
+        self, settings: NodeSettings, *, paused: bool = False, defers_to: int = 0, last_heard_leader: float | None = None
+    ) -> None:
         super().__init__(settings, paused=paused)
+        self.last_heard_leader = last_heard_leader
         self._heartbeat_at = 0.0
         self._ticked_at = 0.0
         self._leader = leader = Leader(self)
@@ -92,6 +97,7 @@ class Node(NodeBase):
             SwitchoverRequest: requests.switchover,
             StepDown: leader.step_down,
             PauseRequest: requests.pause,
+            BrokerLacks: self._broker_lacks,
             Tick: self._tick,
         }
         self._messages: dict[type, Callable[[int, Any, float], None]] = {
@@ -180,6 +186,11 @@ class Node(NodeBase):
             if self.leading:  # an operator may ask a backup how it would join if it had nothing any more
                 self.send_all(self.hello(wants_answer=False))
 
+    def _broker_lacks(self, event: BrokerLacks, now: float) -> None:
+        if event.text != self.lacks:
+            self.lacks = event.text
+            self.send_all(self.hello(wants_answer=False))
+
     # ---- connections and messages ------------------------------------------------------------------------------------
 
     def _peer_connected(self, event: PeerConnected, now: float) -> None:
@@ -188,6 +199,7 @@ class Node(NodeBase):
         self._candidate.consider(now)
 
     def _peer_disconnected(self, event: PeerDisconnected, now: float) -> None:
+        self._leader.set.lost_link(event.peer, now)
         self.peers[event.peer].disconnect()
         self._leader.set.unsubscribe(event.peer)
         self._candidate.disconnected(event.peer)

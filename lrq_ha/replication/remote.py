@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 from .events import Hello
 from .log import LogState
 
+LOSSES_MAX = 4  # so many in a while, and it is out of the set
 ARRIVES_MIN_BYTES = 64 << 10  # so much of a batch must come in backup_timeout_s
 
 
@@ -31,6 +33,8 @@ class RemoteBackup:
     progress_at: float = 0.0
     acked_at: float = 0.0  # the same, without what has only arrived
     admit_after: float = 0.0
+    unsteady: bool = False  # it comes and goes
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_MAX))  # when it was lost while the log was sent to it, the last ones
 
     @property
     def answers(self) -> bool:
@@ -60,6 +64,10 @@ class RemoteBackup:
         """It has seen epoch `top`."""
         if self.hello and top > self.hello.log.top:
             self.learn_log(replace(self.hello.log, top=top))
+
+    def flaps(self, since: float) -> bool:
+        """Whether it has been lost, and come back, over and over since then."""
+        return len(self.losses) == LOSSES_MAX and self.losses[0] >= since
 
     def begin(self, upto: int, now: float) -> None:
         """From `now` on it is to make progress; it has everything up to `upto`."""

@@ -40,7 +40,7 @@ class Requests:
         if contradicted := self._contradicted(event, now):
             self._answer(False, contradicted)
             return
-        losses = [text for text in (self._longer_log(event), self._own_log_lacks(event)) if text]
+        losses = [text for text in (self._longer_log(event), self._own_log_lacks(event), self._own_broker_lacks()) if text]
         if losses and not event.force:
             self._answer(False, losses[0])
         elif event.dry_run:
@@ -122,6 +122,11 @@ class Requests:
             )
         return ""
 
+    def _own_broker_lacks(self) -> str:
+        """What of the log this node's broker has not got; empty if it lacks nothing."""
+        node, me = self._node, self._node.name(self._node.me)
+        return f"the queues of {me} are not whole: {node.lacks}. Mend that first, or repeat with --force" if node.lacks else ""
+
     def _stakes(self, event: PromoteRequest, now: float) -> str:
         """What this node knows of what its log may lack, and what only the operator can: whether who is down went on without it before that."""
         node, last = self._node, self._node.last_heard_leader
@@ -163,7 +168,8 @@ class Requests:
 
     def switchover(self, event: SwitchoverRequest, now: float) -> None:
         node = self._node
-        to = event.node or min(node.in_sync & {number for number, peer in node.peers.items() if peer.subscribed}, default=0)
+        backups, lacking = node.in_sync & {number for number, peer in node.peers.items() if peer.subscribed}, node.lacking()
+        to = event.node or min(backups, key=lambda number: (number in lacking, number), default=0)
         refusal = self._switchover_refusal(to)
         self._answer(not refusal, refusal or f"would hand over to {node.name(to)}", to)
 
@@ -179,6 +185,8 @@ class Requests:
             return f"there is no node {to} in this group"
         if to not in node.in_sync or not node.peers[to].subscribed:
             return f"{node.name(to)} is not an in-sync backup: wait until it has caught up"
+        if lacks := node.lacking().get(to):
+            return f"the queues of {node.name(to)} are not whole: {lacks}"
         if node.group_paused:
             return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"
         silent = [number for number, peer in node.peers.items() if not peer.answers]

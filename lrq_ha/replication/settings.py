@@ -37,6 +37,8 @@ class NodeSettings:
         expected_backups: So many backups must be in the set before a new primary confirms anything.
         expected_backups_timeout_s: How long it waits for them, from the moment its door opens.
         local_completion: Some publishes are confirmed before they are safe (what an operator is told of a promotion).
+        software: This node's version.
+        shared: Keys of the configuration that are to be equal on all nodes, and their values.
         sets_kept: So many of the log's sets, the newest ones, are told of one by one, older ones as one (LogIndex.merge_sets).
     """
 
@@ -54,3 +56,5 @@ class NodeSettings:
     expected_backups_timeout_s: float = 10.0
     local_completion: bool = False
     sets_kept: int = 64
+    software: str = ""
+    shared: tuple[tuple[str, str], ...] = ()

@@ -6,6 +6,7 @@ a secret; files that are named are read, too; every key has its default and its 
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from functools import cached_property
@@ -19,7 +20,7 @@ from broker_plugin import assembling, frames, headers
 from broker_plugin.client_errors import Address
 from broker_plugin.logins import Credentials
 from broker_plugin.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
-from lrq_ha import urls
+from lrq_ha import __version__, urls
 from lrq_ha.interceptors import plugins
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import ALLOWED, BadLevel, Level, Levels
@@ -94,6 +95,10 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
 #: So many of the largest messages or transactions a log has room for, at least: a checkpoint stands in each quarter of it.
 LARGEST_PER_LOG = 8
+#: Keys of [replication] that are to be equal on all nodes of a group: whoever leads goes by its own.
+SHARED_KEYS = (
+    "mode", "completion", "replicate", "backup_timeout_s", "expected_backups", "expected_backups_timeout_s", "restart_alone", "coordination",
+)  # fmt: skip
 #: Keys whose values are never shown.
 SECRET = frozenset({"url", "door", "doors", "password", "options"})
 
@@ -402,7 +407,14 @@ class Config(_Table):
             expected_backups=r.expected_backups,
             expected_backups_timeout_s=r.expected_backups_timeout_s,
             local_completion="local" in r.completion.values(),
+            software=__version__,
+            shared=tuple((key, _shown(getattr(r, key))) for key in SHARED_KEYS),
         )
+
+
+def _shown(value: object) -> str:
+    """A value of a key as an operator writes it."""
+    return json.dumps(value)
 
 
 def _explain(error: ValidationError, path: Path) -> str:

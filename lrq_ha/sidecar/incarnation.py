@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,11 +25,13 @@ from broker_plugin.census import Census
 from broker_plugin.configured import Configured
 from broker_plugin.door import Door
 from broker_plugin.endpoints import ROUTING_VHOST
+from broker_plugin.rights import Rights
 from broker_plugin.sweeper import Sweeper
 from broker_plugin.topology import is_stream
 from lrq_ha.replication.events import (
     Ack,
     Answer,
+    BrokerLacks,
     CutTail,
     Disconnect,
     Effect,
@@ -75,40 +78,57 @@ WINDOW_BYTES_MAX = 32 << 20
 SLOW_STEP_S = 5.0
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What the process keeps of an incarnation for the next one.
+
+    Attributes:
+        shut_out: See Streams.
+        paused, defers_to, last_heard_leader: See Node.
+        doubt, refused: See Applier.
+    """
+
+    shut_out: int = 0
+    paused: bool = False
+    defers_to: int = 0
+    last_heard_leader: float | None = None
+    doubt: Doubt | None = None
+    refused: str = ""
+
+
 class Incarnation:
     """See above. `run` returns why it ended.
 
     Args:
         config: The node's configuration.
         door: The door, which outlives incarnations.
-        shut_out: See Streams.
-        paused, defers_to: See Node.
-        doubt: See Applier.
+        before: What the one before has left.
 
     Attributes:
         defers_to: What the next incarnation is told.
         orders, renewals, status: For whom operators talk to.
     """
 
-    def __init__(
-        self, config: Config, door: Door, shut_out: int = 0, *, paused: bool = False, defers_to: int = 0, doubt: Doubt | None = None
-    ) -> None:
+    def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
+        before = before or Kept()
         self.defers_to = 0
         self._taking_since = 0.0  # when this node began to take its epoch
         self._config = config
         self._door = door
         self._broker = config.broker_address(ROUTING_VHOST)
-        self._node = Node(config.settings(), paused=paused, defers_to=defers_to)
+        self._node = Node(
+            config.settings(), paused=before.paused, defers_to=before.defers_to, last_heard_leader=before.last_heard_leader
+        )
         self._life = life = Life()
         self._core = core = Core(self._node, Levels(config.replication.replicate), life, self._carry_out)
         self._replica = core.replica
-        self._log = OwnLog(config, core, life, shut_out, door.block)
+        self._log = OwnLog(config, core, life, before.shut_out, door.block)
         self._turning_away = TurningAway(door, core)
         self._sending = Sending(config, core, life, self._log)
         self._receiving = Receiving(config, core, self._turning_away, lambda: self._applier)
         self._sites = Sites(config, self._replica, self._log.streams)
         self._statuses_seen = 0
-        self._start_views(config, doubt)
+        self._start_views(config, before)
         self.orders = Orders(config.node.name, self._broker, core, life, self._log, self._turning_away, self._sending)
         self.renewals = Renewals(config, core, life, self._log.watch, self._turning_away)
         self.status = Status(
@@ -138,10 +158,11 @@ class Incarnation:
             Answer: self.orders.answered,
         }
 
-    def _start_views(self, config: Config, doubt: Doubt | None) -> None:
+    def _start_views(self, config: Config, before: Kept) -> None:
         """Who keeps the broker's queues and streams as the log says."""
         settings = config.replication
         views = ViewWriter(self._replica, self._log.streams, self._sites)
+        self._rights = Rights(self._replica, self._broker, lambda: self._applier.wake())
         self._applier = Applier(
             self._replica,
             self._broker,
@@ -151,7 +172,9 @@ class Incarnation:
             delay_bytes_max=settings.apply_delay_bytes_max,
             window_messages_max=WINDOW_MESSAGES_MAX,
             window_bytes_max=WINDOW_BYTES_MAX,
-            doubt=doubt,
+            doubt=before.doubt,
+            refused=before.refused,
+            may_write=self._rights.look,
         )
         self._sweeper = Sweeper(self._replica, self._broker)
         self._configured = Configured(self._replica, self._broker)
@@ -170,20 +193,18 @@ class Incarnation:
         return self._core.ready
 
     @property
-    def shut_out(self) -> int:
-        """See Streams."""
-        return self._log.streams.shut_out
-
-    @property
-    def doubt(self) -> Doubt | None:
-        """What the broker has ended it over, unless that is settled. See Applier."""
+    def kept(self) -> Kept:
+        """What the next one is told."""
         doubt = self._applier.doubt
-        return doubt if doubt is not None and self._replica.progress.tracker.applied < doubt.upto else None
-
-    @property
-    def paused(self) -> bool:
-        """See Node."""
-        return self._node.paused
+        settled = doubt is None or self._replica.progress.tracker.applied >= doubt.upto
+        return Kept(
+            shut_out=self._log.streams.shut_out,
+            paused=self._node.paused,
+            defers_to=self.defers_to,
+            last_heard_leader=self._node.last_heard_leader,
+            doubt=None if settled else doubt,
+            refused=self._applier.refused,
+        )
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -204,7 +225,8 @@ class Incarnation:
             self._core.ready = True
             self._door.host = self._receiving
             self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
-            for body in (self._ticks(), self._log.run(), self._log.watch.run(), self._applier.run(), self._sweeper.run(), self._configured.run()):
+            parts = (self._log, self._log.watch, self._rights, self._applier, self._sweeper, self._configured)
+            for body in (self._ticks(), *(part.run() for part in parts)):
                 self._life.spawn(body)
             self._sending.start()
             return await self._life.ended()
@@ -233,6 +255,8 @@ class Incarnation:
         while True:
             await asyncio.sleep(TICK_S)
             self._core.feed(Tick(self._receiving.arriving_bytes()))
+            if (lacks := self._replica.shortfall.tell()) != self._node.lacks:
+                self._core.feed(BrokerLacks(lacks))
             self._receiving.applied()
             self.status.ticked()
 

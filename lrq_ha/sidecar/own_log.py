@@ -134,7 +134,7 @@ class OwnLog:
         log.info("%s", "; ".join(filter(None, (f"in the set: {self._node.names(members)}", taken_out(self._node)))))
         self._replica.progress.done_when_safe(header.first, header.last)
         marker = effect.kind is EntryKind.MARKER
-        return [pb.Run(marker=pb.Marker(nodes=members)) if marker else pb.Run(members=pb.Members(nodes=members))]
+        return [pb.Run(marker=pb.Marker(nodes=members, writer=wire.WRITER)) if marker else pb.Run(members=pb.Members(nodes=members))]
 
     def write_fence(self, effect: WriteFence) -> None:
         """Writes a FENCE."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import uvloop
 
-from broker_plugin.apply_lane import Doubt
 from broker_plugin.client_errors import AuthenticationFailed
 from broker_plugin.door import Door
 from lrq_ha.replication.errors import LrqError
@@ -23,7 +22,7 @@ from lrq_ha.replication.settings import id_of_unnamed
 
 from .config import Config
 from .http import HttpServer
-from .incarnation import Incarnation
+from .incarnation import Incarnation, Kept
 
 log = logging.getLogger("lrq_ha.process")
 
@@ -46,7 +45,7 @@ class Process:
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
         self._let_in = False  # the broker has taken user and password
-        self._paused = False  # as the incarnation before was
+        self._kept = Kept()
         self._ids = {name: node for node, name in config.names.items()}
         self._http = HttpServer(config.http.listen, self)
 
@@ -78,12 +77,10 @@ class Process:
 
     async def _lives(self) -> None:
         pause = PAUSE_FIRST_S
-        shut_out, defers_to = 0, 0
-        doubt: Doubt | None = None
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = incarnation = Incarnation(self.config, self.door, shut_out, paused=self._paused, defers_to=defers_to, doubt=doubt)
+                self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept)
                 self.problem = await incarnation.run()
                 self._let_in = True
                 log.warning("this incarnation is over: %s", self.problem)
@@ -97,8 +94,8 @@ class Process:
                 self.problem = f"an internal error, see the log: {error!r}"
             finally:
                 self.incarnation = None
-            shut_out, self._paused, defers_to, doubt = incarnation.shut_out, incarnation.paused, incarnation.defers_to, incarnation.doubt
-            if asyncio.get_running_loop().time() - began > 5 or defers_to:
+            self._kept = incarnation.kept
+            if asyncio.get_running_loop().time() - began > 5 or self._kept.defers_to:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
             pause = min(PAUSE_MAX_S, pause * 2)
@@ -116,7 +113,7 @@ class Process:
         found["interceptors"] = self.door.interceptors.status()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status.tell()
-        return found | {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._paused}
+        return found | {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._kept.paused}
 
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""

@@ -15,6 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from broker_plugin import building, wire
 from broker_plugin.applier import Applier
@@ -89,19 +90,26 @@ class Receiving:
 
     def control(self, end: PeerEnd, body: bytes) -> None:
         """A control message of another node. Raises LrqError if it is none of the group."""
-        sender, message = wire.decode_control(body, self._config.node.group)
+        try:
+            sender, message = wire.decode_control(body, self._config.node.group)
+        except wire.UnsuitableVersion as error:
+            self._refuse(end, f"{self._node.name(end.node)}: {error}")
         refusal = self._refusal_of(sender) if sender == end.node else f"node {end.node} speaks as node {sender}"
         if refusal:
-            self._refused = (time.monotonic(), refusal)
-            if end.transport is not None:
-                end.transport.write(building.connection_close(NOT_ALLOWED, refusal))
-            raise LrqError(refusal)
+            self._refuse(end, refusal)
         old = self._ends.get(end.node)
         if old is not end:
             self._ends[end.node] = end
             if old is not None:
                 old.close()
         self._core.feed(PeerMessage(sender, message))
+
+    def _refuse(self, end: PeerEnd, refusal: str) -> NoReturn:
+        """Tells a node that it is not taken for one of the group, and raises LrqError."""
+        self._refused = (time.monotonic(), refusal)
+        if end.transport is not None:
+            end.transport.write(building.connection_close(NOT_ALLOWED, refusal))
+        raise LrqError(refusal)
 
     def _refusal_of(self, sender: int) -> str:
         """Why a node of the group is not taken for one; empty if it is one."""

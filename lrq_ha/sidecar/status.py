@@ -99,6 +99,9 @@ class Status:
             "to_apply_bytes": replica.to_apply_bytes,
             "memory_bytes": self._log.memory.bytes,
             "paused": node.paused,
+            "lacks": node.lacks,
+            "software": node.settings.software,
+            "mode": "strict" if node.settings.strict else "available",
             "diverged_from": node.tail_from if node.role is Role.DIVERGED else None,
         }
 
@@ -108,7 +111,9 @@ class Status:
         on_its_way = self._sending.on_its_way_bytes(number)
         return {
             "connected": peer.connected and self._receiving.hears(number),
-            "problem": self._sending.links[number].problem or watch.trouble(number),
+            "problem": self._sending.links[number].problem or watch.trouble(number) or self._differs(number),
+            "lacks": peer.hello.lacks if peer.hello else "",
+            "software": peer.hello.software if peer.hello else "",
             "acked": peer.acknowledged,
             "applied": peer.applied,
             "lag_entries": None if has is None else max(0, node.log.end - has),
@@ -118,17 +123,38 @@ class Status:
             "apply_lag_entries": max(0, node.log.end - peer.applied) if node.leading else None,
         }
 
+    def _differs(self, number: int) -> str:
+        """Which keys another node has otherwise that are to be equal on all; empty if none."""
+        node = self._node
+        hello = node.peers[number].hello
+        if hello is None or not hello.shared:
+            return ""
+        theirs, me, other = dict(hello.shared), node.name(node.me), node.name(number)
+        found = [
+            f"replication.{key} is {value} on {me} and {theirs[key]} on {other}"
+            for key, value in node.settings.shared
+            if theirs.get(key, value) != value
+        ]
+        return f"{'; '.join(found)}: let it be the same on all nodes" if found else ""
+
+    def _lacking_peers(self) -> list[str]:
+        """What the brokers of others lack, in their own words."""
+        node = self._node
+        return [f"{node.name(number)}: {lacks}" for number, lacks in sorted(node.lacking().items()) if number != node.me]
+
     def _troubles(self) -> str:
         """What is wrong with the broker, what is full or under way, what keeps a node from others, whom a primary's log may leave behind."""
-        node, broker = self._node, (self._blocked(), self._applier.full(), self._log.record_trouble(), self._log.size_trouble())
+        node = self._node
+        broker = (self._blocked(), node.lacks, self._applier.full(), self._log.record_trouble(), self._log.size_trouble())
         if node.leading:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
-            known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake(), *self._cut_off())
+            others = (*self._lacking_peers(), *map(self._differs, node.peers))
+            known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake(), *self._cut_off(), *others)
             return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role not in _FOLLOWS or node.primary():
             return "".join(f"; {trouble}" for trouble in (*broker, self._receiving.pausing) if trouble)
-        troubles = self._cut_off()
+        troubles = [*filter(None, (node.lacks,)), *self._cut_off()]
         if refusal := self._receiving.refused:
             troubles.append(f"refused: {refusal}")
         return f" ({'; '.join(troubles)})" if troubles else ""

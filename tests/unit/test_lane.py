@@ -17,6 +17,7 @@ from broker_plugin.channels import QueueKey
 from broker_plugin.client_errors import Address, ChannelClosed, ConnectionClosed
 from broker_plugin.parking import Message, Route
 from broker_plugin.replica import Entry, Replica
+from broker_plugin.shortfall import Shortfall
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node, NodeSettings
@@ -34,6 +35,7 @@ class Broker:
     error = None
     frame_max_bytes = 131_072
     paused = False
+    has_refused = False
 
     def __init__(self) -> None:
         self.replica = Replica(Node(NodeSettings(2, {1: "e1", 2: "e2"})), Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
@@ -428,7 +430,7 @@ def test_its_own_exchange_is_made_once_and_again_when_anything_is_declared() -> 
         async def _call(self, _method: int, _arguments: bytes) -> None: ...
 
     async def go() -> None:
-        declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()))
+        declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", Shortfall())
         both = ["exchange own", "bind full"]
         assert await declarer.lead_to("full", "own")
         assert await declarer.lead_to("full", "own")

@@ -14,7 +14,7 @@ from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.incarnation import Incarnation
+from lrq_ha.sidecar.incarnation import Incarnation, Kept
 from lrq_ha.sidecar.orders import Orders
 from lrq_ha.sidecar.turning_away import TurningAway
 
@@ -88,7 +88,7 @@ def test_a_node_that_was_to_step_down_has_not_paused_the_group(monkeypatch: pyte
 
     async def check(incarnation: Incarnation) -> tuple[bool, str]:
         found = await incarnation.orders.demote(10.0, force=True, dry_run=False)
-        paused.append(incarnation.paused)
+        paused.append(incarnation._node.paused)
         return found
 
     assert "started again" in run(check)
@@ -107,7 +107,7 @@ def test_what_operators_pause_and_resume_while_a_node_is_to_step_down(
 
     async def go() -> tuple[bool, str]:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
-        incarnation = Incarnation(config, Door(config), paused=before)
+        incarnation = Incarnation(config, Door(config), Kept(paused=before))
         paused_then: list[bool] = []
 
         async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
@@ -116,10 +116,10 @@ def test_what_operators_pause_and_resume_while_a_node_is_to_step_down(
 
         monkeypatch.setattr("broker_plugin.draining.drain", drain)
         monkeypatch.setattr(incarnation._core, "ready", True)
-        monkeypatch.setattr(incarnation._core, "feed", lambda _step_down: paused_then.append(incarnation.paused))
+        monkeypatch.setattr(incarnation._core, "feed", lambda _step_down: paused_then.append(incarnation._node.paused))
         async with asyncio.timeout(120):
             found = await incarnation.orders.demote(10.0, force=False, dry_run=False)
-        assert (incarnation.paused, paused_then) == (after, [] if left else [True])
+        assert (incarnation._node.paused, paused_then) == (after, [] if left else [True])
         return found
 
     ok, text = asyncio.run(go())

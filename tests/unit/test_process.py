@@ -20,6 +20,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import RemoveRequest
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import load
+from lrq_ha.sidecar.incarnation import Kept
 from lrq_ha.sidecar.process import Process
 from lrq_ha.sidecar.rebuild import _LogReading
 from lrq_ha.sidecar.status import Status
@@ -68,10 +69,10 @@ def test_a_node_that_does_not_run_says_that_it_is_paused(tmp_path: Path) -> None
     """Its next incarnation is, and `list` did not show it."""
 
     class Paused:
-        ready, shut_out, paused, defers_to, doubt = False, 0, True, 0, None
+        ready, kept = False, Kept(paused=True)
 
-        def __init__(self, *_: object, paused: bool, **__: object) -> None:
-            began.append(paused)
+        def __init__(self, _config: object, _door: object, before: Kept) -> None:
+            began.append(before.paused)
 
         async def run(self) -> str:
             raise LrqError("the broker cannot be reached")

@@ -9,13 +9,13 @@ import pytest
 from pamqp import commands
 from test_completion import Alone
 
-from broker_plugin import building
+from broker_plugin import building, wire
 from broker_plugin.channels import Delivery, Settled
 from broker_plugin.declared import LocalQueues
 from broker_plugin.given_out import GIVEN_BACK_RANGES_MAX
 from broker_plugin.replica import Replica
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import MalformedInput, NotPrimary
+from lrq_ha.replication.errors import NotPrimary
 from lrq_ha.replication.levels import Levels
 from lrq_ha.sidecar.core import Core
 from lrq_ha.sidecar.life import Life
@@ -184,5 +184,17 @@ def test_an_entry_that_a_newer_version_has_written_is_refused() -> None:
     """It was passed over: its node stayed in sync, and lacked it after a promotion."""
     replica = led(10)
     newer = pb.Run.FromString(b"\xf2\x3f\x02\x08\x01")  # a message of field 1022
-    with pytest.raises(MalformedInput, match=r"entry 12 of the log is of a kind that this version of lrq-ha does not know\. Upgrade this node"):
-        replica.index_batch(11, [pb.Run(dequeue=pb.Dequeue(vhost="/", queue="orders", sequences=[1, 1])), newer])
+    marker = pb.Run(marker=pb.Marker(nodes=[1, 2], writer=pb.Writer(software="9.1", protocol=wire.PROTOCOL)))
+    with pytest.raises(wire.UnsuitableVersion, match=r"entry 13 .*, written by lrq-ha 9\.1, is of a kind that .* does not know\. Upgrade this node"):
+        replica.index_batch(11, [marker, pb.Run(dequeue=pb.Dequeue(vhost="/", queue="orders", sequences=[1, 1])), newer])
+
+
+@pytest.mark.parametrize("kind", ["marker", "checkpoint"])
+def test_a_log_of_a_newer_protocol_is_refused(kind: str) -> None:
+    """A field of a kind that is known may be what must be understood: it would be passed over."""
+    writer = pb.Writer(software="9.1", protocol=wire.PROTOCOL + 1)
+    run = pb.Run(marker=pb.Marker(writer=writer)) if kind == "marker" else pb.Run(checkpoint=pb.Checkpoint(writer=writer))
+    with pytest.raises(wire.UnsuitableVersion, match=r"entry 11 .* was written by lrq-ha 9\.1 .*protocol"):
+        led(10).index_batch(11, [run])
+    with pytest.raises(wire.UnsuitableVersion):
+        led(10).index.restore(11, pb.Checkpoint(writer=writer))
