@@ -59,7 +59,7 @@ class _Nowhere:
 
 def _door(kind: str) -> Any:
     config = DoorTable(listen="127.0.0.1:5672", connection_buffer_bytes_max=1 << 30, buffered_bytes_max=1 << 30)
-    door = SimpleNamespace(
+    door: Any = SimpleNamespace(
         config=config, now=lambda: 0.0, unfinished=assembling.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining="",
         client_full=lambda *_: None, gone=lambda _: None, relays=set(), forget_decisions=lambda: None, sites=frozenset(), group="bench",
         completes_locally=lambda _: False, buffered_bytes_max=config.buffered_bytes_max,

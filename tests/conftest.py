@@ -86,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if any(item.get_closest_marker(name) for name in _REAL):
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=["Failed: Timeout", "^Broken: "]))
         # Tests that share brokers or a module's lab stay in one process.
-        version = getattr(item, "callspec", None) and item.callspec.params.get("broker_version")
+        callspec = getattr(item, "callspec", None)
+        version = callspec and callspec.params.get("broker_version")
         if version or "integration" in item.path.parts or "spark" in item.path.parts:
             shared = next((name for name in _SHARED if name in fixtures), item.path.stem)
             own = item.get_closest_marker("own_pair")

@@ -27,12 +27,12 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 # Its helper is an image that would have to be fetched; see rule 4.
 os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
@@ -160,15 +160,16 @@ class ContainerLab(Lab):
         for name, plan in self._plans.items():
             # A name that is cut off is unknown at once: no name server outside is asked for it.
             pod = self._container(files.epmd_command(self._installation, plan.epmd_port), dns=["127.0.0.1"]).with_network(self._own[name])
-            pod.ports = {f"{port}/tcp": ("127.0.0.1", port) for port in (plan.broker_port, plan.door_port, plan.http_port)}
+            published: dict[str, Any] = {f"{port}/tcp": ("127.0.0.1", port) for port in (plan.broker_port, plan.door_port, plan.http_port)}
+            pod.ports = published
             self._pods[name] = pod
             pod.start()
-            for pair, link in self._links.items():
-                if name in pair:
+            for ends, link in self._links.items():
+                if name in ends:
                     link.connect(pod.get_container_id(), [name])
 
     def _ask(self, **request: Any) -> dict[str, Any]:
-        handlers = {"list": self._list, "spawn": self._spawn, "signal": self._send_signal, "end": self._end}
+        handlers: dict[str, Callable[..., dict[str, Any]]] = {"list": self._list, "spawn": self._spawn, "signal": self._send_signal, "end": self._end}
         return handlers[request.pop("do")](**request)
 
     def _list(self) -> dict[str, Any]:
@@ -227,7 +228,7 @@ class ContainerLab(Lab):
         return Network(docker_network_kw={"labels": _labels(), **options}).create()
 
     def _container(self, command: list[str], **options: Any) -> DockerContainer:
-        container = DockerContainer(bare_image(self._docker), command=command)
+        container = DockerContainer(bare_image(self._docker), command=cast("Any", command))  # Docker takes lists, too
         container.volumes = _volumes([*programs(self._installation.erlang_bin.parent), *root_folders()], self.directory)
         return container.with_kwargs(labels=_labels(), user=f"{os.getuid()}:{os.getgid()}", **options)
 

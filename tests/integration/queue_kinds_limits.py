@@ -95,8 +95,7 @@ class DropHeadOfAPriorityQueue(Kind):
     """Which ones go is RabbitMQ's to say: a twin that is not replicated tells."""
 
     def prepare(self, at: Stage) -> None:
-        arguments = {"max_priority": 3, "max_length": 5}
-        self.name = at.door.declare("priority-ring", **arguments)
+        self.name = at.door.declare("priority-ring", max_priority=3, max_length=5)
         channel = at.broker.channel()
         twin = at.door.named("twin")
         channel.queue_declare(twin, exclusive=True, arguments={"x-max-priority": 3, "x-max-length": 5})
@@ -210,7 +209,7 @@ class LostByADeliveryLimit(Kind):
         at.door.publish(self.name, range(6))
         channel = at.door.channel()
         channel.basic_qos(prefetch_count=10)
-        seen = []
+        seen: list[int] = []
         for method, _, body in channel.consume(self.name, inactivity_timeout=QUIET_S):
             assert method is not None, seen
             seen.append(int(body))

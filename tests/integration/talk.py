@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 from pamqp import commands, header
+from pamqp.common import FieldTable
 from raw_client import TIMEOUT_S, RawClient
 
 from broker_plugin import building, frames, headers
@@ -172,7 +174,7 @@ class Talk(RawClient):
             method.properties = parsed.properties
             table = parsed.properties.headers
             if table is not None:
-                for death in table.get("x-death", ()):
+                for death in cast("Iterable[FieldTable]", table.get("x-death", ())):
                     death.pop("time", None)
         else:
             body += payload

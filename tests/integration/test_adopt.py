@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_
     connection.close()
 
 
-def only(queue: str, arguments: dict[str, object], tmp_path: Path) -> Path:
+def only(queue: str, arguments: Mapping[str, object], tmp_path: Path) -> Path:
     """Definitions with this queue alone."""
     file = tmp_path / "definitions.json"
     made = {"vhost": "/", "name": queue, "durable": True, "auto_delete": False, "arguments": arguments}

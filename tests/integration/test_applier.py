@@ -65,7 +65,7 @@ class Rig:
 
     def __init__(self, url: str, *, delay_s: float = 0.0, window: int = 1_000, generation: int = GENERATION, doubt: Doubt | None = None) -> None:
         self.node = Node(NodeSettings(2, {1: "e1", 2: "e2"}))
-        self.replica = Replica(self.node, Levels({"^.*$": "all"}), lambda _count, _runs: None)
+        self.replica = Replica(self.node, Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
         self.replica.index.generations.opened(0, generation)
         self.views: list[tuple[str, bytes, int, int]] = []
         self.applier = Applier(
@@ -142,7 +142,7 @@ def topology(method: Any) -> pb.Run:
     return pb.Run(topology=pb.Topology(vhost="/", method=building.encode_method(method)))
 
 
-def declare(queue: str, kind: str = "classic", **arguments: Any) -> pb.Run:
+def declare(queue: str, kind: str = "classic", /, **arguments: Any) -> pb.Run:
     return topology(commands.Queue.Declare(queue=queue, durable=True, arguments={"x-queue-type": kind, **arguments}))
 
 
@@ -432,7 +432,7 @@ def test_a_full_queue_holds_up_no_other(lab: Lab, kind: str) -> None:
             assert rig.applier.full() == f"queue '{full}' in vhost '/' is full here, and {parked} messages wait for room"
             assert rig.replica.progress.parked_bytes > 0
             assert await content(channel, beside) == [(stamp(free), b"free")]
-            found = []
+            found: list[int] = []
             async with asyncio.timeout(PATIENCE_S):
                 while len(found) < 50 + 5 * window:
                     found += [int(body) for _, body in await content(channel, full)]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 from load import all_applied, depth, eventually, set_up, told
 from pamqp import commands
+from pamqp.common import FieldTable
 from patience import PATIENT_DOOR
 from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
 from test_flow import alarm
@@ -91,7 +92,7 @@ def queue_of(lab: Lab, name: str, **arguments: str) -> str:
     queue = f"backlog-{time.time_ns()}"
     with RawClient(lab.nodes[name].door) as client:
         client.open_channel()
-        given = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+        given: FieldTable = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
         client.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments=given), frames.QUEUE_DECLARE_OK)
     return queue
 

@@ -82,7 +82,8 @@ def test_an_occupied_port_ends_it_at_once(lab: Lab, tmp_path: Path, which: str) 
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        with Sidecar(lab, tmp_path, "g", **{which: address}) as sidecar:
+        given: dict[str, Any] = {which: address}
+        with Sidecar(lab, tmp_path, "g", **given) as sidecar:
             said = sidecar.ends()
     assert re.search(rf"{address}.* in use.*[Cc]hange .*{which}.listen", said.replace("\n", " ")), said
     assert "READY" not in said
@@ -160,7 +161,7 @@ def consumed(door: str, queue: str, count: int) -> list[int]:
 
     Through a door: a broker's queue may hold second copies, which doors remove.
     """
-    found = []
+    found: list[int] = []
     with pika.BlockingConnection(pika.URLParameters(door)) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=200)

@@ -12,6 +12,7 @@ import pytest
 from door_rig import Rig
 from load import eventually
 from pamqp import commands
+from pamqp.common import FieldTable
 from pika.adapters.blocking_connection import BlockingChannel
 from raw_client import RawClient, publish
 
@@ -96,8 +97,9 @@ def deaths_to_the_octet(url: str, kind: str) -> list[bytes]:
     with RawClient(url) as client:
         client.open_channel(1)
         client.open_channel(2)
-        to_dead = {"x-queue-type": kind, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
-        for name, arguments in ((queue, to_dead), (dead, {"x-queue-type": kind})):
+        to_dead: FieldTable = {"x-queue-type": kind, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+        kept: FieldTable = {"x-queue-type": kind}
+        for name, arguments in ((queue, to_dead), (dead, kept)):
             client.call(1, commands.Queue.Declare(queue=name, durable=True, arguments=arguments), frames.QUEUE_DECLARE_OK)
         client.call(1, commands.Basic.Consume(queue=queue), frames.BASIC_CONSUME_OK)
         client.call(2, commands.Basic.Consume(queue=dead, no_ack=True), frames.BASIC_CONSUME_OK)

@@ -107,7 +107,7 @@ def test_what_comes_while_it_looks_stays_in_order(rig: Rig, monkeypatch: pytest.
             return await asked(self, name, **options)
 
         monkeypatch.setattr(Channel, "queue_declare", published_meanwhile)
-        replica = Replica(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), lambda _count, _runs: None)
+        replica = Replica(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
         door: Any = SimpleNamespace(relays=[])
         census = Census(replica, door, Address.parse(rig.broker_url(rig.primary)))
 

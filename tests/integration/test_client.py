@@ -415,7 +415,7 @@ def test_a_callback_that_fails_ends_the_connection(url: str) -> None:
     async def main() -> None:
         ends: list[Any] = []
         connection = await opened(url, on_close=ends.append)
-        channel = await connection.channel(on_confirm=lambda *_: 1 // 0)  # type: ignore[arg-type, return-value]
+        channel = await connection.channel(on_confirm=lambda *_: 1 // 0)  # type: ignore[arg-type]
         await channel.confirm_select()
         channel.publish("", "is-not-there", b"")
         await until(lambda: ends)
@@ -473,7 +473,7 @@ def test_an_abort_reaches_everyone_who_waits(url: str, loops: Any) -> None:
 def test_the_broker_ends_the_connection(lab: Lab, url: str) -> None:
     async def main() -> None:
         ends: list[ConnectionClosed] = []
-        connection = await opened(url, on_close=ends.append)  # type: ignore[arg-type]
+        connection = await opened(url, on_close=ends.append)
         await asyncio.to_thread(lab.ctl, "c1", "close_all_connections", "enough")
         await until(lambda: ends)
         assert ends == [connection.error]

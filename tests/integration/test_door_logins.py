@@ -6,6 +6,7 @@ import random
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -329,7 +330,7 @@ def long_table(queue: str) -> bytes:
 
 
 CONTENT = b"".join(building.content(1, headers.header_payload(1), b"x"))
-HOSTILE = {
+HOSTILE: dict[str, Callable[[str], bytes]] = {
     "garbage": lambda _q: GARBAGE,
     "a frame over the limit": lambda _q: b"\x01\x00\x01\x7f\xff\xff\xff" + b"x" * 100_000,
     "a frame without its end": lambda _q: b"\x01\x00\x01\x00\x00\x00\x04\x00\x14\x00\x28\x00" + b"\0" * 20,

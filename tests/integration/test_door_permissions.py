@@ -25,9 +25,9 @@ B, C, Q, Tx = commands.Basic, commands.Channel, commands.Queue, commands.Tx
 MANY = 100  # publishes: more than the entries that a primary adds of its own meanwhile
 
 
-RIGHTS = {  # configure, write, read, and the keys with which topic exchanges take publishes
-    "reader": (".*", "^$", ".*", ".*"),
-    "judged": (".*", ".*", ".*", r"^may\."),
+RIGHTS = {  # (configure, write, read), and the keys with which topic exchanges take publishes
+    "reader": ((".*", "^$", ".*"), ".*"),
+    "judged": ((".*", ".*", ".*"), r"^may\."),
 }
 Login = Callable[[str], str]
 
@@ -37,7 +37,7 @@ def logins(pair: Lab) -> dict[str, Login]:
     """Addresses with the logins of users who may not do everything."""
     primary, mark = primary_of(pair), uuid.uuid4().hex[:8]
     lrq = ("lrq", "^$", "^$", ".*")
-    users = [User(f"{name}-{mark}", "secret", [("/", *rights), lrq], [("amq.topic", keys)]) for name, (*rights, keys) in RIGHTS.items()]
+    users = [User(f"{name}-{mark}", "secret", [("/", *rights), lrq], [("amq.topic", keys)]) for name, (rights, keys) in RIGHTS.items()]
     add_users(pair, primary, *users)
 
     def login(name: str, url: str) -> str:

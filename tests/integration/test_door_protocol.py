@@ -17,6 +17,7 @@ import pytest
 from door_rig import Rig
 from load import eventually, in_sync, told
 from pamqp import commands
+from pamqp.common import FieldTable
 from talk import Talk
 
 from broker_plugin import assembling, building, frames, headers
@@ -936,7 +937,7 @@ def tx_begun_late_with_an_error(t: Talk) -> None:
         t.publish(q, b"no")
         t.say(B.Ack(1))
 
-    for last in (
+    lasts: tuple[Callable[[], object], ...] = (
         lambda: t.say(B.Ack(1)),
         lambda: t.say(B.Ack(9, True)),
         lambda: t.say(B.Reject(7, False)),
@@ -945,7 +946,8 @@ def tx_begun_late_with_an_error(t: Talk) -> None:
         lambda: t.publish("k", exchange=t.name("none")),
         lambda: t.publish(q, user_id="somebody-else"),
         lambda: t.publish(q, expiration="soon"),
-    ):
+    )
+    for last in lasts:
         begin()
         last()
         assert t.hear() is None
@@ -1526,7 +1528,7 @@ def test_several_are_acked_while_another_is_withheld(rig: Rig) -> None:
         first.open()
         second.open()
         first.do(Q.Declare(queue=dead, durable=True))
-        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+        arguments: FieldTable = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
         first.do(Q.Declare(queue=queue, durable=True, arguments=arguments))
         second.fill(queue, 4)
         first.do(B.Qos(prefetch_count=2))

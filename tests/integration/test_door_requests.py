@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 from door_rig import Rig
@@ -123,9 +124,10 @@ def test_an_answer_in_a_transaction_beside_a_consumer_without_acks(rig: Rig) -> 
 def test_an_answer_in_a_transaction_that_the_broker_refuses(rig: Rig) -> None:
     """At once, in the broker's words, whatever is wrong with it."""
     heard = []
+    wrong: tuple[dict[str, Any], ...] = ({"user_id": "somebody-else"}, {"expiration": "1.5"})
     for url in (rig.broker_url(rig.primary), rig.url):
         with client(url) as t:
-            for properties in ({"user_id": "somebody-else"}, {"expiration": "1.5"}):
+            for properties in wrong:
                 t.open()
                 t.select()
                 t.publish(f"{ASK}.token", b"answer", **properties)

@@ -526,8 +526,8 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
         eventually(f"10 messages at {name}", lambda url=lab.nodes[name].broker: depth(url, queue) == 10)
         assert depth(lab.nodes[name].broker, producer) == 8
     assert consumed(lab.nodes[backup].door, queue, 10) == list(range(10))
-    found = consumed(lab.nodes[backup].door, producer, 8)
-    assert found == [101, 102, 103, 4, 5, 1, 2, 3], "what was new, what was not there, what others had the numbers of"
+    came = consumed(lab.nodes[backup].door, producer, 8)
+    assert came == [101, 102, 103, 4, 5, 1, 2, 3], "what was new, what was not there, what others had the numbers of"
     lab.kill(f"{primary}.sidecar")
     eventually("it to be out of the set", lambda: told(lab, backup)["members"] == [backup])
     before = tail.read_bytes()

@@ -112,7 +112,7 @@ def test_the_broker_is_told_the_address_in_client_properties(lab: Lab, open_side
     parameters = pika.URLParameters(f"amqp://{as_user(lab, 'app')}@{outside}:{open_sidecar.door.rpartition(':')[2]}")
     parameters.client_properties = {"connection_name": "orders", "lrq_client_address": "6.6.6.6:6"}
     with pika.BlockingConnection(parameters) as connection:
-        here = connection._impl._transport._sock.getsockname()  # type: ignore[attr-defined]
+        here = connection._impl._transport._sock.getsockname()
         address = f"{here[0]}:{here[1]}"
         rows = lab.ctl("e1", "list_connections", "client_properties")
         row = next(line for line in rows.splitlines() if f"orders ({address})" in line)
@@ -124,7 +124,7 @@ def test_the_broker_is_told_the_address_in_client_properties(lab: Lab, open_side
 def test_with_the_proxy_protocol_the_broker_sees_the_client_itself(proxied: Lab) -> None:
     primary, _ = in_sync(proxied)  # the sidecars' own connections have the header, too
     with pika.BlockingConnection(pika.URLParameters(proxied.nodes[primary].door)) as connection:
-        port = connection._impl._transport._sock.getsockname()[1]  # type: ignore[attr-defined]
+        port = connection._impl._transport._sock.getsockname()[1]
         door = urlsplit(proxied.nodes[primary].door).port
         rows = proxied.ctl(primary, "list_connections", "user", "peer_host", "peer_port", "host", "port", "client_properties").splitlines()
         row = next(line for line in rows if line.startswith("app"))

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 from container_lab import ContainerLab, why_not, why_not_swallow
 from load import command, eventually, set_up, told
-from test_three_faults import BACKUP_TIMEOUT_S, all_in_sync, goes_on, loaded, out
+from test_three_faults import BACKUP_TIMEOUT_S, goes_on, loaded, out
+from test_three_nodes import all_in_sync
 
 pytestmark = [pytest.mark.broker, pytest.mark.docker]
 

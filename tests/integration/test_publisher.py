@@ -183,7 +183,7 @@ def test_arguments(lab: Lab, publisher: Make, api: Make) -> None:
         with pytest.raises(MessageTooLarge, match="header"):
             p.publish("", "s", b"", pika.BasicProperties(headers={"h": "x" * 130_000}))
         with pytest.raises(InvalidArgument):
-            p.publish("", "s", "text")  # type: ignore[arg-type]
+            p.publish("", "s", "text")
         with pytest.raises(InvalidArgument):
             p.publish("", "x" * 256, b"")
         with pytest.raises(InvalidArgument, match="expiration"):

@@ -286,7 +286,8 @@ def test_a_sidecar_that_starts_names_none_of_its_receive_queues_or_all(lab: Lab)
     source = Source(lab, name := fresh("named"))
     follows(lab, name, "west")
     source.finish()
-    url, told = f"{lab.nodes['w1'].http}/queues", []
+    url = f"{lab.nodes['w1'].http}/queues"
+    told: list[str] = []
     lab.kill("w1.sidecar")
     starting = threading.Thread(target=lab.start, args=("w1.sidecar",))
     starting.start()

@@ -118,6 +118,6 @@ def test_the_first_thousand_are_served_and_the_next_is_told_also_after_a_restart
 
         def served() -> bool:
             status = lab.status("e1")
-            return len(status["sessions"]["west"]["clients"]) == status["clients"] == status["clients_max"] == CLIENTS_MAX
+            return bool(len(status["sessions"]["west"]["clients"]) == status["clients"] == status["clients_max"] == CLIENTS_MAX)
 
         eventually("all of them to have a session", served)

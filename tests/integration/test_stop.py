@@ -27,7 +27,7 @@ NewLab = Callable[..., Lab]
 
 def bodies(lab: Lab, queue: str) -> list[int]:
     """What the broker's queue holds."""
-    found = []
+    found: list[int] = []
     with pika.BlockingConnection(pika.URLParameters(lab.nodes["e1"].broker)) as connection:
         channel = connection.channel()
         while True:

@@ -176,7 +176,7 @@ def test_a_backup_is_sent_a_log_whose_stream_has_a_longer_tail_that_was_cut(brok
                 await asyncio.sleep(0.01)
         incarnation = Incarnation(config, Door(config))
         pushed: list[BatchHeader] = []
-        incarnation._sending.links[2].push = lambda batch, _leader, _safe: pushed.append(batch.header)  # type: ignore[method-assign]
+        incarnation._sending.links[2].push = lambda batch, leader, safe: pushed.append(batch.header)  # type: ignore[method-assign]
         try:
             await incarnation._log.rebuild()
             incarnation._sending.subscribe(Subscribe(2, 0))

@@ -235,7 +235,7 @@ def test_refused_at_a_publish_that_comes_with_its_commit(rig: Rig) -> None:
     channel.basic_publish("", source, b"taken", pika.BasicProperties(delivery_mode=2))
     rig.converge()
 
-    def content(body: bytes, **properties: str) -> bytes:
+    def content(body: bytes, **properties: Any) -> bytes:
         parts = commands.Basic.Publish(routing_key=target), ContentHeader(0, len(body), commands.Basic.Properties(**properties)), ContentBody(body)
         return b"".join(frame.marshal(part, 1) for part in parts)
 
@@ -245,8 +245,9 @@ def test_refused_at_a_publish_that_comes_with_its_commit(rig: Rig) -> None:
         client.call(1, commands.Basic.Get(queue=source), frames.BASIC_GET_OK)
         moved = content(b"before"), content(b"bad", expiration="soon"), building.ack(1, 1), content(b"after"), frame.marshal(commands.Tx.Commit(), 1)
         client.send(b"".join(moved))
-        while (found := client.read())[0] != frames.CHANNEL_CLOSE:
+        while (found := client.read()) is not None and found[0] != frames.CHANNEL_CLOSE:
             assert found[0] != frames.TX_COMMIT_OK
+        assert found is not None
         client.send(frame.marshal(commands.Channel.CloseOk(), 1))
         rig.both_hold(target, [])
         rig.both_hold(source, [b"taken"])

@@ -40,6 +40,12 @@ LIMITS = Limits(
 KEYS = "abc"
 
 
+def pair_of(payload: bytes) -> tuple[str, str]:
+    """A row: key and value."""
+    key, value = payload.decode().split("=")
+    return key, value
+
+
 @dataclass
 class Reading:
     """A reader of one view: everything of it from `next` on is still to be given."""
@@ -68,7 +74,7 @@ class Reader:
             if position <= self.greatest:
                 continue
             self.greatest = position
-            pairs = [tuple(payload.decode().split("=")) for payload in transaction.payloads]
+            pairs = [pair_of(payload) for payload in transaction.payloads]
             if transaction.type == pb.LOG_ENTRY_SYNC:
                 for key, value in pairs:
                     self.deltas.append((position, key, value))
@@ -501,7 +507,7 @@ class World(RuleBasedStateMachine):
                 assert self.provider_left, "an empty snapshot where there is a provider"
                 assert rows == {}, "rows of a snapshot that nobody ended"
             else:
-                assert rows == dict(tuple(payload.decode().split("=")) for each in sent for payload in each.payloads), "a row is missing"
+                assert rows == dict(pair_of(payload) for each in sent for payload in each.payloads), "a row is missing"
         self.reader.completed.clear()
 
     @invariant()

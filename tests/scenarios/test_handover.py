@@ -7,7 +7,7 @@ from cluster import Cluster
 from test_m1_traces import down, group, until
 
 from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.events import Handover, PauseRequest, PeerMessage, StepDown, SwitchoverRequest
+from lrq_ha.replication.events import Answer, Handover, PauseRequest, PeerMessage, StepDown, SwitchoverRequest
 from lrq_ha.replication.roles import Role
 
 
@@ -90,7 +90,9 @@ def test_what_is_refused() -> None:
 def test_paused_nobody_takes_an_epoch_until_somebody_resumes() -> None:
     c = group(2)
     c.settle(0.5)
-    assert c.node(1).handle(PauseRequest(True), c.now)[-1].text == "n1: nobody takes an epoch by itself until lrq-ha resume"
+    answer = c.node(1).handle(PauseRequest(True), c.now)[-1]
+    assert isinstance(answer, Answer)
+    assert answer.text == "n1: nobody takes an epoch by itself until lrq-ha resume"
     c._feed(c.hosts[2], PauseRequest(True))
     c.crash(1)
     c.start(1)

@@ -8,7 +8,7 @@ door opens, not after (a primary has no sweeper).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from m2_sim import NotNow, OneNode, OneNodeWithWindows, Pair, Violation
@@ -373,7 +373,7 @@ PAIR_STEPS: list[tuple[str, Callable[..., object]]] = [
 # ---- both ----------------------------------------------------------------------------------------------------------
 
 
-def replay(world: OneNode | Pair, steps: list[tuple[str, Callable[..., object]]], trace: str, *, strict: bool) -> None:
+def replay(world: OneNode | Pair, steps: Sequence[tuple[str, Callable[..., object]]], trace: str, *, strict: bool) -> None:
     """Does what the lines of a trace say. `strict`: every line must be possible."""
     for line in filter(None, map(str.strip, trace.splitlines())):
         act, match = next((act, match) for pattern, act in steps if (match := re.fullmatch(pattern, line)))

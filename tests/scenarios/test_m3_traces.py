@@ -60,7 +60,7 @@ def lose_end(world: World, *, records: int) -> None:
 
 def record_of_lost_entries(**options: object) -> None:
     """A host loses the end of its log, and keeps the record that says that those entries are applied; others take their sequences."""
-    world = World(2, **options)  # type: ignore[arg-type]
+    world = World(2, **options)
     client = Client(world, "o", targets=(("", "a"),))
     site = alone(client, "a")
     for _ in range(4):
@@ -84,7 +84,7 @@ def refusal_that_is_lost(*, checkpoint: bool = False, **options: object) -> None
     Args:
         checkpoint: One stands between the publish and the refusal, so that the publish is not read again.
     """
-    world = World(2, **options)  # type: ignore[arg-type]
+    world = World(2, **options)
     client = Client(world, "p", targets=(("", "l"),), numbered=True)
     site = alone(client, "l", 0, "", 1, True)
     for _ in range(2):
@@ -113,7 +113,7 @@ def refusal_before_the_checkpoint(**options: object) -> None:
 
 def followed_by_others(**options: object) -> None:
     """A message comes to one queue two ways. What a client does with the dead letter holds up the other, and that what follows it."""
-    world = World(2, **options)  # type: ignore[arg-type]
+    world = World(2, **options)
     publisher = Client(world, "o", targets=(("ways", ""),))
     site = alone(publisher, "d")
     assert publisher.relay is not None

@@ -278,9 +278,9 @@ class Broker:
             case ("drop", name):
                 self.exchanges.pop(name, None)
             case ("bind", exchange, name):
-                bound = self.exchanges.get(exchange)
-                if bound is not None and name in self.queues and name not in bound:
-                    bound.append(name)
+                targets = self.exchanges.get(exchange)
+                if targets is not None and name in self.queues and name not in targets:
+                    targets.append(name)
             case ("unbind", exchange, name):
                 bound = self.exchanges.get(exchange, [])
                 if name in bound:

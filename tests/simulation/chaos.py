@@ -131,7 +131,8 @@ class Chaos:
         """Brokers drop segments; the primary renews its log when somebody cannot follow, and sometimes without need."""
         c, r = self.cluster, self.trimming
         if r.random() < 0.01:
-            host = r.choice(sorted(c.running(), key=lambda h: h.id) or [None])
+            running: list[Host | None] = [*sorted(c.running(), key=lambda h: h.id)] or [None]
+            host = r.choice(running)
             if host and not host.ended:
                 c.trim(host.id, r.randint(0, host.applied))
         primary = c.primary()
@@ -224,7 +225,8 @@ class Chaos:
     def operate(self) -> None:
         """An operator who gives only true words."""
         c, r = self.cluster, self.random
-        host = r.choice(sorted(c.running(), key=lambda h: h.id) or [None])
+        running: list[Host | None] = [*sorted(c.running(), key=lambda h: h.id)] or [None]
+        host = r.choice(running)
         if host is None or host.ended:
             return
         if r.random() < 0.15 and c.strict and c.primary():

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from sidecar import Relay, Site
+    from door import Relay
+    from sidecar import Site
     from world import World
 
 WINDOW = 6
@@ -99,7 +100,7 @@ class Client:
         if self.held:
             settled = r.randint(1, len(self.held))
             tags, self.held = self.held[:settled], self.held[settled:]
-        self.relay.commit([tuple(p) for p in self.committing], tags, "reject" if tags and r.random() < 0.2 else "ack")
+        self.relay.commit([(*p,) for p in self.committing], tags, "reject" if tags and r.random() < 0.2 else "ack")
         return True
 
     def committed(self) -> None:

@@ -91,9 +91,9 @@ class Entry(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What had been confirmed when a message was sent: the first `count` confirms, as far as primaries of the sender's own history gave them."""
+    """What had been confirmed when a message was sent: the first `confirms`, as far as primaries of the sender's own history gave them."""
 
-    count: int = 0
+    confirms: int = 0
     line: frozenset[int] = frozenset()
 
 
@@ -621,7 +621,7 @@ class Cluster:
             message = PeerMessage(src, message)  # type: ignore[arg-type]
         before = node.last_heard_leader
         node.last_heard_leader = None
-        self._feed(host, message)  # type: ignore[arg-type]
+        self._feed(host, message)
         if node.last_heard_leader is not None:
             host.heard = seen
             self._note_heard(host)

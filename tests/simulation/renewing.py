@@ -13,7 +13,7 @@ import random
 import sys
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from lrq_ha.replication.passes import Passes, Rounds
@@ -201,7 +201,7 @@ class Life:
         self.passes.end(self.append("renewed"))
         self.over = True
 
-    def visit(self, queue: str) -> Iterator[None]:
+    def visit(self, queue: str) -> Generator[None, None, bool]:
         if self.off != "consumers go on":
             self.paused.add(queue)
         while self.off not in ("what is held is not awaited", "consumers go on") and any(q == queue for _, q, _ in self.held):
@@ -231,7 +231,7 @@ class Life:
         self.moving.discard(queue)
         return found
 
-    def look(self, queue: str) -> Iterator[None]:
+    def look(self, queue: str) -> Generator[None, None, bool]:
         self.by_mover = kept = []
         found = False
         while not found and (copy := self.take(queue)) is not None:
@@ -243,7 +243,7 @@ class Life:
         self.by_mover = []
         return found
 
-    def move(self, queue: str, mark: int) -> Iterator[None]:
+    def move(self, queue: str, mark: int) -> Generator[None, None, bool]:
         left, found = len(self.queues[queue]), False
         self.by_mover = kept = []
         while left > 0:

@@ -311,7 +311,7 @@ def record_of_everything(replica: Any, checkpoints: Checkpoints) -> pb.Applied:
     return record
 
 
-_applied_record = sidecar.applied_record
+_applied_record = rebuild_module.applied_record
 
 
 def number_from_record(self: Streams, site: Site) -> None:

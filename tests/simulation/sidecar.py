@@ -5,7 +5,7 @@ The real `Replica`, `rebuild` and `applied_record` run here, without I/O. What i
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +33,9 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 class SimReplica(Replica):
     """The real one; whoever drives it calls `turn` where an event loop would."""
 
-    def append(self, run: pb.Run, count: int = 1, size: int = 64, *, apply: bool = False) -> int:
+    def append(self, run: pb.Run, count: int = 1, size: int = 64, *, apply: bool = False, contents: Sequence[bytes | memoryview] = ()) -> int:
         self._flush_scheduled = True
-        return super().append(run, count, size, apply=apply)
+        return super().append(run, count, size, apply=apply, contents=contents)
 
     def turn(self) -> None:
         self._flush_soon()

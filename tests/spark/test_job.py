@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ AIRPORTS = [
 PLANES = [{"tailnum": "N1", "year": None, "seats": 2}]
 
 
-def payload(table: str, *rows: dict[str, object]) -> bytes:
+def payload(table: str, *rows: Mapping[str, object]) -> bytes:
     return json.dumps({"table": table, "rows": rows}).encode()
 
 

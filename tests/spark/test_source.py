@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -28,6 +28,7 @@ from lrq_ha.spark import amqp, source
 from lrq_ha.spark.amqp import NodeConnection
 from lrq_ha.spark.errors import DataLoss, MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
 from lrq_ha.spark.options import ReadOptions, parse_options
+from lrq_ha.spark.ranges import Message, Taken
 from lrq_ha.spark.source import plan, read_range
 
 pytestmark = pytest.mark.broker
@@ -54,6 +55,13 @@ def read(spark: SparkSession, nodes: str, *queues: str, **options: Any) -> DataF
 
 def options_of(nodes: str, *queues: str, **options: str) -> ReadOptions:
     return parse_options({"nodes": nodes, "subscribe": ",".join(queues), **options})
+
+
+def first_range(options: ReadOptions) -> Generator[tuple[Message, list[Taken]], None, None]:
+    """The messages of the only range; whoever stops in its middle closes it."""
+    steps = read_range(plan(options)[0], options)
+    assert isinstance(steps, Generator)
+    return steps
 
 
 def sequences(options: ReadOptions) -> list[int]:
@@ -309,7 +317,7 @@ def test_connections_lost_in_mid_range(lab: Lab, nodes: str, receive_queue: Make
     options = options_of(nodes, queue.name)
     given: list[int] = []
     lost = False
-    with closing(read_range(plan(options)[0], options)) as steps:
+    with closing(first_range(options)) as steps:
         for _, taken in steps:
             given += [one.transaction.position.sequence for one in taken]
             if len(given) >= 1_000 and not lost:
@@ -472,7 +480,7 @@ def test_a_queue_deleted_while_it_is_read(nodes: str, receive_queue: Make) -> No
     queue = receive_queue()
     fill(queue, 2_000, 5_000)
     options = options_of(nodes, queue.name)
-    with closing(read_range(plan(options)[0], options)) as steps:
+    with closing(first_range(options)) as steps:
         next(steps)
         queue.delete()
         with pytest.raises(MissingQueue):

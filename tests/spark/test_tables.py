@@ -39,14 +39,14 @@ def part(sequence: int, request: str, *payloads: bytes) -> list[Entry]:
 
 
 def end(sequence: int, request: str, *payloads: bytes, restart: bool = False) -> list[Entry]:
-    last = [
+    last: list[Entry] = [
         ("LAST_FULL_SYNC_ENTRY", 257, sequence, index, payload, request, restart)
         for index, payload in enumerate(payloads or (None,))
     ]
     return last
 
 
-def first(sequence: int, request: str, **values: int) -> list[Entry]:
+def first(sequence: int, request: str, **values: Any) -> list[Entry]:
     """A whole snapshot with which the chain begins."""
     return start(sequence, request, restart=True) + part(sequence + 1, request, content(**values)) + end(sequence + 2, request)
 
@@ -158,7 +158,7 @@ def test_what_is_refused(spark: SparkSession, entries: list[Entry], said: str) -
 @pytest.mark.broker
 def test_what_is_read_from_the_middle_of_a_snapshot_on(spark: SparkSession, nodes: str, receive_queue: Callable[..., ReceiveQueue]) -> None:
     queue = receive_queue()
-    rows = {"kind": pb.SNAPSHOT_SYNC, "request": "r"}
+    rows: dict[str, Any] = {"kind": pb.SNAPSHOT_SYNC, "request": "r"}
     written = (
         transaction(1, [], **rows),
         transaction(2, [content(a=1)], **rows),

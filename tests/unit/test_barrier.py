@@ -20,8 +20,8 @@ from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node as Core
-from lrq_ha.replication.node import NodeSettings
 from lrq_ha.replication.positions import RangeSet
+from lrq_ha.replication.settings import NodeSettings
 
 ORDER = message("orders", b"", True, b"x")[0]
 

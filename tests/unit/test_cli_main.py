@@ -237,7 +237,7 @@ def test_what_is_bound_to_an_exchange_that_is_not_there() -> None:
     assert found.unknown == [("inner", each) for each in lost]
 
 
-def policy(pattern: str, priority: int = 0, to: str = "queues", **definition: str) -> dict[str, Any]:
+def policy(pattern: str, priority: int = 0, /, to: str = "queues", **definition: str) -> dict[str, Any]:
     where = {f"dead-letter-{key}": value for key, value in definition.items()}
     return {"pattern": pattern, "priority": priority, "apply-to": to, "definition": where}
 

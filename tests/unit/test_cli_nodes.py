@@ -72,6 +72,14 @@ class Node:
         self.told.append(("pause", paused))
         return self.answer
 
+    async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("switchover", node, timeout_s, force, dry_run))
+        return self.answer
+
+    async def renew(self, timeout_s: float, force: bool, dead_letters_arrived: bool, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("renew", timeout_s, force, dead_letters_arrived, dry_run))
+        return self.answer
+
     async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         self.told.append(("demote", timeout_s))
         return self.answer

@@ -125,7 +125,7 @@ def test_every_publish_is_answered_once_and_not_before_its_time(data: st.DataObj
             c.replica.holds_confirms = True
         elif kind == "hold" and c.replica.holds_confirms:
             c.replica.holds_confirms = False
-            c.give_confirms()  # type: ignore[misc]
+            c.give_confirms()
             heard, held = heard | held, set()
         told = Counter(n for n, _ in c.told)
         assert set(told.values()) <= {1}
@@ -133,7 +133,7 @@ def test_every_publish_is_answered_once_and_not_before_its_time(data: st.DataObj
         assert {n for n in told if n in early} <= {n for n, s in early.items() if s <= durable}
         assert {n for n in told if n not in early} == heard
     c.replica.holds_confirms = False
-    c.give_confirms()  # type: ignore[misc]
+    c.give_confirms()
     c.durable(sequence)
     for t in open_at_broker:
         c.broker(t, multiple=False, ok=True)
@@ -170,7 +170,7 @@ def test_a_confirm_that_is_held_is_not_for_another_channel_of_this_number() -> N
     c.broker(1, multiple=False, ok=True)
     c.replica.holds_confirms = False
     c.channels[1] = Channel(1)
-    c.give_confirms()  # type: ignore[misc]
+    c.give_confirms()
     assert not c.told
 
 
@@ -232,7 +232,7 @@ class Alone:
         self.replica.index.generations.opened(0, 1)
         self.replica.progress.applied(1, 1)
 
-    def emit(self, first: int, count: int, runs: list[pb.Run]) -> None:
+    def emit(self, first: int, count: int, runs: list[Any]) -> None:
         self.node.handle(Append(count, (first, runs)), 0.0)
         self.runs += runs
 

@@ -195,7 +195,7 @@ def test_a_file_that_goes_while_it_is_read_again_changes_nothing(
 ) -> None:
     """After the look whether it can be read: whoever replaces it may delete it first."""
     files = dict(zip(("certificate", "key"), authority.issue("door"))) | {"ca": authority.ca}
-    found = tls.server_files(*(str(files[name]) for name in ("certificate", "key", "ca")), "required", "1.2")
+    found = tls.server_files(str(files["certificate"]), str(files["key"]), str(files["ca"]), "required", "1.2")
     context = found.context
     monkeypatch.setattr(tls, "_readable", lambda file: Path(file).rename(tmp_path / gone) if file == str(files[gone]) else None)
     try:

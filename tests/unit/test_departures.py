@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from pamqp import commands
+from pamqp import base, commands
+from pamqp.common import FieldTable
 from test_completion import Alone
 
 from broker_plugin import building
@@ -24,7 +25,7 @@ Key = tuple[str, str]
 Use = Callable[[Replica, Key, int], None]
 
 
-def declare(replica: Replica, name: str, arguments: dict[str, str] | None = None) -> None:
+def declare(replica: Replica, name: str, arguments: FieldTable | None = None) -> None:
     topology(replica, commands.Queue.Declare(queue=name, durable=True, arguments=arguments or {}))
 
 
@@ -32,7 +33,7 @@ def delete(replica: Replica, name: str) -> None:
     topology(replica, commands.Queue.Delete(queue=name))
 
 
-def topology(replica: Replica, method: object) -> None:
+def topology(replica: Replica, method: base.Frame) -> None:
     replica.append(pb.Run(topology=pb.Topology(vhost="/", method=bytes(building.method_frame(1, method)[7:-1]))))
 
 
@@ -54,7 +55,7 @@ def remembered(replica: Replica) -> list[str]:
     return [record.queue for record in replica.index.filter.export()[0]]
 
 
-def short_lived(use: Use, arguments: dict[str, str] | None = None, count: int = MANY) -> tuple[Alone, list[int], list[int]]:
+def short_lived(use: Use, arguments: FieldTable | None = None, count: int = MANY) -> tuple[Alone, list[int], list[int]]:
     """Queues made, used and deleted one after the other; the sizes of record and CHECKPOINT before and after."""
     alone = Alone()
 
@@ -110,7 +111,7 @@ def test_queues_that_are_gone_leave_nothing_behind(use: Use) -> None:
     ("use", "arguments"),
     [(acked, DEAD_LETTERS), (acked_when_it_was_gone, None), (died_and_acked, DEAD_LETTERS), (died_and_acked, None)],
 )
-def test_of_those_that_may_be_needed_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch, use: Use, arguments: dict[str, str] | None) -> None:
+def test_of_those_that_may_be_needed_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch, use: Use, arguments: FieldTable | None) -> None:
     monkeypatch.setattr(filter_module, "DEPARTED_MAX", KEPT)
     alone, before, after = short_lived(use, arguments, count=1_000)
     replica = alone.replica

@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from broker_plugin import door as module
 from broker_plugin.door import Door
 from lrq_ha.sidecar import config as configuration
 
@@ -34,7 +33,7 @@ def test_what_fails_each_second_keeps_nothing_else_from_being_done(monkeypatch: 
         if slept > TICKS:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     door: Any = new_door()
     fails = MagicMock(side_effect=ValueError(SECRET))
     works = MagicMock()

@@ -251,7 +251,7 @@ def test_a_declaration_whose_arguments_another_node_might_not_decode_is_no_entry
     """How deep decoding goes depends on what has been called before: what the door could decode would end incarnations elsewhere, for ever."""
     payload, connection = declaration(depth), Connection()
     spawned: list[Any] = []
-    connection.relay.spawn = spawned.append  # type: ignore[method-assign]
+    connection.relay.spawn = lambda coroutine: spawned.append(coroutine)  # type: ignore[method-assign]
     if depth <= 64:
         declaring.declare(connection.relay, connection.relay.channel(1), EXCHANGE_DECLARE, payload)
         spawned.pop().close()

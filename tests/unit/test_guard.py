@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -41,6 +42,7 @@ def test_every_state_and_event(state: State, event: Event) -> None:
     assert (after.value if after else "-") == expected
     guard = guard_in(state)
     assert guard.state(2) is state
+    act: Callable[[], object]
     if event is Event.ACKNOWLEDGED:
         guard.deliver(1, 1)
         guard.acknowledged(1)

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from node_config import MINIMAL
+from pamqp import commands
 
-from broker_plugin import building, frames, headers
+from broker_plugin import building, headers
 from lrq_ha.interceptors import Accept, Client, Delivery, Enqueue, Interceptor, Message, Outcome, Point, Routed, Routing, Topology
 from lrq_ha.interceptors.audit import Audit
 from lrq_ha.interceptors.hanging import HANGS_S
@@ -155,7 +156,7 @@ def test_properties_are_decoded_when_asked_for() -> None:
 
 
 def test_arguments_are_decoded_when_asked_for() -> None:
-    method = building.method_frame(1, frames.commands.Queue.Declare(queue="q", durable=True, arguments={"x-max-length": 5}))[7:-1]
+    method = building.method_frame(1, commands.Queue.Declare(queue="q", durable=True, arguments={"x-max-length": 5}))[7:-1]
     event = Topology(0.0, CLIENT, 1, "queue.declare", method, True)
     assert event.arguments["queue"] == "q"
     assert event.arguments["arguments"] == {"x-max-length": 5}

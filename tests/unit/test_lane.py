@@ -20,8 +20,9 @@ from broker_plugin.replica import Entry, Replica
 from broker_plugin.shortfall import Shortfall
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
-from lrq_ha.replication.node import Node, NodeSettings
+from lrq_ha.replication.node import Node
 from lrq_ha.replication.queue_filter import Kind
+from lrq_ha.replication.settings import NodeSettings
 
 KEY = ("/", "orders")
 ROUTE = Route("", KEY[1], (KEY,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pamqp import commands
+from pamqp.common import FieldTable
 
 from broker_plugin import building, frames, headers, logins
 from broker_plugin.logins import Credentials
@@ -30,7 +31,7 @@ def start_ok(properties: bytes, mechanism: str, response: bytes) -> bytes:
     ],
 )
 def test_only_what_the_door_understands_is_offered(offered: str, external: bool, kept: list[str]) -> None:
-    properties = {"product": "RabbitMQ", "capabilities": {"basic.nack": True}}
+    properties: FieldTable = {"product": "RabbitMQ", "capabilities": {"basic.nack": True}}
     changed, left = logins.offer(payload(commands.Connection.Start(0, 9, properties, offered, "en_US")), external)
     assert left == kept
     start = frames.decode_method(changed)

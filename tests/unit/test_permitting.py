@@ -39,6 +39,10 @@ class Asked(Connection):
     def publish(self, exchange: str, key: str, body: bytes = b"x", *, channel: int = 1, properties: bytes | None = None) -> None:
         self.relay.client_data(publish(exchange, key, body, channel=channel, properties=properties))
 
+    def closing(self) -> Closing:
+        """Of channel 1."""
+        return self.relay.channels[1].state
+
     def to_broker(self) -> list[tuple[int, int, bytes]]:
         """(kind, channel, payload) of the frames that the broker has got since the last time."""
         data, self.broker.data = self.broker.data, b""
@@ -149,10 +153,10 @@ async def test_a_refusal_in_the_middle_ends_the_channel_when_its_turn_comes(c: A
     await c.answer(1, refuse=True)
     assert c.logged == [b"a"]
     assert [key for _, key, _ in c.questions()] == ["b", "c"]
-    assert c.relay.channels[1].state is Closing.NO
+    assert c.closing() is Closing.NO
     await c.answer(0, refuse=True)
     assert c.logged == [b"a"]
-    assert c.relay.channels[1].state is Closing.DOOR
+    assert c.closing() is Closing.DOOR
     assert c.relay.channels[1].refusal == building.rechannel(REFUSAL, 1)
 
 

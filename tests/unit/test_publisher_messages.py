@@ -73,7 +73,7 @@ def test_sizes() -> None:
 
 
 def take(publisher: AsyncPublisher, properties: object = None, exchange: str = "", routing_key: str = "q") -> AsyncConfirm:
-    return publisher._take(publisher._draft_publish(exchange, routing_key, b"body", properties, True))  # type: ignore[arg-type]
+    return publisher._take(publisher._draft_publish(exchange, routing_key, b"body", properties, True))
 
 
 def nested(depth: int) -> list[Any]:
@@ -114,7 +114,7 @@ def test_wrong_properties(properties: dict[str, object], said: str) -> None:
 
 
 def test_properties_of_other_kinds() -> None:
-    class Strange(pika.BasicProperties):  # type: ignore[misc]
+    class Strange(pika.BasicProperties):
         def encode(self) -> list[bytes]:
             raise RuntimeError("not today")
 
@@ -309,7 +309,12 @@ def test_a_confirm_after_a_fork() -> None:
 
     def child(said: multiprocessing.SimpleQueue[list[str]]) -> None:
         found = []
-        for ask in (waiting.result, lambda: asyncio.run(AsyncConfirm.result(waiting)), failed.result):  # type: ignore[arg-type]
+        asked: tuple[Callable[[], object], ...] = (
+            waiting.result,
+            lambda: asyncio.run(AsyncConfirm.result(waiting)),  # type: ignore[arg-type]
+            failed.result,
+        )
+        for ask in asked:
             try:
                 ask()
             except LrqError as error:

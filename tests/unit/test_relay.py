@@ -42,7 +42,8 @@ def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
         relay = Relay.__new__(Relay)
-        state = {"client": MagicMock(), "outbox": MagicMock(), "flow": MagicMock(), "from_client": MagicMock(), "replica": MagicMock(), "watch": None}
+        mocks = {name: MagicMock() for name in ("client", "outbox", "flow", "from_client", "replica")}
+        state: dict[str, Any] = {**mocks, "watch": None}
         door = SimpleNamespace(config=SimpleNamespace(drain_timeout_s=60))
         for name, value in {**state, "door": door, "closed": False, "channels": {}, "timer": None}.items():
             setattr(relay, name, value)

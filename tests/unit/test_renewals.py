@@ -246,10 +246,10 @@ def test_it_joins_and_is_joining_until_it_has_the_end() -> None:
     assert d.node.reason == "joining e1 from entry 7 on"
     d.feed(Push(1, ENDED, 9, b"renewed"))
     d.confirm()
-    assert d.node.role is Role.CATCH_UP
+    assert d.role() is Role.CATCH_UP
     d.feed(Push(1, BatchHeader(E2_1, 10, 10, E2_1, E2_1, ((10, BOTH),)), 9, b"members"))
     d.confirm()
-    assert d.node.role is Role.READY
+    assert d.role() is Role.READY
     assert d.node.log.in_set
 
 
@@ -265,14 +265,14 @@ def test_only_a_log_without_entries_begins_at_what_is_pushed() -> None:
 def test_who_has_joined_in_part_is_not_promoted_without_force() -> None:
     d = joined_in_part()
     d.lose(1)
-    assert d.node.role is Role.JOINING
+    assert d.role() is Role.JOINING
     answer = d.ask(1)
     assert answer is not None
     assert not answer.ok
     assert re.search("has joined only in part.*--force", answer.text)
-    assert d.node.role is Role.JOINING
+    assert d.role() is Role.JOINING
     assert d.ask(1, force=True) is None
-    assert d.node.role is Role.RECOVERING
+    assert d.role() is Role.RECOVERING
 
 
 def test_who_has_joined_in_part_takes_no_epoch_by_itself() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 
 import pytest
-from pamqp import commands
+from pamqp import base, commands
 from test_completion import Alone
 
 from broker_plugin import building, wire
@@ -97,7 +97,7 @@ def test_what_falls_out_of_the_log_is_not_of_before() -> None:
         assert not replica.given_out.comes_again(8, flagged=False)
 
 
-def _entry(method: object) -> pb.Run:
+def _entry(method: base.Frame) -> pb.Run:
     return pb.Run(topology=pb.Topology(vhost="/", method=bytes(building.method_frame(1, method)[7:-1])))
 
 

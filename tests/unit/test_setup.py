@@ -28,7 +28,7 @@ def test_openssl_is_installed_where_certificates_are_made(options: list[str], tm
 @pytest.mark.parametrize("asked", [{}, {"LRQ_FAULT_HOURS": "2"}, {"LRQ_FUZZ_DOOR": "1000000"}], ids=str)
 def test_what_is_asked_for_is_not_cut_short(asked: dict[str, str]) -> None:
     """Runs of hours ended after the time that all tests together have."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", TESTS / "unit" / "test_unseen.py"]
+    command: list[str | Path] = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", TESTS / "unit" / "test_unseen.py"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | asked
     said = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120).stdout
     assert ("session timeout: 31536000.0s" in said) is bool(asked), said

@@ -19,9 +19,10 @@ from broker_plugin.sweeper import Sweeper, _End
 from broker_plugin.tallying import Tally
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
-from lrq_ha.replication.node import Node, NodeSettings
+from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.queue_filter import Kind
+from lrq_ha.replication.settings import NodeSettings
 
 DUE, IDLE, SUSPECT, NAMED = [("/", name) for name in ("due", "idle", "suspect", "named")]
 
