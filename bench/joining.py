@@ -27,7 +27,8 @@ from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment
 from lrq_ha.replication.errors import LrqError
 
-from .measure import WAIT_S, Row, applied, cpu_of, declare, go, note, read, ready, start, until
+from .cost import cpu_of
+from .measure import WAIT_S, Figure, Row, applied, declare, go, note, read, ready, start, until
 
 SIZE_BYTES = 1024
 RATE = 500.0  # messages/s of the clients that watch
@@ -36,6 +37,7 @@ BATCH_MESSAGES = 50
 KINDS = ("classic", "quorum")
 WATCHED = "bench-join-watched"
 NEWCOMER = "e2"
+_PREFIX = {"join": "join", "renewal": "renew"}  # beginnings of figures' names
 _QUEUE_PAUSE = re.compile(r"stood still was ([0-9.]+) s")
 FLOW_S = 0.2  # long enough for several of their messages
 
@@ -68,17 +70,15 @@ def p10(brokers: list[str], plan: Plan) -> Row:
 def summary(runs: list[dict[str, Any]]) -> Row:
     """The row of these runs."""
     details = []
-    figures: dict[str, list[tuple[float, float]]] = {}
+    figures: list[Figure] = []
     for what, broker in sorted({(run["what"], run["broker"]) for run in runs}):
         those = [run for run in runs if (run["what"], run["broker"]) == (what, broker)]
         mb_s, pause_ms = median(run["mb_s"] for run in those), max(run["meanwhile"]["delivery_pause_ms"] for run in those)
-        figures.setdefault(what, []).append((mb_s, pause_ms))
+        figures.append(Figure(f"{_PREFIX[what]}_mb_s", mb_s, least=True, variant=broker, digits=1))
+        figures.append(Figure(f"{_PREFIX[what]}_pause_ms", pause_ms, variant=broker, digits=0))
         details.append(f"{broker} {what} {mb_s:.1f} MB/s, longest pause of the consumer {pause_ms:.0f} ms " + _pauses(those))
-    joins, renewals = figures["join"], figures["renewal"]
-    figure = f"join_mb_s={min(mb_s for mb_s, _ in joins):.1f} join_pause_ms={max(pause_ms for _, pause_ms in joins):.0f} "
-    figure += f"renew_mb_s={min(mb_s for mb_s, _ in renewals):.1f} renew_pause_ms={max(pause_ms for _, pause_ms in renewals):.0f} "
-    figure += f"renew_queue_pause_ms={max(run['queue_pause_ms'] for run in runs if run['what'] == 'renewal'):.0f}"
-    return Row("P10", figure, "none", True, "; ".join(details), runs)
+    figures += [Figure("renew_queue_pause_ms", run["queue_pause_ms"], variant=run["broker"], digits=0) for run in runs if run["what"] == "renewal"]
+    return Row("P10", figures, "; ".join(details), runs)
 
 
 def _pauses(those: list[dict[str, Any]]) -> str:

@@ -1,8 +1,9 @@
-"""What all rows share: the generator's processes, the machine's state, CPU time of processes, results and their lines."""
+"""What all rows share: figures with their goals, rows and their lines, the generator's processes, the machine's state."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,41 @@ from . import wire
 RESULTS = Path(__file__).parent / "results"
 WAIT_S = 120.0
 POLL_S = 0.01
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a row's variant, and its goal.
+
+    Attributes:
+        name: With its unit last, as "sidecar_us".
+        value: What was measured.
+        goal: What it is to be at most; None if it has no goal.
+        least: The goal is what it is to be at least.
+        variant: As "4.3 quorum".
+        digits: Decimals that the line shows.
+    """
+
+    name: str
+    value: float
+    goal: float | None = None
+    least: bool = False
+    variant: str = ""
+    digits: int = 2
+
+    @property
+    def ok(self) -> bool:
+        """Whether the goal is met."""
+        return self.goal is None or (self.value >= self.goal if self.least else self.value <= self.goal)
+
+    @property
+    def excess(self) -> float:
+        """Grows with the distance from the goal: the largest of a name is its worst variant."""
+        if not self.goal:
+            return -self.value if self.least else self.value
+        if self.least:
+            return self.goal / self.value if self.value else math.inf
+        return self.value / self.goal
 
 
 @dataclass
@@ -34,36 +69,52 @@ class Row:
 
     Attributes:
         name: As "P1".
-        figure: What is compared with the goal, as "ratio=0.98".
-        goal: The goal, as "0.97".
-        ok: Whether it is met.
+        figures: Those of all variants. The line has the worst one of each name.
         details: The rest of the line.
         runs: Every run's raw figures.
         cells: One entry per variant of a row that has many.
     """
 
     name: str
-    figure: str
-    goal: str
-    ok: bool
+    figures: list[Figure]
     details: str
     runs: list[dict[str, Any]] = field(default_factory=list)
     cells: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def ok(self) -> bool:
+        """Whether every variant meets every goal."""
+        return all(figure.ok for figure in self.figures)
+
+    def worst(self) -> list[Figure]:
+        """Of each name the figure that is farthest from its goal."""
+        found: dict[str, Figure] = {}
+        for figure in self.figures:
+            if figure.name not in found or figure.excess > found[figure.name].excess:
+                found[figure.name] = figure
+        return list(found.values())
+
     def line(self) -> str:
         """The line that is printed."""
-        return f"{self.name} {self.figure} goal={self.goal} {'ok' if self.ok else 'short'} {self.details}"
+        worst = self.worst()
+        shown = " ".join(f"{figure.name}={figure.value:.{figure.digits}f}" for figure in worst)
+        goals = "/".join(f"{figure.goal:g}" for figure in worst if figure.goal is not None) or "none"
+        return f"{self.name} {shown} goal={goals} {'ok' if self.ok else 'short'} {self.details}"
 
     def save(self) -> None:
         """Writes results/NAME.json."""
         RESULTS.mkdir(exist_ok=True)
-        text = json.dumps({"line": self.line(), "machine": machine(), "cells": self.cells, "runs": self.runs}, indent=1)
+        figures = [asdict(figure) | {"ok": figure.ok} for figure in self.figures]
+        text = json.dumps({"line": self.line(), "figures": figures, "machine": machine(), "cells": self.cells, "runs": self.runs}, indent=1)
         (RESULTS / f"{self.name}.json").write_text(text + "\n")
 
 
 def machine() -> dict[str, Any]:
-    """What of the machine matters to a figure."""
-    return {"cores": os.cpu_count(), "load": os.getloadavg(), "python": platform.python_version(), "kernel": platform.release()}
+    """What of the machine matters to a figure, and the day."""
+    return {
+        "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "load": os.getloadavg(), "python": platform.python_version(),
+        "kernel": platform.release(),
+    }  # fmt: skip
 
 
 def note(text: str) -> None:
@@ -141,19 +192,6 @@ def read(process: subprocess.Popen[str]) -> dict[str, Any]:
 def memory_bytes(pid: int) -> int:
     """Resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def cpu_s(pid: int | None) -> float:
-    """CPU time that a process has used, in seconds."""
-    if pid is None:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def cpu_of(lab: Lab) -> dict[str, float]:
-    """CPU time used by every process of a lab, in seconds."""
-    return {key: cpu_s(pid) for key, pid in lab.processes().items() if pid is not None and key != "epmd"}
 
 
 def declare(url: str, queue: str, kind: str) -> None:

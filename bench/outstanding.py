@@ -24,7 +24,7 @@ from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.queue_filter import Kind
 from lrq_ha.replication.subscription import ReplicatingSubscription, StoredBatch
 
-from .measure import Row, memory_bytes, note
+from .measure import Figure, Row, memory_bytes, note
 
 GOAL_MB, GOAL_US = 50, 10
 MESSAGES = 10_000_000
@@ -52,9 +52,10 @@ def p6(messages: int) -> Row:
 
 def summary(cells: list[dict[str, Any]]) -> Row:
     """The row of these shapes."""
-    mb, ack_us = (max(float(cell[key]) for cell in cells) for key in ("mb", "ack_us"))
+    figures = [Figure("memory_mb", cell["mb"], GOAL_MB, variant=cell["shape"], digits=1) for cell in cells]
+    figures += [Figure("ack_us", cell["ack_us"], GOAL_US, variant=cell["shape"]) for cell in cells]
     details = "; ".join("{shape} {mb:.1f} MB, {ack_us:.2f} µs (99th percentile {ack_p99_us:.2f})".format(**cell) for cell in cells)
-    return Row("P6", f"memory_mb={mb:.1f} ack_us={ack_us:.2f}", f"{GOAL_MB}/{GOAL_US}", mb < GOAL_MB and ack_us < GOAL_US, details, cells=cells)
+    return Row("P6", figures, details, cells=cells)
 
 
 def _guard(messages: int) -> Ack:
