@@ -102,7 +102,7 @@ def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     quick, shard = config.getoption("--quick"), config.getoption("--shard")
     kept = [item for item in items if not quick or is_quick(item)]
     if shard is not None:
-        part = shard_of(map(unit_of, kept), shard.count)
+        part = shard_of(map(unit_of, kept), shard.of)
         kept = [item for item in kept if part[unit_of(item)] == shard.number]
     if len(kept) < len(items):
         chosen = set(map(id, kept))

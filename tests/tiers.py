@@ -16,7 +16,7 @@ import json
 import re
 import sys
 import xml.etree.ElementTree
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -31,10 +31,10 @@ _BROKERLESS = ("unit", "scenarios", "model", "simulation", "fuzz")
 
 
 class Shard(NamedTuple):
-    """One of `count` parts of all tests; the first has number 1."""
+    """One of `of` parts of all tests; the first has number 1."""
 
     number: int
-    count: int
+    of: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -86,7 +86,7 @@ def _version_of(item: pytest.Item) -> str | None:
 
 def measure_units(reports: Iterable[Path]) -> dict[str, float]:
     """Seconds of each unit in reports of `--junitxml`; those of setups that several units share count for the first."""
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for report in reports:
         for case in xml.etree.ElementTree.parse(report).iter("testcase"):
             name, _, group = case.attrib["name"].partition("@")

@@ -149,7 +149,8 @@ def test_a_row_has_each_broker_and_kind_of_queue(bench: Any, monkeypatch: pytest
 
     def run(_lab: object, side: str, kind: str, queue: str, _plan: object) -> dict[str, Any]:
         asked.append(queue)
-        return turn(25.0, [28.0] * nodes, [4.0] * nodes)[side] | {"applied_after_s": 0.5, "applied_rate": 30.0}
+        found: dict[str, Any] = turn(25.0, [28.0] * nodes, [4.0] * nodes)[side] | {"applied_after_s": 0.5, "applied_rate": 30.0}
+        return found
 
     monkeypatch.setattr(bench.throughput, "Lab", lambda groups, **_: nullcontext(groups))
     monkeypatch.setattr(bench.throughput, "_run", run)
