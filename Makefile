@@ -1,26 +1,50 @@
 # Everything here first makes the machine ready (scripts/setup), which is quick when there is nothing to do.
 #
 #   make demo                  the main job, start to finish
-#   make test [ARGS="-k lab"]  lint, types and all tests
+#   make test [ARGS="-k lab"]  lint, types, and the quick tier of the tests: what a change has to pass
+#   make test-all [SHARD=1/6]  all tests on both ends of what is supported, or one shard of them
+#   make lint | types | unit | quick   the parts of `make test`: ruff; mypy; tests that need no broker; the quick tier alone
 #   make lab [ARGS="..."]      a playground of brokers and sidecars; Ctrl-C ends it and leaves nothing behind
 #   make bench [ROWS="P1 P2"]  side-by-side benchmarks: P1 P1M P1L P2 P2B P2C P3 P5 P5M P6 P9 P10, see docs/benchmarks.md
 #   make clean                 removes what these made in this folder (not the brokers in the cache: see scripts/broker)
 
 ARGS =
 ROWS =
+SHARD =
 
-.PHONY: demo test lab bench clean
+.PHONY: demo test test-all setup-dev check lint types unit quick lab bench clean
 
 demo:
 	@scripts/setup --extra demo
 	@.venv/bin/lrq-ha demo $(ARGS)
 
 # RabbitMQ 4.3 beside the distribution's own: the two ends of what is supported. pytest is last, so that its summary ends the output.
-test:
-	@scripts/setup --extra dev --broker 4.3
+PYTEST = .venv/bin/pytest -n 5 --dist loadgroup --no-loadscope-reorder
+
+test: setup-dev check
+	$(PYTEST) --quick -o session_timeout=2400 $(ARGS)
+
+test-all: setup-dev check
+	$(PYTEST) $(if $(SHARD),--shard $(SHARD)) --durations 20 $(ARGS)
+
+setup-dev:
+	@scripts/setup --extra dev --broker 3.10 --broker 4.3
+
+check:
 	.venv/bin/ruff check
 	.venv/bin/mypy
-	.venv/bin/pytest -n 5 --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+lint: setup-dev
+	.venv/bin/ruff check
+
+types: setup-dev
+	.venv/bin/mypy
+
+unit: setup-dev
+	.venv/bin/pytest -n 2 tests/unit tests/scenarios tests/model $(ARGS)
+
+quick: setup-dev
+	$(PYTEST) --quick $(ARGS)
 
 lab:
 	@scripts/setup $(filter --tls,$(ARGS))

@@ -12,7 +12,7 @@ Rules:
 2. No image is fetched and none is built: a container sees this machine's programs, the brokers of `lrq_ha.lab` and this very code, read-only,
    and the lab's folder. Its image holds nothing but what makes a root folder of that.
 3. All else is Lab's: its files, its waits, its names for faults.
-4. Whoever makes a lab removes its containers and networks; what a killed test run has left is removed by the next one.
+4. Whoever makes a lab removes its containers and networks; where a test run is interrupted or killed, its janitor does.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from typing import Any, cast
 os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
 
 import docker
+import janitor
 import requests
 from docker.errors import APIError, ContainerError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
@@ -67,7 +68,7 @@ def why_not(directory: Path) -> str:
         witness = directory / "seen-by-docker"
         witness.write_text("yes")
         client.containers.run(bare_image(client), ["/usr/bin/test", "-s", str(witness)], network_mode="none", remove=True, labels=_labels(),
-                              volumes=_volumes([*programs(), *root_folders()], directory))
+                              volumes=volumes([*programs(), *root_folders()], directory))
         return ""
     except ContainerError:
         return "the Docker daemon shows containers other files than this machine's"
@@ -151,7 +152,8 @@ class ContainerLab(Lab):
         """They are published, so Docker holds them."""
 
     def _begin(self, deadline: float) -> None:
-        _remove_leftovers(self._docker)
+        [(label, owner)] = _labels().items()
+        janitor.watch(f"{label}={owner}")
         for name in self.nodes:
             self._own[name] = self._network()
         for pair in combinations(self.nodes, 2):
@@ -229,7 +231,7 @@ class ContainerLab(Lab):
 
     def _container(self, command: list[str], **options: Any) -> DockerContainer:
         container = DockerContainer(bare_image(self._docker), command=cast("Any", command))  # Docker takes lists, too
-        container.volumes = _volumes([*programs(self._installation.erlang_bin.parent), *root_folders()], self.directory)
+        container.volumes = volumes([*programs(self._installation.erlang_bin.parent), *root_folders()], self.directory)
         return container.with_kwargs(labels=_labels(), user=f"{os.getuid()}:{os.getgid()}", **options)
 
 
@@ -297,7 +299,8 @@ def _go_on(container: Container) -> None:
         container.kill(signal="SIGCONT")
 
 
-def _volumes(read_only: Iterable[Path], directory: Path) -> dict[str, Any]:
+def volumes(read_only: Iterable[Path], directory: Path) -> dict[str, Any]:
+    """What a container sees: places that it only reads, and a folder to write to."""
     return {str(place): {"bind": str(place), "mode": "ro"} for place in read_only} | {str(directory): {"bind": str(directory), "mode": "rw"}}
 
 
@@ -318,18 +321,3 @@ def _started(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return ""
-
-
-def _remove_leftovers(client: docker.DockerClient) -> None:
-    def over(labels: dict[str, str]) -> bool:
-        host, pid, started = labels[OWNER].split()
-        return host == socket.gethostname() and _started(int(pid)) != started
-
-    for container in client.containers.list(all=True, filters={"label": OWNER}):
-        if over(container.labels):
-            with suppress(APIError):
-                container.remove(force=True, v=True)
-    for network in client.networks.list(filters={"label": OWNER}):
-        if over(network.attrs["Labels"]):
-            with suppress(APIError):
-                network.remove()

@@ -100,10 +100,8 @@ def ends(log: Path) -> int:
 
 def paste(lab: Lab, node: str, lacks: str) -> None:
     """Runs the commands that stand in what a node says."""
-    commands = [part.strip() for part in lacks.partition(": rabbitmqctl")[2].split("&&")]
-    for command in commands:
-        words = shlex.split(command.removeprefix("rabbitmqctl ").split(";")[0])
-        lab.ctl(node, *words)
+    for pasted in lacks.partition(": rabbitmqctl")[2].split(";")[0].split("&&"):
+        lab.ctl(node, *shlex.split(pasted.strip().removeprefix("rabbitmqctl ")))
 
 
 @pytest.mark.quick

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import docker
+import janitor
 import pika
 import pytest
 from container_lab import bare_image, programs, root_folders, why_not
@@ -123,6 +124,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     ports = free_ports()
     laid_over = [] if "RABBITMQ_IMAGE" in os.environ else ["--file", str(_instead_of_images(tmp_path))]
     found = Deployment([*_compose_command(), "--file", "docker-compose.yml", *laid_over], ports)
+    janitor.watch(f"com.docker.compose.project={found.project}")
     try:
         found.compose("up", "--detach", "--no-build")
         yield found
