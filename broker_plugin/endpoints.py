@@ -83,6 +83,7 @@ def decide(relay: Relay, route: Route) -> Decision:
         logged = relay.replica.declared.replicates_exchange(name) if route.exchange else relay.replica.declared.replicates((relay.vhost, name))
         if not logged:
             return Decision.PASSED
+        relay.replica.published_to(relay.vhost, route.exchange, route.routing_key)
         plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
         if not (plain and relay.door.completes_locally(name)):
             return LOGGED

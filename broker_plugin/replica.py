@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker, QueueRecord, parse_stamp
@@ -50,8 +50,17 @@ SPARED_RANGES_MAX = 1_000  # of a purge; with more, some that it took are spared
 CHECKPOINT_BYTES_MAX = 64 << 20  # it travels in parts, as the largest transaction does
 VIEWS = ("transmission", "reception", "status")
 PASSED_OVER_KEPT_MAX = 10_000
+UNDECLARED_MAX = 1_000
 LEVELS = {Level.ALL: pb.LEVEL_ALL, Level.CONFIGURATION: pb.LEVEL_CONFIGURATION, Level.NONE: pb.LEVEL_NONE}
 OPERATIONS = ("dequeue", "reject", "moved", "refused", "purge")
+
+
+class Undeclared(NamedTuple):
+    """A queue or exchange that a client publishes to, and that the log does not declare."""
+
+    vhost: str
+    name: str
+    is_exchange: bool
 
 
 @dataclass(slots=True)
@@ -83,6 +92,7 @@ class Replica:
         progress: What is safe and applied, and who waits for that.
         given_out: What clients hold, or have held.
         barrier: Before declarations.
+        undeclared: What clients have begun to publish to, and the log does not declare: to be looked at (`strays`).
         shortfall: What this node's broker lacks of what the log needs.
         moving: What waits at the door of this node until these queues have been moved (R17).
         to_apply, to_apply_bytes: What waits for the applier.
@@ -110,6 +120,7 @@ class Replica:
         self.given_out = GivenOut()
         self.barrier = Barrier(self)
         self.shortfall = Shortfall()
+        self.undeclared: dict[Undeclared, None] = {}
         self.moving: dict[QueueKey, Moving] = {}
         self.to_apply: deque[Entry] = deque()
         self.to_apply_bytes = 0
@@ -134,6 +145,15 @@ class Replica:
         self._open_count = 0
         self._open_bytes = 0
         self._flush_scheduled = False
+
+    def published_to(self, vhost: str, exchange: str, routing_key: str) -> None:
+        """A client begins to publish there: if the log does not declare it, it is to be looked at."""
+        if exchange.startswith("amq."):
+            return
+        definitions = self.declared.definitions
+        known = definitions.exchange(vhost, exchange) if exchange else definitions.queue((vhost, routing_key))
+        if known is None and len(self.undeclared) < UNDECLARED_MAX:
+            self.undeclared[Undeclared(vhost, exchange or routing_key, bool(exchange))] = None
 
     # ---- what clients' connections ask -------------------------------------------------------------------------------
 

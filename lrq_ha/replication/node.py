@@ -214,7 +214,7 @@ class Node(NodeBase):
 
     def _on_hello(self, node: int, message: Hello, now: float) -> None:
         peer = self.peers[node]
-        peer.hello = message
+        peer.hello, peer.lacked = message, message.lacks
         peer.diverged = message.role is Role.DIVERGED
         if message.wants_answer:
             # A new connection: what was on its way on the old one is lost, an answer to Lead and pushes among it.

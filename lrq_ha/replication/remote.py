@@ -19,6 +19,7 @@ class RemoteBackup:
 
     connected: bool = False
     hello: Hello | None = None
+    lacked: str = ""  # what its broker lacked when it was last heard
     called: bool = False  # Lead was sent on this connection and not answered yet
     subscribed: bool = False
     diverged: bool = False

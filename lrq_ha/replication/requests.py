@@ -142,6 +142,9 @@ class Requests:
         if event.down and not node.settings.strict:
             down = self._node.names(sorted(event.down))
             said += f"; if {down} went on without it since, what was confirmed then is lost: compare with when {down} went down"
+        for number in sorted(event.down):
+            if lacked := node.peers[number].lacked:
+                said += f"; {node.name(number)} said last: {lacked}"
         if node.settings.local_completion:
             said += "; publishes with local completion that it lacks are lost, though they were confirmed"
         return said
@@ -171,7 +174,8 @@ class Requests:
         backups, lacking = node.in_sync & {number for number, peer in node.peers.items() if peer.subscribed}, node.lacking()
         to = event.node or min(backups, key=lambda number: (number in lacking, number), default=0)
         refusal = self._switchover_refusal(to)
-        self._answer(not refusal, refusal or f"would hand over to {node.name(to)}", to)
+        although = f", although on {node.name(node.me)} {node.lacks}" if node.lacks else ""
+        self._answer(not refusal, refusal or f"would hand over to {node.name(to)}{although}", to)
 
     def _switchover_refusal(self, to: int) -> str:
         node, me = self._node, self._node.name(self._node.me)

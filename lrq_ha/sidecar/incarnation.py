@@ -26,6 +26,7 @@ from broker_plugin.configured import Configured
 from broker_plugin.door import Door
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.rights import Rights
+from broker_plugin.strays import Strays
 from broker_plugin.sweeper import Sweeper
 from broker_plugin.topology import is_stream
 from lrq_ha.replication.events import (
@@ -225,7 +226,8 @@ class Incarnation:
             self._core.ready = True
             self._door.host = self._receiving
             self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
-            parts = (self._log, self._log.watch, self._rights, self._applier, self._sweeper, self._configured)
+            strays = Strays(self._replica, self._broker)
+            parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured)
             for body in (self._ticks(), *(part.run() for part in parts)):
                 self._life.spawn(body)
             self._sending.start()

@@ -20,8 +20,9 @@ def watch(label: str) -> None:
     """From now on, what carries this label (`NAME=VALUE`) goes when this process ends."""
     if label not in _watching:
         command = [sys.executable, __file__, label]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        _watching[label] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **quiet)
+        _watching[label] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
 
 
 def remove(label: str) -> None:

@@ -1,0 +1,62 @@
+"""The tiers: every file of real-broker tests is in the quick one, and shards together are the whole suite."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from named_tests import TESTS
+from tiers import Shard, measure_units, shard_of
+
+ROOT = TESTS.parent
+
+
+def collected(*options: str) -> list[str]:
+    """The ids of the tests that a run with these options would run."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-p", "no:cacheprovider", *options]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300).stdout
+    return [line for line in said.splitlines() if "::" in line]
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 50])
+def test_each_unit_belongs_to_one_shard(count: int) -> None:
+    units = [f"integration/test_{number}.py {version}" for number in range(40) for version in ("3.10", "4.3")]
+    found = shard_of(units, count)
+    assert found.keys() == set(units)
+    assert set(found.values()) == set(range(1, count + 1))
+    assert shard_of(reversed(units), count) == found, "in whatever order they are collected"
+
+
+@pytest.mark.parametrize("text", ["0/6", "7/6", "2", "a/b", "2/0", "-1/2"])
+def test_a_shard_that_there_is_not(text: str) -> None:
+    with pytest.raises(ValueError, match="as 2/6"):
+        Shard.parse(text)
+
+
+@pytest.mark.full
+def test_shards_together_are_the_suite() -> None:
+    whole, *parts = (collected(*options) for options in ((), *(("--shard", f"{number}/3") for number in (1, 2, 3))))
+    assert len(whole) > 4_000
+    assert sorted(test for part in parts for test in part) == sorted(whole)
+
+
+def test_every_file_of_real_broker_tests_is_in_the_quick_tier() -> None:
+    quick = {test.partition("::")[0] for test in collected("--quick", "tests/integration", "tests/spark")}
+    files = {path.relative_to(ROOT).as_posix() for folder in ("integration", "spark") for path in (TESTS / folder).glob("test_*.py")}
+    assert files - quick == set()
+
+
+def test_durations_are_read_from_reports(tmp_path: Path) -> None:
+    cases = [
+        ("tests.integration.test_door", "test_it[4.3-quorum]@4.3 pair", 2.0),
+        ("tests.integration.test_door", "test_it[3.10-quorum]@3.10 pair", 3.0),
+        ("tests.integration.test_door", "test_other[4.3]@4.3 pair", 1.5),
+        ("tests.unit.test_node.TestNode", "test_node", 0.25),
+    ]
+    report = tmp_path / "report.xml"
+    rows = "".join(f'<testcase classname="{of}" name="{name}" time="{seconds}"/>' for of, name, seconds in cases)
+    report.write_text(f"<testsuites><testsuite>{rows}</testsuite></testsuites>")
+    found = measure_units([report])
+    assert found == {"integration/test_door.py 3.10": 3.0, "integration/test_door.py 4.3": 3.5, "unit/test_node.py": 0.2}
