@@ -1,6 +1,7 @@
 """Queues and exchanges that somebody made at the primary's broker itself, around the door: the log has no such thing, so no backup has it.
 
-What a client publishes to one is confirmed, as the log has the message, and is lost with the primary, as no backup's broker has a queue for it. Rules:
+What a client publishes to one is confirmed, as the log has the message, and is lost with the primary, as no backup's broker has a queue for it.
+Rules:
 
 - Whatever a client publishes to by name, and the log does not declare, is a suspect (`Replica.undeclared`). Most suspects are nowhere at all.
 - The own broker is asked, some suspects at a time, with passive declarations. One that is there is told as a gap of this node, until the log declares
