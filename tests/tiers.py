@@ -4,7 +4,7 @@ The quick tier is `make test`: every test that needs no broker, and of the other
 
     @pytest.mark.quick                 on RabbitMQ 4.3 only (or on the version of its mark `one_version`)
     @pytest.mark.quick("3.10", "4.3")  on these versions
-    pytest.param(…, marks=pytest.mark.quick)    with these parameters only
+    @pytest.mark.quick(only="classic") with the parameters whose ids match this regular expression
 
 A shard is one of several parts of all tests. Its unit is a file on one RabbitMQ version: units go, the longest first, to the shard that has least
 to do by then. `durations.json` has the seconds that each unit took when it was measured; `python tests/tiers.py JUNIT.xml…` writes it.
@@ -55,6 +55,8 @@ def is_quick(item: pytest.Item) -> bool:
     mark = item.get_closest_marker("quick")
     if mark is None:
         return version is None and item.path.relative_to(TESTS).parts[0] in _BROKERLESS and item.get_closest_marker("full") is None
+    if not re.search(mark.kwargs.get("only", ""), item.name):
+        return False
     if version is None:
         return True
     one = item.get_closest_marker("one_version")

@@ -81,6 +81,7 @@ def drained(url: str, queue: str) -> list[tuple[int, pika.BasicProperties]]:
     return found
 
 
+@pytest.mark.quick
 @pytest.mark.one_version("4.3")
 def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_version: str, tmp_path: Path) -> None:
     lab = new_lab({"east": 2}, broker=broker_version)
@@ -139,6 +140,7 @@ def only(queue: str, arguments: Mapping[str, object], tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.quick(only="classic")
 @pytest.mark.parametrize("arguments", [{"x-max-priority": 10}, {"x-queue-type": "quorum"}], ids=["classic", "quorum"])
 def test_old_messages_that_new_copies_overtake(pair: Lab, tmp_path: Path, arguments: dict[str, object]) -> None:
     """Of high priority, copies come before what is old and of low priority: it stopped there, and said that nothing was left."""
@@ -249,6 +251,7 @@ def test_killed_it_loses_nothing_and_doubles_one_window_at_most(pair: Lab, tmp_p
     assert list(dict.fromkeys(found)) == list(range(count)), "all of them, in order"
 
 
+@pytest.mark.quick
 def test_what_a_dry_run_would_make(pair: Lab, tmp_path: Path) -> None:
     """It ended at the first queue that this broker does not have."""
     definitions, door = only("nowhere-yet", {}, tmp_path), pair.nodes[primary_of(pair)].door
@@ -431,6 +434,7 @@ def test_what_a_full_queue_takes_of_a_window_is_adopted_once(pair: Lab, tmp_path
     all_applied(pair, "e1", "e2")  # what is gone from the queue waits for no room on the backup
 
 
+@pytest.mark.quick
 @pytest.mark.one_version("4.3")
 def test_what_is_refused(pair: Lab, tmp_path: Path) -> None:
     door = pair.nodes[primary_of(pair)].door

@@ -196,6 +196,7 @@ async def swept(rig: Rig, queue: str) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_applies_in_order_with_stamps(lab: Lab, kind: str) -> None:
     async def go() -> None:
@@ -215,6 +216,7 @@ def test_applies_in_order_with_stamps(lab: Lab, kind: str) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.quick
 def test_unsafe_entries_wait(lab: Lab) -> None:
     async def go() -> None:
         async with rig_at(lab) as (rig, channel):
@@ -230,6 +232,7 @@ def test_unsafe_entries_wait(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.quick
 def test_delay_and_skip(lab: Lab) -> None:
     """What is consumed within the delay, or refused, never reaches the queue; a message with CC does."""
 
@@ -255,6 +258,7 @@ def test_delay_and_skip(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.quick
 def test_topology_purge_views(lab: Lab) -> None:
     async def go() -> None:
         async with rig_at(lab) as (rig, channel):
@@ -305,6 +309,7 @@ def test_a_queue_that_this_broker_does_not_permit(lab: Lab, caplog: pytest.LogCa
     assert "deprecated_features.permit.*" in caplog.text
 
 
+@pytest.mark.quick
 def test_exchange_gone(lab: Lab) -> None:
     """Publishes to an exchange that is missing here are passed over; their neighbours are not lost."""
 
@@ -382,6 +387,7 @@ def test_exchange_that_goes_by_itself(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.quick("3.10", "4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_full_queue(lab: Lab, kind: str) -> None:
     """A reject-publish queue at its limit: the sweeper makes room, nothing is lost, other queues go on, order stays."""
@@ -624,6 +630,7 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.quick("3.10", "4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_sweeps(lab: Lab, kind: str) -> None:
     """Acks and rejects what is due, gives the rest back in order, forgets what cannot be found."""
@@ -651,6 +658,7 @@ def test_sweeps(lab: Lab, kind: str) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.quick("3.10", "4.3")
 def test_sweep_gives_back_uncounted(lab: Lab) -> None:
     """A quorum queue with a delivery limit keeps its messages however often it is swept (4.x only: 3.10 counts every way)."""
 
@@ -788,6 +796,7 @@ def test_a_message_that_no_broker_takes_is_passed_over(lab: Lab, kind: str) -> N
     asyncio.run(go())
 
 
+@pytest.mark.quick("3.10", "4.3")
 def test_a_message_that_only_this_broker_refuses_is_not_passed_over(lab: Lab) -> None:
     """`guest` may not publish as somebody else, unless the operator lets it: until then nothing is lost, and he is told what to do."""
 
@@ -828,6 +837,7 @@ def in_vhost(vhost: str, run: pb.Run) -> pb.Run:
     return run
 
 
+@pytest.mark.quick("3.10", "4.3")
 def test_a_vhost_that_is_not_there(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """What the log has for it counts as done, and what is there gets all of its own; also from the sweeper, which has nothing to look for there."""
 
@@ -872,6 +882,7 @@ def test_a_vhost_that_may_be_there_is_not_passed_over(lab: Lab, why: str) -> Non
         lab.ctl("a1", "set_permissions", "-p", "lrq", "lrq", ".*", ".*", ".*")
 
 
+@pytest.mark.quick
 def test_lost_connection_ends_the_run(lab: Lab) -> None:
     async def go() -> None:
         rig = Rig(lab.nodes["a1"].admin)

@@ -47,6 +47,7 @@ def group(request: pytest.FixtureRequest) -> str:
 # ---- what is wrong in the configuration: it ends at once
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
@@ -92,6 +93,7 @@ def test_an_occupied_port_ends_it_at_once(lab: Lab, tmp_path: Path, which: str) 
 # ---- what is wrong at the broker: it says so, and goes on when that is put right
 
 
+@pytest.mark.quick
 def test_a_broker_that_is_down(lab: Lab, tmp_path: Path, group: str) -> None:
     lab.kill("e2.broker")
     with Sidecar(lab, tmp_path, group, beside="e2") as sidecar:
@@ -102,6 +104,7 @@ def test_a_broker_that_is_down(lab: Lab, tmp_path: Path, group: str) -> None:
         sidecar.becomes("active")
 
 
+@pytest.mark.quick
 def test_a_wrong_password(lab: Lab, tmp_path: Path, group: str) -> None:
     right = lab.nodes["e1"].admin
     password = str(urlsplit(right).password)

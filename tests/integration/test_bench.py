@@ -60,6 +60,7 @@ def publish(url: str, queue: str, connections: int, channels: int, window: int, 
                     window=window, batch=7, warm_up=warm_up)
 
 
+@pytest.mark.quick
 def test_publishes_with_and_without_confirms(url: str, queue: str) -> None:
     """Without confirms, each connection adds one message behind the warm-up and one, which is counted, behind the rest."""
     expected = 0
@@ -69,6 +70,7 @@ def test_publishes_with_and_without_confirms(url: str, queue: str) -> None:
         assert ready_messages(url, queue) == expected
 
 
+@pytest.mark.quick
 def test_a_flood_that_is_refused_has_no_rate(url: str) -> None:
     queue = f"bench-{time.time_ns()}"
     declare(url, queue, max_length=10, overflow="reject-publish")
@@ -93,6 +95,7 @@ def test_consumes_what_it_publishes(url: str, queue: str) -> None:
     assert ready_messages(url, queue) == 0
 
 
+@pytest.mark.quick
 def test_keeps_a_schedule(url: str, queue: str) -> None:
     figures = generate("pace", url=url, queue=queue, size_bytes=100, rate=1500.0, warm_up_s=0.1, seconds=0.2)
     assert figures["messages"] == 300
@@ -108,6 +111,7 @@ def test_the_cost_of_points_for_any_number_of_messages(kind: str) -> None:
     assert done.stdout.startswith(f"{kind}: ")
 
 
+@pytest.mark.quick
 def test_where_the_time_goes_adds_up() -> None:
     done = subprocess.run([sys.executable, "-m", "bench.points", "profile", "20000"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -104,7 +104,7 @@ def paste(lab: Lab, node: str, lacks: str) -> None:
         lab.ctl(node, *shlex.split(pasted.strip().removeprefix("rabbitmqctl ")))
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="some permissions")
 @pytest.mark.parametrize("take_away", FAULTS, ids=lambda each: each.__name__.replace("_", " "))
 def test_nothing_waits_for_it_and_nothing_is_missing(lab: Lab, take_away: Callable[[Lab, str, str], str]) -> None:
     primary, backup = in_sync(lab, applied=True)

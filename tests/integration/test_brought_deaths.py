@@ -78,6 +78,7 @@ def redriven(rig: Rig, url: str, kind: str) -> list[Any]:
     return seen
 
 
+@pytest.mark.quick("3.10", "4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_published_again_with_its_deaths(rig: Rig, kind: str) -> None:
     """3.x counts on, 4.x anew: consumers see what they would without the door."""

@@ -91,6 +91,7 @@ def test_a_queue_that_has_crashed(rig: Rig) -> None:
     assert file.read_text().count(VHOST_UNSEEN) == before
 
 
+@pytest.mark.quick
 def test_what_comes_while_it_looks_stays_in_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """On RabbitMQ 3 it gave back what it had got in a way that puts that at the end of a quorum queue."""
     with rig.at(rig.primary) as broker:

@@ -26,7 +26,7 @@ from broker_plugin.client import (
 from lrq_ha.lab import Lab
 from lrq_ha.replication.errors import MalformedInput
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.quick]
 
 STREAM = {"x-queue-type": "stream"}
 PATIENCE_S = 120.0  # for what must come, and is not about time: a machine may stand still for half a minute

@@ -136,6 +136,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         ports.close()
 
 
+@pytest.mark.quick
 def test_passwords_are_no_part_of_the_image(tmp_path: Path) -> None:
     """Whatever layer of it: they are not in what Docker is given to build it from."""
     if reason := why_not(tmp_path):
@@ -159,6 +160,7 @@ def test_passwords_are_no_part_of_the_image(tmp_path: Path) -> None:
         assert [name for name, content in files.items() if content is not None and b"change-me" in content.read()] == []
 
 
+@pytest.mark.quick
 def test_a_deployment_comes_up_and_survives_the_loss_of_a_node(deployment: Deployment) -> None:
     eventually("the nodes to be ready", lambda: sorted(deployment.roles()) == ["active", "active", "ready"])
     old, new = ("e1", "e2") if deployment.role("e1") == "active" else ("e2", "e1")

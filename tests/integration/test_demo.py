@@ -16,6 +16,7 @@ from lrq_ha.lab import Lab
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("3.10")]
 
 
+@pytest.mark.quick
 def test_a_node_that_stands_still_is_passed_by(brokers: Lab, tmp_path: Path) -> None:
     """It takes connections, and then says nothing."""
     url, queue = brokers.nodes["e1"].broker, f"flights-{time.monotonic_ns()}"

@@ -18,7 +18,7 @@ from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
 
 from broker_plugin import building, frames, headers
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.quick]
 KINDS = ("classic", "quorum")
 
 HEARTBEAT_S = 12  # twice that a machine may stand still

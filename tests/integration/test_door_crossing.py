@@ -55,6 +55,7 @@ def may_publish(talk: Talk) -> None:
     talk.do(C.Flow(True))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("ask", [B.Recover, B.RecoverAsync])
 def test_a_delivery_that_crosses_a_recover_goes_back_too(rig: Rig, ask: Any) -> None:
     """It was taken for held under a number that the broker does not know any more: an ack of several then covered it, and it never came again."""

@@ -22,7 +22,7 @@ from broker_plugin import building, frames, headers
 from lrq_ha.lab.files import APP_USER, SIDECAR_USER
 from lrq_ha.proto import lrq_pb2 as pb
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.quick, pytest.mark.one_version("4.3")]
 
 
 HEARTBEAT_S = 6

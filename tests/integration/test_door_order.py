@@ -74,6 +74,7 @@ def test_a_confirm_does_not_overtake_the_select_ok(rig: Rig) -> None:
     rig.both_hold(queue, [b"x"])
 
 
+@pytest.mark.quick
 def test_what_the_door_refuses_is_told_after_what_was_asked_before(rig: Rig) -> None:
     """The answers come in one piece with that to the door's own close."""
     asked = 100
@@ -134,6 +135,7 @@ def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig, size: in
     channel.queue_purge(queue)
 
 
+@pytest.mark.quick
 def test_a_consumer_does_not_see_a_copy_of_what_was_consumed(rig: Rig) -> None:
     """Such are left by a broker that lost an ack. They leave the queue, and what the client gets is what it would get without them."""
     channel = rig.channel(confirms=True)

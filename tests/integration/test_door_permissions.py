@@ -79,6 +79,7 @@ def in_a_transaction(t: Talk, queue: str) -> None:
             t.do(Tx.Commit())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("body", [plain, in_a_transaction])
 def test_who_may_not_write_publishes_nothing(rig: Rig, reader: Login, body: Callable[[Talk, str], None]) -> None:
     channel = rig.channel(confirms=True)
@@ -117,6 +118,7 @@ FORGED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
 def test_what_the_broker_refuses_of_a_publish(rig: Rig, judged: Login, forged: dict[str, Any]) -> None:
     """What came before it on its channel is done, what comes behind is not; on a new channel the client goes on."""

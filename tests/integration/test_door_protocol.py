@@ -1424,6 +1424,7 @@ def _directly(rig: Rig, body: Scenario, kind: str, late: bool) -> Talk:
     return _run(body, rig.broker_url(rig.primary), kind, late)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("body", "kind", "late"), _scenarios)
 def test_the_door_says_what_the_broker_says(rig: Rig, body: Scenario, kind: str, late: bool) -> None:
     direct = _directly(rig, body, kind, late)
@@ -1448,6 +1449,7 @@ def _same_in_both(rig: Rig, queue: str) -> bool:
     return sorted(rig.bodies(rig.primary, queue)) == sorted(rig.bodies(rig.backup, queue))
 
 
+@pytest.mark.quick
 def test_blocked_and_unblocked(new_lab: Callable[..., Lab], broker_version: str) -> None:
     """An alarm of the broker: clients that publish are told, as directly; consumers go on; what was published meanwhile comes when it is over."""
     lab = new_lab({"east": 1}, broker=broker_version, sites={})
@@ -1553,6 +1555,7 @@ def test_several_are_acked_while_another_is_withheld(rig: Rig) -> None:
         rig.both_hold(queue, [])
 
 
+@pytest.mark.quick
 def test_messages_up_to_the_brokers_limit(rig: Rig) -> None:
     """Where that is large enough to be worth it: RabbitMQ 4 takes 16 MiB by default. One byte more is refused, and is nowhere."""
     major = int(rig.lab.version.split(".")[0])

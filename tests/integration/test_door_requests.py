@@ -20,6 +20,7 @@ def client(url: str) -> Talk:
     return Talk(url, uuid.uuid4().hex[:10], "classic")
 
 
+@pytest.mark.quick("3.10", "4.3")
 def test_requests_are_on_the_backup(rig: Rig) -> None:
     """An answer from there goes nowhere; who asks for that is told."""
     requests = [b"request %d" % i for i in range(30)]

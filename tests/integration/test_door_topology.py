@@ -19,7 +19,7 @@ from sidecar_process import Sidecar
 from broker_plugin import building, frames
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.quick, pytest.mark.one_version("4.3")]
 
 
 def bindings(rig: Rig, node: str) -> set[tuple[str, ...]]:

@@ -219,6 +219,7 @@ def lives(lab: Lab, faults: dict[str, tuple[Fault, bool]], where: str, folder: P
             return
 
 
+@pytest.mark.quick
 @pytest.mark.timeout(900 + HOURS * 3600)
 def test_kills_in_the_middle_of_a_stream(pair: Lab, tmp_path: Path) -> None:
     """Processes: kills and stops."""

@@ -119,6 +119,7 @@ def test_a_sidecar_that_starts_in_an_alarm_says_that_it_waits(lab: Lab, names: t
     assert in_sync(lab) == names
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_consumers_go_on_while_the_primarys_broker_has_an_alarm(lab: Lab, names: tuple[str, str], kind: str) -> None:
     """Far more than their prefetch: their acks reach the broker. A publisher is told that it is blocked, and loses nothing."""
@@ -203,6 +204,7 @@ def test_who_declares_in_an_alarm_holds_up_no_consumer(lab: Lab, names: tuple[st
     eventually("it on the backup", lambda: depth(lab.nodes[backup].broker, new) == 1)
 
 
+@pytest.mark.quick
 def test_a_client_that_publishes_is_told_that_it_is_blocked(lab: Lab, names: tuple[str, str]) -> None:
     primary, _ = names
     queue = filled(lab, primary)

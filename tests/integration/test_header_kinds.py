@@ -48,6 +48,7 @@ def refusal(url: str, queue: str, value: bytes) -> int:
         return int.from_bytes(found[2][4:6], "big")
 
 
+@pytest.mark.quick("3.10", "4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_the_door_takes_what_the_broker_takes(rig: Rig, kind: str) -> None:
     queue = rig.declare(rig.channel(), kind=kind)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from history import Broken, History, dead, span
 
+pytestmark = pytest.mark.quick
+
 NOW = time.time()
 
 

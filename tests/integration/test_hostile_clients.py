@@ -24,7 +24,7 @@ from lrq_ha.publisher import Publisher
 from lrq_ha.publisher.errors import NackedError
 from lrq_ha.replication.errors import LrqError
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.quick, pytest.mark.one_version("4.3")]
 
 USERS = {"reader": ("^$", "^$", ".*"), "writer": (".*", ".*", ".*"), "stranger": None}
 

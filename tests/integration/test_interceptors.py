@@ -123,6 +123,7 @@ PUBLISHED = ["routing", "enqueue", "routed"]
 # -- what is told
 
 
+@pytest.mark.quick
 def test_a_message_from_its_publish_to_its_ack(watched: Watched) -> None:
     queue = watched.queue()
     with watched.channel(confirms=True) as channel:
@@ -208,6 +209,7 @@ def test_a_consumer_without_acks_and_messages_given_back(watched: Watched) -> No
     assert events[-3]["delivery"]["redelivered"] is True
 
 
+@pytest.mark.quick
 def test_outcomes_of_publishes(watched: Watched) -> None:
     full = watched.queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     nowhere = f"nowhere-{uuid.uuid4().hex[:8]}"
@@ -374,6 +376,7 @@ def test_a_refusal_within_a_transaction(watched: Watched) -> None:
 # -- the audit trail
 
 
+@pytest.mark.quick
 def test_the_audit_trail(watched: Watched) -> None:
     queue = watched.queue()
     with watched.channel(confirms=True) as channel:

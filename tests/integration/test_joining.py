@@ -76,6 +76,7 @@ def refused(lab: Lab, queue: str, reason: str, **declared: object) -> None:
     assert consume(door, queue, 1) == [7]
 
 
+@pytest.mark.quick
 def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> None:
     primary, backup = in_sync(lab, applied=True)
     empty(lab, primary, backup)

@@ -91,6 +91,7 @@ def test_plugins_have_all_that_they_need(new_lab: NewLab, broker_version: str) -
     assert wanted <= set(re.findall(r"\w+", running))
 
 
+@pytest.mark.quick
 def test_nothing_listens_beyond_loopback(brokers: Lab) -> None:
     for key, pid in brokers.processes().items():
         assert pid is not None
@@ -135,6 +136,7 @@ def publish_and_confirm(channel: Any, properties: pika.BasicProperties) -> None:
             channel.queue_delete("lab-user")
 
 
+@pytest.mark.quick
 def test_lab_json_tells_everything(brokers: Lab) -> None:
     file = brokers.directory / "lab.json"
     assert file.stat().st_mode & 0o077 == 0
@@ -294,6 +296,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "the only copy"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("groups", [{}, {"east": 0}, {"east": 10}, {"a b": 1}])
 def test_groups_that_make_no_sense_are_refused(groups: dict[str, int]) -> None:
     with pytest.raises(LabError):
@@ -308,6 +311,7 @@ def test_a_version_that_is_not_here_is_refused() -> None:
 # -- nothing is left
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("victim", ["lab", "keeper"])
 def test_nothing_is_left_running_after_sigkill(tmp_path: Path, victim: str) -> None:
     directory = tmp_path / "lab"

@@ -108,6 +108,7 @@ def refused(client: RawClient) -> str:
     return payload[7 : 7 + payload[6]].decode()
 
 
+@pytest.mark.quick
 def test_one_connection_too_many_is_closed_at_once(lab: Lab, url: str) -> None:
     clients = [client_of(url) for _ in range(CLIENTS_MAX)]
     try:
@@ -191,6 +192,7 @@ def test_a_login_has_so_many_bytes_at_most(lab: Lab, url: str) -> None:
     works(url)
 
 
+@pytest.mark.quick
 def test_channels_of_a_connection_are_limited(url: str) -> None:
     """Those that it never opened cost nothing: the first of them ends the connection."""
     with RawClient(url, login=False) as client:
@@ -353,6 +355,7 @@ def test_ids_are_known_after_a_restart_from_a_checkpoint(narrow: tuple[Sidecar, 
         eventually("what is new to be there, too", lambda: holds(total + 5))
 
 
+@pytest.mark.quick
 def test_a_transaction_is_limited(url: str) -> None:
     with client_of(url) as client:
         client.open_channel()
@@ -523,6 +526,7 @@ def strict(lab: Lab, tmp_path: Path) -> Iterator[str]:
         yield f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("way", ["whole", "in pieces", "alike", "not replicated", "in a transaction"])
 def test_a_small_message_is_limited_too(strict: str, way: str) -> None:
     """However it arrives, and wherever it goes: what comes before it is done, the connection goes on."""

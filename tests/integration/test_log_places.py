@@ -23,6 +23,7 @@ BATCHES = 30
 PATIENCE_S = 60.0
 
 
+@pytest.mark.quick
 def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         confirmed = asyncio.Event()

@@ -61,6 +61,7 @@ def declare(url: str, names: list[str]) -> None:
             channel.queue_declare(name, durable=True)
 
 
+@pytest.mark.quick
 @pytest.mark.timeout(3_600)
 def test_many_queues(pair: Lab) -> None:
     primary, backup = in_sync(pair)

@@ -115,6 +115,7 @@ def usable(lab: Lab, names: tuple[str, str]) -> None:
 # ---- looking
 
 
+@pytest.mark.quick
 def test_list(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
     code, said = run(lab, "list")
@@ -145,6 +146,7 @@ def test_list(lab: Lab, names: tuple[str, str]) -> None:
 # ---- refusals
 
 
+@pytest.mark.quick
 def test_promotions_that_make_no_sense_are_refused(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
     refused(lab, rf"{primary} is primary already \(epoch ", "promote", primary)
@@ -175,6 +177,7 @@ def test_the_door_of_a_backup_names_the_primary(lab: Lab, names: tuple[str, str]
 # ---- restarts
 
 
+@pytest.mark.quick
 def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
     declare(lab.nodes[primary].door, queue := f"stakes-{time.time_ns()}")

@@ -89,6 +89,7 @@ def open_sidecar(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield sidecar
 
 
+@pytest.mark.quick
 def test_guest_comes_in_from_this_machine_only(lab: Lab, open_sidecar: Sidecar, outside: str) -> None:
     port = open_sidecar.door.rpartition(":")[2]
     assert answer(f"amqp://guest:guest@127.0.0.1:{port}")[:4] == b"\x00\x0a\x00\x29"

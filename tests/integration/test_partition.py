@@ -34,6 +34,7 @@ def over(witness: Witness, timeout_s: float = 60.0) -> str:
     return witness.reason
 
 
+@pytest.mark.quick
 def test_an_old_primary_that_is_cut_off_confirms_nothing_that_the_new_one_lacks(containers: ContainerLab) -> None:
     """It goes on as primary and takes what clients send, but while it waits for its backup nothing is safe; then it finds its epoch over."""
     lab = containers

@@ -124,6 +124,7 @@ def refusing_port() -> int:
 # ---- what is stored
 
 
+@pytest.mark.quick("3.10", "4.3")
 def test_publish(lab: Lab, publisher: Make) -> None:
     given = pika.BasicProperties(headers={"color": "blue", "x-lrq-id": "forged/1"}, content_type="text/plain", delivery_mode=1)
     with publisher(lab) as p:
@@ -140,6 +141,7 @@ def test_publish(lab: Lab, publisher: Make) -> None:
     assert given.headers["x-lrq-id"] == "forged/1", "the caller's properties are the caller's"
 
 
+@pytest.mark.quick
 def test_without_a_route(lab: Lab, publisher: Make) -> None:
     with publisher(lab) as p:
         dropped, returned = p.publish("amq.direct", "k", b"", mandatory=False), p.publish("amq.direct", "k", b"")
@@ -148,6 +150,7 @@ def test_without_a_route(lab: Lab, publisher: Make) -> None:
             returned.result(PATIENCE_S)
 
 
+@pytest.mark.quick
 def test_log_entries(lab: Lab, publisher: Make) -> None:
     payload = b"p" * 5000
     with publisher(lab) as p:
@@ -201,6 +204,7 @@ def test_arguments(lab: Lab, publisher: Make, api: Make) -> None:
         nameless.transmit_log_entry_message(b"", ["west"])
 
 
+@pytest.mark.quick
 def test_large_messages(lab: Lab, publisher: Make) -> None:
     with publisher(lab, window_bytes=1024 * 1024) as p:
         large = bytes(range(256)) * (16 * 1024 * 1024 // 256)
@@ -266,6 +270,7 @@ def test_a_message_that_closes_the_connection_fails_alone(lab: Lab, publisher: M
     assert [number for number in sequences(lab) if number != 51] == [number for number in range(1, 102) if number != 51]
 
 
+@pytest.mark.quick
 def test_a_full_queue_nacks(lab: Lab, publisher: Make) -> None:
     with channel(lab) as ch:
         ch.queue_delete("full")

@@ -22,7 +22,7 @@ from lrq_ha.lab import Lab
 from lrq_ha.publisher import AsyncConfirm, AsyncPublisher, ConfirmTimeout, NackedError, NoPrimary, Publisher, PublisherClosed, Unconfirmed
 from lrq_ha.replication.errors import IllegalEvent
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.quick, pytest.mark.one_version("4.3")]
 
 BODY = b"x" * 1024
 QUEUES = (("/", "q"), ("lrq", "LRQ_Send_LogEntries"), ("lrq", "LRQ_Status"))

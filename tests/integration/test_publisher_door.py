@@ -72,6 +72,7 @@ def drain(lab: Lab, queue: str, count: int) -> list[str]:
     return found
 
 
+@pytest.mark.quick
 def test_a_restart_continues_both_sequences(lab: Lab, api: Make, name: str) -> None:
     declare(lab, name)
     for start in (0, 3):
@@ -164,6 +165,7 @@ def test_an_unknown_destination_is_refused_by_name(lab: Lab, api: Make, name: st
         p.transmit_log_entry_message(b"", ["nowhere"]).result(PATIENCE_S)
 
 
+@pytest.mark.quick
 def test_only_the_backup_is_known(lab: Lab, api: Make, name: str) -> None:
     backup = next(node for node in ("e1", "e2") if node != primary_of(lab))
     error = no_primary(lambda timeout_s: api([lab.nodes[backup].door], name, connect_timeout_s=timeout_s))
@@ -265,6 +267,7 @@ def test_the_numbers_of_refused_messages_are_used_again(lab: Lab, api: Make, nam
     lab.wait_role(old, "ready")
 
 
+@pytest.mark.quick
 def test_failover_loses_and_repeats_nothing_and_tells_two_of_one_name(lab: Lab, api: Make, name: str) -> None:
     twins, mover = f"{name}-twin", f"{name}-mover"
     declare(lab, twins)

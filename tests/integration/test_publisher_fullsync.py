@@ -126,6 +126,7 @@ def transmit_for_ever(context: Any, payload: bytes) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.quick
 def test_requests_are_served_and_older_ones_than_the_provider_are_not(lab: Lab, publisher: Make) -> None:
     """A former process may have sent rows for those; the server asks anew."""
     write(lab, ("west", "r1", REQUESTED), ("west", "r1", COMPLETED), ("x", "r4", REQUESTED), ("x", "r4", CANCELLED), ("south", "r5", REQUESTED))

@@ -125,6 +125,7 @@ def test_the_broker_is_killed_and_comes_back(lab: Lab, publisher: Make) -> None:
     exactly(drain(lab, "e1", "lrq", "LRQ_Send_LogEntries"), range(2, COUNT // 20 + 2))  # 1 is the announcement
 
 
+@pytest.mark.quick
 def test_failover_to_the_second_address(lab: Lab, publisher: Make) -> None:
     """Two brokers that know nothing of each other: together they must hold everything, in order on each."""
     with publisher(lab, "e1", "e2") as p:

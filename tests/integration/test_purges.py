@@ -91,6 +91,7 @@ def get(channel: BlockingChannel, queue: str) -> tuple[int, int]:
     return found[0]
 
 
+@pytest.mark.quick("3.10", "4.3")
 @KINDS
 def test_a_purge_spares_what_clients_hold(group: Pair, kind: str) -> None:
     """Given back, given up by a client that dies, or held while the primary is killed: it is there. What was ready is gone, on both."""
@@ -139,6 +140,7 @@ def test_what_is_purged_later_is_gone(group: Pair, kind: str) -> None:
     exactly(consume(group.lab.nodes[group.primary].door, queue, 1), [6])
 
 
+@pytest.mark.quick(only="classic")
 @KINDS
 @pytest.mark.parametrize("what", ["purged", "deleted", "deleted, and the backup starts again"])
 def test_what_was_rejected_before_is_a_dead_letter_on_both(group: Pair, kind: str, what: str, broker_version: str) -> None:

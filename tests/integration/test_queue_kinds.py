@@ -74,6 +74,7 @@ def after(pair: Lab) -> Iterator[After]:
     pair.start(primary)
 
 
+@pytest.mark.quick("3.10", "4.3", only=r"-(classic|quorum|stream|delivery_limit|retry_loop|drop_head|reject_publish|message_ttl)\]")
 @pytest.mark.parametrize("name", KINDS)
 def test_over_a_failover(after: After, name: str) -> None:
     assert name not in after.failed, after.failed[name]

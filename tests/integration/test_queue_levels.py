@@ -52,6 +52,7 @@ def gone(rig: Rig, *queues: str) -> None:
     eventually("the queues to go", lambda: not any(rig.exists(name, queue) for name in (rig.primary, rig.backup) for queue in queues))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_what_a_backup_has_of_each_level(rig: Rig, kind: str) -> None:
     channel = rig.channel(confirms=True)
@@ -86,6 +87,7 @@ def test_what_a_backup_has_of_each_level(rig: Rig, kind: str) -> None:
     gone(rig, *queues.values())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("value", ["some", 1])
 def test_a_bad_level_is_refused_with_those_that_there_are(rig: Rig, value: object) -> None:
     queue = rig.name()

@@ -163,6 +163,7 @@ def take_all(takers: Sequence[Taker], numbers: set[int], *, in_order: bool = Tru
         assert found == sorted(found)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_consumers_gets_declarations_and_publishes(lab: Lab, kind: str) -> None:
     primary, _ = in_sync(lab, applied=True)
@@ -247,6 +248,7 @@ def test_order_of_what_is_on_its_way_to_consumers(lab: Lab, broker_version: str,
     equal(lab, {queue: 0})
 
 
+@pytest.mark.quick
 @pytest.mark.one_version("4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_purge_and_a_deletion(lab: Lab, kind: str) -> None:

@@ -66,6 +66,7 @@ def publish(channel: pika.adapters.blocking_connection.BlockingChannel, queue: s
         channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
 
 
+@pytest.mark.quick
 def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
     """The primary's queues held more than their limit, as consumers had taken some of it; the backup's cannot, until somebody consumes.
 

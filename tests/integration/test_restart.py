@@ -86,6 +86,7 @@ def kind_of(batch: pb.Batch) -> str | None:
     return batch.runs[0].WhichOneof("kind") if batch.runs else None
 
 
+@pytest.mark.quick
 def test_a_restart_reads_from_the_last_checkpoint(new_lab: Callable[..., Lab], broker_version: str) -> None:
     lab = up(new_lab, broker_version, f"checkpoint_entries = {EVERY}", sinks=1)
     queue = "restarts"

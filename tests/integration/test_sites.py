@@ -129,6 +129,7 @@ class Tail:
         self._thread.join(120)
 
 
+@pytest.mark.quick
 def test_a_full_sync_comes_first_whole_and_marked(lab: Lab) -> None:
     source = Source(lab, name := fresh("full"), rows=50)
     follows(lab, name, "west")
@@ -147,6 +148,7 @@ def test_a_full_sync_comes_first_whole_and_marked(lab: Lab) -> None:
     assert {each.type for each in found[-5:]} == {pb.LOG_ENTRY_SYNC}
 
 
+@pytest.mark.quick
 def test_an_unknown_destination_is_refused_with_the_known_ones(lab: Lab) -> None:
     source = Source(lab, name := fresh("lost"))
     wrong = source.publisher.transmit_log_entry_message(b"x", ["south"])
@@ -192,6 +194,7 @@ def test_a_batch_that_no_view_takes_does_not_get_into_the_log_of_a_sink(lab: Lab
     assert lab.status("w1")["role"] == "active"
 
 
+@pytest.mark.quick
 def test_two_clients_do_not_mix_and_two_destinations_share_a_payload(lab: Lab) -> None:
     first, second = Source(lab, fresh("one")), Source(lab, fresh("two"))
     for source in (first, second):

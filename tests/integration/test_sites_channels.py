@@ -42,6 +42,7 @@ class Held(Source):
         super()._provide(request, context)
 
 
+@pytest.mark.quick
 def test_each_session_gets_its_turn(lab: Lab) -> None:
     """Their primary crashed, and again at each promotion."""
     go = threading.Event()

@@ -31,6 +31,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterat
         yield found
 
 
+@pytest.mark.quick
 def test_a_site_whose_first_snapshot_nobody_supplies_any_more_begins_with_an_empty_one(lab: Lab) -> None:
     """It waited for a provider for ever, with deltas that no reader could make anything of."""
     name, door = "shipments", lab.nodes["e1"].door

@@ -157,6 +157,7 @@ def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab
     equal(pair, queue, loaded)
 
 
+@pytest.mark.quick
 @pytest.mark.one_version("4.3")
 def test_a_backup_whose_broker_is_slow(pair: Lab) -> None:
     """It slows who publishes at full speed, and says so; so whoever promotes it waits for a part of what was published only, and for a short time."""
@@ -239,6 +240,7 @@ def test_a_backup_that_stands_still_is_left_out_and_comes_back(pair_with_one_log
     equal(pair, queue)
 
 
+@pytest.mark.quick
 def test_a_broker_that_confirms_nothing_is_told(pair_with_one_log: Lab) -> None:
     """Long before its heartbeats say that it does not answer, or where it goes on answering them: so does one whose disk is full."""
     pair = pair_with_one_log

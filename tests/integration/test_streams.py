@@ -89,6 +89,7 @@ def _end_connections(lab: Lab) -> None:
     lab.ctl("e1", "close_all_connections", "--vhost", "lrq", "maintenance")
 
 
+@pytest.mark.quick
 def test_a_start_whose_broker_goes_away(brokers: Lab) -> None:
     async def read(streams: Streams) -> None:
         seen = 0
@@ -127,6 +128,7 @@ def test_a_start_whose_record_comes_back(brokers: Lab, tmp_path: Path) -> None:
     assert "came back" in asyncio.run(go())
 
 
+@pytest.mark.quick("3.10", "4.3")
 def test_a_stream_keeps_the_size_that_it_was_made_with_and_that_is_said(brokers: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """A larger log_bytes_max did nothing, and nothing said so."""
 

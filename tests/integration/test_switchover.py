@@ -109,6 +109,7 @@ class Clients:
                 channel.basic_ack(method.delivery_tag)
 
 
+@pytest.mark.quick
 def test_there_and_back_in_the_middle_of_a_stream(pair: Lab) -> None:
     primary, backup = in_sync(pair)
     queue = f"switched-{time.time_ns()}"
@@ -257,6 +258,7 @@ def test_of_two_orders_at_once_one_is_refused(pair: Lab) -> None:
     in_sync(pair)
 
 
+@pytest.mark.quick
 def test_what_is_not_replicated_is_said_to_stay_behind(pair: Lab) -> None:
     primary, backup = in_sync(pair)
     queues = {level: f"stays-{level}-{time.time_ns()}" for level in ("configuration", "none", "all")}
@@ -288,6 +290,7 @@ def test_what_is_not_replicated_is_said_to_stay_behind(pair: Lab) -> None:
         connection.channel().queue_purge(queues["none"])
 
 
+@pytest.mark.quick
 def test_refusals(pair: Lab) -> None:
     primary, _ = in_sync(pair)
     refused(pair, f"{primary} is primary already", "switchover", primary)

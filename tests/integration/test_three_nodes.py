@@ -112,6 +112,7 @@ def equal(lab: Lab, queue: str) -> None:
     eventually("all queues empty", lambda: all(depth(node.broker, queue) == 0 for node in lab.nodes.values()))
 
 
+@pytest.mark.quick
 def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
     """Under load: the others go on as a pair; the last one takes clients, and confirms when another is back; who was killed comes back each time."""
     primary, *others = all_in_sync(lab)

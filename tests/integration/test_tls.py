@@ -90,6 +90,7 @@ def works(lab: Lab, found: pika.URLParameters) -> None:
         channel.queue_delete(queue)
 
 
+@pytest.mark.quick
 def test_a_pair_and_a_site_over_tls_only(lab: Lab) -> None:
     """Clients, broker, peer and site: everything that the sidecars open or take is TLS, and in step."""
     works(lab, parameters(lab, primary(lab)))
@@ -132,6 +133,7 @@ def test_both_publishers(lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch) ->
     eventually("the session with west", lambda: lab.status(primary(lab))["sessions"]["west"]["connected"])
 
 
+@pytest.mark.quick
 def test_publishers_trust_nobody_else(lab: Lab, api: Api) -> None:
     with pytest.raises(NoPrimary, match="CERTIFICATE_VERIFY_FAILED"):
         raise no_primary(lambda timeout_s: api(doors(lab), "tls-nobody", "tls", connect_timeout_s=timeout_s))

@@ -46,6 +46,7 @@ def create(lab: Lab, name: str, vhost: str) -> None:
         lab.ctl(name, "set_permissions", "-p", vhost, user, ".*", ".*", ".*")
 
 
+@pytest.mark.quick
 def test_an_exchange_of_a_plugin_that_the_backup_lacks(lab: Lab) -> None:
     """RabbitMQ 3.10 closes the connection over its declaration, not the channel; the backup goes on all the same, and says what to do."""
     primary, backup = in_sync(lab)
@@ -106,6 +107,7 @@ def test_a_vhost_that_is_deleted(lab: Lab) -> None:
     assert in_sync(lab, applied=True) == (primary, backup)
 
 
+@pytest.mark.quick
 def test_a_vhost_that_the_backup_never_had(lab: Lab) -> None:
     """It must not count as in sync without what was confirmed there; when it has the vhost, it gets all of it."""
     primary, backup = in_sync(lab, applied=True)

@@ -116,6 +116,7 @@ def test_segments_that_are_dropped_under_an_attached_reader(brokers: Lab) -> Non
     assert len(sequences) < given[-1].first_available <= 3 * FILLS_IT
 
 
+@pytest.mark.quick
 def test_segments_that_begin_under_an_attached_reader(brokers: Lab) -> None:
     """Offsets jump there, too."""
 

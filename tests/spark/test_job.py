@@ -41,6 +41,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.quick
 def test_the_job(nodes: str, receive_queue: Callable[..., ReceiveQueue], tmp_path: Path) -> None:
     queue = receive_queue()
     tables = [payload("airlines", *AIRLINES), payload("airports", *AIRPORTS), payload("planes", *PLANES)]
@@ -78,6 +79,7 @@ def test_the_job(nodes: str, receive_queue: Callable[..., ReceiveQueue], tmp_pat
     assert nodes.split(":")[2].split("@")[0] not in done.stdout + done.stderr, "a password is shown"
 
 
+@pytest.mark.quick
 def test_what_is_wrong_is_said_in_one_line(spark: SparkSession, nodes: str) -> None:
     with pytest.raises(PySparkException) as caught:
         read_entries(spark, nodes, ["LRQ_Recv_none_east"], 1).count()
@@ -87,6 +89,7 @@ def test_what_is_wrong_is_said_in_one_line(spark: SparkSession, nodes: str) -> N
     assert cause("something else\nin two lines") == "something else\nin two lines"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("missing", "said"),
     [

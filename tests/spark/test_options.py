@@ -8,6 +8,8 @@ from lrq_ha.spark.amqp import NodeConnection
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.options import ALLOWED, matching, parse_options
 
+pytestmark = pytest.mark.quick
+
 NODES = {"nodes": "amqp://u:p@h:1"}
 QUEUE = {"subscribe": "LRQ_Recv_a_east"}
 

@@ -84,6 +84,7 @@ def plan(source: Recorded, pieces: int, starting: int | None = None, ending: int
     return split(source, [one], pieces) if one else []
 
 
+@pytest.mark.quick
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 4), st.integers(1, 9))
 def test_every_transaction_once_however_it_is_cut(seed: int, count: int, rewinds: int, pieces: int) -> None:
     rng = random.Random(seed)
@@ -172,6 +173,7 @@ def recorded(*sequences: int, offset: int = 0) -> Recorded:
     return Recorded([Message(offset + number, batch) for number, batch in enumerate(batches)])
 
 
+@pytest.mark.quick
 def test_a_trimmed_start_is_data_loss_unless_told_otherwise() -> None:
     trimmed = recorded(5, 6, 7, offset=4)
     with pytest.raises(DataLoss, match="begins after sequence 4: startingOffsets 3 is trimmed"):
@@ -275,6 +277,7 @@ def test_a_restart_is_marked_and_is_no_hole() -> None:
     assert given == [(1, False), (2, False), (9, True), (10, False)]
 
 
+@pytest.mark.quick
 def test_an_empty_queue_has_no_ranges() -> None:
     assert plan(Recorded([]), 3) == []
     assert begin(Recorded([]), Range(Q, Position(0, 0), Position(1, 1), (0, Position(1, 1)), None)) == (None, False)  # type: ignore[arg-type]

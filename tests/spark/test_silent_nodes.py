@@ -149,6 +149,7 @@ def test_a_node_that_stands_still_while_a_read_is_planned(two: Lab, options: Rea
     assert part.through.sequence == COUNT
 
 
+@pytest.mark.quick
 def test_nothing_waits_for_a_node_that_stands_still(two: Lab, options: ReadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a question, nor the farewell."""
     monkeypatch.setattr(amqp, "ANSWER_TIMEOUT_S", 2.0, raising=False)

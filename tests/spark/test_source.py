@@ -75,6 +75,7 @@ def fill(queue: ReceiveQueue, count: int, size: int = 1) -> None:
     queue.write_burst(queue.batch(transaction(n, [b"x" * size])) for n in range(1, count + 1))
 
 
+@pytest.mark.quick
 def test_rows_and_schema(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
     queue = receive_queue("east")
     marker = transaction(2, [], kind=pb.SNAPSHOT_SYNC, request="r1", timestamp_us=0)
@@ -116,6 +117,7 @@ def test_a_time_that_no_calendar_has_is_null(spark: SparkSession, nodes: str, re
     assert [(row.sequence, row.timestamp and row.timestamp.timestamp()) for row in rows] == [(1, 1.0), (2, None), (3, None), (4, None), (5, None)]
 
 
+@pytest.mark.quick
 def test_repeats_and_partitions_through_spark(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
     queue = receive_queue()
     batches = [queue.batch(transaction(2 * n), transaction(2 * n + 1)) for n in range(1, 301)]
@@ -165,6 +167,7 @@ def test_latest_is_the_last_confirmed_message(nodes: str, receive_queue: Make) -
         assert (part.through.sequence, part.open_until) == (done, done - 1)
 
 
+@pytest.mark.quick
 def test_an_idle_and_an_empty_queue(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
     empty, full = receive_queue(), receive_queue()
     fill(full, 3)
@@ -172,6 +175,7 @@ def test_an_idle_and_an_empty_queue(spark: SparkSession, nodes: str, receive_que
     assert sequences(options_of(nodes, empty.name, full.name, minPartitions="4")) == [1, 2, 3]
 
 
+@pytest.mark.quick
 def test_a_missing_queue(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
     with pytest.raises(Exception, match="Queue LRQ_Recv_none_east does not exist"):
         read(spark, nodes, receive_queue().name, "LRQ_Recv_none_east").count()

@@ -115,6 +115,7 @@ def frame(spark: SparkSession, entries: dict[str, list[Entry]]) -> DataFrame:
     return spark.createDataFrame([(queue, *entry) for queue, given in entries.items() for entry in given], SCHEMA)
 
 
+@pytest.mark.quick
 def test_every_rule(spark: SparkSession) -> None:
     tables = build_tables(frame(spark, {name: entries for name, (entries, _) in CASES.items()}), SPECS)
     assert tables["t"].columns == ["queue", "k", "v"]
@@ -134,6 +135,7 @@ def test_tables_with_a_key_of_two_columns(spark: SparkSession) -> None:
     assert [tuple(row) for row in tables["t"].collect()] == [("q", "a", 1)]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
