@@ -295,8 +295,8 @@ class Applier:
 
     async def _hold(self, place: str, text: str, pause_s: float) -> None:
         """Writes nothing for so long, and says why. It is still said when this returns."""
-        if self._replica.shortfall.hold(place, f"nothing is written to its queues since {time.strftime('%H:%M:%S')}, as {text}"):
-            log.error("nothing is written to the queues: %s", text)
+        if self._replica.shortfall.hold(place, f"cannot write its queues since {time.strftime('%H:%M:%S')}: {text}"):
+            log.error("this node cannot write its queues: %s", text)
         until = time.monotonic() + pause_s
         with self._waiting():
             while (left_s := until - time.monotonic()) > 0:

@@ -4,7 +4,8 @@ A try declares a queue of its own, publishes to it in another user's name, takes
 Rights may change at any time, so each vhost is tried when the applier first goes there, when an incarnation begins, and over and over.
 
 Rules:
-- A connection keeps the tags that its user had when it was opened, so each try opens one.
+- A connection keeps the tags that its user had when it was opened, as those of the applier do. One over which something was refused is not
+  used again.
 - A broker that does not answer, or is lost, says nothing of rights.
 - Of a vhost in which this node has been, and which is gone, the log's entries are passed over (`Applier`): that is no question of rights.
 """
@@ -32,6 +33,7 @@ log = logging.getLogger("lrq_ha.applier")
 
 AGAIN_S = 30.0
 REFUSED_AGAIN_S = 2.0
+BETWEEN_S = 0.1  # a log may have a thousand vhosts
 TRY_TIMEOUT_S = 10.0
 SOMEBODY_ELSE = b"lrq-somebody-else"
 QUEUE_PREFIX = "lrq-rights."
@@ -50,14 +52,21 @@ class Rights:
         self._replica = replica
         self._broker = broker
         self._on_change = on_change
+        self._lock = asyncio.Lock()
+        self._connections: dict[str, Connection] = {}
         self._since: dict[str, str] = {}  # vhosts that are refused, and the time of day at which that was found
 
     async def run(self) -> None:
         """Looks at every vhost of the log, over and over, until cancelled."""
-        while True:
-            for vhost in self._vhosts():
-                await self.look(vhost)
-            await asyncio.sleep(REFUSED_AGAIN_S if self._since else AGAIN_S)
+        try:
+            while True:
+                for vhost in self._vhosts():
+                    await self.look(vhost)
+                    await asyncio.sleep(BETWEEN_S)
+                await asyncio.sleep(REFUSED_AGAIN_S if self._since else AGAIN_S)
+        finally:
+            for connection in self._connections.values():
+                connection.abort()
 
     def _vhosts(self) -> list[str]:
         declared = {vhost for vhost, _ in self._replica.declared.definitions.queues()}
@@ -66,7 +75,7 @@ class Rights:
     async def look(self, vhost: str) -> bool:
         """Whether the sidecar's user may do there what applying takes; what it may not is noted. True also where nobody can tell now."""
         try:
-            async with asyncio.timeout(TRY_TIMEOUT_S):
+            async with self._lock, asyncio.timeout(TRY_TIMEOUT_S):
                 missing = await self._try_out(vhost)
         except (TimeoutError, LrqError) as error:
             log.debug("what the sidecar's user may do in vhost '%s' is not known now: %s", vhost, error)
@@ -78,7 +87,7 @@ class Rights:
         text = ""
         if missing:
             since = self._since.setdefault(vhost, time.strftime("%H:%M:%S"))
-            text = f"nothing is written to its queues since {since}, as {missing}"
+            text = f"cannot write its queues since {since}: {missing}"
         elif self._since.pop(vhost, None) is not None:
             log.info("the sidecar's user may write to the queues in vhost '%s' again", vhost)
         if self._replica.shortfall.hold(("rights", vhost), text):
@@ -90,8 +99,10 @@ class Rights:
         """What is missing there, and the command that mends it; empty if nothing is. Raises LrqError where that cannot be told."""
         user, name = self._broker.user, f"{QUEUE_PREFIX}{uuid.uuid4().hex[:12]}"
         todo = grant(replace(self._broker, vhost=vhost))
+        connection = self._connections.pop(vhost, None)
         try:
-            connection = await open_vhost(self._broker, vhost)
+            if connection is None or connection.error is not None:
+                connection = await open_vhost(self._broker, vhost)
         except VhostNotFound:
             if vhost in self._replica.entered:
                 return ""
@@ -101,14 +112,17 @@ class Rights:
         try:
             await _use_a_queue(connection, name)
         except ChannelClosed as error:
+            connection.abort()
             if error.code == 403:
                 return f"user '{user}' lacks permissions in vhost '{vhost}' of its broker: {todo}"
             if error.code == 406 and "user_id" in error.text:
                 tags = f"rabbitmqctl set_user_tags {quote(user)} administrator impersonator"
                 return f"user '{user}' of its broker may not publish for other users: {tags}"
             raise
-        finally:
+        except BaseException:
             connection.abort()
+            raise
+        self._connections[vhost] = connection
         return ""
 
 
@@ -121,3 +135,5 @@ async def _use_a_queue(connection: Connection, name: str) -> None:
     channel.publish_content("", name, headers.header_payload(0, properties), b"")
     await channel.confirmed()
     await channel.consume(name, lambda *_: None, no_ack=True)
+    await channel.queue_delete(name)
+    await channel.close()

@@ -117,12 +117,14 @@ def test_there_and_back_in_the_middle_of_a_stream(pair: Lab) -> None:
     time.sleep(2)
     clients = Clients([pair.nodes[name].door for name in (primary, backup)], queue)
     clients.start()
+    given_up: list[str] = []
     try:
         for number in range(HANDOVERS):
             flowed = len(clients.consumed) + 200
             eventually("the stream to flow", lambda flowed=flowed: len(clients.consumed) > flowed)
             primary, backup = in_sync(pair)
             *slow, said = ordered(pair, "switchover", "--group", "east", over=lambda backup=backup: pair.primary("east") == backup)
+            given_up += slow
             assert slow or said.partition(";")[0] == f"{primary} has handed over to {backup}"
             assert pair.wait_role(backup, "active")["primary"] == backup, number
         in_sync(pair)
@@ -130,7 +132,8 @@ def test_there_and_back_in_the_middle_of_a_stream(pair: Lab) -> None:
     finally:
         clients.stop()
     assert sorted(clients.consumed) == list(range(clients.published)), "each once"
-    assert clients.redelivered == 0
+    # An order that is given up, on a machine that is too slow for it, gives back to the broker what was on its way to a client: that comes marked.
+    assert given_up or clients.redelivered == 0
     assert clients.consumed == sorted(clients.consumed), "in order"
     assert all("320" in close and "hands over to" in close for _, close in clients.closes), clients.closes
     assert Counter(at for at, _ in clients.closes) == {0: HANDOVERS, 1: HANDOVERS}, "each client hears of each, once"

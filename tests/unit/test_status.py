@@ -161,3 +161,32 @@ def test_the_log_names_the_node(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     with caplog.at_level(logging.INFO, "lrq_ha.links"):
         asyncio.run(go())
     assert caplog.messages[0].startswith("no link to e2: ")
+
+
+def test_keys_that_differ_between_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a group promises depends on its mode: a node with another one said so to nobody."""
+
+    async def go() -> None:
+        primary = Primary(monkeypatch, 10)
+        peer, own = primary.node.peers[2], primary.node.settings.shared
+        peer.hello = Hello(Role.READY, LogState(top=257, end=10), 0, software="0.2", shared=own)
+        assert (primary.tells()["problem"], primary.tells()["software"]) == ("not connected yet", "0.2")
+        primary.sending.links[2].problem = ""
+        assert primary.tells()["problem"] == ""
+        peer.hello = Hello(Role.READY, LogState(top=257, end=10), 0, shared=tuple({**dict(own), "mode": '"strict"'}.items()))
+        said = "replication.mode is \"available\" on e1 and \"strict\" on e2: let it be the same on all nodes"
+        assert primary.tells()["problem"] == said
+        assert said in primary.status.tell()["reason"]
+
+    asyncio.run(go())
+
+
+def test_what_a_backups_broker_lacks_is_told_by_the_primary_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        primary = Primary(monkeypatch, 10)
+        primary.sending.links[2].problem = ""
+        primary.node.peers[2].hello = Hello(Role.READY, LogState(top=257, end=10), 0, lacks="it has no vhost 'shop'")
+        assert "e2: it has no vhost 'shop'" in primary.status.tell()["reason"]
+        assert primary.tells()["lacks"] == "it has no vhost 'shop'"
+
+    asyncio.run(go())
