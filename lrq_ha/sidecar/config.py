@@ -6,7 +6,10 @@ a secret; files that are named are read, too; every key has its default and its 
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import stat
 import tomllib
 from functools import cached_property
 from pathlib import Path
@@ -357,11 +360,21 @@ class Config(_Table):
         url = urlsplit(self.broker.url)
         return Credentials(unquote(url.username or "").encode(), unquote(url.password or "").encode())
 
+    @property
+    def _urls(self) -> list[str]:
+        """Of all that it connects to by AMQP."""
+        return [self.broker.url, *(peer.door for peer in self.peers), *(door for site in self.sites for door in site.doors)]
+
+    @property
+    def has_passwords(self) -> bool:
+        """Whether the file is for its owner's eyes only. An interceptor's options may hold whatever its author likes."""
+        options = any(settings.options for settings in self.interceptors.values())
+        return options or bool(self.door.tls and self.door.tls.users) or any(urlsplit(url).password for url in self._urls)
+
     @cached_property
     def client_tls(self) -> TlsFiles | None:
         """TLS for connections that are made; None if there are none with TLS. Raises TlsError."""
-        urls = [self.broker.url, *(peer.door for peer in self.peers), *(door for site in self.sites for door in site.doors)]
-        if not any(url.startswith("amqps") for url in urls):
+        if not any(url.startswith("amqps") for url in self._urls):
             return None
         return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
 
@@ -477,6 +490,20 @@ def load(path: Path) -> Config:
     except LrqError as error:
         raise ConfigError(f"{path}: {error.what}", todo=error.todo) from error
     return config
+
+
+def exposed(config: Config, path: Path) -> str:
+    """That others may read, or write, a file with passwords, and the command that ends it; empty if they may not.
+
+    The group counts only where the file is this user's own: it may be by the group that this user reads it.
+    """
+    found = path.stat()
+    others = found.st_mode & (stat.S_IRWXG | stat.S_IRWXO if found.st_uid == os.geteuid() else stat.S_IRWXO)
+    if not others or not config.has_passwords:
+        return ""
+    who = "go" if others & stat.S_IRWXG else "o"
+    mode = f"{stat.S_IMODE(found.st_mode):04o}"
+    return f"{path} holds passwords, and other users may use it (its mode is {mode}): run: chmod {who}-rwx {shlex.quote(str(path))}"
 
 
 #: Values of the sample for keys without a default, or with one that says nothing.

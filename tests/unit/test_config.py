@@ -16,7 +16,8 @@ from node_config import MINIMAL
 
 from broker_plugin import tls
 from lrq_ha.lab.certificates import Authority
-from lrq_ha.sidecar.config import ConfigError, load, sample
+from lrq_ha.sidecar import config as configuration
+from lrq_ha.sidecar.config import ConfigError, exposed, load, sample
 
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
 _BLOCK = re.compile(r"(?<=```toml\n).*?(?=```)", re.DOTALL)
@@ -41,6 +42,43 @@ def test_minimal_configuration_gets_the_defaults(tmp_path: Path) -> None:
     config = load(write(tmp_path, MINIMAL))
     assert config.replication.mode == "available"
     assert config.names == {1: "e1"}
+
+
+PASSWORDLESS = MINIMAL.replace("lrq:secret@", "lrq@")
+SECRETS = (
+    '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq@127.0.0.1:1", "amqp://lrq:secret@127.0.0.1:2"]\n',
+    PEER.format(name="e2", id=2),
+    '[interceptors.audit]\noptions = { path = "audit.jsonl" }\n',
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "own", "command"),
+    [
+        (0o600, True, ""),
+        (0o700, True, ""),
+        (0o644, True, "go-rwx"),
+        (0o640, True, "go-rwx"),
+        (0o602, True, "o-rwx"),
+        (0o640, False, ""),  # it is read by its group
+        (0o644, False, "o-rwx"),
+    ],
+)
+def test_passwords_that_others_may_read(mode: int, own: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a node.toml"
+    file.write_text(MINIMAL)
+    file.chmod(mode)
+    if not own:
+        monkeypatch.setattr(configuration.os, "geteuid", lambda: file.stat().st_uid + 1)
+    said = exposed(load(file), file)
+    assert said == (f"{file} holds passwords, and other users may use it (its mode is {mode:04o}): run: chmod {command} '{file}'" if command else "")
+
+
+def test_a_configuration_without_passwords_is_nobodys_secret(tmp_path: Path) -> None:
+    for text, secret in ((PASSWORDLESS, False), *((PASSWORDLESS + more, True) for more in SECRETS)):
+        file = write(tmp_path, text)
+        file.chmod(0o644)
+        assert bool(exposed(configuration.read(file), file)) == secret
 
 
 def test_nodes_of_the_group_by_id(tmp_path: Path) -> None:
