@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from lrq_ha.direct_http import NOT_HTTP, http_open
@@ -30,6 +32,8 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 
 STATUS_TIMEOUT_S = 2.0
+#: All that asking in the background may cost a command.
+ASKING_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 COMMAND_TIMEOUT_S = 60.0
 WATCH_INTERVAL_S = 1.0
@@ -70,6 +74,13 @@ class Report:
     @property
     def is_primary(self) -> bool:
         return self.status.get("role") == Role.ACTIVE.value or bool(self.status.get("serving"))
+
+    def since(self) -> str:
+        """Since when it has its role; empty if it does not say."""
+        found = self.status.get("since")
+        if isinstance(found, int | float):  # Unix time in seconds
+            found = datetime.fromtimestamp(found).isoformat(" ", "seconds")
+        return f"since {found}" if found else ""
 
     def epoch(self) -> int:
         """Its epoch; 0 if it names none."""
@@ -145,6 +156,28 @@ def ask_all(targets: Sequence[Target]) -> list[Report]:
     """The status of every node, asked at the same time, in the order given."""
     with ThreadPoolExecutor(min(len(targets), ASKED_AT_ONCE_MAX)) as pool:
         return list(pool.map(ask, targets))
+
+
+class Asking:
+    """Asks nodes in the background, from now on."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._until = time.monotonic() + ASKING_TIMEOUT_S
+        self._answers: SimpleQueue[Report] = SimpleQueue()
+        self._targets = list(dict.fromkeys(targets))
+        for target in self._targets:
+            threading.Thread(target=lambda target=target: self._answers.put(ask(target)), daemon=True).start()
+
+    def reports(self) -> list[Report]:
+        """The status of those that have answered ASKING_TIMEOUT_S after it began, in the order given."""
+        found: dict[Target, Report] = {}
+        while len(found) < len(self._targets):
+            try:
+                report = self._answers.get(timeout=max(0.0, self._until - time.monotonic()))
+            except Empty:
+                break
+            found[report.target] = report
+        return [found[target] for target in self._targets if target in found and found[target].status]
 
 
 def _reason(error: Exception, limit_s: float) -> str:
@@ -232,8 +265,7 @@ def _why(report: Report) -> str:
     reason = str(report.status.get("reason") or "")
     if report.status.get("paused") and "paused" not in reason:
         reason += "; paused: takes no epoch by itself until lrq-ha resume"
-    since = _since(report.status.get("since"))
-    return ": ".join(filter(None, (f"since {since}" if since else "", reason))) or report.failure
+    return ": ".join(filter(None, (report.since(), reason))) or report.failure
 
 
 def primary_of(group: str, reports: Sequence[Report]) -> Report | None:
@@ -288,13 +320,6 @@ def _size(value: object) -> str:
 
 def _epoch(value: object) -> str:
     return epoch_name(value) if isinstance(value, int) else _cell(value)
-
-
-def _since(value: object) -> str:
-    """A Unix time in seconds as local time; anything else as it is."""
-    if isinstance(value, int | float):
-        return datetime.fromtimestamp(value).isoformat(" ", "seconds")
-    return str(value or "")
 
 
 def as_json(reports: Sequence[Report]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -37,7 +39,7 @@ class Node:
         self.epoch = 0x301
         self.peers: dict[str, Any] = {}
         self.opened = self.paused = False
-        self.reason, self.end = "started", 120
+        self.reason, self.end, self.since = "started", 120, "12:00:00"
         self.primary: str | None = "e1"
         self.closed_because = ""
 
@@ -47,7 +49,7 @@ class Node:
         return {
             "node": self.name, "group": "east", "role": self.role.value, "epoch": self.epoch, "end": self.end, "safe": 119,
             "applied": 100, "in_set": True,
-            "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1,
+            "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": self.since, "rss_bytes": 1,
             "reason": self.reason, "paused": self.paused,
             "serving": self.opened or self.role is Role.ACTIVE,
         }  # fmt: skip
@@ -450,6 +452,38 @@ def test_promote_prints_what_the_node_says(serve: Callable[[Node], Node], tmp_pa
     assert main(["promote", "e2", "--force", *options]) == 1
     assert capsys.readouterr().err == "lrq-ha: e2 was not in sync\n"
     assert e2.told == [("promote", ["e1"], False, True), ("promote", [], True, False)]
+
+
+def test_promote_says_what_the_node_that_is_down_knows_of_it(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its broker is dead, its sidecar lives, and knows since when nothing was confirmed: what an operator is told to compare with."""
+    e1, e2, e3 = serve(Node("e1", Role.STANDALONE)), serve(Node("e2")), Node("e3")
+    e1.reason = "lrq@127.0.0.1:5672 vhost lrq cannot be reached"
+    options = lab(tmp_path, e1, e2, e3)
+    known = f"the sidecar of e1 answers: it is standalone since 12:00:00 ({e1.reason}), and has confirmed nothing since then"
+    for dry_run in (["--dry-run"], []):
+        assert main(["promote", "e2", "--down", "e3", "e1,e1", *dry_run, *options]) == 0
+        assert capsys.readouterr().out == f"done; {known}\n"
+    e1.role, e1.reason = Role.ACTIVE, ""
+    assert main(["promote", "e2", "--down", "e1", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == "done; the sidecar of e1 answers: it is active since 12:00:00, and so NOT down\n"
+    e1.role, e1.since = Role.CATCH_UP, ""
+    assert main(["promote", "e2", "--down", "e1", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == "done; the sidecar of e1 answers: it is catch-up\n"
+
+
+def test_promote_does_not_wait_for_a_node_that_does_not_answer(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e1, e2 = Node("e1"), serve(Node("e2"))
+    assert nodes.ASKING_TIMEOUT_S == 2.0
+    monkeypatch.setattr(nodes, "ASKING_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", e1.port)):
+        began = time.monotonic()
+        assert main(["promote", "e2", "--down", "e1", *lab(tmp_path, e1, e2)]) == 0
+        assert time.monotonic() - began < nodes.STATUS_TIMEOUT_S
+    assert capsys.readouterr().out == "done\n"
 
 
 def test_two_that_say_that_they_are_primary(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
