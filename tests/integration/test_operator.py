@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pika
 import pytest
@@ -169,10 +170,32 @@ def test_promotions_that_make_no_sense_are_refused(lab: Lab, names: tuple[str, s
 
 def test_the_door_of_a_backup_names_the_primary(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
-    assert f"(320) 'node {backup} is a backup; primary is {primary}'" in refusal(lab.nodes[backup].door)
+    said = refusal(lab.nodes[backup].door)
+    assert f"(320) 'node {backup} is a backup; primary is {primary}'" in said
+    assert said.startswith("ProbableAccessDeniedError"), "as docs/clients.md says"
 
 
 # ---- restarts
+
+
+def test_the_sidecars_get_another_password(lab: Lab, names: tuple[str, str]) -> None:
+    """As docs/operations.md has it."""
+    declare(lab.nodes[names[0]].door, queue := f"password-{time.time_ns()}")
+    publish(lab, queue, 3)
+    password, new = str(urlsplit(lab.nodes["e1"].admin).password), "an0ther"
+    for name, node in lab.nodes.items():
+        for file in (node.config, lab.directory / name / "definitions.json"):
+            file.write_text(file.read_text().replace(password, new))
+        assert command("sidecar", "--config", str(node.config), "--check")[0] == 0
+    for name in lab.nodes:
+        lab.ctl(name, "change_password", "lrq", new)
+    for name in lab.nodes:
+        lab.kill(f"{name}.sidecar")
+    for name in lab.nodes:
+        lab.start(f"{name}.sidecar")
+    usable(lab, names)
+    publish(lab, queue, 3)
+    eventually("all of it everywhere", lambda: all(depth(node.broker, queue) == 6 for node in lab.nodes.values()))
 
 
 def test_a_dry_run_says_the_stakes_and_a_restarted_primary_goes_on_by_itself(lab: Lab, names: tuple[str, str]) -> None:
