@@ -495,15 +495,19 @@ def load(path: Path) -> Config:
 def exposed(config: Config, path: Path) -> str:
     """That others may read, or write, a file with passwords, and the command that ends it; empty if they may not.
 
-    The group counts only where the file is this user's own: it may be by the group that this user reads it.
+    A group's permissions do not count where the sidecar may need them: its user is not the owner, or root looks at the file of a service's group.
     """
-    found = path.stat()
-    others = found.st_mode & (stat.S_IRWXG | stat.S_IRWXO if found.st_uid == os.geteuid() else stat.S_IRWXO)
-    if not others or not config.has_passwords:
+    found, me = path.stat(), os.geteuid()
+    mode, file = stat.S_IMODE(found.st_mode), shlex.quote(str(path))
+    if found.st_uid == me and (me or not found.st_gid):
+        others, command = 0o077, f"chmod go-rwx {file}"
+    elif me == 0 or (mode & stat.S_IRGRP and found.st_gid in {os.getegid(), *os.getgroups()}):
+        others, command = 0o007, f"chmod o-rwx {file}"
+    else:  # this user is one of the others
+        others, command = 0o077, f"chown {me} {file} && chmod go-rwx {file}"
+    if not mode & others or not config.has_passwords:
         return ""
-    who = "go" if others & stat.S_IRWXG else "o"
-    mode = f"{stat.S_IMODE(found.st_mode):04o}"
-    return f"{path} holds passwords, and other users may use it (its mode is {mode}): run: chmod {who}-rwx {shlex.quote(str(path))}"
+    return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
 
 
 #: Values of the sample for keys without a default, or with one that says nothing.

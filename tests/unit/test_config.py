@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 import subprocess
@@ -52,26 +53,42 @@ SECRETS = (
 )
 
 
+ME, MY_GROUP, ROOT, SERVICE = 1000, 1001, 0, 500
+
+
 @pytest.mark.parametrize(
-    ("mode", "own", "command"),
+    ("mode", "owner", "group", "me", "command"),
     [
-        (0o600, True, ""),
-        (0o700, True, ""),
-        (0o644, True, "go-rwx"),
-        (0o640, True, "go-rwx"),
-        (0o602, True, "o-rwx"),
-        (0o640, False, ""),  # it is read by its group
-        (0o644, False, "o-rwx"),
+        (0o600, ME, MY_GROUP, ME, ""),
+        (0o700, ME, MY_GROUP, ME, ""),
+        (0o644, ME, MY_GROUP, ME, "chmod go-rwx {}"),
+        (0o640, ME, MY_GROUP, ME, "chmod go-rwx {}"),
+        (0o602, ME, MY_GROUP, ME, "chmod go-rwx {}"),
+        (0o640, ROOT, MY_GROUP, ME, ""),  # it is read by its group
+        (0o644, ROOT, MY_GROUP, ME, "chmod o-rwx {}"),
+        (0o644, ROOT, ROOT, ME, "chown 1000 {0} && chmod go-rwx {0}"),  # without the first, the sidecar could not read it any more
+        (0o604, ROOT, MY_GROUP, ME, "chown 1000 {0} && chmod go-rwx {0}"),
+        (0o640, ROOT, ROOT, ROOT, "chmod go-rwx {}"),
+        (0o640, ROOT, SERVICE, ROOT, ""),  # root looks at what a service reads
+        (0o640, SERVICE, SERVICE, ROOT, ""),
+        (0o644, SERVICE, SERVICE, ROOT, "chmod o-rwx {}"),
     ],
 )
-def test_passwords_that_others_may_read(mode: int, own: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_that_others_may_read(
+    mode: int, owner: int, group: int, me: int, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a node.toml"
     file.write_text(MINIMAL)
-    file.chmod(mode)
-    if not own:
-        monkeypatch.setattr(configuration.os, "geteuid", lambda: file.stat().st_uid + 1)
-    said = exposed(load(file), file)
-    assert said == (f"{file} holds passwords, and other users may use it (its mode is {mode:04o}): run: chmod {command} '{file}'" if command else "")
+    config = load(file)
+    found = os.stat_result((0o100000 | mode, 0, 0, 1, owner, group, 0, 0, 0, 0))
+    monkeypatch.setattr(Path, "stat", lambda _: found)
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    monkeypatch.setattr(os, "getegid", lambda: MY_GROUP if me else 0)
+    monkeypatch.setattr(os, "getgroups", list)
+    said = exposed(config, file)
+    monkeypatch.undo()
+    advice = command.format(f"'{file}'")
+    assert said == (f"{file} holds passwords, and other users may use it (its mode is {mode:04o}): run: {advice}" if command else "")
 
 
 def test_a_configuration_without_passwords_is_nobodys_secret(tmp_path: Path) -> None:
