@@ -17,7 +17,7 @@ from shlex import quote
 
 from . import frames
 from .client import Channel, Connection
-from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed
+from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed, grant
 from .definitions import Row, is_durable
 from .shortfall import Shortfall
 
@@ -137,7 +137,8 @@ class Declarer:
         return Refused(f"{_WHAT[method]} {' from '.join(map(repr, named[: _NAMED[method]]))} in vhost '{self._vhost}'", text)
 
     def _lacks_rights(self, error: ChannelClosed) -> BrokerRefuses:
-        return BrokerRefuses(f"user '{self._address.user}' lacks permissions in vhost '{self._vhost}': {error.text}", todo=grant(self._address))
+        user = self._address.user
+        return BrokerRefuses(f"user '{user}' lacks permissions in vhost '{self._vhost}': {error.text}", todo=grant(self._vhost, user))
 
     async def purge(self, queue: str) -> None:
         """Empties a queue."""
@@ -197,11 +198,6 @@ class Declarer:
                 raise
             self._exchanges.add(exchange)
         return True
-
-
-def grant(address: Address) -> str:
-    """The command that gives the sidecar's user all rights in a vhost."""
-    return f"rabbitmqctl set_permissions -p {quote(address.vhost)} {quote(address.user)} '.*' '.*' '.*'"
 
 
 def _todo(text: str) -> str:

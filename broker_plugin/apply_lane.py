@@ -39,10 +39,10 @@ from itertools import chain
 from shlex import quote
 
 from . import building, endpoints, frames
-from .apply_declarations import LACKS_RIGHTS, PASSED_OVER, Declarer, grant
+from .apply_declarations import LACKS_RIGHTS, PASSED_OVER, Declarer
 from .channels import QueueKey
 from .client import Channel, Connection
-from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed
+from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed, grant
 from .headers import BODY_SIZE_END, Stamps, asked_by_nobody, further_keys, position_field, routes_on, stamp
 from .limits import Limits, Reach
 from .parking import RETRY_MESSAGES_MIN, RETRY_S, Message, Parked, Place, Route, alone, batch_min, leaves_copies, refuser, told
@@ -62,7 +62,7 @@ STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the b
 _CURABLE: tuple[tuple[str, Callable[[Address], str]], ...] = (
     ("user_id property set to", lambda address: f"rabbitmqctl set_user_tags {quote(address.user)} administrator impersonator"),
     ("message size", lambda _address: "let max_message_size be the same on all brokers of the group"),
-    (LACKS_RIGHTS, lambda address: f"{grant(address)}, and the same with set_topic_permissions where there are any"),
+    (LACKS_RIGHTS, lambda address: f"{grant(address.vhost, address.user)}, and the same with set_topic_permissions where there are any"),
 )
 
 

@@ -25,9 +25,11 @@ from broker_plugin.client_channel import Channel, OnConfirm, OnReturn, long_int,
 from broker_plugin.client_errors import (
     AccessRefused,
     Address,
+    AmqpError,
     AuthenticationFailed,
     ChannelClosed,
     ConnectionClosed,
+    ConnectionLimit,
     ConnectionRefused,
     NoChannelLeft,
     ReplyTimeout,
@@ -75,6 +77,7 @@ class Connection(asyncio.Protocol):
     """One connection. Made by `open` only.
 
     Attributes:
+        address: Where it goes, and as whom.
         error: Why it ended; None while it is open.
         paused: Whether the write buffer is full; senders should await `drained()`.
         blocked: The broker's reason for not taking publishes (an alarm), None if there is none.
@@ -82,13 +85,14 @@ class Connection(asyncio.Protocol):
         server_properties: What the broker says about itself.
     """
 
-    def __init__(self, on_close: Callable[[ConnectionClosed | None], None] | None, on_blocked: Callable[[str | None], None] | None) -> None:
+    def __init__(self, address: Address, on_blocked: Callable[[str | None], None] | None) -> None:
+        self.address = address
         self.error: ConnectionClosed | None = None
         self.paused = False
         self.blocked: str | None = None
         self.frame_max_bytes = frames.FRAME_MAX_BYTES
         self.server_properties: Mapping[str, Any] = {}
-        self._on_close = on_close
+        self._on_close: Callable[[ConnectionClosed | None], None] | None = None
         self._on_blocked = on_blocked
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -136,7 +140,7 @@ class Connection(asyncio.Protocol):
             ConnectionClosed: Anything else that the broker closed it for.
         """
         where = Address.parse(address) if isinstance(address, str) else address
-        connection = cls(None, on_blocked)
+        connection = cls(where, on_blocked)
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await connect(where, connection)
@@ -288,7 +292,7 @@ class Connection(asyncio.Protocol):
     def _take_own(self, kind: int, payload: bytes) -> None:
         if kind == frames.CONNECTION_CLOSE:
             self._write(building.raw_method_frame(0, frames.CONNECTION_CLOSE_OK))
-            self._end(ConnectionClosed(*frames.close_arguments(payload)))
+            self._end(ConnectionClosed(*frames.close_arguments(payload), self.address))
             return
         method: Any = frames.decode_method(payload)
         if kind in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
@@ -408,13 +412,17 @@ def assert_kind(method: base.Frame, wanted: type[base.Frame]) -> None:
 
 def _login_error(where: Address, error: ConnectionClosed) -> LrqError:
     """What a connection that ended during the login means."""
-    said = f"{where}: {error.code} {error.text}"
+    kind: type[AmqpError]
     if error.code == 403:
-        return AuthenticationFailed(error.code, said)
-    if error.code == 530 and f"vhost {where.vhost} not found" in error.text:
-        return VhostNotFound(error.code, said)
-    if error.code == 530 and "refused" in error.text:
-        return AccessRefused(error.code, said)
-    if error.code == 0:
+        kind = AuthenticationFailed
+    elif error.code == 530 and f"vhost {where.vhost} not found" in error.text:
+        kind = VhostNotFound
+    elif error.code == 530 and "connection limit (" in error.text:
+        kind = ConnectionLimit
+    elif error.code == 530 and "refused" in error.text:
+        kind = AccessRefused
+    elif error.code == 0:
         return ConnectionRefused(f"{where} ended the connection during the login: {error.text}")
-    return error
+    else:
+        return error
+    return kind(error.code, error.text, where, at_login=True)

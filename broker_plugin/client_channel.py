@@ -145,7 +145,7 @@ class Channel:
     def _take_method(self, kind: int, payload: bytes) -> None:
         if kind == frames.CHANNEL_CLOSE:
             self.connection._write(building.raw_method_frame(self.number, frames.CHANNEL_CLOSE_OK))
-            self._end(ChannelClosed(*frames.close_arguments(payload)))
+            self._end(ChannelClosed(*frames.close_arguments(payload), self.connection.address))
         elif kind == frames.BASIC_CANCEL:
             cancelled: Any = frames.decode_method(payload)
             found = self._consumers.pop(cancelled.consumer_tag.encode(), None)

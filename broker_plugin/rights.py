@@ -17,15 +17,13 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from shlex import quote
 
 from lrq_ha.replication.errors import LrqError
 
 from . import headers
-from .apply_declarations import grant
 from .client import Connection
-from .client_errors import AccessRefused, Address, ChannelClosed, VhostNotFound
+from .client_errors import AccessRefused, Address, ChannelClosed, ConnectionLimit, VhostNotFound, grant
 from .replica import Replica
 from .vhosts import open_vhost
 
@@ -98,7 +96,7 @@ class Rights:
     async def _try_out(self, vhost: str) -> str:
         """What is missing there, and the command that mends it; empty if nothing is. Raises LrqError where that cannot be told."""
         user, name = self._broker.user, f"{QUEUE_PREFIX}{uuid.uuid4().hex[:12]}"
-        todo = grant(replace(self._broker, vhost=vhost))
+        todo = grant(vhost, user)
         connection = self._connections.pop(vhost, None)
         try:
             if connection is None or connection.error is not None:
@@ -107,6 +105,8 @@ class Rights:
             if vhost in self._replica.entered:
                 return ""
             return f"its broker has no vhost '{vhost}': rabbitmqctl add_vhost {quote(vhost)} && {todo}"
+        except ConnectionLimit:
+            raise
         except AccessRefused:
             return f"user '{user}' has no permissions in vhost '{vhost}' of its broker: {todo}"
         try:

@@ -29,7 +29,7 @@ from lrq_ha.routing import names
 from . import wire
 from .client import Address, Channel, Connection
 from .client_channel import fail
-from .client_errors import AccessRefused, AmqpError, ChannelClosed, VhostNotFound
+from .client_errors import AccessRefused, AmqpError, ChannelClosed, ConnectionLimit, VhostNotFound, grant
 from .endpoints import LOG_PREFIX, ROUTING_VHOST
 
 log = logging.getLogger("lrq_ha.streams")
@@ -146,6 +146,8 @@ class Streams:
             raise LrqError(
                 f"the broker has no vhost '{ROUTING_VHOST}'", todo=f"run: rabbitmqctl add_vhost {ROUTING_VHOST} && {self._grant}"
             ) from error
+        except ConnectionLimit:
+            raise
         except AccessRefused as error:
             raise LrqError(f"user '{self._user}' may not enter vhost '{ROUTING_VHOST}' of the broker", todo=f"run: {self._grant}") from error
         except ChannelClosed as error:
@@ -155,7 +157,7 @@ class Streams:
 
     @property
     def _grant(self) -> str:
-        return f"rabbitmqctl set_permissions -p {ROUTING_VHOST} {self._user} '.*' '.*' '.*'"
+        return grant(ROUTING_VHOST, self._user)
 
     async def _set_up(self) -> None:
         connection = self._need(self._connection)

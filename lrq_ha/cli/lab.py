@@ -21,6 +21,8 @@ from lrq_ha.lab import Lab, LabError, keeper
 DEFAULT_DIRECTORY = Path(".lab")
 DEFAULT_GROUPS = (("east", 2), ("west", 1))
 _DOWN_TIMEOUT_S = 20.0
+#: Exit status of a program that a signal has ended, less the signal's number, as of a shell.
+_SIGNALLED = 128
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,6 +41,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                             ("start", Lab.start, "start again what was killed, on the same data")):
         command = _command(commands, name, _act(act), text)
         command.add_argument("target", metavar="TARGET", help="a node (e1) or a part of it (e1.broker, e1.sidecar)")
+    ctl = _command(commands, "ctl", _ctl, "run rabbitmqctl on a node's broker; its output and exit status are passed on")
+    ctl.add_argument("node", metavar="NODE", help="a node (e1)")
+    ctl.usage = "%(prog)s [-h] [--dir DIR] NODE ARGS…"
+    ctl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of rabbitmqctl: all that follows NODE")
 
 
 def _command(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str,
@@ -124,6 +130,7 @@ def _advice(lab: Lab, arguments: argparse.Namespace) -> str:
         if backup:
             tries.insert(3, (f"promote {backup} --down {first}", f"make {backup} the primary after that"))
     rows = [(f"{program} {command}{where}", text) for command, text in tries]
+    rows.insert(-1, (f"{program} lab ctl{where} {first} list_queues", "rabbitmqctl on its broker"))
     lines = f"{_trust(lab)}\nTo try in another terminal:\n{_table(rows)}"
     return f"{lines}\n\nAddresses for programs are in {arguments.dir / keeper.LAB_FILE}. Ctrl-C ends the lab."
 
@@ -182,3 +189,8 @@ def _act(act: Callable[[Lab, str], None]) -> Callable[[argparse.Namespace], int]
         return _status(arguments)
     return run
 
+
+def _ctl(arguments: argparse.Namespace) -> int:
+    given = arguments.arguments
+    status = Lab.attach(arguments.dir).run_ctl(arguments.node, given[1:] if given[:1] == ["--"] else given)
+    return status if status >= 0 else _SIGNALLED - status

@@ -23,6 +23,7 @@ UNWRITABLE = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, er
 _EPILOG = """\
 examples:
   lrq-ha lab up                                  start a playground: brokers and sidecars on free loopback ports
+  lrq-ha lab ctl e1 list_queues                  run rabbitmqctl on the broker of its node e1
   lrq-ha list --watch                            look at its nodes (found in .lab/lab.json)
   lrq-ha list --config /etc/lrq-ha/e1.toml       look at the group of a configured node
   lrq-ha sidecar --config /etc/lrq-ha/e1.toml    run one node's sidecar in the foreground

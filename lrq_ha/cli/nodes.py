@@ -10,7 +10,10 @@ import argparse
 import http.client
 import json
 import os
+import shutil
 import sys
+import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from lrq_ha.direct_http import NOT_HTTP, http_open
@@ -28,6 +32,8 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 
 STATUS_TIMEOUT_S = 2.0
+#: All that asking in the background may cost a command.
+ASKING_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 COMMAND_TIMEOUT_S = 60.0
 WATCH_INTERVAL_S = 1.0
@@ -36,9 +42,11 @@ CONFIG_VARIABLE = "LRQ_HA_CONFIG"
 LAB_DIRECTORY = Path(".lab")
 NO_ANSWER = "no answer"
 
-_HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "END", "SAFE", "APPLIED", "LAG", "LAG BYTES", "LAG S", "LOG LEFT", "IN SYNC", "SINCE / REASON")
+_HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "IN SYNC", "LOG END", "LAG", "LAG S", "LOG LEFT")
 #: Columns of numbers, which stand to the right.
-_NUMBERS = frozenset({"END", "SAFE", "APPLIED", "LAG", "LAG BYTES", "LAG S", "LOG LEFT"})
+_NUMBERS = frozenset({"LOG END", "LAG", "LAG S", "LOG LEFT"})
+_KIB, _UNITS = 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_CONTINUED = " " * 6  # before the further lines of a reason
 
 _WHERE = f"""\
 The nodes are taken from --dir (a lab), --config (that node and its peers), the configuration named by the environment
@@ -66,6 +74,13 @@ class Report:
     @property
     def is_primary(self) -> bool:
         return self.status.get("role") == Role.ACTIVE.value or bool(self.status.get("serving"))
+
+    def since(self) -> str:
+        """Since when it has its role; empty if it does not say."""
+        found = self.status.get("since")
+        if isinstance(found, int | float):  # Unix time in seconds
+            found = datetime.fromtimestamp(found).isoformat(" ", "seconds")
+        return f"since {found}" if found else ""
 
     def epoch(self) -> int:
         """Its epoch; 0 if it names none."""
@@ -143,6 +158,28 @@ def ask_all(targets: Sequence[Target]) -> list[Report]:
         return list(pool.map(ask, targets))
 
 
+class Asking:
+    """Asks nodes in the background, from now on."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._until = time.monotonic() + ASKING_TIMEOUT_S
+        self._answers: SimpleQueue[Report] = SimpleQueue()
+        self._targets = list(dict.fromkeys(targets))
+        for target in self._targets:
+            threading.Thread(target=lambda target=target: self._answers.put(ask(target)), daemon=True).start()
+
+    def reports(self) -> list[Report]:
+        """The status of those that have answered ASKING_TIMEOUT_S after it began, in the order given."""
+        found: dict[Target, Report] = {}
+        while len(found) < len(self._targets):
+            try:
+                report = self._answers.get(timeout=max(0.0, self._until - time.monotonic()))
+            except Empty:
+                break
+            found[report.target] = report
+        return [found[target] for target in self._targets if target in found and found[target].status]
+
+
 def _reason(error: Exception, limit_s: float) -> str:
     inner = error.reason if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception) else error
     if isinstance(inner, TimeoutError):
@@ -192,16 +229,43 @@ def _text(body: bytes) -> str:
 # ---- showing ---------------------------------------------------------------------------------------------------------
 
 
-def table(reports: Sequence[Report]) -> str:
-    """The nodes as an aligned table. A backup's lag and its place in the in-sync set are its primary's word, if that answers."""
+def as_text(reports: Sequence[Report], width: int | None) -> str:
+    """The nodes as an aligned table, and below it since when each has its role, and its reason.
+
+    A backup's lag and its place in the in-sync set are its primary's word, if that answers.
+
+    Args:
+        reports: What the nodes said.
+        width: Columns that a line of a reason may have, unless one word is longer; None: each reason is one line.
+    """
     rows = [_HEADINGS, *(_row(report, primary_of(report.target.group, reports)) for report in reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    return "\n".join(
+    lines = [
         "  ".join(
             cell.rjust(width) if heading in _NUMBERS else cell.ljust(width) for heading, cell, width in zip(_HEADINGS, row, widths)
         ).rstrip()
         for row in rows
-    )
+    ]
+    reasons = [line for report in reports for line in _reason_lines(report, widths[0], width)]
+    return "\n".join([*lines, "", *reasons] if reasons else lines)
+
+
+def _reason_lines(report: Report, name_width: int, width: int | None) -> list[str]:
+    said = _why(report)
+    if not said:
+        return []
+    first = f"  {report.target.name.ljust(name_width)}  "
+    if width is None:
+        return [first + said]
+    return textwrap.wrap(said, width, initial_indent=first, subsequent_indent=_CONTINUED, break_long_words=False, break_on_hyphens=False)
+
+
+def _why(report: Report) -> str:
+    """Since when a node has its role, and why; or what was tried."""
+    reason = str(report.status.get("reason") or "")
+    if report.status.get("paused") and "paused" not in reason:
+        reason += "; paused: takes no epoch by itself until lrq-ha resume"
+    return ": ".join(filter(None, (report.since(), reason))) or report.failure
 
 
 def primary_of(group: str, reports: Sequence[Report]) -> Report | None:
@@ -226,9 +290,6 @@ def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
     target, status = report.target, report.status
     lag: dict[str, Any] = {}
     in_sync = status.get("in_set")
-    reason = str(status.get("reason") or "")
-    if status.get("paused") and "paused" not in reason:
-        reason += "; paused: takes no epoch by itself until lrq-ha resume"
     if primary and primary is not report:
         lag = (primary.status.get("peers") or {}).get(target.name) or {}
         in_sync = target.name in (primary.status.get("members") or [])
@@ -237,10 +298,9 @@ def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
         target.group,
         str(status.get("role", "?")) if status else NO_ANSWER,
         _epoch(status.get("epoch")),
-        *(_cell(status.get(key)) for key in ("end", "safe", "applied")),
-        *(_cell(lag.get(key)) for key in ("lag_entries", "lag_bytes", "lag_seconds", "log_bytes_left")),
         "-" if in_sync is None else "yes" if in_sync else "no",
-        " ".join(filter(None, (_since(status.get("since")), reason))) or report.failure,
+        *map(_cell, (status.get("end"), lag.get("lag_entries"), lag.get("lag_seconds"))),
+        _size(lag.get("log_bytes_left")),
     )
 
 
@@ -248,15 +308,18 @@ def _cell(value: object) -> str:
     return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
+def _size(value: object) -> str:
+    """Bytes in the largest unit of which there is one at least; anything else as it is."""
+    if not isinstance(value, int) or value < _KIB:
+        return _cell(value)
+    size, unit = float(value), -1
+    while size >= _KIB:
+        size, unit = size / _KIB, unit + 1
+    return f"{size:.{0 if size >= 99.95 else 1}f} {_UNITS[min(unit, len(_UNITS) - 1)]}"
+
+
 def _epoch(value: object) -> str:
     return epoch_name(value) if isinstance(value, int) else _cell(value)
-
-
-def _since(value: object) -> str:
-    """A Unix time in seconds as local time; anything else as it is."""
-    if isinstance(value, int | float):
-        return datetime.fromtimestamp(value).isoformat(" ", "seconds")
-    return str(value or "")
 
 
 def as_json(reports: Sequence[Report]) -> str:
@@ -285,9 +348,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "list",
         "show every node: role, epoch, positions in the log, lag",
-        "Asks every node and shows what it says. LAG is what a backup lacks of its primary's log: entries, bytes, seconds. "
-        "The bytes are somewhat too many where not all of that is on its way to it. "
-        "LOG LEFT: so many bytes may still be written before the broker drops what it needs next.",
+        "Asks every node and shows what it says. LAG and LAG S are what a backup lacks of its primary's log: entries, seconds. "
+        "LOG LEFT: so much may still be written before the broker drops what that node needs next. Below the table stands since when each node has "
+        "its role, and why. All that a node says is in --format json.",
         "Exit code 0 if at least one node answered, 1 if none did.",
     )
     show.add_argument("--watch", action="store_true", help=f"again every {WATCH_INTERVAL_S:g} s until Ctrl-C")
@@ -307,6 +370,11 @@ def add_command(
     return parser
 
 
+def _width() -> int | None:
+    """Columns of the terminal; None if standard output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def _list(args: argparse.Namespace) -> int:
     while True:
         # Found anew each time: a lab may have been started again on other ports.
@@ -314,7 +382,7 @@ def _list(args: argparse.Namespace) -> int:
         if args.watch and args.format == "text":
             # On a terminal each table takes the place of the one before; else an empty line parts them.
             print("\x1b[H\x1b[2J", end="") if sys.stdout.isatty() else print()
-        print(as_json(reports) if args.format == "json" else table(reports), flush=True)
+        print(as_json(reports) if args.format == "json" else as_text(reports, _width()), flush=True)
         say_if_several(reports)
         if not args.watch:
             return 1 if all(report.failure for report in reports) else 0

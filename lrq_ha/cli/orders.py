@@ -14,7 +14,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.settings import id_of_unnamed
 
-from .nodes import Target, add_command, ask_all, find_targets, named, primary_of, say_if_several, tell
+from .nodes import Asking, Report, Target, add_command, ask_all, find_targets, named, primary_of, say_if_several, tell
 
 #: A renewal takes as long as the queues are deep.
 RENEWING_S = 3_600.0
@@ -132,9 +132,21 @@ def _promote(args: argparse.Namespace) -> int:
     target = named(args.node, targets)
     group = [other for other in targets if other.group == target.group]
     # Refusals list names with commas, and what they say can be pasted.
-    down = [named(name, group).name for given in args.down for name in given.split(",") if name]
-    print(tell(target, "promote", {"down": down, "force": args.force, "dry_run": args.dry_run}))
+    down = [named(name, group) for given in args.down for name in given.split(",") if name]
+    asking = Asking([other for other in down if other != target])
+    names = [other.name for other in down]
+    answer = tell(target, "promote", {"down": names, "force": args.force, "dry_run": args.dry_run})
+    print("; ".join([answer, *map(_known_of, asking.reports())]))
     return 0
+
+
+def _known_of(report: Report) -> str:
+    """What the sidecar of a node that is said to be down knows of it: whether, and until when, it may have confirmed something."""
+    role, since, reason = report.status.get("role"), report.since(), report.status.get("reason")
+    said = f"the sidecar of {report.target.name} answers: it is {' '.join(filter(None, (str(role), since)))}{f' ({reason})' if reason else ''}"
+    if report.is_primary or role == Role.RECOVERING.value:
+        return f"{said}, and so NOT down"
+    return f"{said}, and has confirmed nothing since then" if since else said
 
 
 def _remove(args: argparse.Namespace) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from lrq_ha.sidecar import config as configuration
 
+log = logging.getLogger("lrq_ha.config")
+
 _LEVELS = ("debug", "info", "warning", "error")
 #: What may hold URLs. Each word is looked at once, from either end: a log line may be as long, and as odd, as a stranger likes.
 _WORD = re.compile(r"[^\s'\"]+")
@@ -89,11 +91,16 @@ def _run(args: argparse.Namespace) -> int:
         print(configuration.sample(), end="")
         return 0
     config = configuration.load(args.config)
+    exposed = configuration.exposed(config, args.config)
     if args.check:
+        if exposed:
+            print(f"lrq-ha: warning: {exposed}", file=sys.stderr)
         peers = ", ".join(peer.name for peer in config.peers) or "none"
         sites = ", ".join(site.remote_id for site in config.sites) or "none"
         print(f"{args.config} is valid: node {config.node.name} (id {config.node.id}) of group {config.node.group}; peers: {peers}; sites: {sites}")
         return 0
     set_up_logging(args.log_level)
+    if exposed:
+        log.warning("%s", exposed)
     # Only here: the other commands need not wait for all that a running sidecar imports.
     return int(importlib.import_module("lrq_ha.sidecar.process").run(config))

@@ -106,7 +106,7 @@ class _Keeper:
             if do == "end":
                 self.end()
             handlers: dict[str, Callable[..., dict[str, Any]]] = {
-                "list": self._list, "spawn": self._spawn, "signal": self._signal, "end": self._list}
+                "list": self._list, "spec": self._spec, "spawn": self._spawn, "signal": self._signal, "end": self._list}
             answer = handlers[do](**request)
             connection.sendall(json.dumps(answer).encode() + b"\n")
             return bool(do == "end")
@@ -119,6 +119,10 @@ class _Keeper:
 
     def _list(self) -> dict[str, Any]:
         return {key: {"pid": process.pid, "exit": process.poll()} for key, process in self._processes.items()}
+
+    def _spec(self, key: str) -> dict[str, Any]:
+        """How `key` is started."""
+        return self._specs[key]
 
     def _spawn(self, key: str, **spec: Any) -> dict[str, Any]:
         """Starts `key`; without argv, again as it was started first."""

@@ -348,16 +348,33 @@ class Lab:
         return str(answer.get("text", ""))
 
     def ctl(self, name: str, *arguments: str) -> str:
-        """Output of `rabbitmqctl` on the broker of node `name`; takes a second. Only in the process that started the lab.
+        """Output of `rabbitmqctl` on the broker of node `name`; takes a second.
 
         Raises:
             LabError: It failed, with what it printed.
         """
-        done = subprocess.run([str(self._installation.sbin / "rabbitmqctl"), "--quiet", *arguments], stdin=subprocess.DEVNULL,
-                              env=files.broker_environment(self._plans[name], self._installation), capture_output=True, text=True)
+        program, environment = self._rabbitmqctl(name)
+        done = subprocess.run([program, "--quiet", *arguments], stdin=subprocess.DEVNULL, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             raise LabError(f"rabbitmqctl {' '.join(arguments)} failed on {name}: {done.stderr or done.stdout}")
         return done.stdout
+
+    def run_ctl(self, name: str, arguments: Sequence[str]) -> int:
+        """Runs `rabbitmqctl` on the broker of node `name`, with the input and the outputs of this process. Returns its exit status.
+
+        Raises:
+            LabError: There is no such node, or its broker is not running.
+        """
+        program, environment = self._rabbitmqctl(name)
+        if not self._runs(f"{name}.broker"):
+            raise LabError(f"The broker of {name} is not running", todo=f"Start it: lrq-ha lab start {name}.broker")
+        return subprocess.run([program, *arguments], env=environment).returncode
+
+    def _rabbitmqctl(self, name: str) -> tuple[str, dict[str, str]]:
+        """The broker's own `rabbitmqctl`, and the environment in which it finds that broker."""
+        self._node(name)
+        broker = self._ask(do="spec", key=f"{name}.broker")
+        return str(Path(broker["argv"][0]).with_name("rabbitmqctl")), broker["env"]
 
     def processes(self) -> dict[str, int | None]:
         """Process id of each part ("e1.broker"), None for one that does not run."""

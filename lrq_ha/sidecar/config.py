@@ -7,7 +7,10 @@ a secret; files that are named are read, too; every key has its default and its 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import stat
 import tomllib
 from functools import cached_property
 from pathlib import Path
@@ -362,11 +365,21 @@ class Config(_Table):
         url = urlsplit(self.broker.url)
         return Credentials(unquote(url.username or "").encode(), unquote(url.password or "").encode())
 
+    @property
+    def _urls(self) -> list[str]:
+        """Of all that it connects to by AMQP."""
+        return [self.broker.url, *(peer.door for peer in self.peers), *(door for site in self.sites for door in site.doors)]
+
+    @property
+    def has_passwords(self) -> bool:
+        """Whether the file is for its owner's eyes only. An interceptor's options may hold whatever its author likes."""
+        options = any(settings.options for settings in self.interceptors.values())
+        return options or bool(self.door.tls and self.door.tls.users) or any(urlsplit(url).password for url in self._urls)
+
     @cached_property
     def client_tls(self) -> TlsFiles | None:
         """TLS for connections that are made; None if there are none with TLS. Raises TlsError."""
-        urls = [self.broker.url, *(peer.door for peer in self.peers), *(door for site in self.sites for door in site.doors)]
-        if not any(url.startswith("amqps") for url in urls):
+        if not any(url.startswith("amqps") for url in self._urls):
             return None
         return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
 
@@ -489,6 +502,24 @@ def load(path: Path) -> Config:
     except LrqError as error:
         raise ConfigError(f"{path}: {error.what}", todo=error.todo) from error
     return config
+
+
+def exposed(config: Config, path: Path) -> str:
+    """That others may read, or write, a file with passwords, and the command that ends it; empty if they may not.
+
+    A group's permissions do not count where the sidecar may need them: its user is not the owner, or root looks at the file of a service's group.
+    """
+    found, me = path.stat(), os.geteuid()
+    mode, file = stat.S_IMODE(found.st_mode), shlex.quote(str(path))
+    if found.st_uid == me and (me or not found.st_gid):
+        others, command = 0o077, f"chmod go-rwx {file}"
+    elif me == 0 or (mode & stat.S_IRGRP and found.st_gid in {os.getegid(), *os.getgroups()}):
+        others, command = 0o007, f"chmod o-rwx {file}"
+    else:  # this user is one of the others
+        others, command = 0o077, f"chown {me} {file} && chmod go-rwx {file}"
+    if not mode & others or not config.has_passwords:
+        return ""
+    return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
 
 
 #: Values of the sample for keys without a default, or with one that says nothing.

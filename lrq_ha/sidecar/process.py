@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -44,6 +45,7 @@ class Process:
         self.door = Door(config)
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
+        self._stands_since = time.time()  # while no incarnation runs: when the last one that ran was over, or this process began
         self._let_in = False  # the broker has taken user and password
         self._kept = Kept()
         self._ids = {name: node for node, name in config.names.items()}
@@ -82,6 +84,7 @@ class Process:
             try:
                 self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept)
                 self.problem = await incarnation.run()
+                self._stands_since = time.time()
                 self._let_in = True
                 log.warning("this incarnation is over: %s", self.problem)
             except LrqError as error:
@@ -113,7 +116,8 @@ class Process:
         found["interceptors"] = self.door.interceptors.status()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status.tell()
-        return found | {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._kept.paused}
+        standing = {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._kept.paused}
+        return found | standing | {"since": self._stands_since}
 
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""

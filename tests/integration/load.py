@@ -198,6 +198,11 @@ def command(*arguments: str, lab: Lab | None = None) -> tuple[int, str]:
     return done.returncode, said.strip()
 
 
+def line_of(node: str, said: str) -> str:
+    """What `lrq-ha list` says of a node, in one line: its row of the table, and its reason."""
+    return " ".join(line.strip() for line in said.splitlines() if line.split()[:1] == [node])
+
+
 def declare(url: str, queue: str, **arguments: object) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(url))
     connection.channel().queue_declare(queue, durable=True, arguments={f"x-{k.replace('_', '-')}": v for k, v in arguments.items()})

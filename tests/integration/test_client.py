@@ -23,6 +23,7 @@ from broker_plugin.client import (
     ConnectionRefused,
     VhostNotFound,
 )
+from broker_plugin.client_errors import AmqpError, ConnectionLimit
 from lrq_ha.lab import Lab
 from lrq_ha.replication.errors import MalformedInput
 
@@ -36,9 +37,10 @@ Use = Callable[[Connection], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab(groups={"client": 1}, brokers_only=True, vhosts=["closed", "deserted", "not found"]) as lab:
+    with Lab(groups={"client": 1}, brokers_only=True, vhosts=["closed", "deserted", "full", "not found"]) as lab:
         for vhost in ("closed", "not found"):
             lab.ctl("c1", "clear_permissions", "-p", vhost, "app")
+        lab.ctl("c1", "set_vhost_limits", "-p", "full", '{"max-connections": 0}')
         yield lab
 
 
@@ -85,21 +87,23 @@ def changed(url: str, **parts: str) -> Address:
 
 
 @pytest.mark.parametrize(
-    ("parts", "error"),
+    ("parts", "error", "todo"),
     [
-        ({"password": "wrong"}, AuthenticationFailed),
-        ({"user": "nobody"}, AuthenticationFailed),
-        ({"vhost": "nowhere"}, VhostNotFound),
-        ({"vhost": "closed"}, AccessRefused),
-        ({"vhost": "not found"}, AccessRefused),
+        ({"password": "wrong"}, AuthenticationFailed, "rabbitmqctl authenticate_user app "),
+        ({"user": "nobody"}, AuthenticationFailed, "rabbitmqctl authenticate_user nobody "),
+        ({"vhost": "nowhere"}, VhostNotFound, "rabbitmqctl add_vhost nowhere && rabbitmqctl set_permissions -p nowhere app '.*' '.*' '.*'"),
+        ({"vhost": "closed"}, AccessRefused, "rabbitmqctl set_permissions -p closed app '.*' '.*' '.*'"),
+        ({"vhost": "not found"}, AccessRefused, "rabbitmqctl set_permissions -p 'not found' app '.*' '.*' '.*'"),
+        ({"vhost": "full"}, ConnectionLimit, "rabbitmqctl list_vhost_limits --vhost full"),
     ],
 )
-def test_a_refused_login_says_what_to_do(url: str, parts: dict[str, str], error: type[AuthenticationFailed], loops: Any) -> None:
+def test_a_refused_login_says_what_to_do(url: str, parts: dict[str, str], error: type[AmqpError], todo: str, loops: Any) -> None:
     with pytest.raises(error) as caught:
         loops(opened(changed(url, **parts)))
-    assert caught.value.todo
+    assert type(caught.value) is error
+    assert todo in caught.value.todo
     assert "wrong" not in str(caught.value)
-    assert not caught.value.retriable
+    assert caught.value.retriable == (error is ConnectionLimit)
 
 
 def test_nobody_listens_or_nobody_speaks_amqp(loops: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pika
 import pytest
 from history import exactly
-from load import command, consume, declare, depth, eventually, in_sync, primary_of, same_logs, set_up, told
+from load import command, consume, declare, depth, eventually, in_sync, line_of, primary_of, same_logs, set_up, told
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Confirm, Publisher
@@ -148,8 +148,7 @@ def everything_is_there(lab: Lab, source: Source) -> None:
 
 def row(lab: Lab, name: str) -> str:
     """What `lrq-ha list` says of a node."""
-    said = command("list", lab=lab)[1]
-    return next(line for line in said.splitlines() if line.startswith(f"{name} "))
+    return line_of(name, command("list", lab=lab)[1])
 
 
 @pytest.mark.quick

@@ -137,6 +137,21 @@ def publish_and_confirm(channel: Any, properties: pika.BasicProperties) -> None:
 
 
 @pytest.mark.quick
+def test_rabbitmqctl_by_the_command(brokers: Lab) -> None:
+    """From another process, as in another terminal."""
+    def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = lab_command("ctl", "--dir", str(brokers.directory), "e2", *arguments)
+        return subprocess.run(command, capture_output=True, text=True, env=python_environment(), timeout=240)
+
+    listed = ctl("-q", "list_users", "--formatter", "json")
+    assert listed.returncode == 0, listed.stderr
+    assert {user["user"] for user in json.loads(listed.stdout)} == {"app", "lrq"}
+    refused = ctl("list_nobody")
+    assert refused.returncode == 64, "rabbitmqctl's own, as when it is run by hand"
+    assert "list_nobody" in refused.stderr
+
+
+@pytest.mark.quick
 def test_lab_json_tells_everything(brokers: Lab) -> None:
     file = brokers.directory / "lab.json"
     assert file.stat().st_mode & 0o077 == 0

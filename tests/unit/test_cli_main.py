@@ -21,6 +21,7 @@ from lrq_ha.cli import nodes
 from lrq_ha.cli.adopt import _dies_by_key, read_definitions
 from lrq_ha.cli.main import main
 from lrq_ha.cli.sidecar import redact, set_up_logging
+from lrq_ha.sidecar import process
 from lrq_ha.sidecar.config import sample
 
 NOBODY = "amqp://app:SECRET@127.0.0.1:1"
@@ -109,6 +110,24 @@ def test_sample_passes_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "e1.toml").write_text(text)
     assert main(["sidecar", "--config", str(tmp_path / "e1.toml"), "--check"]) == 0
     assert "is valid: node e1 (id 1) of group east; peers: e2; sites: west" in capsys.readouterr().out
+
+
+def test_a_file_with_passwords_that_others_may_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check and the start say so, and go on."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    monkeypatch.setattr(process, "run", lambda config: 0)
+    file = tmp_path / "e1.toml"
+    file.write_text(sample())
+    said = f"{file} holds passwords, and other users may use it (its mode is {{}}): run: chmod go-rwx {file}\n"
+    for mode in (0o644, 0o640, 0o600):
+        file.chmod(mode)
+        for options, level in ((["--check"], "lrq-ha: warning: "), ([], " WARNING lrq_ha.config: ")):
+            assert main(["sidecar", "--config", str(file), *options]) == 0
+            told = capsys.readouterr().err
+            assert told.endswith(level + said.format(f"{mode:04o}")) if mode != 0o600 else not told
 
 
 def test_a_bad_configuration_is_one_line_without_the_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

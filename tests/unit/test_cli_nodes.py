@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lrq_ha.cli import nodes
 from lrq_ha.cli.main import main
 from lrq_ha.lab.ports import free_ports
 from lrq_ha.replication.errors import LrqError
@@ -36,6 +39,7 @@ class Node:
         self.epoch = 0x301
         self.peers: dict[str, Any] = {}
         self.opened = self.paused = False
+        self.reason, self.end, self.since = "started", 120, "12:00:00"
         self.primary: str | None = "e1"
         self.closed_because = ""
 
@@ -43,9 +47,10 @@ class Node:
         if self.error:
             raise self.error
         return {
-            "node": self.name, "group": "east", "role": self.role.value, "epoch": self.epoch, "end": 120, "safe": 119, "applied": 100, "in_set": True,
-            "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": "12:00:00", "rss_bytes": 1, "reason": "started",
-            "paused": self.paused,
+            "node": self.name, "group": "east", "role": self.role.value, "epoch": self.epoch, "end": self.end, "safe": 119,
+            "applied": 100, "in_set": True,
+            "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": self.since, "rss_bytes": 1,
+            "reason": self.reason, "paused": self.paused,
             "serving": self.opened or self.role is Role.ACTIVE,
         }  # fmt: skip
 
@@ -255,13 +260,59 @@ def test_list_shows_every_node(serve: Callable[[Node], Node], tmp_path: Path, ca
     e1, e2, e3 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2")), Node("e3")
     e1.peers = {"e2": {"connected": True, "acked": 117, "lag_entries": 3, "lag_bytes": 4096, "lag_seconds": 0.25, "log_bytes_left": 70}}
     assert main(["list", *lab(tmp_path, e1, e2, e3)]) == 0
-    heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split("  ")[0].strip() == "NODE"
-    assert rows[0].split() == ["e1", "east", "active", "3.1", "120", "119", "100", "-", "-", "-", "-", "yes", "12:00:00", "started"]
     # The primary's word on who is in sync counts, not the backup's.
-    assert rows[1].split() == ["e2", "east", "ready", "3.1", "120", "119", "100", "3", "4096", "0.2", "70", "no", "12:00:00", "started"]
-    assert "no answer" in rows[2]
-    assert f"tried {e3.url}/status: connection refused" in rows[2]
+    assert capsys.readouterr().out.splitlines() == [
+        "NODE  GROUP  ROLE       EPOCH  IN SYNC  LOG END  LAG  LAG S  LOG LEFT",
+        "e1    east   active     3.1    yes          120    -      -         -",
+        "e2    east   ready      3.1    no           120    3    0.2        70",
+        "e3    east   no answer  -      no             -    -      -         -",
+        "",
+        "  e1    since 12:00:00: started",
+        "  e2    since 12:00:00: started",
+        f"  e3    tried {e3.url}/status: connection refused",
+    ]
+
+
+REASON = (
+    "took epoch 3.1; e2 was taken out of the set, as it made no progress for 5 s; queue 'orders' in vhost '/' is not on this node: "
+    "run lrq-ha reinit e2 --discard"
+)
+
+
+def test_list_fits_a_terminal(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason, which matters most, stood at the far right of some 200 columns."""
+    e1, e2 = serve(Node("east1", Role.RECOVERING)), serve(Node("east2", Role.STANDALONE))
+    e1.opened, e1.epoch, e1.reason, e1.end = True, 0x1701, REASON, 123_456_789
+    e1.peers = {"east2": {"lag_entries": 654_321, "lag_seconds": 3605.25, "log_bytes_left": (8 << 30) - 7_000_000}}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    options = lab(tmp_path, e1, e2)
+    assert main(["list", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "NODE   GROUP  ROLE        EPOCH  IN SYNC    LOG END     LAG   LAG S  LOG LEFT",
+        "east1  east   recovering  23.1   yes      123456789       -       -         -",
+        "east2  east   standalone  3.1    no             120  654321  3605.2   8.0 GiB",
+        "",
+        "  east1  since 12:00:00: took epoch 3.1; e2 was taken out of the set, as it made",
+        "      no progress for 5 s; queue 'orders' in vhost '/' is not on this node: run",
+        "      lrq-ha reinit e2 --discard",
+        "  east2  since 12:00:00: started",
+    ]
+    assert max(map(len, lines)) <= 80
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert main(["list", *options]) == 0
+    assert f"  east1  since 12:00:00: {REASON}" in capsys.readouterr().out.splitlines(), "who reads it may look for words"
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0"), (1023, "1023"), (1024, "1.0 KiB"), (102_300, "99.9 KiB"), (102_349, "100 KiB"), (1023 << 20, "1023 MiB"), (8 << 30, "8.0 GiB")],
+)
+def test_sizes(size: int, shown: str) -> None:
+    assert nodes._size(size) == shown
 
 
 def test_list_as_json(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +339,7 @@ def test_list_finds_a_node_and_its_peers_by_its_configuration(
     monkeypatch.setenv("LRQ_HA_CONFIG", str(config))
     assert main(["list"]) == 0
     by_environment = capsys.readouterr().out
-    assert [line.split()[2] for line in by_environment.splitlines()[1:]] == ["active", "ready"]
+    assert [line.split()[2] for line in by_environment.splitlines()[1:3]] == ["active", "ready"]
     assert main(["list", "--config", str(config)]) == 0
     assert capsys.readouterr().out == by_environment
 
@@ -411,6 +462,38 @@ def test_promote_prints_what_the_node_says(serve: Callable[[Node], Node], tmp_pa
     assert e2.told == [("promote", ["e1"], False, True), ("promote", [], True, False)]
 
 
+def test_promote_says_what_the_node_that_is_down_knows_of_it(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its broker is dead, its sidecar lives, and knows since when nothing was confirmed: what an operator is told to compare with."""
+    e1, e2, e3 = serve(Node("e1", Role.STANDALONE)), serve(Node("e2")), Node("e3")
+    e1.reason = "lrq@127.0.0.1:5672 vhost lrq cannot be reached"
+    options = lab(tmp_path, e1, e2, e3)
+    known = f"the sidecar of e1 answers: it is standalone since 12:00:00 ({e1.reason}), and has confirmed nothing since then"
+    for dry_run in (["--dry-run"], []):
+        assert main(["promote", "e2", "--down", "e3", "e1,e1", *dry_run, *options]) == 0
+        assert capsys.readouterr().out == f"done; {known}\n"
+    e1.role, e1.reason = Role.ACTIVE, ""
+    assert main(["promote", "e2", "--down", "e1", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == "done; the sidecar of e1 answers: it is active since 12:00:00, and so NOT down\n"
+    e1.role, e1.since = Role.CATCH_UP, ""
+    assert main(["promote", "e2", "--down", "e1", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == "done; the sidecar of e1 answers: it is catch-up\n"
+
+
+def test_promote_does_not_wait_for_a_node_that_does_not_answer(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e1, e2 = Node("e1"), serve(Node("e2"))
+    assert nodes.ASKING_TIMEOUT_S == 2.0
+    monkeypatch.setattr(nodes, "ASKING_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", e1.port)):
+        began = time.monotonic()
+        assert main(["promote", "e2", "--down", "e1", *lab(tmp_path, e1, e2)]) == 0
+        assert time.monotonic() - began < nodes.STATUS_TIMEOUT_S
+    assert capsys.readouterr().out == "done\n"
+
+
 def test_two_that_say_that_they_are_primary(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Until the older one hears of the newer. It got the orders, if it was named first, and the newer one's backups were shown by its word."""
     e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2", Role.ACTIVE))
@@ -420,7 +503,7 @@ def test_two_that_say_that_they_are_primary(serve: Callable[[Node], Node], tmp_p
     assert main(["list", *options]) == 0
     said = capsys.readouterr()
     assert said.err == both
-    assert "  3  " in said.out.splitlines()[3]
+    assert "    3  " in said.out.splitlines()[3]
     assert "77" not in said.out
     assert main(["remove", "e3", *options]) == 0
     assert capsys.readouterr().err == both
@@ -443,7 +526,7 @@ def test_a_pause_is_shown_while_there_is_a_primary(serve: Callable[[Node], Node]
     e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2"))
     e2.paused = True
     assert main(["list", *lab(tmp_path, e1, e2)]) == 0
-    _, first, second = capsys.readouterr().out.splitlines()
+    first, second = capsys.readouterr().out.splitlines()[-2:]
     assert first.endswith("started")
     assert second.endswith("started; paused: takes no epoch by itself until lrq-ha resume")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -93,3 +94,44 @@ def test_a_folder_that_was_never_claimed_stays(tmp_path: Path, monkeypatch: pyte
     assert main(["lab", "up", "--brokers-only", "--dir", str(tmp_path)]) == 0
     assert "Ending the lab" in capsys.readouterr().out
     assert (tmp_path / "thesis").read_text() == "kept"
+
+
+@pytest.fixture
+def broker(running: tuple[Path, subprocess.Popen[bytes]]) -> list[str]:
+    """A program that stands for the broker of node e1 of that lab, and one for its rabbitmqctl; options that make a command find the lab."""
+    directory, _ = running
+    node = dict.fromkeys(("door", "broker", "http", "config", "log", "broker_log"), "amqp://127.0.0.1:1")
+    (directory / keeper.LAB_FILE).write_text(json.dumps({"groups": {"east": {"primary": None, "nodes": {"e1": node}}}}))
+    for name, does in (("rabbitmq-server", "exec sleep 600"), ("rabbitmqctl", 'echo "$0" "$@" of "$WHOSE"; echo warned >&2; exit 64')):
+        (directory / name).write_text(f"#!/bin/sh\n{does}\n")
+        (directory / name).chmod(0o700)
+    environment = {"WHOSE": "e1", "PATH": "/usr/bin:/bin"}
+    keeper.ask(directory, do="spawn", key="e1.broker", argv=[str(directory / "rabbitmq-server")], env=environment, cwd="/", log="/dev/null")
+    return ["--dir", str(directory)]
+
+
+def test_rabbitmqctl_of_a_nodes_broker(broker: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """All that follows the node's name is rabbitmqctl's, and all that comes of it is the caller's."""
+    for given in (["-q", "list_queues", "--dir", "name"], ["--help"], []):
+        assert main(["lab", "ctl", *broker, "e1", *given]) == 64
+        said = capfd.readouterr()
+        assert said.out.split() == [f"{broker[1]}/rabbitmqctl", *given, "of", "e1"]
+        assert said.err == "warned\n"
+    assert main(["lab", "ctl", *broker, "e1", "--", "status"]) == 64
+    assert capfd.readouterr().out.split()[1:] == ["status", "of", "e1"]
+
+
+def test_rabbitmqctl_ended_by_a_signal(broker: list[str]) -> None:
+    Path(broker[1], "rabbitmqctl").write_text("#!/bin/sh\nkill -TERM $$\n")
+    assert main(["lab", "ctl", *broker, "e1", "status"]) == 143
+
+
+def test_rabbitmqctl_where_there_is_no_broker(broker: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def told(*arguments: str) -> str:
+        assert main(["lab", "ctl", *arguments, "status"]) == 1
+        return capfd.readouterr().err
+
+    assert told(*broker, "e2") == "lrq-ha: The lab has no node 'e2'. It has e1\n"
+    assert told("--dir", str(tmp_path), "e1").startswith(f"lrq-ha: No lab runs in {tmp_path}. Start one with `lrq-ha lab up`")
+    Lab.attach(Path(broker[1])).kill("e1.broker")
+    assert told(*broker, "e1") == "lrq-ha: The broker of e1 is not running. Start it: lrq-ha lab start e1.broker\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -94,6 +95,41 @@ def test_a_node_that_does_not_run_says_that_it_is_paused(tmp_path: Path) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lrq_ha.sidecar.process.Incarnation", Paused)
+        asyncio.run(go())
+
+
+def test_a_node_that_does_not_run_says_since_when(tmp_path: Path) -> None:
+    """Who promotes another node compares with it; each try to start again is no new beginning."""
+
+    class Ends:
+        ready, shut_out, paused, defers_to, doubt = False, 0, False, 0, None
+
+        def __init__(self, *_: object, **__: object) -> None:
+            began.append(time.time())
+
+        async def run(self) -> str:
+            if len(began) == 1:
+                await asyncio.sleep(0.01)
+                return "the connection to the broker is lost"
+            raise LrqError("the broker cannot be reached")
+
+    began: list[float] = []
+
+    async def go() -> None:
+        file = tmp_path / "node.toml"
+        file.write_text(MINIMAL)
+        made = time.time()
+        process = Process(load(file))
+        assert made <= process.status()["since"] <= time.time()
+        lives = asyncio.create_task(process._lives())
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(began) < 3:
+                await asyncio.sleep(0.01)
+        lives.cancel()
+        assert began[0] + 0.01 <= process.status()["since"] <= began[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lrq_ha.sidecar.process.Incarnation", Ends)
         asyncio.run(go())
 
 
