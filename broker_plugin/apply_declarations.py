@@ -52,6 +52,7 @@ class Declarer:
         self._me = me
         self._shortfall = shortfall
         self._refusals: dict[bytes, Refused] = {}  # by declaration
+        self._late: set[bytes] = set()  # declarations that were refused for a while
         self._address = address
         self._connection = connection
         self._apart: Channel | None = None
@@ -88,25 +89,29 @@ class Declarer:
 
     @property
     def has_refused(self) -> bool:
-        """Whether there is anything to try again."""
-        return bool(self._refusals)
+        """Whether there is anything to try again, or to be told of."""
+        return bool(self._refusals or self._late)
 
     async def try_again(self, declared: set[Row]) -> None:
         """Tries what this broker has refused, as far as the log (`declared`) still declares it, and tells what is missing. Raises as `execute`."""
+        for payload in [payload for payload in (*self._refusals, *self._late) if (self._vhost, payload) not in declared]:
+            self._refusals.pop(payload, None)
+            self._late.discard(payload)
+            self._shortfall.note_gap(self._place(payload), "")
         for payload, refused in list(self._refusals.items()):
-            place = ("declaration", self._vhost, payload)
-            if (self._vhost, payload) not in declared:
-                del self._refusals[payload]
-                self._shortfall.note_gap(place, "")
-                continue
+            place = self._place(payload)
             again = await self._execute(payload)
             if again is None:
                 del self._refusals[payload]
+                self._late.add(payload)
                 text = f"{refused.what} was missing here, and so may be what was published to it: {self._reinit}"
             else:
                 text = f"{again.what} is refused here ({again.text}): {_todo(again.text)}, then {self._reinit}"
             if self._shortfall.note_gap(place, text):
                 log.error("%s", text)
+
+    def _place(self, payload: bytes) -> tuple[str, str, bytes]:
+        return "declaration", self._vhost, payload
 
     @property
     def _reinit(self) -> str:

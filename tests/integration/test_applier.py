@@ -302,10 +302,13 @@ def test_a_queue_that_this_broker_does_not_permit(lab: Lab, caplog: pytest.LogCa
             rig.add(declare("permitted"), publishes([b"kept"], "permitted"))
             await rig.applied()
             assert [body for _, body in await content(channel, "permitted")] == [b"kept"]
+            async with asyncio.timeout(PATIENCE_S):
+                while "'denied-2'" not in rig.replica.shortfall.tell():
+                    await asyncio.sleep(0.05)
 
     asyncio.run(go())
     for queue in ("denied-1", "denied-2"):
-        assert f"is refused here, in vhost '/', for {queue}: " in caplog.text
+        assert f"queue '{queue}' in vhost '/' is refused here (" in caplog.text
     assert "deprecated_features.permit.*" in caplog.text
 
 

@@ -14,7 +14,7 @@ from broker_plugin.applier import Applier
 from broker_plugin.apply_declarations import Declarer
 from broker_plugin.apply_lane import RETRY_MESSAGES_MAX, RETRY_ROUTED_MAX_S, Lane, Window
 from broker_plugin.channels import QueueKey
-from broker_plugin.client_errors import Address, ChannelClosed, ConnectionClosed
+from broker_plugin.client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed
 from broker_plugin.parking import Message, Route
 from broker_plugin.replica import Entry, Replica
 from broker_plugin.shortfall import Shortfall
@@ -487,3 +487,61 @@ def test_a_message_over_which_the_broker_ends_the_connection_is_in_doubt_for_the
         return applier
 
     assert (asyncio.run(scenario()).doubt is not None) is (code == 541)
+
+
+def test_a_declaration_that_is_refused_is_tried_again_while_the_log_declares_it() -> None:
+    """It was passed over: its queue was missing after a failover, and only a log line said so."""
+    refuses = True
+    shortfall = Shortfall()
+
+    class Channel:
+        error = None
+
+        async def channel(self) -> Channel:
+            return self
+
+        async def _call(self, _method: int, _arguments: bytes) -> None:
+            if refuses:
+                raise ChannelClosed(406, "PRECONDITION_FAILED - inequivalent arg 'x-max-length' for queue 'orders' in vhost '/'")
+
+    async def go() -> None:
+        nonlocal refuses
+        declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", shortfall)
+        method = building.encode_method(commands.Queue.Declare(queue="orders", durable=True))
+        await declarer.execute(method)
+        assert declarer.has_refused
+        assert shortfall.tell() == "", "a later entry may delete it"
+        await declarer.try_again({("/", method)})
+        assert shortfall.tell().startswith("queue 'orders' in vhost '/' is refused here (PRECONDITION_FAILED")
+        assert shortfall.tell().endswith("then lrq-ha reinit e2 --discard")
+        refuses = False
+        await declarer.try_again({("/", method)})
+        assert "was missing here, and so may be what was published to it: lrq-ha reinit e2 --discard" in shortfall.tell()
+        refuses = True
+        other = building.encode_method(commands.Queue.Declare(queue="gone", durable=True))
+        await declarer.execute(other)
+        await declarer.try_again({("/", method)})
+        assert "'gone'" not in shortfall.tell(), "the log declares it no more"
+        await declarer.try_again(set())
+        assert (declarer.has_refused, shortfall.tell()) == (False, "")
+
+    asyncio.run(go())
+
+
+def test_a_right_that_is_missing_is_no_refusal_to_pass_over() -> None:
+    class Channel:
+        error = None
+
+        async def channel(self) -> Channel:
+            return self
+
+        async def _call(self, _method: int, _arguments: bytes) -> None:
+            raise ChannelClosed(403, "ACCESS_REFUSED - configure access to queue 'orders' in vhost '/' refused for user 'a'")
+
+    async def go() -> None:
+        declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", Shortfall())
+        with pytest.raises(BrokerRefuses, match=r"rabbitmqctl set_permissions -p / a '\.\*' '\.\*' '\.\*'"):
+            await declarer.execute(building.encode_method(commands.Queue.Declare(queue="orders", durable=True)))
+        assert not declarer.has_refused
+
+    asyncio.run(go())
