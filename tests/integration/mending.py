@@ -15,6 +15,7 @@ from lrq_ha.lab import Lab, LabError
 from lrq_ha.lab.probe import excerpt
 
 MEND_S = 60.0
+APPLIED_LATE_MAX = 100  # entries that a node without load may not have applied yet: its own
 
 
 def mend(lab: Lab) -> str:
@@ -48,12 +49,15 @@ def _last_words(lab: Lab, name: str) -> str:
 
 
 def is_whole(lab: Lab) -> bool:
-    """Whether every group has a primary, with all others in sync."""
+    """Whether every group has a primary, with all others in sync, and what is in its log is in the queues of all."""
     for group in {node.group for node in lab.nodes.values()}:
         primary = lab.primary(group)
         names = {node.name for node in lab.nodes.values() if node.group == group}
         if primary is None or set(lab.status(primary)["members"]) != names:
             return False
-        if any(lab.status(name)["role"] != "ready" for name in names - {primary}):
+        said = {name: lab.status(name) for name in names}
+        if any(said[name]["role"] != "ready" or said[name]["lacks"] for name in names - {primary}):
+            return False
+        if min(each["applied"] for each in said.values()) < said[primary]["safe"] - APPLIED_LATE_MAX:
             return False
     return True
