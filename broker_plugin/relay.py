@@ -76,7 +76,7 @@ class Relay(End):
         unseen: Channels with transactions on which the door has acks of its own to give.
         seconds: Channels that have a second one at the broker, by its number there (see `transacting`).
         apart: Channels at the broker that the client does not see, by their numbers: who takes what comes from there.
-        replies: Declarations that wait for the broker's answer, by channel.
+        replies: Declarations that wait for the broker's answer, by channel: whether it has accepted them.
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
         timer: When it ends in any case.
@@ -142,7 +142,7 @@ class Relay(End):
         self.acked: dict[QueueKey, list[int]] = {}
         self.ack_frames: list[bytes] = []
         self.unseen: set[int] = set()
-        self.replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self.replies: dict[int, asyncio.Future[bool]] = {}
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
         self.timer: asyncio.TimerHandle | None = None
