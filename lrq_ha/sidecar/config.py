@@ -49,8 +49,9 @@ def _split(value: str) -> SplitResult:
 
 def _amqp(value: str) -> str:
     url = _split(value)
-    if url.scheme not in ("amqp", "amqps") or not url.username:
-        raise ValueError(f'must be "amqp://USER:PASSWORD@HOST:PORT", or amqps:// for TLS; {urls.PASSWORD_RULE}')
+    if url.scheme not in ("amqp", "amqps") or not url.username or urls.unused(url):
+        form = 'must be "amqp://USER:PASSWORD@HOST:PORT", or amqps:// for TLS, without a virtual host or options'
+        raise ValueError(f"{form}; {urls.PASSWORD_RULE}")
     return value
 
 
@@ -73,8 +74,9 @@ def _pattern(value: str) -> str:
 
 
 def _http(value: str) -> str:
-    if _split(value).scheme != "http":
-        raise ValueError('must be "http://HOST:PORT"')
+    url = _split(value)
+    if url.scheme != "http" or url.username is not None or url.path.strip("/") or url.query or url.fragment:
+        raise ValueError('must be "http://HOST:PORT", without a user or a path')
     return value
 
 
