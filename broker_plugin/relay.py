@@ -10,6 +10,7 @@ What comes is taken by `from_client` and `from_broker`; when reading from either
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ from .repeats import Repeats
 if TYPE_CHECKING:
     from .door import Door
     from .replica import Replica
+
+log = logging.getLogger("lrq_ha.door")
 
 LEAVE_POLL_S = 0.05
 SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and never tell of the confirm
@@ -246,6 +249,8 @@ class Relay(End):
 
     def broker_lost(self) -> None:
         """The broker's side is gone."""
+        if self.client is not None and (unread := self.flow.unread_bytes):
+            log.warning("the broker has ended a connection of %s, whose client does not read: %d bytes wait for it", self.user, unread)
         self.close()
 
     # ---- to the client -----------------------------------------------------------------------------------------------
@@ -441,6 +446,7 @@ class Relay(End):
             task.cancel()
         self.replica.progress.waiting_safe.discard(self)
         self.replica.progress.waiting_durable.discard(self)
+        self.replica.barrier.changed.discard(self.flow.consider_broker)
         self.from_client.forget()
         if self.client is not None:
             farewell.end(self.client)
