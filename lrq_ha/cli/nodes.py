@@ -27,6 +27,8 @@ from lrq_ha.replication.positions import epoch_name
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 
+from .text import one_line
+
 STATUS_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 COMMAND_TIMEOUT_S = 60.0
@@ -184,9 +186,9 @@ def refused(target: Target, refusal: urllib.error.HTTPError) -> LrqError:
 
 def _text(body: bytes) -> str:
     try:
-        return str(json.loads(body)["text"])
+        return one_line(str(json.loads(body)["text"]))
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip()
+        return one_line(body.decode(errors="replace").strip())
 
 
 # ---- showing ---------------------------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ def _text(body: bytes) -> str:
 
 def table(reports: Sequence[Report]) -> str:
     """The nodes as an aligned table. A backup's lag and its place in the in-sync set are its primary's word, if that answers."""
-    rows = [_HEADINGS, *(_row(report, primary_of(report.target.group, reports)) for report in reports)]
+    rows = [_HEADINGS, *(tuple(map(one_line, _row(report, primary_of(report.target.group, reports)))) for report in reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     return "\n".join(
         "  ".join(

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from lrq_ha.sidecar import config as configuration
 
+from .text import one_line
+
 _LEVELS = ("debug", "info", "warning", "error")
 #: What may hold URLs. Each word is looked at once, from either end: a log line may be as long, and as odd, as a stranger likes.
 _WORD = re.compile(r"[^\s'\"]+")
 _SCHEME = re.compile(r"\w+://")
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 #: What an error says is allowed.
 _FORM = "amqp://USER:PASSWORD@"
 
@@ -56,7 +57,7 @@ class _Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """One line, whatever clients call their queues."""
-        return super().formatMessage(record).translate(_CONTROLS)
+        return one_line(super().formatMessage(record))
 
 
 def set_up_logging(level: str) -> None:
