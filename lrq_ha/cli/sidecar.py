@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lrq_ha.sidecar import config as configuration
 
+from .flood import LimitedHandler
 from .text import one_line
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -61,8 +62,8 @@ class _Formatter(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Sends all logs from `level` on to stderr, one line each: time, level, logger, text."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Sends logs from `level` on to stderr, one line each: time, level, logger, text."""
+    handler = LimitedHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("pamqp").setLevel(logging.CRITICAL)  # it logs what clients send
