@@ -1,4 +1,4 @@
-"""Who may come in: connections are counted from their accept on, by what their logins come to. Pure.
+"""Who may come in: connections are counted from their accept on, until both their sockets have closed, by what their logins come to. Pure.
 
 Rules:
 - All together are `connections_max` at most. Clients leave some of that free, for other nodes and sites, which nobody can tell from them before they

@@ -39,6 +39,7 @@ class Barrier:
         published_upto: The last entry that this node has published to its broker.
         recorded: R of the last applied record that is confirmed.
         write_record: Writes one.
+        changed: Called when one goes up, or is down again.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -47,6 +48,7 @@ class Barrier:
         self.published_upto = 0
         self.recorded = 0
         self.write_record: Callable[[], Awaitable[None]] = _no_record
+        self.changed: set[Callable[[], None]] = set()
         self._deleted: dict[QueueKey, int] = {}  # by which entries
         self._lock = asyncio.Lock()
         self._free = asyncio.Event()
@@ -72,6 +74,7 @@ class Barrier:
                 return
             self._free.clear()
             self._eased.clear()
+            self._tell_changed()
             try:
                 stands = await self._settles(alarmed, declares)
                 if not stands:
@@ -88,6 +91,11 @@ class Barrier:
             if waits is not None:
                 waits.over.set()
             self._progress.on_wake()
+            self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        for tell in tuple(self.changed):
+            tell()
 
     def ease(self) -> None:
         """From now on only publishes wait until it is down, and who declares."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from lrq_ha.replication.errors import LrqError
@@ -21,13 +22,14 @@ log = logging.getLogger("lrq_ha.door")
 
 
 class BrokerSide(asyncio.Protocol):
-    """See above."""
+    """See above. `on_lost`: called when its socket has closed."""
 
     def __init__(self, client: ClientSide) -> None:
         self.client: ClientSide | None = client
         self.door = client.door
         self.transport: asyncio.Transport | None = None
         self.end: End | None = None
+        self.on_lost: Callable[[], None] | None = None
         self._left = False
         self._buffer = b""
 
@@ -86,6 +88,8 @@ class BrokerSide(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        if self.on_lost is not None:
+            self.on_lost()
         if self.end is not None:
             self.end.broker_lost()
         elif self.client is not None and self.client.end is None:

@@ -13,8 +13,9 @@ Expiry, length limits and operators (management page, rabbitmqctl) take messages
   earlier epochs, of which nobody knows what was given back, while the queue is not empty. Until the broker has heard of it, the queue is passed over.
 - A queue that is gone is deleted in the log, in a barrier. A client may have declared it again in this very moment, in words that the log knows and
   which are therefore passed on: that is waited for, and then it is not gone. (In other words: `declaring` has deleted it in the log before.)
-  Nor is one that was never here (this broker may have refused the declaration), unless it may have gone by itself. Where a connection's own is found
-  (exclusive), the log's, which never is one, is gone.
+  Nor is one that was never here (this broker may have refused the declaration), unless it may have gone by itself. Nor is one that a client has
+  deleted while the broker was asked: so the log is looked at when the broker has answered, and nothing is said before the second look. Where a
+  connection's own is found (exclusive), the log's, which never is one, is gone.
 - Of a queue that is not replicated as a whole, only that it is gone is told: what is in it is each broker's own.
 - A queue that goes with its last consumer (`topology.goes_unused`) is deleted here, when clients of this node have consumed from it and none does
   any more; not while the door closes, as its clients come again elsewhere.
@@ -180,6 +181,8 @@ class Census:
         vhost, queue = key
         again_at = time.monotonic() + BACK_OFF_S
         if isinstance(error, ChannelClosed) and error.of_queue:
+            if not self._replica.declared.has(key):
+                return
             if key not in self._unlooked:  # said once
                 log.warning("what leaves queue '%s' in vhost '%s' by itself cannot be seen now: %s", queue, vhost, error)
             self._unlooked[key] = again_at
@@ -373,19 +376,22 @@ class Census:
 
     def _missing(self, key: QueueKey) -> None:
         self._seen.pop(key, None)
+        if not self._replica.declared.has(key):
+            self._missed.pop(key, None)
+            return
         vhost, queue = key
         was_here = key in self._existed or key in self._replica.declared.here
         declaration = self._replica.declared.declarations.get(key, b"")
         if not was_here and topology.level_of(declaration) is Level.NONE:
             return  # another node's
+        if key not in self._missed:
+            self._missed[key] = time.monotonic()
+            self._again[key] = None
+            return
         if not was_here and not topology.may_vanish(declaration):
             if key not in self._said:
                 self._said.add(key)
                 log.warning("queue '%s' in vhost '%s' is in the log, and was not on this broker when it became primary", queue, vhost)
-            return
-        if key not in self._missed:
-            self._missed[key] = time.monotonic()
-            self._again[key] = None
             return
         del self._missed[key]
         self._gone.append(key)

@@ -80,7 +80,7 @@ class Address:
             server_name, proxied: See the class.
 
         Raises:
-            MalformedInput: It has another form, or is amqps:// and there is no `tls`.
+            MalformedInput: It has another form, or a part that would not be used, or is amqps:// and there is no `tls`.
         """
         try:
             parts = urls.split(url)
@@ -91,6 +91,8 @@ class Address:
         if parts.scheme not in ("amqp", "amqps") or not host or (secure and tls is None):
             raise MalformedInput("a broker's URL has another form", todo=_FORM)
         path = unquote(parts.path[1:]) or "/"
+        if unused := urls.unused(parts, path):
+            raise MalformedInput(f"a broker's URL {unused}", todo=_FORM)
         user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return cls(host, port, user, password, path if vhost is None else vhost, tls if secure else None, server_name, proxied)
 

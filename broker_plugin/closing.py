@@ -19,7 +19,7 @@ from pamqp import commands
 
 from . import building, permitting, settling
 from .channels import Channel, Closing, Settled
-from .frames import CHANNEL_CLOSE, METHOD, FrameError, Item
+from .frames import METHOD, FrameError, Item
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -214,7 +214,7 @@ def no_reply(relay: Relay, number: int | None = None) -> None:
     """No answer to a declaration will come any more, on this channel or on any."""
     for channel, reply in relay.replies.items():
         if number in (None, channel) and not reply.done():
-            reply.set_result((CHANNEL_CLOSE, b""))
+            reply.set_result(False)
 
 
 def _forget(relay: Relay, channel: Channel) -> None:

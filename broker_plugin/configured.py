@@ -135,7 +135,7 @@ class Configured:
     async def _empty(self, key: QueueKey) -> None:
         """Purges a queue if there is something in it."""
         if not self._replica.declared.is_stream(key) and await self._ready(key):
-            await self._do(key, lambda channel: channel.queue_purge(key[1]))
+            await self._do(key, lambda channel: channel.queue_purge(key[1]), log_refusal=False)  # it may have been deleted meanwhile
 
     async def _empty_for_good(self, key: QueueKey, method: bytes) -> None:
         """Nothing of what is in the queue now is left in it. `method`: declares it."""

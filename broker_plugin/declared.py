@@ -143,6 +143,10 @@ class Declared:
         """The queues that the log declares and does not delete again."""
         return [key for key, gone in self.queues.items() if not gone]
 
+    def has(self, key: QueueKey) -> bool:
+        """Whether the log declares a queue and does not delete it again."""
+        return self.queues.get(key, -1) == 0
+
     def noted(self, sequence: int, entry: pb.Topology) -> QueueKey | None:
         """The log says so at entry `sequence`. Returns the queue that it deletes, if it does."""
         kind = frames.method_id(entry.method)

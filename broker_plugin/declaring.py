@@ -24,7 +24,7 @@ from lrq_ha.replication.levels import Level
 from . import building, closing, topology, waiting
 from .channels import Channel, Passed
 from .client_errors import ChannelClosed
-from .frames import CHANNEL_CLOSE, EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
+from .frames import EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
 
 if TYPE_CHECKING:
     from .relay import Relay
@@ -92,8 +92,7 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, payload: bytes, 
                     _log_deletion(relay, deletes, name, action)
                     again = _again(relay, channel, payload)
                     return
-            answer, said = await _ask(relay, number, action.asked)
-            if answer == CHANNEL_CLOSE:
+            if not await _ask(relay, number, action.asked):
                 return
             if action.purge:
                 queue = (relay.vhost, action.queue)  # what is on its way to clients counts as purged a moment later
@@ -114,9 +113,9 @@ async def _replicate(relay: Relay, channel: Channel, kind: int, payload: bytes, 
             await replica.barrier.write_record()
         if relay.watch is not None:
             relay.watch.declared(number, action.asked, True)
-        if not getattr(method, "nowait", False) and channel.speaks:  # the broker may have closed it meanwhile, and the client knows
-            relay.to_client(building.frame(METHOD, number, said))
     finally:
+        if not relay.closed:
+            relay.from_broker.give_answer(number, silent=bool(getattr(method, "nowait", False)))
         relay.from_client.unstall(again)
 
 
@@ -174,9 +173,12 @@ async def _turn(relay: Relay, kind: int, queue: str) -> AsyncIterator[None]:
             await moving.over.wait()
 
 
-async def _ask(relay: Relay, number: int, payload: bytes) -> tuple[int, bytes]:
-    """The broker's answer to a declaration. Behind a publish of the same connection, it does not read the question before an alarm is over."""
-    reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+async def _ask(relay: Relay, number: int, payload: bytes) -> bool:
+    """Whether the broker has accepted a declaration; its answer is withheld then (`FromBroker.hold_answer`).
+
+    Behind a publish of the same connection, the broker does not read the question before an alarm is over.
+    """
+    reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     relay.replies[number] = reply
     relay.flow.asks(True)
     relay.outbox.put(building.frame(METHOD, number, payload))
@@ -202,7 +204,7 @@ def declare_ok(relay: Relay, number: int, data: bytes, item: Item) -> bytes | No
 
 
 def reply(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
-    """The answer to a declaration; the client gets that of a replicated one later."""
+    """The answer to a declaration; the client gets that of a replicated one later, and what follows it on the channel, too."""
     channel = relay.channel(number)
     if channel.passed:
         passed = channel.passed.popleft()
@@ -214,5 +216,6 @@ def reply(relay: Relay, number: int, data: bytes, item: Item) -> bytes | None:
     future = relay.replies.get(number)
     if future is None or future.done():
         return None
-    future.set_result((item[0], bytes(data[item[2] : item[3]])))
+    future.set_result(True)
+    relay.from_broker.hold_answer(number, bytes(data[item[2] - 7 : item[3] + 1]))
     return b""

@@ -71,6 +71,7 @@ class Door:
 
     Args:
         config: The node's configuration.
+        connections_max: As many connections as there may be; None: what the configuration says.
 
     Attributes:
         admissions: Who came in.
@@ -85,7 +86,7 @@ class Door:
         buffered_bytes_max: Memory for what is not safe yet; past it nothing more is read from publishers.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, connections_max: int | None = None) -> None:
         self.config = config.door
         self.buffered_bytes_max = min(config.door.buffered_bytes_max, config.replication.log_quarter_bytes)
         self.group = config.node.group
@@ -103,7 +104,7 @@ class Door:
         self.unfinished = Budget(config.door.unfinished_bytes_max, "door.unfinished_bytes_max")
         self._users = {e.common_name: Credentials(e.user.encode(), e.password.encode()) for e in (config.door.tls.users if config.door.tls else ())}
         self._client_tls = config.client_tls
-        self.admissions = Admissions(config.door.connections_max, len(config.peers) + len(config.sites))
+        self.admissions = Admissions(connections_max or config.door.connections_max, len(config.peers) + len(config.sites))
         self._full: dict[Relay, int] = {}  # clients that do not keep up, the longest first, and the bytes that wait for each
         self._refused_said_at = self._lost_said_at = 0.0
         self.completes_locally = config.completes_locally

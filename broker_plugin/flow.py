@@ -3,7 +3,8 @@
 Rules:
 - Reading from a side stops while the other side, or the log, does not keep up, and goes on when nothing is against it any more.
 - While the broker owes the client an answer before which nothing more is taken from it, the broker is read from though the client reads nothing: it
-  may be writing. What stands before that answer is bounded, too: whose client then goes on reading nothing is given up.
+  may be writing. So it is while others wait for the broker's answers to what the client has published: those who declare, and the log. What stands
+  before such an answer is bounded, too: whose client then goes on reading nothing is given up.
 - A side that is not read from is not silent: what it said nobody has heard.
 """
 
@@ -37,6 +38,7 @@ class Flow:
         "_asking",
         "_client_full",
         "_client_paused",
+        "_fetched",
         "_full_since",
         "_heartbeat_s",
         "_held_up",
@@ -57,6 +59,7 @@ class Flow:
         self._full_since = 0.0
         self._unread = 0  # what was on its way to a client that is full at the last look, and when it was last seen to have read, or asked for more
         self._read_at = 0.0
+        self._fetched = 0  # about how much was read from the broker for a client that is full
         self._held_up = False  # nothing is read from either side until interceptors have caught up
         self._stopping = False  # nothing more is read from the client until what is under way is confirmed
         self._asking = False  # the broker owes the client an answer before which nothing more is taken from it
@@ -77,16 +80,27 @@ class Flow:
     @property
     def _deaf(self) -> bool:
         """The client does not read what the door itself answers, or that waits for the end of a content: so nothing is taken that has an answer."""
-        waiting = max(self._waiting_bytes, self._relay.from_broker.passing.behind_bytes)
+        waiting = max(self.unread_bytes - self._fetched, self._relay.from_broker.passing.behind_bytes)
         return waiting > DEAF_SHARE * self._relay.door.config.client_buffer_bytes_max
 
     @property
-    def _buried(self) -> bool:
-        """The answer that the client waits for stands behind more than is kept for one that does not read."""
-        return self._asking and self._waiting_bytes > ANSWER_SHARE * self._relay.door.config.client_buffer_bytes_max
+    def _is_awaited(self) -> bool:
+        """Whether the client, or others, wait for an answer of the broker on this connection."""
+        return self._asking or (self._relay.unanswered and (self._relay.replica.barrier.is_up or self._holds_log))
 
     @property
-    def _waiting_bytes(self) -> int:
+    def _holds_log(self) -> bool:
+        """The log may lose what follows on the oldest publish that the broker has not answered here."""
+        progress = self._relay.replica.progress
+        return self._relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back()
+
+    @property
+    def _buried(self) -> bool:
+        """That answer stands behind more than is kept for a client that does not read."""
+        return self.unread_bytes > ANSWER_SHARE * self._relay.door.config.client_buffer_bytes_max and self._is_awaited
+
+    @property
+    def unread_bytes(self) -> int:
         """What is on its way to a client that is full."""
         client = self._relay.client
         if not self._client_full or client is None or client.is_closing():
@@ -127,24 +141,26 @@ class Flow:
     @property
     def listens(self) -> bool:
         """Whether the broker is read from."""
-        return not (self._held_up or self._relay.from_broker.withholds_too_much or (self._client_full and not self._asking) or self._buried)
+        if self._held_up or self._relay.from_broker.withholds_too_much:
+            return False
+        return not self._client_full or (self._is_awaited and not self._buried)
 
     def broker_heard(self) -> None:
         """Something came from the broker, and the client was given what is for it."""
         self.broker_heard_at = self._relay.door.now()
-        if self._asking and self._client_full:
+        if self._client_full:
+            self._fetched += max(0, self.unread_bytes - self._unread)
             self._look_at_client()
 
     def _look_at_client(self) -> None:
         """How much is on its way to a client that is full now; and whether it has read of that."""
         relay = self._relay
-        unread = self._waiting_bytes
+        unread = self.unread_bytes
         if unread < self._unread:
             self._read_at = relay.door.now()
         self._unread = unread
         relay.door.client_full(relay, unread)
-        if self._asking:
-            self.consider_broker()
+        self.consider_broker()
 
     def stop(self) -> None:
         """Reads nothing more from the client before `go_on`."""
@@ -160,6 +176,7 @@ class Flow:
         """Nobody reads what the broker sends, but its answers are still needed."""
         relay = self._relay
         self._client_full = False
+        relay.replica.barrier.changed.discard(self.consider_broker)
         relay.door.client_full(relay, 0)
         if not relay.closed and not relay.broker.is_closing():
             relay.broker.resume_reading()
@@ -170,8 +187,10 @@ class Flow:
         if relay.closed or relay.client is None:
             return
         self._client_full = full
+        (relay.replica.barrier.changed.add if full else relay.replica.barrier.changed.discard)(self.consider_broker)
+        self._fetched = 0
         self._full_since = self._read_at = relay.door.now()
-        self._unread = self._waiting_bytes
+        self._unread = self.unread_bytes
         relay.door.client_full(relay, self._unread)
         self.consider_broker()
         self.consider_pausing()
@@ -200,25 +219,23 @@ class Flow:
         return self._client_full or self._held_up or bool(self._relay.from_broker.withheld) or not self._relay.takes_deliveries
 
     def _what_waits(self, now: float) -> str:
-        """What has waited for too long for this client, as it does not read; empty if nothing has.
+        """What has waited for too long for an answer of the broker that this client has buried; empty if nothing has.
 
-        Answers of the broker that cannot reach it: a declaration, another's or its own, for which everybody waits; and the log, which must not lose
-        what is not known to be applied. And it itself, for its broker's answer, unless it goes on reading; where that is one to a
-        declaration, it has no time to: everybody waits.
+        A declaration, another's or its own, for which everybody waits; or the log, which must not lose what is not known to be applied. Or the client
+        itself, unless it goes on reading; where it waits for the answer to a declaration, it has no time to: everybody waits.
         """
-        if not self._client_full:
+        if not (self._client_full and self._buried):
             return ""
         relay = self._relay
         limit_s = relay.door.config.hold_up_timeout_s
-        if relay.replies and self._buried:
+        if relay.replies:
             return "a declaration of its own"
-        if now - self._full_since >= limit_s:
-            progress = relay.replica.progress
-            if relay.replica.barrier.is_up and relay.unanswered:
+        if now - self._full_since >= limit_s and relay.unanswered:
+            if relay.replica.barrier.is_up:
                 return "a declaration"
-            if relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back():
+            if self._holds_log:
                 return "the log"
-        return "the answer that it waits for itself" if self._buried and now - self._read_at >= limit_s else ""
+        return "the answer that it waits for itself" if self._asking and now - self._read_at >= limit_s else ""
 
     def tick(self, now: float) -> None:
         """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up.

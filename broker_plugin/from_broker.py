@@ -3,7 +3,8 @@
 What becomes of a method stands in `protocol.FROM_BROKER`. Rules:
 - Frames that need nothing are passed on as the slice they came in.
 - A broker cuts bodies to what was agreed on, but no header frame: one is as large as somebody with larger frames has published it.
-- A delivery whose fate is not safe yet is withheld with all that follows it on its channel, so that order is kept.
+- A delivery whose fate is not safe yet is withheld with all that follows it on its channel, so that order is kept. So is the answer to a declaration
+  whose entry is not safe yet.
 - What the door cannot handle ends both sides.
 """
 
@@ -31,16 +32,18 @@ class FromBroker:
     Attributes:
         passing: Contents that come in pieces.
         withheld: Frames, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its channel is given
-            out before, so that a `multiple` ack of the client covers what it has got.
+            out before, so that a `multiple` ack of the client covers what it has got. Or beginning with the answer to a declaration: nothing is
+            taken from the client before it is given out.
     """
 
-    __slots__ = ("_left", "_relay", "_withheld_bytes", "passing", "withheld")
+    __slots__ = ("_answers", "_left", "_relay", "_withheld_bytes", "passing", "withheld")
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self.withheld: dict[int, list[bytes]] = {}
         self.passing = Passing(relay.frame_max_bytes, self._decide, self.withheld.__contains__)
         self._withheld_bytes = 0
+        self._answers: set[int] = set()  # channels on which the answer to a declaration is withheld
         self._left = b""
 
     def data(self, data: bytes) -> None:
@@ -165,11 +168,26 @@ class FromBroker:
         """Whether nothing more is read from the broker for that."""
         return self._withheld_bytes > self._relay.door.config.connection_buffer_bytes_max
 
+    def hold_answer(self, channel: int, frame: bytes) -> None:
+        """Withholds the broker's answer to a declaration, with all that follows it, until `give_answer`."""
+        self.withheld[channel] = [frame]
+        self._answers.add(channel)
+
+    def give_answer(self, channel: int, *, silent: bool) -> None:
+        """The answer that is withheld on this channel, if there is one, goes to the client, or is dropped (`silent`); what follows it, goes on."""
+        if channel not in self._answers:
+            return
+        self._answers.remove(channel)
+        if silent:
+            self.withheld[channel][0] = b""
+        self.release()
+
     def release(self) -> None:
         """Looks again at what was withheld; what is not decided yet is withheld again."""
-        withheld = self.withheld.copy()
-        self.withheld.clear()
-        self._withheld_bytes = 0
+        withheld = {channel: parts for channel, parts in self.withheld.items() if channel not in self._answers}
+        for channel, parts in withheld.items():
+            del self.withheld[channel]
+            self._withheld_bytes -= sum(map(len, parts[1:]))
         self._relay.flow.consider_broker()
         try:
             for parts in withheld.values():

@@ -143,6 +143,8 @@ class Keeper:
         vhost, queue = key
         node = self._replica.node
         declared = self._replica.progress.tracker.applied == node.log.end  # else that may be to come
+        if not self._replica.declared.has(key):
+            return  # it was deleted while the broker was asked
         if error.no_such_queue and declared and key not in self._missed:
             self._missed.add(key)
             log.warning(

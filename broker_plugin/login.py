@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from pamqp import commands
@@ -110,7 +111,12 @@ class ClientSide(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._stop_waiting()
-        self.door.admissions.gone(self._arrival)
+        if self._task is not None:
+            self._task.cancel()  # a connect to the broker that is under way
+        if self.broker is not None and self.broker.transport is not None:
+            self.broker.on_lost = partial(self.door.admissions.gone, self._arrival)
+        else:
+            self.door.admissions.gone(self._arrival)
         if self.end is not None:
             self.end.client_lost()
         elif self.broker is not None:

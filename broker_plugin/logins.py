@@ -4,8 +4,8 @@ Rules:
 - The broker is sent what was understood here, encoded anew: two ways to read the same bytes (a key that stands twice in a table) could let a
   client be somebody else for the door than for the broker.
 - Only mechanisms that tell the door who logs in are offered: PLAIN and AMQPLAIN, and EXTERNAL where the door itself maps certificates to users.
-- Client properties pass as they are but for three: `lrq_client_address`, which only the door may write, `connection_name`, and the capability
-  `connection.blocked`, which the door has in any case.
+- Client properties pass as they are but for three: `lrq_client_address`, which only the door may write, a `connection_name` where the client gives
+  none, and the capability `connection.blocked`, which the door has in any case.
 """
 
 from __future__ import annotations
@@ -191,22 +191,19 @@ def told_of_alarms(properties: bytes) -> bytes:
 
 
 def with_address(properties: bytes, address: str) -> bytes:
-    """Client properties that tell the broker where the client really is: in `lrq_client_address` and in the connection's name.
+    """Client properties that tell the broker where the client really is: in `lrq_client_address`, and in the connection's name if it has none.
 
     Args:
         properties: The client's; a `lrq_client_address` among them is cut.
         address: host:port of the client; empty if the broker learns it in another way.
     """
-    kept, name = [], b""
-    for start, value, end in headers.fields(properties, 0, len(properties)):
-        key = properties[start + 1 : value]
-        if key == CONNECTION_NAME and address and properties[value] == ord("S"):
-            name = name or properties[value + 5 : end]
-        elif key != CLIENT_ADDRESS:
-            kept.append(properties[start:end])
+    fields = [(properties[start + 1 : value], properties[start:end]) for start, value, end in headers.fields(properties, 0, len(properties))]
+    kept = [field for key, field in fields if key != CLIENT_ADDRESS]
     if address:
         raw = address.encode()
-        kept += [headers.field(CONNECTION_NAME, b"%b (%b)" % (name, raw) if name else raw), headers.field(CLIENT_ADDRESS, raw)]
+        if all(key != CONNECTION_NAME for key, _ in fields):
+            kept.append(headers.field(CONNECTION_NAME, raw))
+        kept.append(headers.field(CLIENT_ADDRESS, raw))
     return b"".join(kept)
 
 

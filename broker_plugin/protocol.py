@@ -248,7 +248,12 @@ BROKER = (
         "door_protocol.consumer_with_a_tag_of_the_servers",
         delivering.consume_ok,
     ),
-    BrokerRow(frames.BASIC_CANCEL, PASSED, "door_protocol.consumer_whose_queue_is_deleted", delivering.cancelled),
+    BrokerRow(
+        frames.BASIC_CANCEL,
+        f"{PASSED[:-1]}, behind the answer to a deletion of its queue on the channel.",
+        "door_protocol.consumer_that_deletes_its_queue",
+        delivering.cancelled,
+    ),
     BrokerRow(
         frames.BASIC_CANCEL_OK,
         f"{PASSED[:-1]}, unless only the door has asked.",

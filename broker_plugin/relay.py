@@ -10,6 +10,7 @@ What comes is taken by `from_client` and `from_broker`; when reading from either
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ from .repeats import Repeats
 if TYPE_CHECKING:
     from .door import Door
     from .replica import Replica
+
+log = logging.getLogger("lrq_ha.door")
 
 LEAVE_POLL_S = 0.05
 SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and never tell of the confirm
@@ -76,7 +79,7 @@ class Relay(End):
         unseen: Channels with transactions on which the door has acks of its own to give.
         seconds: Channels that have a second one at the broker, by its number there (see `transacting`).
         apart: Channels at the broker that the client does not see, by their numbers: who takes what comes from there.
-        replies: Declarations that wait for the broker's answer, by channel.
+        replies: Declarations that wait for the broker's answer, by channel: whether it has accepted them.
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
         timer: When it ends in any case.
@@ -142,7 +145,7 @@ class Relay(End):
         self.acked: dict[QueueKey, list[int]] = {}
         self.ack_frames: list[bytes] = []
         self.unseen: set[int] = set()
-        self.replies: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self.replies: dict[int, asyncio.Future[bool]] = {}
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
         self.timer: asyncio.TimerHandle | None = None
@@ -246,6 +249,8 @@ class Relay(End):
 
     def broker_lost(self) -> None:
         """The broker's side is gone."""
+        if self.client is not None and (unread := self.flow.unread_bytes):
+            log.warning("the broker has ended a connection of %s, whose client does not read: %d bytes wait for it", self.user, unread)
         self.close()
 
     # ---- to the client -----------------------------------------------------------------------------------------------
@@ -441,6 +446,7 @@ class Relay(End):
             task.cancel()
         self.replica.progress.waiting_safe.discard(self)
         self.replica.progress.waiting_durable.discard(self)
+        self.replica.barrier.changed.discard(self.flow.consider_broker)
         self.from_client.forget()
         if self.client is not None:
             farewell.end(self.client)

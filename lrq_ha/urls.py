@@ -1,11 +1,11 @@
 """URLs that may hold a password.
 
-Rule: nothing of one that is malformed is shown, as nobody can tell where its password ends.
+Rules: nothing of one that is malformed is shown, as nobody can tell where its password ends; a part that would not be used is refused.
 """
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 #: For what an error says is allowed.
 PASSWORD_RULE = "of a password, what is not a letter or digit is written as % and two hexadecimal digits"
@@ -22,3 +22,18 @@ def split(url: str) -> SplitResult:
     if "@" in parts.path + parts.query + parts.fragment or parts.port == 0:
         raise ValueError("malformed")
     return parts
+
+
+def unused(parts: SplitResult, *vhosts: str) -> str:
+    """What of an AMQP address would not be used, as "has …", without any of it; empty if nothing.
+
+    Args:
+        vhosts: Virtual hosts that it may name; it may name none in any case.
+    """
+    if parts.query or parts.fragment:
+        return "has options behind ? or #"
+    if parts.username is not None and not parts.password:
+        return "has a user and no password"
+    if unquote(parts.path[1:]) not in ("", *vhosts):
+        return "has another virtual host"
+    return ""

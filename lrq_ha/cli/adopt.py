@@ -40,6 +40,7 @@ from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
 
 from . import door
+from .text import one_line
 
 WINDOW_MESSAGES = 200
 #: That one more reader may hold, of those that have a position; a connection has some two thousand channels.
@@ -174,6 +175,10 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if all(whole) else 1
 
 
+def _say(text: str) -> None:
+    print(one_line(text), flush=True)
+
+
 async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bool:
     """Returns whether everything that was to be adopted was seen."""
     whole = not (definitions.unknown or definitions.typeless)
@@ -184,47 +189,47 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
             await _declare(channel, definitions)
         said = "would be declared" if dry_run else "declared"
         counts = f"{len(definitions.exchanges)} exchanges, {len(definitions.queues)} queues, {len(definitions.bindings)} bindings"
-        print(f"vhost {definitions.vhost}: {counts} {said}", flush=True)
+        _say(f"vhost {definitions.vhost}: {counts} {said}")
         for exchange, b in definitions.unknown:
-            print(f"  exchange {exchange} is not in the definitions, so {b['source']} is not bound to {b['destination']} (key '{b['routing_key']}')")
+            _say(f"  exchange {exchange} is not in the definitions, so {b['source']} is not bound to {b['destination']} (key '{b['routing_key']}')")
         if definitions.unknown:
-            print('  RabbitMQ leaves internal exchanges out: add them to the definitions, with "internal": true, and run this again', flush=True)
+            _say('  RabbitMQ leaves internal exchanges out: add them to the definitions, with "internal": true, and run this again')
         for b in definitions.typeless:
             arguments = json.dumps(b["arguments"])
-            print(f"  {b['source']} is not bound to {b['destination']}: of the numbers in {arguments} the definitions do not say the types")
+            _say(f"  {b['source']} is not bound to {b['destination']}: of the numbers in {arguments} the definitions do not say the types")
         if definitions.typeless:
-            print("  let their applications declare these bindings through the door, and leave them out of the definitions", flush=True)
+            _say("  let their applications declare these bindings through the door, and leave them out of the definitions")
         for queue in definitions.queues:
             name = queue["name"]
             if _kind(queue) == "stream":
-                print(f"  {name}: a stream; what it holds stays on this broker", flush=True)
+                _say(f"  {name}: a stream; what it holds stays on this broker")
                 continue
             level = queue["arguments"].get(levels.ARGUMENT, Level.ALL.value)
             if level != Level.ALL.value:
-                print(f"  {name}: {levels.ARGUMENT} is {level}; what it holds stays on this broker", flush=True)
+                _say(f"  {name}: {levels.ARGUMENT} is {level}; what it holds stays on this broker")
                 continue
             try:
                 _, depth, _ = await channel.queue_declare(name, passive=True)
             except ChannelClosed as error:
                 if not (dry_run and error.no_such_queue):
                     raise
-                print(f"  {name}: would be made", flush=True)
+                _say(f"  {name}: would be made")
                 channel = await connection.channel()
                 continue
             if dry_run:
-                print(f"  {name}: {depth} messages", flush=True)
+                _say(f"  {name}: {depth} messages")
             else:
                 # Quorum queues have priorities since RabbitMQ 4.
                 by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and has_a_free_way_back(connection))
                 limited = "x-delivery-limit" in queue["arguments"] and not has_a_free_way_back(connection)
                 dies_by_key = _dies_by_key(queue, definitions.policies)
                 if limited and dies_by_key and depth:  # whoever looks and gives back uses up deliveries
-                    print(f"  {name}: none of {depth} messages was looked at: {BY_KEY}", flush=True)
+                    _say(f"  {name}: none of {depth} messages was looked at: {BY_KEY}")
                     whole = False
                     continue
                 this = _Pass(connection, name, depth, by_priority=by_priority, limited=limited, dies_by_key=dies_by_key)
                 whole &= await this.run()
-                print(f"  {name}: {this.told()}", flush=True)
+                _say(f"  {name}: {this.told()}")
     finally:
         await connection.close()
     return whole

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from lrq_ha import __version__, demo
 from lrq_ha.cli import adopt, lab, nodes, orders, republish, sidecar, tails
+from lrq_ha.cli.text import one_line
 from lrq_ha.replication.errors import LrqError
 
 EXIT_FAILED = 1
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except LrqError as error:
-        print(f"lrq-ha: {sidecar.redact(' '.join(str(error).splitlines()))}", file=sys.stderr)
+        print(f"lrq-ha: {one_line(sidecar.redact(' '.join(str(error).splitlines())))}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -31,6 +31,8 @@ from lrq_ha.replication.positions import epoch_name
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 
+from .text import one_line
+
 STATUS_TIMEOUT_S = 2.0
 #: All that asking in the background may cost a command.
 ASKING_TIMEOUT_S = 2.0
@@ -221,9 +223,9 @@ def refused(target: Target, refusal: urllib.error.HTTPError) -> LrqError:
 
 def _text(body: bytes) -> str:
     try:
-        return str(json.loads(body)["text"])
+        return one_line(str(json.loads(body)["text"]))
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip()
+        return one_line(body.decode(errors="replace").strip())
 
 
 # ---- showing ---------------------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def as_text(reports: Sequence[Report], width: int | None) -> str:
         reports: What the nodes said.
         width: Columns that a line of a reason may have, unless one word is longer; None: each reason is one line.
     """
-    rows = [_HEADINGS, *(_row(report, primary_of(report.target.group, reports)) for report in reports)]
+    rows = [_HEADINGS, *(tuple(map(one_line, _row(report, primary_of(report.target.group, reports)))) for report in reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = [
         "  ".join(
@@ -251,7 +253,7 @@ def as_text(reports: Sequence[Report], width: int | None) -> str:
 
 
 def _reason_lines(report: Report, name_width: int, width: int | None) -> list[str]:
-    said = _why(report)
+    said = one_line(_why(report))
     if not said:
         return []
     first = f"  {report.target.name.ljust(name_width)}  "

@@ -34,6 +34,7 @@ from lrq_ha.replication.positions import RangeSet
 from lrq_ha.routing.names import NUMBERS_MAX, numbers_queue
 
 from . import door
+from .text import one_line
 
 WINDOW_MESSAGES = 1_000
 WINDOW_BYTES = 16 << 20
@@ -82,7 +83,7 @@ def _republish(args: argparse.Namespace) -> int:
     counts = asyncio.run(_publish_all(args.file, door.address(args), args.new_ids))
     print(f"{counts.published} messages published and confirmed", end="")
     if counts.other_users:
-        print(f", {counts.other_users.total()} left out: run this as {', '.join(sorted(counts.other_users))}, too", end="")
+        print(f", {counts.other_users.total()} left out: run this as {one_line(', '.join(sorted(counts.other_users)))}, too", end="")
     print(f", {counts.refused} refused by the broker" if counts.refused else "", end="")
     print(f", {counts.returned} came back, as no queue takes them: declare what is missing, and run this again" if counts.returned else "", end="")
     if counts.had:
@@ -156,7 +157,7 @@ def _say_names(producers: list[str]) -> None:
     if producers:
         more = [f"{len(producers) - NAMED_MAX} more"] if len(producers) > NAMED_MAX else []
         named = ", ".join([*producers[:NAMED_MAX], *more])
-        print(f"In the names of these producers, whose publishers must have stopped: {named}", file=sys.stderr, flush=True)
+        print(f"In the names of these producers, whose publishers must have stopped: {one_line(named)}", file=sys.stderr, flush=True)
 
 
 def _beside(file: Path) -> TextIO:

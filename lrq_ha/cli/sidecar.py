@@ -11,13 +11,15 @@ from pathlib import Path
 
 from lrq_ha.sidecar import config as configuration
 
+from .flood import LimitedHandler
+from .text import one_line
+
 log = logging.getLogger("lrq_ha.config")
 
 _LEVELS = ("debug", "info", "warning", "error")
 #: What may hold URLs. Each word is looked at once, from either end: a log line may be as long, and as odd, as a stranger likes.
 _WORD = re.compile(r"[^\s'\"]+")
 _SCHEME = re.compile(r"\w+://")
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 #: What an error says is allowed.
 _FORM = "amqp://USER:PASSWORD@"
 
@@ -58,12 +60,12 @@ class _Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """One line, whatever clients call their queues."""
-        return super().formatMessage(record).translate(_CONTROLS)
+        return one_line(super().formatMessage(record))
 
 
 def set_up_logging(level: str) -> None:
-    """Sends all logs from `level` on to stderr, one line each: time, level, logger, text."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Sends logs from `level` on to stderr, one line each: time, level, logger, text."""
+    handler = LimitedHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("pamqp").setLevel(logging.CRITICAL)  # it logs what clients send

@@ -102,7 +102,7 @@ class BasePublisher(ABC, Generic[C]):
         """Makes a publisher; the sync one is connected then, the async one when it is entered.
 
         Args:
-            nodes: Addresses of the group's doors: amqp:// or amqps:// URLs with credentials; a vhost in them is ignored.
+            nodes: Addresses of the group's doors: amqp:// or amqps:// URLs with credentials; a virtual host in them must be `vhost`.
             producer: Name of this process as a producer, 1 to 64 characters of A-Z a-z 0-9 _ . - ; one process at a time may use it,
                 and after a restart it continues the sequence of its replication IDs.
             client_name: Name of the log replication client (the same without _); needed for log entries only.
@@ -144,7 +144,7 @@ class BasePublisher(ABC, Generic[C]):
         instance = uuid4().hex
 
         def lane(to: str, of: str) -> Lane[C]:
-            return Lane(Window(of, window, window_bytes), Addresses(to, [address(node) for node in nodes]), instance)
+            return Lane(Window(of, window, window_bytes), Addresses(to, [address(node, vhost) for node in nodes]), instance)
 
         self._own = lane(vhost, self.producer)
         self._log = lane(messages.VHOST, self.producer + LOG_PRODUCER_SUFFIX)
@@ -270,8 +270,13 @@ class BasePublisher(ABC, Generic[C]):
         return first
 
 
-def address(url: str) -> str:
-    """host:port of an AMQP URL, for people. InvalidArgument, without the URL since it may hold a password, for another kind of URL."""
+def address(url: str, vhost: str = "/") -> str:
+    """host:port of an AMQP URL, for people.
+
+    Raises:
+        InvalidArgument: It is another kind of URL, or has a part that would not be used, such as another virtual host than `vhost`. The URL is not
+            shown, since it may hold a password.
+    """
     try:
         parts = urls.split(url)
         host, port, good = parts.hostname, parts.port, parts.scheme in ("amqp", "amqps")
@@ -280,4 +285,7 @@ def address(url: str) -> str:
     if not good:
         todo = f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}"
         raise InvalidArgument("An address in nodes is not an amqp:// URL", todo=todo)
+    if unused := urls.unused(parts, vhost):
+        todo = f"Give amqp://user:password@host:port; the virtual host, heartbeats, timeouts and TLS are arguments (vhost is {vhost!r})"
+        raise InvalidArgument(f"An address in nodes {unused}", todo=todo)
     return f"{host or 'localhost'}:{port or (5671 if parts.scheme == 'amqps' else 5672)}"

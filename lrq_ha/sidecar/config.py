@@ -53,8 +53,9 @@ def _split(value: str) -> SplitResult:
 
 def _amqp(value: str) -> str:
     url = _split(value)
-    if url.scheme not in ("amqp", "amqps") or not url.username:
-        raise ValueError(f'must be "amqp://USER:PASSWORD@HOST:PORT", or amqps:// for TLS; {urls.PASSWORD_RULE}')
+    if url.scheme not in ("amqp", "amqps") or not url.username or urls.unused(url):
+        form = 'must be "amqp://USER:PASSWORD@HOST:PORT", or amqps:// for TLS, without a virtual host or options'
+        raise ValueError(f"{form}; {urls.PASSWORD_RULE}")
     return value
 
 
@@ -77,8 +78,9 @@ def _pattern(value: str) -> str:
 
 
 def _http(value: str) -> str:
-    if _split(value).scheme != "http":
-        raise ValueError('must be "http://HOST:PORT"')
+    url = _split(value)
+    if url.scheme != "http" or url.username is not None or url.path.strip("/") or url.query or url.fragment:
+        raise ValueError('must be "http://HOST:PORT", without a user or a path')
     return value
 
 
@@ -218,15 +220,15 @@ class DoorTable(_Table):
     connection_buffer_bytes_max: int = Field(4 << 20, ge=1 << 16, description="bytes on their way to the broker for one client")
     client_buffer_bytes_max: int = Field(
         1 << 20, ge=1 << 12, description="bytes on their way to one client; past it nothing more is read for it, past 16 times as much "
-        "not even for an answer that it waits for"
+        "not even for an answer that it or others wait for"
     )
     client_buffers_bytes_max: int = Field(
         512 << 20, ge=1 << 20, description="the same of all clients that do not keep up; past it the one that is behind longest is closed"
     )
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
     hold_up_timeout_s: float = Field(
-        10.0, gt=0, description="a client that has not read for so long, while others wait for what it has published to be confirmed, is closed; "
-        "so it is where a quarter of the log follows on that, or what the client itself waits for stands behind 16 times client_buffer_bytes_max "
+        30.0, gt=0, description="a client that has not read for so long is closed where an answer of the broker stands behind 16 times "
+        "client_buffer_bytes_max for it, and others wait for that answer, or a quarter of the log follows on it, or the client itself waits for it "
         "(at once, if that is the answer to a declaration)"
     )
     drain_timeout_s: float = Field(30.0, gt=0, description="how long what a vanished client published is still sent to the broker")

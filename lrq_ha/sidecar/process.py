@@ -29,7 +29,8 @@ log = logging.getLogger("lrq_ha.process")
 
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
-OTHER_FILES = 256
+OTHER_FILES = 256  # for other nodes, sites, HTTP and the broker
+OTHER_FILES_SHARE = 4  # of those that are allowed, where they are few
 _LET_IN_BEFORE = ". It had been let in before: RabbitMQ 4 loses sight of its users when its disk is full; then make room, and start it again"
 
 
@@ -42,7 +43,7 @@ class Process:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.door = Door(config)
+        self.door = Door(config, allow_files(config.door.connections_max))
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
         self._stands_since = time.time()  # while no incarnation runs: when the last one that ran was over, or this process began
@@ -59,7 +60,6 @@ class Process:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.door.reload, True)
         await self.door.start()
         await self._http.start()
-        _allow_descriptors(self.config.door.connections_max)
         node = self.config.node
         ready = {"node": node.name, "role": "starting", "door": self.config.door.listen, "http": self.config.http.listen, "pid": os.getpid()}
         print("READY", json.dumps(ready), flush=True)
@@ -184,15 +184,19 @@ class Process:
         return self._running().status.queues()
 
 
-def _allow_descriptors(connections_max: int) -> None:
-    """Raises the limit on open files to what the door's connections need (two each), as far as it may be raised."""
+def allow_files(connections_max: int) -> int:
+    """Raises the limit on open files to what the door's connections need (two each), as far as it may be raised. Returns how many they may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * connections_max + OTHER_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log.warning("door.connections_max = %d needs %d open files, and only %d are allowed: raise LimitNOFILE", connections_max, wanted, allowed)
+    if allowed == wanted:
+        return connections_max
+    found = max((allowed - min(OTHER_FILES, allowed // OTHER_FILES_SHARE)) // 2, 1)
+    text = "door.connections_max = %d needs %d open files, and %d are allowed: the door takes %d connections. Raise LimitNOFILE"
+    log.warning(text, connections_max, wanted, allowed, found)
+    return found
 
 
 def run(config: Config) -> int:

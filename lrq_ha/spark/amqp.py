@@ -20,10 +20,9 @@ from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroke
 
 from lrq_ha.replication.errors import LrqError
 from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
-from lrq_ha.spark.options import ALLOWED, bad_address
+from lrq_ha.spark.options import ALLOWED, VHOST, bad_address
 from lrq_ha.spark.ranges import Message, parse_message
 
-VHOST = "lrq"
 PREFETCH_MESSAGES = 500
 ACK_MESSAGES = 100
 TCP_TIMEOUT_S = 5

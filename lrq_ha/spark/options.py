@@ -13,7 +13,7 @@ from lrq_ha.routing.names import RECV_PREFIX, parse_recv_queue
 from lrq_ha.spark.errors import OptionError
 
 ALLOWED = {
-    "nodes": "AMQP addresses, comma separated: amqp://USER:PASSWORD@HOST:PORT,…",
+    "nodes": "AMQP addresses, comma separated: amqp://USER:PASSWORD@HOST:PORT,… (the virtual host is always lrq; there are no options behind a ?)",
     "tlsCa": "for amqps:// addresses: path of a PEM file with those who may sign their certificates, the same on every worker",
     "subscribe": "receive queues, comma separated: LRQ_Recv_<client_name>_<remote_id>,…",
     "subscribePattern": "a regular expression that the whole queue name must match; needs option `http`",
@@ -26,6 +26,7 @@ ALLOWED = {
     "includeChain": "true or false: adds the columns request_id and restart",
 }
 _ADDRESS = {"nodes": r"amqps?://[^/?#].*", "http": r"https?://[^/?#@]+/?"}
+VHOST = "lrq"
 EARLIEST = -2
 LATEST = -1
 
@@ -82,6 +83,8 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         for number, address in enumerate(addresses, 1):
             if not _is_address(address, _ADDRESS[name]):
                 raise bad_address(name, number)
+            if name == "nodes" and (unused := urls.unused(urls.split(address), VHOST)):
+                raise bad_address(name, number, unused)
     if bool(subscribe) == (pattern is not None):
         raise OptionError(
             "Exactly one of the options subscribe and subscribePattern is needed",
@@ -163,10 +166,10 @@ def _bad(name: str, value: str) -> OptionError:
     return OptionError(f"{name} = {value!r} is not allowed", todo=f"Allowed: {ALLOWED[name]}")
 
 
-def bad_address(name: str, number: int) -> OptionError:
+def bad_address(name: str, number: int, fault: str = "is malformed") -> OptionError:
     """An address that is wrong is not shown, nor any part of it: where its password ends cannot be told."""
     todo = f"Allowed: {ALLOWED[name]}; {urls.PASSWORD_RULE}"
-    return OptionError(f"Address {number} of option {name} is malformed", todo=todo)
+    return OptionError(f"Address {number} of option {name} {fault}", todo=todo)
 
 
 def _is_address(text: str, form: str) -> bool:

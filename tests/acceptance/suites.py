@@ -102,5 +102,4 @@ KNOWN: Mapping[tuple[str, str, str], str] = {
         ("pika", "*::TestPublishAndBasicPublishWithPubacksUnroutable::test", "*"),
         ("pika", "*::TestPublishAndConsumeWithPubacksAndQosOfOne::test", "*"),
     ), "consumers see the header x-lrq-pos"),
-    ("kombu", "*::test_ack_from_another_thread", "*"): "a delete-ok waits for its entry, the basic.cancel behind it does not",
 }

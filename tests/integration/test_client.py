@@ -132,7 +132,7 @@ def test_addresses() -> None:
     assert Address.parse("amqp://a%40b:p%2Fw@h:1/%2Fv") == Address("h", 1, "a@b", "p/w", "/v")
     assert Address.parse("amqp://h", vhost="lrq") == Address("h", vhost="lrq")
     assert "secret" not in repr(Address.parse("amqp://u:secret@h")) + str(Address.parse("amqp://u:secret@h"))
-    for bad in ("http://h", "amqp://", "amqp://h:port", "nonsense"):
+    for bad in ("http://h", "amqp://", "amqp://h:port", "nonsense", "amqp://u@h", "amqp://u:p@h?heartbeat=5"):
         with pytest.raises(MalformedInput):
             Address.parse(bad)
 

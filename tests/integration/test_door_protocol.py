@@ -263,6 +263,16 @@ def consumer_whose_queue_is_deleted(t: Talk) -> None:
 
 
 @scenario(*KINDS)
+def consumer_that_deletes_its_queue(t: Talk) -> None:
+    """First it hears that the queue is deleted, then that it is cancelled."""
+    t.open()
+    q = t.queue()
+    t.do(B.Consume(queue=q, consumer_tag="c"))
+    t.do(Q.Delete(queue=q))
+    t.hear(frames.BASIC_CANCEL)
+
+
+@scenario(*KINDS)
 def single_active_consumer(t: Talk) -> None:
     t.open()
     q = t.queue(single_active_consumer=True)

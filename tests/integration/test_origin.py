@@ -111,15 +111,24 @@ def test_a_client_that_does_not_know_the_answer_is_just_closed(lab: Lab, open_si
 
 def test_the_broker_is_told_the_address_in_client_properties(lab: Lab, open_sidecar: Sidecar, outside: str) -> None:
     parameters = pika.URLParameters(f"amqp://{as_user(lab, 'app')}@{outside}:{open_sidecar.door.rpartition(':')[2]}")
-    parameters.client_properties = {"connection_name": "orders", "lrq_client_address": "6.6.6.6:6"}
+    for name in ("orders", ""):
+        named = {"connection_name": name} if name else {}
+        parameters.client_properties = {**named, "lrq_client_address": "6.6.6.6:6"}
+        is_told(lab, parameters, name)
+
+
+def is_told(lab: Lab, parameters: pika.URLParameters, name: str) -> None:
+    """The broker shows the client's address, and its name if it has one; its log has the name, or else the address."""
     with pika.BlockingConnection(parameters) as connection:
         here = connection._impl._transport._sock.getsockname()
         address = f"{here[0]}:{here[1]}"
         rows = lab.ctl("e1", "list_connections", "client_properties")
-        row = next(line for line in rows.splitlines() if f"orders ({address})" in line)
+        row = next(line for line in rows.splitlines() if address in line)
         assert re.search(rf'lrq_client_address.{{1,10}}{re.escape(address)}', row), row
         assert "6.6.6.6" not in row
-        eventually("the broker's log", lambda: address in lab.nodes["e1"].broker_log.read_text())
+        shown = name or address
+        assert re.search(rf'connection_name.{{1,10}}{re.escape(shown)}\W', row), row
+        eventually("the broker's log", lambda: shown in lab.nodes["e1"].broker_log.read_text())
 
 
 def test_with_the_proxy_protocol_the_broker_sees_the_client_itself(proxied: Lab) -> None:

@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_plugin.client import Connection
 from lrq_ha.cli import nodes
 from lrq_ha.cli.adopt import _dies_by_key, read_definitions
 from lrq_ha.cli.main import main
 from lrq_ha.cli.sidecar import redact, set_up_logging
+from lrq_ha.replication.errors import LrqError
 from lrq_ha.sidecar import process
 from lrq_ha.sidecar.config import sample
 
@@ -300,6 +302,45 @@ def test_what_sidecars_write_is_not_adopted(tmp_path: Path, capsys: pytest.Captu
     assert "vhost lrq holds what sidecars write, which is not adopted" in capsys.readouterr().err
     assert main(arguments) == 1
     assert "cannot be reached" in capsys.readouterr().err
+
+
+NASTY = "a\x1b[2Jb\nlrq-ha: done\x9b\u2028\udce9"
+SHOWN = "a\\x1b[2Jb\\x0alrq-ha: done\\x9b\\u2028\\udce9"
+
+
+def test_names_cannot_write_to_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever may declare a queue could clear the operator's screen, or write lines of his own."""
+
+    class Broker:
+        async def channel(self) -> Broker:
+            return self
+
+        async def queue_declare(self, *_: object, **__: object) -> tuple[str, int, int]:
+            return NASTY, 3, 0
+
+        async def close(self) -> None: ...
+
+    async def connect(*_: object, **__: object) -> Broker:
+        return Broker()
+
+    monkeypatch.setattr(Connection, "open", connect)
+    (tmp_path / "definitions.json").write_text(json.dumps(DEFINITIONS | {"queues": [QUEUE | {"name": NASTY}], "bindings": [bound(NASTY, NASTY)]}))
+    assert main(["adopt", "--definitions", str(tmp_path / "definitions.json"), "--to", NOBODY, "--dry-run"]) == 1
+    out = capsys.readouterr().out
+    assert f"  {SHOWN}: 3 messages\n" in out
+    assert f"exchange {SHOWN} is not in the definitions" in out
+    assert out.isascii()
+    assert sum(line.startswith("lrq-ha") for line in out.splitlines()) == 0
+
+
+def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*_: object) -> None:
+        raise LrqError(f"queue {NASTY}")
+
+    monkeypatch.setattr("lrq_ha.cli.adopt.read_definitions", fails)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+    assert main(["adopt", "--to", NOBODY]) == 1
+    assert capsys.readouterr().err == "lrq-ha: queue a\\x1b[2Jb lrq-ha: done\\x9b \\udce9\n"
 
 
 def test_definitions_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

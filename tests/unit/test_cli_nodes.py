@@ -315,6 +315,24 @@ def test_sizes(size: int, shown: str) -> None:
     assert nodes._size(size) == shown
 
 
+def test_what_a_node_says_cannot_write_to_the_terminal(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may name a queue as its client did."""
+    e1 = serve(Node("e1", Role.ACTIVE))
+    named = "queue 'a\x1b[2J\nb' is full"
+    shown = "queue 'a\\x1b[2J\\x0ab' is full"
+    status = e1.status
+    monkeypatch.setattr(e1, "status", lambda: status() | {"reason": named})
+    assert main(["list", *lab(tmp_path, e1)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith(shown)
+    for done, code in ((True, 0), (False, 1)):
+        e1.answer = done, named
+        assert main(["remove", "e2", *lab(tmp_path, e1, Node("e2"))]) == code
+        said = capsys.readouterr()
+        assert shown in (said.out if done else said.err)
+
+
 def test_list_as_json(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     e1, e2 = serve(Node("e1")), Node("e2")
     assert main(["list", "--format", "json", *lab(tmp_path, e1, e2)]) == 0

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from pamqp import commands
-from test_publishing import Connection
+from test_publishing import FIRST, Connection
 
 from broker_plugin import building, declaring, topology
 from broker_plugin.frames import EXCHANGE_DECLARE, EXCHANGE_DELETE, QUEUE_DECLARE
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import AppliedTracker
 
 ENTRIES = {
     "queue": building.encode_method(commands.Queue.Declare(queue="queue", durable=True)),
@@ -86,3 +87,47 @@ def test_what_is_said_of_an_exchange_that_has_gone(auto_delete: bool, caplog: py
     [record] = [record for record in caplog.records if "exchange" in record.getMessage()]
     assert record.levelno == (logging.INFO if auto_delete else logging.WARNING)
     assert ("declared otherwise" in record.getMessage()) is not auto_delete
+
+
+CANCEL = building.method_frame(1, commands.Basic.Cancel("c", nowait=True))
+DELETE = {
+    False: building.method_frame(1, commands.Queue.Delete(queue="orders")),
+    True: building.method_frame(1, commands.Queue.Delete(queue="orders", nowait=True)),
+}
+DELETE_OK = building.method_frame(1, commands.Queue.DeleteOk(3))
+CLOSE = building.method_frame(1, commands.Channel.Close(404, "gone", 0, 0))
+
+
+@pytest.mark.parametrize("behind", [CANCEL, CLOSE])
+@pytest.mark.parametrize("nowait", [False, True])
+@pytest.mark.parametrize("in_one", [False, True])
+def test_nothing_overtakes_the_answer_to_a_declaration_on_its_channel(behind: bytes, nowait: bool, in_one: bool) -> None:
+    """A client that closes its channel when its consumer is cancelled saw its own queue.delete fail: the answer waits until its entry is safe."""
+
+    async def delete() -> None:
+        connection = Connection()
+        relay, replica, client, broker = connection.relay, connection.replica, connection.client, connection.broker
+        replica.progress.tracker = AppliedTracker(FIRST - 1)
+        door: Any = relay.door
+        door.alarmed, door.forget_decisions = lambda: False, lambda: None
+        relay.client_data(building.method_frame(2, commands.Channel.Open()) + DELETE[nowait])
+        while DELETE[False] not in broker.data:
+            await asyncio.sleep(0)
+        connection.log_is_safe = False
+        client.data = b""
+        for data in (DELETE_OK + behind,) if in_one else (DELETE_OK, behind):
+            relay.broker_data(data)
+        relay.broker_data(building.method_frame(2, commands.Channel.OpenOk()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+            replica.flush()
+        assert client.data == building.method_frame(2, commands.Channel.OpenOk())
+        replica.progress.safe_advanced(replica.end)
+        async with asyncio.timeout(5):
+            while relay.from_client.stalled:
+                await asyncio.sleep(0)
+        assert client.data.removeprefix(building.method_frame(2, commands.Channel.OpenOk())) == (b"" if nowait else DELETE_OK) + behind
+        assert not relay.from_broker.withheld
+        assert relay.from_broker._withheld_bytes == 0
+
+    asyncio.run(delete())

@@ -228,7 +228,7 @@ def test_addresses_remember_what_each_answered() -> None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("amqp://u:p@host:5", "host:5"), ("amqp://host", "host:5672"), ("amqps://u@host/vhost", "host:5671"), ("amqp://", "localhost:5672"),
+        ("amqp://u:p@host:5", "host:5"), ("amqp://host", "host:5672"), ("amqps://u:p@host/", "host:5671"), ("amqp://", "localhost:5672"),
         ("amqp://u:p@[::1]:7", "::1:7"),
     ],
 )  # fmt: skip
@@ -245,6 +245,26 @@ def test_bad_addresses_do_not_tell_the_password(url: object) -> None:
     with pytest.raises(InvalidArgument, match=r"amqp://user:password@host:port") as caught:
         address(url)  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("amqp://u:p@h/shop", "has another virtual host"), ("amqp://u:p@h/%2F", "has another virtual host"),
+        ("amqp://u:p@h?heartbeat=5", "has options behind"), ("amqp://u:p@h/a%2Fb#5", "has options behind"),
+        ("amqp://u@h", "has a user and no password"), ("amqp://u:@h", "has a user and no password"),
+    ],
+)  # fmt: skip
+def test_a_part_of_an_address_that_would_not_be_used_is_refused(url: str, fault: str) -> None:
+    """What was published to the virtual host of an address was confirmed, and in another one."""
+    with pytest.raises(InvalidArgument, match=fault) as caught:
+        address(url, "a/b")
+    assert "(vhost is 'a/b')" in str(caught.value)
+    assert "shop" not in str(caught.value)
+
+
+def test_an_address_may_have_the_virtual_host_that_is_asked_for() -> None:
+    assert {address("amqp://u:p@h/a%2Fb", "a/b"), address("amqp://u:p@h/%2f"), address("amqp://u:p@h/", "a/b")} == {"h:5672"}
 
 
 def test_writes_are_the_frames_in_pieces() -> None:

@@ -421,3 +421,85 @@ def test_without_interceptors_the_doors_own_functions_are_called() -> None:
         assert relay.on_broker is FROM_BROKER
 
     asyncio.run(scenario())
+
+
+class Unread(Connection):
+    """Its client has published, and does not read what is on its way to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.unread, self.aborted = 0.0, 0, False
+        door: Any = self.relay.door
+        door.now = lambda: self.now
+        client: Any = self.client
+        client.get_write_buffer_size, client.abort = lambda: self.unread, self._abort
+        self.buffer_bytes_max, self.patience_s = door.config.client_buffer_bytes_max, door.config.hold_up_timeout_s
+        self.relay.client_data(publish(1, "orders", b"x"))
+        self.replica.flush()
+        self.unread = self.buffer_bytes_max + 1
+        self.relay.client_full(True)
+        assert not self.broker.reads
+
+    def _abort(self) -> None:
+        self.aborted = True
+
+    def comes(self, size: int) -> bool:
+        """So much comes from the broker, and waits for the client. Returns whether the broker is read from."""
+        self.unread += size
+        self.relay.broker_data(frames.HEARTBEAT_FRAME)
+        return self.broker.reads
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.relay.flow.tick(self.now)
+
+
+def test_a_confirm_for_which_declarations_wait_is_read_though_its_client_reads_nothing() -> None:
+    """It stood behind deliveries, and others' declarations waited until the client was cut off: for ten seconds, where a broker waits for thirty."""
+
+    async def scenario() -> None:
+        c = Unread()
+        async with c.replica.barrier.nobody_declares():
+            c.replica.barrier._free.clear()
+            c.replica.barrier._tell_changed()
+            assert c.comes(12 * c.buffer_bytes_max)
+            c.passes(10 * c.patience_s)
+            assert not c.aborted
+            assert c.client.reads, "it may be writing, and read when that is done"
+            c.relay.broker_data(building.ack(1, 1))
+            assert not c.broker.reads
+            c.replica.barrier._lower()
+        assert not c.broker.reads
+
+    asyncio.run(scenario())
+
+
+def test_who_has_buried_a_confirm_for_which_declarations_wait_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """Not sooner than by a broker, and the log says why."""
+
+    async def scenario() -> None:
+        c = Unread()
+        c.replica.barrier._free.clear()
+        c.replica.barrier._tell_changed()
+        assert not c.comes(16 * c.buffer_bytes_max)
+        assert c.patience_s >= 30
+        c.passes(c.patience_s - 1)
+        assert not c.aborted
+        c.passes(1)
+        assert c.aborted
+
+    asyncio.run(scenario())
+    assert "a client of app that does not read holds up a declaration" in caplog.text
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_that_the_broker_has_ended_the_connection_of_a_client_that_does_not_read_is_said(reads: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        c = Unread()
+        c.relay.door.gone = lambda _: None  # type: ignore[assignment, method-assign]
+        c.relay.client_full(not reads)
+        c.relay.broker_lost()
+        assert not c.replica.barrier.changed
+
+    asyncio.run(scenario())
+    assert ("whose client does not read: 16385 bytes wait for it" in caplog.text) is not reads
