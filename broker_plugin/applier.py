@@ -123,8 +123,7 @@ class Applier:
         may_write: Callable[[str], Awaitable[bool]] = _may_write,
     ) -> None:
         self.doubt = doubt
-        self.refused = ""
-        self._refused_before = refused
+        self.refused = refused
         self._may_write = may_write
         self.hurry = False
         self.on_full = on_full
@@ -169,18 +168,19 @@ class Applier:
         """
         self._read_upto = self._replica.node.log.end
         try:
-            if self._refused_before:
-                await self._hold("message", self._refused_before, MESSAGE_AGAIN_S)
+            if self.refused:
+                await self._hold("message", self.refused, MESSAGE_AGAIN_S, urgent=lambda: self.hurry)
                 self._replica.shortfall.hold("message", "")
+                self.refused = ""
             await self._carry_out(self._replica.forgotten, self._replica.progress.tracker.applied)
             self._replica.forgotten = []
             while True:
                 self._event.clear()
                 if self._replica.forgotten_queues and self._replica.node.following:
                     await self._remember_queues()
-                pause = min(await self._tend(), await self._try_gaps_again())
+                pause = await self._tend()
                 before = self._replica.to_apply_bytes
-                pause = min(pause, await self._take())
+                pause = min(pause, await self._take(), await self._try_gaps_again())
                 if self._replica.to_apply_bytes < before:
                     self._replica.progress.on_wake()  # whoever stopped taking pushes may go on
                 self._tell_drained()
@@ -293,38 +293,40 @@ class Applier:
         with self._waiting():
             await self._until(lambda: not self._replica.shortfall.holds)
 
-    async def _hold(self, place: str, text: str, pause_s: float) -> None:
-        """Writes nothing for so long, and says why. It is still said when this returns."""
-        if self._replica.shortfall.hold(place, f"cannot write its queues since {time.strftime('%H:%M:%S')}: {text}"):
+    async def _hold(self, place: str, text: str, pause_s: float, *, since: str = "", urgent: Callable[[], bool] = lambda: False) -> None:
+        """Writes nothing for so long, or until it is urgent, and says why. It is still said when this returns."""
+        since = since or time.strftime("%H:%M:%S")
+        if self._replica.shortfall.hold(place, f"cannot write its queues since {since}: {text}"):
             log.error("this node cannot write its queues: %s", text)
         until = time.monotonic() + pause_s
         with self._waiting():
-            while (left_s := until - time.monotonic()) > 0:
+            while (left_s := until - time.monotonic()) > 0 and not urgent():
                 self._event.clear()
                 await self._pause(min(left_s, await self._tend()))
 
     async def _insist(self, do: Callable[[], Awaitable[None]]) -> None:
         """Does what a right may be missing for, over and over until it is there."""
+        since = time.strftime("%H:%M:%S")
         try:
             while True:
                 try:
                     return await do()
                 except BrokerRefuses as error:
-                    await self._hold("right", str(error), REFUSED_AGAIN_S)
+                    await self._hold("right", str(error), REFUSED_AGAIN_S, since=since)
         finally:
             self._replica.shortfall.hold("right", "")
 
     async def _try_gaps_again(self) -> float:
-        """Tries again what the broker has refused to declare, when everything is applied; returns the seconds until the next time."""
-        now = time.monotonic()
-        lanes = [lane for lane in self._lanes.values() if lane.declarer.has_refused]
-        if not lanes or self._replica.to_apply or self._replica.active:
+        """Tries again what the broker has refused to declare, as far as the log declares it; returns the seconds until the next time."""
+        now, shortfall = time.monotonic(), self._replica.shortfall
+        if not shortfall.refusals or self._replica.active:
             return 3600.0
         if now >= self._gaps_at:
             self._gaps_at = now + GAPS_AGAIN_S
-            declared = set(self._replica.declared.definitions.rows())
-            for lane in lanes:
-                await self._insist(partial(lane.declarer.try_again, declared))
+            for vhost in shortfall.refusals.vhosts():
+                lane = await self._lane(vhost, self._replica.progress.tracker.applied)
+                if lane is not None:
+                    await self._insist(partial(lane.declarer.try_again, self._replica.declared.definitions.declares))
         return max(0.0, self._gaps_at - now)
 
     # ---- applying ----------------------------------------------------------------------------------------------------
@@ -334,7 +336,7 @@ class Applier:
         replica = self._replica
         waiting = replica.to_apply
         while waiting and waiting[0].last <= replica.progress.safe:
-            if replica.shortfall.holds and not replica.active:
+            if replica.shortfall.holds and not (replica.active or self.hurry):  # one vhost keeps no epoch waiting that may not need it
                 await self._until_allowed()
             entry = waiting[0]
             if not (self.hurry or replica.active or self._too_much_waits()):
@@ -479,7 +481,7 @@ class Applier:
                 log.warning(f"{what}: they may be missing where they went to", count, key[1], key[0])
                 lane.forget_queue(key[1], lambda _sequence: False)
                 return
-            await lane.declarer.purge(key[1])
+            await self._insist(partial(lane.declarer.purge, key[1]))
             await self._until(partial(_less_parked, lane, key[1], is_dead, count, now + PARKED_ROUND_S))
             await self._moved_on(key[0], sequence)
 

@@ -12,14 +12,14 @@ Rules:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
 from shlex import quote
 
 from . import frames
 from .client import Channel, Connection
 from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed, grant
-from .definitions import Row, is_durable
-from .shortfall import Shortfall
+from .definitions import is_durable
+from .shortfall import Refusal, Shortfall
 
 log = logging.getLogger("lrq_ha.applier")
 
@@ -27,21 +27,12 @@ COMMAND_INVALID, INTERNAL_ERROR = 503, 541
 DECLARED_OTHERWISE = 406
 UNKNOWN_TYPE = "exchange type '"  # unknown or invalid: a broker that has heard of the name says the latter
 DEPRECATED = "Feature `"  # … is deprecated, or removed
-REFUSALS_MAX = 1_000
 TODO = {
     UNKNOWN_TYPE: "enable the same plugins on every node's broker",
     DEPRECATED: "permit it on every node's broker (deprecated_features.permit.* in rabbitmq.conf), or declare it durable",
 }
 LACKS_RIGHTS = "access to "  # of a user's rights; RabbitMQ says 403 of reserved names and internal exchanges, too
 PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so counts as done for now
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A declaration that this broker refuses. `what`: for people, as "queue 'orders' in vhost '/'"; `text`: the broker's."""
-
-    what: str
-    text: str
 
 
 class Declarer:
@@ -51,8 +42,6 @@ class Declarer:
         self._vhost = address.vhost
         self._me = me
         self._shortfall = shortfall
-        self._refusals: dict[bytes, Refused] = {}  # by declaration
-        self._late: set[bytes] = set()  # declarations that were refused for a while
         self._address = address
         self._connection = connection
         self._apart: Channel | None = None
@@ -83,43 +72,32 @@ class Declarer:
         Raises:
             BrokerRefuses: The sidecar's user lacks a right.
         """
-        refused = await self._execute(payload)
-        if refused is not None and payload not in self._refusals and len(self._refusals) < REFUSALS_MAX:
-            self._refusals[payload] = refused
+        refusals = self._shortfall.refusals
+        if await self._execute(payload) and not refusals.knows(self._vhost, payload):
+            refusals.add(self._vhost, payload, Refusal(self._told(payload)))
 
-    @property
-    def has_refused(self) -> bool:
-        """Whether there is anything to try again, or to be told of."""
-        return bool(self._refusals or self._late)
-
-    async def try_again(self, declared: set[Row]) -> None:
-        """Tries what this broker has refused, as far as the log (`declared`) still declares it, and tells what is missing. Raises as `execute`."""
-        for payload in [payload for payload in (*self._refusals, *self._late) if (self._vhost, payload) not in declared]:
-            self._refusals.pop(payload, None)
-            self._late.discard(payload)
-            self._shortfall.note_gap(self._place(payload), "")
-        for payload, refused in list(self._refusals.items()):
-            place = self._place(payload)
-            again = await self._execute(payload)
-            if again is None:
-                del self._refusals[payload]
-                self._late.add(payload)
-                text = f"{refused.what} was missing here, and so may be what was published to it: {self._reinit}"
+    async def try_again(self, declares: Callable[[str, bytes], bool]) -> None:
+        """Tries what this broker has refused, as far as the log still declares it (`declares`), and tells what is missing. Raises as `execute`."""
+        vhost, shortfall = self._vhost, self._shortfall
+        for payload, refusal in shortfall.refusals.of(vhost):
+            what, text = refusal.what, ""
+            if not declares(vhost, payload):
+                shortfall.refusals.remove(vhost, payload)
+            elif not refusal.late and (said := await self._execute(payload)):
+                text = f"{what} is refused here ({said}): {_todo(said)}, then {self._reinit}"
             else:
-                text = f"{again.what} is refused here ({again.text}): {_todo(again.text)}, then {self._reinit}"
-            if self._shortfall.note_gap(place, text):
+                shortfall.refusals.add(vhost, payload, Refusal(what, late=True))
+                text = f"{what} was missing here, and so may be what was published to it: {self._reinit}"
+            if shortfall.note_gap(("declaration", vhost, payload), text) and text:
                 log.error("%s", text)
-
-    def _place(self, payload: bytes) -> tuple[str, str, bytes]:
-        return "declaration", self._vhost, payload
 
     @property
     def _reinit(self) -> str:
         return f"lrq-ha reinit {quote(self._me)} --discard"
 
-    async def _execute(self, payload: bytes) -> Refused | None:
-        """What this broker says against it; None: it is done."""
-        method, named, arguments = unconditional(payload)
+    async def _execute(self, payload: bytes) -> str:
+        """What this broker says against it; empty: it is done."""
+        method, _, arguments = unconditional(payload)
         self._exchanges.clear()
         self._leading.clear()
         apart = method == frames.EXCHANGE_DECLARE or (method == frames.QUEUE_DECLARE and not is_durable(payload))
@@ -130,16 +108,16 @@ class Declarer:
                 raise self._lacks_rights(error) from error
             if error.code not in PASSED_OVER:
                 raise
-            return self._refused(method, named, error.text)
+            return " ".join(error.text.split())  # some are of several lines
         except ConnectionClosed as error:
             if not apart or not _is_refusal(error):
                 raise
-            return self._refused(method, named, error.text)
-        return None
+            return " ".join(error.text.split())  # some are of several lines
+        return ""
 
-    def _refused(self, method: int, named: list[str], text: str) -> Refused:
-        text = " ".join(text.split())  # some are of several lines
-        return Refused(f"{_WHAT[method]} {' from '.join(map(repr, named[: _NAMED[method]]))} in vhost '{self._vhost}'", text)
+    def _told(self, payload: bytes) -> str:
+        method, named, _ = unconditional(payload)
+        return f"{_WHAT[method]} {' from '.join(map(repr, named[: _NAMED[method]]))} in vhost '{self._vhost}'"
 
     def _lacks_rights(self, error: ChannelClosed) -> BrokerRefuses:
         user = self._address.user

@@ -217,6 +217,11 @@ class Lane:
         found = await self.declarer.has_exchange(exchange)
         if not found:
             log.warning("messages from entry %d on are passed over: there is no exchange '%s' in vhost '%s' here", sequence, exchange, self.vhost)
+            declared = self._replica.declared
+            if declared.definitions.exchange(self.vhost, exchange) and (self.vhost, exchange) not in declared.auto_delete_exchanges:
+                todo = f"run lrq-ha reinit {quote(self._me)} --discard"
+                text = f"exchange '{exchange}' in vhost '{self.vhost}' is not on this node, and what is published to it not either: {todo}"
+                self._replica.shortfall.note_gap(("exchange", self.vhost, exchange), text)
         return found
 
     def publish(self, messages: list[Message]) -> None:

@@ -86,6 +86,10 @@ class Definitions:
         """(vhost, method) of everything there is."""
         return ((key[1], self._rows.rows[key]) for of_kind in self._rows.encoded for key in of_kind)
 
+    def declares(self, vhost: str, method: bytes) -> bool:
+        """Whether the log declares just this, and has not deleted it or declared it otherwise."""
+        return self._rows.rows.get(_key_of(vhost, method)[0]) == method
+
     def export(self) -> bytes:
         """The rows for a CHECKPOINT: a serialized `pb.Definitions`."""
         return b"".join(row for of_kind in self._rows.encoded for row in of_kind.values())
@@ -178,24 +182,14 @@ class _Rows:
     def carry_out(self, vhost: str, method: bytes) -> _Before:
         """Returns what `take_back` needs."""
         before: _Before = []
-        kind = frames.method_id(method)
-        names, at = [], 6
-        for _ in range(_NAMES[kind]):
-            end = at + 1 + method[at]
-            names.append(method[at + 1 : end])
-            at = end
+        key, kind = _key_of(vhost, method)
         if kind in _BINDS:
-            arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before them
-            key = (_BINDING, vhost, (b"q" if kind in _TO_QUEUES else b"e", *names, arguments))
             self._put(key, method if _BINDS[kind] else None, before)
-            return before
-        to_queue = kind in _QUEUES
-        key = (_QUEUE if to_queue else _EXCHANGE, vhost, (names[0],))
-        if kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
+        elif kind in (frames.QUEUE_DECLARE, frames.EXCHANGE_DECLARE):
             self._put(key, method, before)
         elif key in self.rows:
             self._put(key, None, before)
-            for binding in self.bindings((vhost, b"q" if to_queue else b"e", names[0])):
+            for binding in self.bindings((vhost, b"q" if kind in _QUEUES else b"e", key[2][0])):
                 self._put(binding, None, before)
         return before
 
@@ -227,6 +221,20 @@ class _Rows:
                     del of[key]
                     if not of:
                         del self._bindings[one]
+
+
+def _key_of(vhost: str, method: bytes) -> tuple[_Key, int]:
+    """What a method declares, or takes away, and which method it is."""
+    kind = frames.method_id(method)
+    names, at = [], 6
+    for _ in range(_NAMES[kind]):
+        end = at + 1 + method[at]
+        names.append(method[at + 1 : end])
+        at = end
+    if kind in _BINDS:
+        arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before them
+        return (_BINDING, vhost, (b"q" if kind in _TO_QUEUES else b"e", *names, arguments)), kind
+    return (_QUEUE if kind in _QUEUES else _EXCHANGE, vhost, (names[0],)), kind
 
 
 def is_durable(method: bytes) -> bool:

@@ -42,7 +42,7 @@ class Index:
         passes: What a renewal has to move (R17).
         departures: What of queues is known for a while only.
         last_publish: The last entry that is one.
-        writer: Who has written the log, as its last MARKER or CHECKPOINT says.
+        writer: The version that has written the log, as its last MARKER or CHECKPOINT says.
     """
 
     def __init__(self, declared: Declared) -> None:
@@ -57,7 +57,7 @@ class Index:
         self.passes = Passes()
         self.departures = Departures()
         self.last_publish = 0
-        self.writer = wire.WRITER
+        self.writer = __version__
 
     def note(self, run: pb.Run, first: int, *, sweep: bool) -> str:
         """Takes note of a run of entries in log order; returns its kind.
@@ -133,13 +133,13 @@ class Index:
                 keeps = unseen.keeps_dead_letters(topology.queue_arguments(declaration))
                 self.tallies.noted(first, run.tally, keeps_dead_letters=keeps)
             case "":  # passed over, it would be missing here after a promotion, and nobody would know
-                wrote = f"entry {first} of the log, written by lrq-ha {self.writer.software}, is of a kind that lrq-ha {__version__} does not know"
+                wrote = f"entry {first} of the log, written by lrq-ha {self.writer}, is of a kind that lrq-ha {__version__} does not know"
                 raise wire.UnsuitableVersion(wrote, todo=wire.RUN_THE_NEWER)
         return kind
 
     def _written_by(self, writer: pb.Writer, sequence: int) -> None:
         wire.check_writer(writer, sequence)
-        self.writer = writer
+        self.writer = writer.software or "of an early version"
 
     def _operated_on(self, sequence: int, vhost: str, queue: str) -> QueueKey:
         """The key of a queue that entry `sequence` is an operation on."""

@@ -85,6 +85,7 @@ class Replica:
         node: The pure core.
         levels: What of queues and exchanges is replicated, by their names.
         emit: Carries out what an append leads to (Node.handle and its effects); gets first sequence, number of entries, runs.
+        shortfall: Of the incarnation before.
 
     Attributes:
         declared: What is known of queues and exchanges.
@@ -111,7 +112,13 @@ class Replica:
         record_parts: Of the last applied record.
     """
 
-    def __init__(self, node: Node, levels: Levels, emit: Callable[[int, int, list[pb.Run | wire.Publishes]], None]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        levels: Levels,
+        emit: Callable[[int, int, list[pb.Run | wire.Publishes]], None],
+        shortfall: Shortfall | None = None,
+    ) -> None:
         self.node = node
         self._emit = emit
         self.declared = Declared(levels)
@@ -119,7 +126,7 @@ class Replica:
         self.progress = Progress(node, self.index)
         self.given_out = GivenOut()
         self.barrier = Barrier(self)
-        self.shortfall = Shortfall()
+        self.shortfall = Shortfall(shortfall)
         self.undeclared: dict[Undeclared, None] = {}
         self.moving: dict[QueueKey, Moving] = {}
         self.to_apply: deque[Entry] = deque()

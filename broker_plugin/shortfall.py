@@ -13,17 +13,61 @@ Invariant: each place (a vhost, a queue) has one text, which ends in what mends 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 SHOWN_MAX = 3
 KEPT_MAX = 1_000
 
 
-class Shortfall:
-    """See above."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A declaration that this broker refused. `what`: for people, as "queue 'orders' in vhost '/'"; `late`: it has been carried out since."""
+
+    what: str
+    late: bool = False
+
+
+class Refusals:
+    """Declarations that this broker refused, by vhost and method: KEPT_MAX at most."""
 
     def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], Refusal] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, vhost: str, method: bytes, refusal: Refusal) -> None:
+        if len(self._known) < KEPT_MAX or (vhost, method) in self._known:
+            self._known[vhost, method] = refusal
+
+    def remove(self, vhost: str, method: bytes) -> None:
+        self._known.pop((vhost, method), None)
+
+    def of(self, vhost: str) -> list[tuple[bytes, Refusal]]:
+        """Those of one vhost."""
+        return [(method, refusal) for (of, method), refusal in self._known.items() if of == vhost]
+
+    def knows(self, vhost: str, method: bytes) -> bool:
+        return (vhost, method) in self._known
+
+    def vhosts(self) -> list[str]:
+        return sorted({vhost for vhost, _ in self._known})
+
+
+class Shortfall:
+    """See above.
+
+    Args:
+        before: Of the incarnation before: its gaps are still there. What held that one is found out anew.
+
+    Attributes:
+        refusals: Declarations behind the gaps.
+    """
+
+    def __init__(self, before: Shortfall | None = None) -> None:
         self._holds: dict[Hashable, str] = {}
-        self._gaps: dict[Hashable, str] = {}
+        self._gaps: dict[Hashable, str] = before._gaps if before is not None else {}
+        self.refusals: Refusals = before.refusals if before is not None else Refusals()
 
     @property
     def holds(self) -> bool:

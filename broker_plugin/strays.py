@@ -85,6 +85,8 @@ class Strays:
             self._found.pop(suspect, None)
         elif suspect in self._found or len(self._found) < FOUND_MAX:
             self._found[suspect] = time.monotonic() + FOUND_AGAIN_S
+        else:
+            return
         text = f"{_told(suspect)} is on this broker only, as it was not declared through the door: no backup has what is published to it; {TODO}"
         if self._replica.shortfall.note_gap(suspect, text if is_stray else "") and is_stray:
             log.warning("%s", text)

@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
         print(configuration.sample(), end="")
         return 0
     config = configuration.load(args.config)
-    exposed = configuration.exposed(config, args.config)
+    exposed = configuration.exposed(args.config)
     if args.check:
         if exposed:
             print(f"lrq-ha: warning: {exposed}", file=sys.stderr)

@@ -49,6 +49,7 @@ class NodeBase:
         self.leader_epoch = 0  # the epoch of the primary that this node has heard: by Follower
         self.following = False  # that primary's pushes are taken: by Follower
         self.last_heard_leader: float | None = None  # by Follower
+        self.last_heard_epoch = 0  # likewise: of that leader
         self.durable = 0
         """End of what the own stream has confirmed."""
         self.safe = 0
@@ -94,6 +95,10 @@ class NodeBase:
     def hears(self, peer: int, now: float) -> bool:
         """Whether `peer` speaks to this node, which may not be able to answer."""
         return now - self.peers[peer].heard_at <= HEARD_HEARTBEATS * self.settings.heartbeat_s
+
+    def hear_leader(self, epoch: int, now: float) -> None:
+        """The primary that this node follows has spoken."""
+        self.last_heard_leader, self.last_heard_epoch = now, epoch
 
     def heard_epoch(self, now: float) -> int:
         """The newest epoch whose own leader this node hears; 0 if none."""

@@ -107,7 +107,7 @@ class Candidate:
     def _obstacle(self, hellos: dict[int, Hello]) -> str | None:
         """Why this node does not take the epoch: what an operator has to do, or "" if another node takes it; None if nothing is in the way."""
         node, mine = self._node, self._node.state()
-        if node.lacks and not node.led_last:
+        if node.lacks and owner_of(node.log.last_epoch) != node.me:
             return f"{node.name(node.me)} takes no epoch by itself: {node.lacks}"
         if node.group_paused:
             return "paused: nobody takes an epoch by itself until lrq-ha resume, or lrq-ha promote NODE"
@@ -116,7 +116,9 @@ class Candidate:
         handed = handover is not None and handover.epoch == node.log.last_epoch
         order = (mine.rank, handed or last_leader == node.me, handed, -node.me)
         for number, hello in hellos.items():
-            outranked = (hello.log.rank, last_leader == number, False, -number) > order
+            led_last = owner_of(hello.log.rank[0]) == number
+            takes_none = bool(hello.lacks) and not led_last
+            outranked = hello.log.rank > mine.rank if takes_none else (hello.log.rank, last_leader == number, False, -number) > order
             if outranked and hello.log.joining:
                 return f"{node.name(number)} has joined only in part, and has a longer log: an operator must choose"
             # Whoever of the two has the longer log takes it, and the other drops what that lacks.
@@ -124,8 +126,7 @@ class Candidate:
             if refuses_cut(tail, leader, taker):
                 return f"{node.name(owner)} would refuse to drop its tail: an operator must choose"
             if outranked:
-                led_last = last_leader == number
-                return f"{node.name(number)} has a longer log and takes no epoch by itself: {hello.lacks}" if hello.lacks and not led_last else ""
+                return f"{node.name(number)} has a longer log and takes no epoch by itself: {hello.lacks}" if takes_none else ""
         return None
 
     def handed_over(self, peer: int, message: Handover, now: float) -> None:

@@ -38,16 +38,16 @@ class Follower:
         node = self._node
         node.following = False
         node.leader_epoch = lead.epoch
-        node.last_heard_leader = now
         if node.role is not Role.DIVERGED:
             node.wait(self._following(peer, lead.epoch))
         out_end = 0 if lead.in_set else max(1, lead.log.end)
-        node.write_fence(lead.epoch, out_end, lambda _now: self._fenced(peer, lead))
+        node.write_fence(lead.epoch, out_end, lambda now: self._fenced(peer, lead, now))
 
-    def _fenced(self, peer: int, lead: Lead) -> None:
+    def _fenced(self, peer: int, lead: Lead, now: float) -> None:
         node = self._node
         if node.leader_epoch != lead.epoch or node.log.top != lead.epoch:
             return
+        node.hear_leader(lead.epoch, now)  # not before it stands in the own stream whether this node is in the set
         mine = node.state()
         start = common_end(mine, lead.log)
         # Never cut below the applied record, or what it knows to be safe and may be applying: a leader that lacks it lost something.
@@ -97,7 +97,7 @@ class Follower:
 
     def heartbeat(self, peer: int, message: Heartbeat, now: float) -> None:
         if self.follows(peer, message.epoch):
-            self._node.last_heard_leader = now
+            self._node.hear_leader(message.epoch, now)
             self._learn_safe(message.safe)
 
     def push(self, event: Push, now: float) -> None:
@@ -109,7 +109,7 @@ class Follower:
         if not self.follows(event.peer, batch.leader):
             node.emit(RefusePush(event.peer, "this node does not follow you"))
             return
-        node.last_heard_leader = now
+        node.hear_leader(batch.leader, now)
         if event.before is not None and not node.log.end and batch.first > 1:
             node.begin_log(batch.first, event.before)
             self._agreed = self._acked = batch.first - 1

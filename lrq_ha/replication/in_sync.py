@@ -19,6 +19,7 @@ from .log import Members
 ADMIT_PAUSE_TIMES = 10
 # Who comes and goes is looked at, and has to stay before it comes in again, for so many times backup_timeout_s.
 STEADY_TIMES = 6
+STEADY_MAX_S = 60.0
 
 
 class InSyncSet:
@@ -40,7 +41,7 @@ class InSyncSet:
         if newcomer in node.in_sync or not peer.subscribed or not self._is_settled() or self._admitting or now < peer.admit_after:
             return False
         if peer.unsteady:
-            if now - peer.losses[-1] < STEADY_TIMES * node.settings.backup_timeout_s:
+            if now - peer.losses[-1] < self._steady_s:
                 return False
             peer.unsteady = False
             peer.losses.clear()
@@ -112,16 +113,21 @@ class InSyncSet:
                 self.remove(member, f"it made no progress for {settings.backup_timeout_s:g} s")
 
     def lost_link(self, member: int, now: float) -> None:
-        """The link to a node is lost. Mode available: one that comes and goes is taken out of the set."""
+        """The link to a node is lost: that is remembered, until it is back."""
         node, peer = self._node, self._node.peers[member]
-        if not node.leading or not peer.subscribed or node.settings.strict:
-            return
-        peer.losses.append(now)
-        while_s = STEADY_TIMES * node.settings.backup_timeout_s
-        if peer.flaps(now - while_s):
-            peer.unsteady = True
-            if member in node.log.members:
-                self.leaves(member, f"it was lost {len(peer.losses)} times in {while_s:g} s, and has to stay for as long")
+        if node.leading and peer.subscribed and not node.settings.strict:
+            peer.losses.append(now)
+            peer.unsteady = peer.unsteady or peer.flaps(now - self._steady_s)
+
+    def is_back(self, member: int) -> None:
+        """A node follows again. Mode available: one that comes and goes is taken out of the set now, when it has said that nobody else leads."""
+        node, peer = self._node, self._node.peers[member]
+        if peer.unsteady and member in node.log.members:
+            self.leaves(member, f"it was lost {len(peer.losses)} times in {self._steady_s:g} s, and has to stay for as long")
+
+    @property
+    def _steady_s(self) -> float:
+        return min(STEADY_TIMES * self._node.settings.backup_timeout_s, STEADY_MAX_S)
 
     def keeps_up(self, member: int, now: float) -> bool:
         """Whether a member would be admitted again as soon as it was removed: it lives, and has everything or acks more and more."""

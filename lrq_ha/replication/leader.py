@@ -204,6 +204,7 @@ class Leader:
             start = mine.base - 1  # R17: an empty log begins at the renewal
             remote.fallen = False
         remote.subscribed = True
+        self.set.is_back(peer)
         remote.progress(start, now)
         node.emit(Subscribe(peer, start))
         self.advance_safe(now)

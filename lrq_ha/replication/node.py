@@ -65,14 +65,15 @@ class Node(NodeBase):
         settings: Of the group.
         paused: An operator has said that nobody takes an epoch by itself (until he says otherwise, or promotes a node).
         defers_to: The node to which the incarnation before this one has handed over; 0: none.
-        last_heard_leader: When an incarnation before this one last heard a primary; None: none has.
+        heard_before: The epoch of the primary that the incarnation before this one last heard, and when; None: it heard none. It counts where the
+            own stream knows of nobody who has led since.
     """
 
     def __init__(
-        self, settings: NodeSettings, *, paused: bool = False, defers_to: int = 0, last_heard_leader: float | None = None
+        self, settings: NodeSettings, *, paused: bool = False, defers_to: int = 0, heard_before: tuple[int, float] | None = None
     ) -> None:
         super().__init__(settings, paused=paused)
-        self.last_heard_leader = last_heard_leader
+        self._heard_before = heard_before
         self._heartbeat_at = 0.0
         self._ticked_at = 0.0
         self._leader = leader = Leader(self)
@@ -167,6 +168,8 @@ class Node(NodeBase):
         # A host that went down may have lost the end of the log and kept the record: what is not in the log is not safe.
         self.applied = self.safe = min(event.applied, self.log.end)
         self.lost_host = event.lost_host
+        if self._heard_before is not None and self._heard_before[0] == self.log.top:
+            self.hear_leader(*self._heard_before)
         self._ticked_at = now
         self.durable = self.log.end
         self._candidate.opened(now)

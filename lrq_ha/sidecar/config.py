@@ -372,12 +372,6 @@ class Config(_Table):
         """Of all that it connects to by AMQP."""
         return [self.broker.url, *(peer.door for peer in self.peers), *(door for site in self.sites for door in site.doors)]
 
-    @property
-    def has_passwords(self) -> bool:
-        """Whether the file is for its owner's eyes only. An interceptor's options may hold whatever its author likes."""
-        options = any(settings.options for settings in self.interceptors.values())
-        return options or bool(self.door.tls and self.door.tls.users) or any(urlsplit(url).password for url in self._urls)
-
     @cached_property
     def client_tls(self) -> TlsFiles | None:
         """TLS for connections that are made; None if there are none with TLS. Raises TlsError."""
@@ -506,7 +500,7 @@ def load(path: Path) -> Config:
     return config
 
 
-def exposed(config: Config, path: Path) -> str:
+def exposed(path: Path) -> str:
     """That others may read, or write, a file with passwords, and the command that ends it; empty if they may not.
 
     A group's permissions do not count where the sidecar may need them: its user is not the owner, or root looks at the file of a service's group.
@@ -519,7 +513,7 @@ def exposed(config: Config, path: Path) -> str:
         others, command = 0o007, f"chmod o-rwx {file}"
     else:  # this user is one of the others
         others, command = 0o077, f"chown {me} {file} && chmod go-rwx {file}"
-    if not mode & others or not config.has_passwords:
+    if not mode & others:
         return ""
     return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from broker_plugin import wire
 from broker_plugin.replica import Replica
+from broker_plugin.shortfall import Shortfall
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.events import Append, Effect, Event, OwnConfirmed, PeerAcked
@@ -31,15 +32,18 @@ class Core:
         levels: How much of each queue is replicated.
         life: Of the incarnation.
         carry_out: Called with each effect.
+        shortfall: Of the incarnation before.
 
     Attributes:
         replica: What is appended to it goes into the core.
         ready: Whether events are taken.
     """
 
-    def __init__(self, node: Node, levels: Levels, life: Life, carry_out: Callable[[Effect], None]) -> None:
+    def __init__(
+        self, node: Node, levels: Levels, life: Life, carry_out: Callable[[Effect], None], shortfall: Shortfall | None = None
+    ) -> None:
         self.node = node
-        self.replica = Replica(node, levels, self._emit)
+        self.replica = Replica(node, levels, self._emit, shortfall)
         self.replica.takes = self._takes
         self.ready = False
         self._life = life

@@ -26,6 +26,7 @@ from broker_plugin.configured import Configured
 from broker_plugin.door import Door
 from broker_plugin.endpoints import ROUTING_VHOST
 from broker_plugin.rights import Rights
+from broker_plugin.shortfall import Shortfall
 from broker_plugin.strays import Strays
 from broker_plugin.sweeper import Sweeper
 from broker_plugin.topology import is_stream
@@ -85,16 +86,18 @@ class Kept:
 
     Attributes:
         shut_out: See Streams.
-        paused, defers_to, last_heard_leader: See Node.
+        paused, defers_to, heard_before: See Node.
         doubt, refused: See Applier.
+        shortfall: See Replica.
     """
 
     shut_out: int = 0
     paused: bool = False
     defers_to: int = 0
-    last_heard_leader: float | None = None
+    heard_before: tuple[int, float] | None = None
     doubt: Doubt | None = None
     refused: str = ""
+    shortfall: Shortfall | None = None
 
 
 class Incarnation:
@@ -118,10 +121,10 @@ class Incarnation:
         self._door = door
         self._broker = config.broker_address(ROUTING_VHOST)
         self._node = Node(
-            config.settings(), paused=before.paused, defers_to=before.defers_to, last_heard_leader=before.last_heard_leader
+            config.settings(), paused=before.paused, defers_to=before.defers_to, heard_before=before.heard_before
         )
         self._life = life = Life()
-        self._core = core = Core(self._node, Levels(config.replication.replicate), life, self._carry_out)
+        self._core = core = Core(self._node, Levels(config.replication.replicate), life, self._carry_out, before.shortfall)
         self._replica = core.replica
         self._log = OwnLog(config, core, life, before.shut_out, door.block)
         self._turning_away = TurningAway(door, core)
@@ -198,13 +201,15 @@ class Incarnation:
         """What the next one is told."""
         doubt = self._applier.doubt
         settled = doubt is None or self._replica.progress.tracker.applied >= doubt.upto
+        node, begins_anew = self._node, self._log.streams.begins_anew
         return Kept(
             shut_out=self._log.streams.shut_out,
             paused=self._node.paused,
             defers_to=self.defers_to,
-            last_heard_leader=self._node.last_heard_leader,
+            heard_before=(node.last_heard_epoch, node.last_heard_leader) if node.last_heard_leader is not None else None,
             doubt=None if settled else doubt,
             refused=self._applier.refused,
+            shortfall=None if begins_anew else self._replica.shortfall,
         )
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -332,7 +337,8 @@ class Incarnation:
         while not (await asyncio.wait({step}, timeout=SLOW_STEP_S))[0]:
             progress, seconds = self._replica.progress, time.monotonic() - began
             done = f"{progress.tracker.applied} of {progress.safe} entries applied"
-            log.warning("recovering: for %.0f s until %s: %s %s", seconds, what, done, self._applier.full())
+            waits = "; ".join(filter(None, (self._node.lacks, self._applier.full())))
+            log.warning("recovering: for %.0f s until %s: %s %s", seconds, what, done, waits)
         await step
 
     def _open_door(self, effect: OpenDoor) -> None:

@@ -124,6 +124,7 @@ def test_publishers_faster_than_the_log_are_not_read(lab: Lab, names: tuple[str,
             client.socket.close()
 
 
+@pytest.mark.quick
 def test_a_broker_that_takes_nothing_is_not_sent_more(lab: Lab, names: tuple[str, str]) -> None:
     """What is not replicated waits for nothing but the broker itself."""
     primary, _ = names

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.quick]
 
 #: A test process: makes a container with a label, says so, and goes on for ever.
 MAKES_ONE = """
-import sys, time, docker, janitor
+import signal, sys, time, docker, janitor
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
 image, label, value, volumes = sys.argv[1], sys.argv[2], sys.argv[3], eval(sys.argv[4])
 janitor.watch(f"{label}={value}")
 docker.from_env().containers.run(image, ["/usr/bin/sleep", "600"], detach=True, labels={label: value}, volumes=volumes, network_mode="none")

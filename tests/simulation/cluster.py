@@ -30,6 +30,7 @@ from lrq_ha.replication.events import (
     Given,
     HeadMoved,
     Heartbeat,
+    Lead,
     Message,
     OpenDoor,
     Opened,
@@ -137,6 +138,7 @@ class Host:
     opened_at: float = 0.0  # its door, by its own clock
     ended: str = ""
     defers_to: int = 0  # as the process of a sidecar remembers it from one incarnation to the next
+    heard_before: tuple[int, float] | None = None  # likewise
     operator: bool = False
     forced: bool = False
     answer: Answer | None = None
@@ -367,7 +369,8 @@ class Cluster:
     def start(self, i: int) -> None:
         """Starts a node: it reads its stream; its predecessor's writes can no longer land."""
         host = self.hosts[i]
-        node, host.defers_to = self.node_class(self.settings(i), defers_to=host.defers_to), 0
+        node = self.node_class(self.settings(i), defers_to=host.defers_to, heard_before=host.heard_before)
+        host.defers_to, host.heard_before = 0, None
         for key in [k for k in self.conns if k[0] == i]:
             self._break(self.conns.pop(key))
         host.entries, host.batches, host.memory, host.checkpoints = [], [], RoutingQueue(self.memory_bytes_max), Checkpoints()
@@ -488,9 +491,11 @@ class Cluster:
 
     def end_incarnation(self, i: int, landed: int = 0) -> None:
         """Carries out a Restart, or an error that ends the incarnation."""
-        defers_to = self.hosts[i].defers_to
+        host = self.hosts[i]
+        defers_to, node = host.defers_to, host.node
+        heard = (node.last_heard_epoch, node.last_heard_leader) if node is not None and node.last_heard_leader is not None else None
         self.crash(i, landed)
-        self.hosts[i].defers_to = defers_to
+        host.defers_to, host.heard_before = defers_to, heard
         self.start(i)
 
     # ---- operator ----------------------------------------------------------------------------------------------------
@@ -622,8 +627,10 @@ class Cluster:
         before = node.last_heard_leader
         node.last_heard_leader = None
         self._feed(host, message)
-        if node.last_heard_leader is not None:
+        answers = isinstance(message, PeerMessage) and isinstance(message.message, Lead) and node.leader_epoch == message.message.epoch
+        if node.last_heard_leader is not None or answers:
             host.heard = seen
+            node.last_heard_leader = node.last_heard_leader or before
             self._note_heard(host)
         else:
             node.last_heard_leader = before

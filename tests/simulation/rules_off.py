@@ -256,11 +256,11 @@ class ForgetsLostHost(Node):
         super()._opened(replace(event, lost_host=False), now)
 
 
-def cut_what_is_applied(self: Follower, peer: int, lead: Lead) -> None:
+def cut_what_is_applied(self: Follower, peer: int, lead: Lead, now: float) -> None:
     """A tail is judged by the sets alone, whatever has been applied."""
     node = self._node
     safe, node.safe = node.safe, 0
-    _fenced(self, peer, lead)
+    _fenced(self, peer, lead, now)
     node.safe = min(safe, common_end(node.state(), lead.log)) if node.following else safe
 
 

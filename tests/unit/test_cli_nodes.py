@@ -325,7 +325,7 @@ def test_what_a_node_says_cannot_write_to_the_terminal(
     status = e1.status
     monkeypatch.setattr(e1, "status", lambda: status() | {"reason": named})
     assert main(["list", *lab(tmp_path, e1)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith(shown)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(shown)
     for done, code in ((True, 0), (False, 1)):
         e1.answer = done, named
         assert main(["remove", "e2", *lab(tmp_path, e1, Node("e2"))]) == code

@@ -208,7 +208,7 @@ def test_which_publishes_have_local_completion(exchange: str, key: str, mandator
     )
     relay: Any = SimpleNamespace(
         vhost="/",
-        replica=SimpleNamespace(declared=declared),
+        replica=SimpleNamespace(declared=declared, published_to=lambda *_: None),
         door=SimpleNamespace(completes_locally=lambda name: name.startswith("metrics.")),
     )
     assert endpoints.decide(relay, frames.Route(exchange, key, mandatory, False)) is decision

@@ -17,7 +17,6 @@ from node_config import MINIMAL
 
 from broker_plugin import tls
 from lrq_ha.lab.certificates import Authority
-from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.config import ConfigError, exposed, load, sample
 
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -43,14 +42,6 @@ def test_minimal_configuration_gets_the_defaults(tmp_path: Path) -> None:
     config = load(write(tmp_path, MINIMAL))
     assert config.replication.mode == "available"
     assert config.names == {1: "e1"}
-
-
-PASSWORDLESS = MINIMAL.replace("lrq:secret@", "lrq@")
-SECRETS = (
-    '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq@127.0.0.1:1", "amqp://lrq:secret@127.0.0.1:2"]\n',
-    PEER.format(name="e2", id=2),
-    '[interceptors.audit]\noptions = { path = "audit.jsonl" }\n',
-)
 
 
 ME, MY_GROUP, ROOT, SERVICE = 1000, 1001, 0, 500
@@ -79,23 +70,15 @@ def test_passwords_that_others_may_read(
 ) -> None:
     file = tmp_path / "a node.toml"
     file.write_text(MINIMAL)
-    config = load(file)
     found = os.stat_result((0o100000 | mode, 0, 0, 1, owner, group, 0, 0, 0, 0))
     monkeypatch.setattr(Path, "stat", lambda _: found)
     monkeypatch.setattr(os, "geteuid", lambda: me)
     monkeypatch.setattr(os, "getegid", lambda: MY_GROUP if me else 0)
     monkeypatch.setattr(os, "getgroups", list)
-    said = exposed(config, file)
+    said = exposed(file)
     monkeypatch.undo()
     advice = command.format(f"'{file}'")
     assert said == (f"{file} holds passwords, and other users may use it (its mode is {mode:04o}): run: {advice}" if command else "")
-
-
-def test_a_configuration_without_passwords_is_nobodys_secret(tmp_path: Path) -> None:
-    for text, secret in ((PASSWORDLESS, False), *((PASSWORDLESS + more, True) for more in SECRETS)):
-        file = write(tmp_path, text)
-        file.chmod(0o644)
-        assert bool(exposed(configuration.read(file), file)) == secret
 
 
 def test_nodes_of_the_group_by_id(tmp_path: Path) -> None:

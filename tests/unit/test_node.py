@@ -1927,6 +1927,50 @@ def test_a_leader_hands_over_to_a_node_whose_broker_has_all() -> None:
 
 def test_when_a_primary_was_last_heard_outlives_an_incarnation() -> None:
     """A backup whose incarnation had just ended was promoted with --force only, though nothing was missing."""
-    before = follower()
-    after = Node(before.node.settings, last_heard_leader=before.node.last_heard_leader)
-    assert after.last_heard_leader is not None
+    batches = (*LOG, MARKER)
+
+    def again(heard_before: tuple[int, float] | None) -> Answer:
+        node = Node(NodeSettings(2, {1: "e1", 2: "e2"}), heard_before=heard_before)
+        for batch in batches:
+            node.read_batch(batch)
+        node.handle(Opened(0, False), 100.0)
+        answer: Answer = only(node.handle(PromoteRequest(frozenset({1}), dry_run=True), 100.0), Answer)
+        return answer
+
+    assert again((E2_1, 98.0)).ok
+    assert "heard its primary 2.0 s ago" in again((E2_1, 98.0)).text
+    assert not again(None).ok
+    assert not again((E1_1, 98.0)).ok, "somebody has led since"
+
+
+def test_what_a_lead_says_counts_when_it_is_on_record() -> None:
+    """Until then a restart forgets that this node is out of the set."""
+    d = Driver(2)
+    d.meet(1)
+    d.hear(1, Lead(E2_1, False, leaders_log()))
+    assert d.node.last_heard_leader is None
+    d.confirm()
+    assert d.node.last_heard_leader is not None
+
+
+def test_a_member_that_comes_and_goes_is_not_taken_out_before_it_is_heard_again() -> None:
+    """It may have been promoted meanwhile, and what waits for it would be confirmed by a leader whose epoch is over."""
+    d = leader()
+    for _ in range(3):
+        link_comes_and_goes(d, 6)
+    d.feed(Append(1))
+    d.confirm()
+    d.live(1.0)
+    d.feed(PeerDisconnected(2))
+    assert d.node.log.members == BOTH
+    assert Restart in kinds(d.meet(2, state(top=E3_2)))
+    assert d.node.log.members == BOTH
+
+
+def test_of_equal_logs_a_node_whose_broker_lacks_something_does_not_go_first() -> None:
+    """Both had waited for it, as it has the lower id."""
+    d = Driver(3, size=3, log=(BatchHeader(E1_1, 1, 1, 0, E1_1, ((1, frozenset({2, 3})),)),))
+    mine = d.node.state()
+    d.meet(1, LogState())
+    d.meet(2, mine, lacks=LACKS)
+    assert d.node._candidate.epoch

@@ -102,9 +102,9 @@ def test_a_node_that_does_not_run_says_since_when(tmp_path: Path) -> None:
     """Who promotes another node compares with it; each try to start again is no new beginning."""
 
     class Ends:
-        ready, shut_out, paused, defers_to, doubt = False, 0, False, 0, None
+        ready, kept = False, Kept()
 
-        def __init__(self, *_: object, **__: object) -> None:
+        def __init__(self, *_: object) -> None:
             began.append(time.time())
 
         async def run(self) -> str:
