@@ -127,6 +127,7 @@ class Streams:
         self.exchange = ""
         self.generation = 0
         self.shut_out = shut_out
+        self.begins_anew = False
         self.lost_host = False
 
     # ---- opening -----------------------------------------------------------------------------------------------------

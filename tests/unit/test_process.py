@@ -198,3 +198,21 @@ def test_a_node_whose_log_lacks_something_names_no_part_of_the_receive_queues(ro
                 Status.queues(told)
 
     asyncio.run(go())
+
+
+def test_a_node_whose_broker_is_down_tries_again(tmp_path: Path) -> None:
+    """What an incarnation leaves to the next one is asked for also where it has not come to its streams."""
+
+    async def go() -> None:
+        file = tmp_path / "node.toml"
+        file.write_text(MINIMAL.replace("127.0.0.1:5672", "127.0.0.1:1"))
+        process = Process(load(file))
+        lives = asyncio.create_task(process._lives())
+        async with asyncio.timeout(TIMEOUT_S):
+            while "cannot be reached" not in process.problem:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert not lives.done(), lives.exception()
+        lives.cancel()
+
+    asyncio.run(go())
