@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENT_DOOR, patient_hypothesis, patient_pika
-from tiers import Shard, is_quick, shard_of, unit_of
+from tiers import Shard, is_quick, shard_of, unit_of, version_of
 
 from lrq_ha.lab import Lab, installations
 
@@ -34,6 +34,8 @@ patient_hypothesis()  # before the modules of the tests are read, whose settings
 VERSIONS = ("3.10", "4.3")
 _SHARED = ("pair", "brokers", "containers")
 _FIXTURES = {*_SHARED, "new_lab"}
+#: So many pairs are shared, each by some of the files that ask for one: the tests of a pair run one after the other.
+PAIRS = 3
 #: What runs real brokers is tried once more where it fails, in the open (the summary counts it): a busy machine may stand still in any place.
 _REAL = ("broker", "docker", "spark")
 
@@ -79,6 +81,7 @@ _LONG = (
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # the groups before xdist reads them, the order after pytest has sorted by parameters
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     _deselect(config, items)
+    pair_of = shard_of({unit_of(item) for item in items if "pair" in getattr(item, "fixturenames", ())}, PAIRS)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if _FIXTURES & fixtures:
@@ -86,13 +89,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if any(item.get_closest_marker(name) for name in _REAL):
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=["Failed: Timeout", "^Broken: "]))
         # Tests that share brokers or a module's lab stay in one process.
-        callspec = getattr(item, "callspec", None)
-        version = callspec and callspec.params.get("broker_version")
+        version = version_of(item)
         if version or "integration" in item.path.parts or "spark" in item.path.parts:
             shared = next((name for name in _SHARED if name in fixtures), item.path.stem)
             own = item.get_closest_marker("own_pair")
-            name = f"{own.args[0]} {shared}" if own and shared == "pair" else shared
-            item.add_marker(pytest.mark.xdist_group(f"{version} {name}" if version else item.path.stem))
+            if shared == "pair":
+                shared = f"{own.args[0] if own else pair_of[unit_of(item)]} pair"
+            item.add_marker(pytest.mark.xdist_group(f"{version} {shared}" if version else item.path.stem))
     yield
     items.sort(key=_turn)
 

@@ -51,7 +51,7 @@ class Shard(NamedTuple):
 
 def is_quick(item: pytest.Item) -> bool:
     """Whether a test belongs to the quick tier."""
-    version = _version_of(item)
+    version = version_of(item)
     mark = item.get_closest_marker("quick")
     if mark is None:
         return version is None and item.path.relative_to(TESTS).parts[0] in _BROKERLESS and item.get_closest_marker("full") is None
@@ -65,7 +65,7 @@ def is_quick(item: pytest.Item) -> bool:
 
 def unit_of(item: pytest.Item) -> str:
     """The unit of a test, as "integration/test_door.py 4.3"."""
-    return " ".join(filter(None, (item.path.relative_to(TESTS).as_posix(), _version_of(item))))
+    return " ".join(filter(None, (item.path.relative_to(TESTS).as_posix(), version_of(item))))
 
 
 def shard_of(units: Iterable[str], count: int) -> dict[str, int]:
@@ -80,7 +80,8 @@ def shard_of(units: Iterable[str], count: int) -> dict[str, int]:
     return found
 
 
-def _version_of(item: pytest.Item) -> str | None:
+def version_of(item: pytest.Item) -> str | None:
+    """The RabbitMQ version that a test runs on; None: it does not ask for one."""
     callspec = getattr(item, "callspec", None)
     version: str | None = callspec.params.get("broker_version") if callspec else None
     return version

@@ -81,7 +81,6 @@ def drained(url: str, queue: str) -> list[tuple[int, pika.BasicProperties]]:
     return found
 
 
-@pytest.mark.quick
 @pytest.mark.one_version("4.3")
 def test_a_backup_has_what_was_there_before(new_lab: Callable[..., Lab], broker_version: str, tmp_path: Path) -> None:
     lab = new_lab({"east": 2}, broker=broker_version)

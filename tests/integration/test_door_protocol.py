@@ -1565,7 +1565,6 @@ def test_several_are_acked_while_another_is_withheld(rig: Rig) -> None:
         rig.both_hold(queue, [])
 
 
-@pytest.mark.quick
 def test_messages_up_to_the_brokers_limit(rig: Rig) -> None:
     """Where that is large enough to be worth it: RabbitMQ 4 takes 16 MiB by default. One byte more is refused, and is nowhere."""
     major = int(rig.lab.version.split(".")[0])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -214,12 +215,19 @@ def lives(lab: Lab, faults: dict[str, tuple[Fault, bool]], where: str, folder: P
     end = time.monotonic() + HOURS * 3600
     for number in itertools.count(SEED):
         seed = f"{number} {where} {lab.version}"
-        live(lab, faults, seed, folder / f"{seed.replace(' ', '-')}.jsonl")
+        live(lab, faults, seed, folder / f"{re.sub("[^a-z0-9.]+", "-", seed)}.jsonl")
         if time.monotonic() >= end:
             return
 
 
 @pytest.mark.quick
+@pytest.mark.one_version("4.3")
+@pytest.mark.parametrize("fault", ["primary killed, backup promoted", "primary's broker killed"])
+def test_one_fault_in_the_middle_of_a_stream(pair: Lab, tmp_path: Path, fault: str) -> None:
+    """What `test_kills_in_the_middle_of_a_stream` does, with one fault."""
+    lives(pair, {fault: FAULTS[fault]}, f"processes, {fault}", tmp_path)
+
+
 @pytest.mark.timeout(900 + HOURS * 3600)
 def test_kills_in_the_middle_of_a_stream(pair: Lab, tmp_path: Path) -> None:
     """Processes: kills and stops."""

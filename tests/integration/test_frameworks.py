@@ -165,7 +165,7 @@ def alive(frameworks: dict[str, Framework], folder: Path) -> Callable[[], bool]:
     return check
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only=r"-pika")
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_order_is_done(failover: Failover, name: str) -> None:
     framework = failover.frameworks[name]

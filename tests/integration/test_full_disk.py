@@ -151,7 +151,7 @@ def row(lab: Lab, name: str) -> str:
     return line_of(name, command("list", lab=lab)[1])
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="backup")
 @pytest.mark.parametrize("where", ["backup", "primary"])
 def test_an_alarm_before_the_disk_is_full(lab: Lab, where: str) -> None:
     """Publishers wait (for the primary's disk) or go on without the backup; `list` says what it is; nothing is lost, and nothing trimmed for it."""

@@ -147,7 +147,6 @@ def test_list(lab: Lab, names: tuple[str, str]) -> None:
 # ---- refusals
 
 
-@pytest.mark.quick
 def test_promotions_that_make_no_sense_are_refused(lab: Lab, names: tuple[str, str]) -> None:
     primary, backup = names
     refused(lab, rf"{primary} is primary already \(epoch ", "promote", primary)

@@ -140,7 +140,6 @@ def test_what_is_purged_later_is_gone(group: Pair, kind: str) -> None:
     exactly(consume(group.lab.nodes[group.primary].door, queue, 1), [6])
 
 
-@pytest.mark.quick(only="classic")
 @KINDS
 @pytest.mark.parametrize("what", ["purged", "deleted", "deleted, and the backup starts again"])
 def test_what_was_rejected_before_is_a_dead_letter_on_both(group: Pair, kind: str, what: str, broker_version: str) -> None:

@@ -163,7 +163,6 @@ def take_all(takers: Sequence[Taker], numbers: set[int], *, in_order: bool = Tru
         assert found == sorted(found)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_consumers_gets_declarations_and_publishes(lab: Lab, kind: str) -> None:
     primary, _ = in_sync(lab, applied=True)

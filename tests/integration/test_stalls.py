@@ -157,7 +157,6 @@ def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab
     equal(pair, queue, loaded)
 
 
-@pytest.mark.quick
 @pytest.mark.one_version("4.3")
 def test_a_backup_whose_broker_is_slow(pair: Lab) -> None:
     """It slows who publishes at full speed, and says so; so whoever promotes it waits for a part of what was published only, and for a short time."""

@@ -120,7 +120,7 @@ def test_moved_exactly_once_over_a_failover(pair: Lab, kind: str) -> None:
     move_all(pair, "primary", kind)
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="connection-classic")
 @pytest.mark.one_version("4.3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("fault", "kind", "late"), ONCE + BROKER + LATE)
@@ -204,7 +204,7 @@ def test_a_client_that_vanishes_behind_its_commit(rig: Rig) -> None:
     rig.both_hold(target, done, ordered=False)
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="bad0")
 @pytest.mark.parametrize("bad", [{"expiration": "soon"}, {"user_id": "somebody-else"}])
 def test_refused_at_a_publish_nothing_of_it_is_done(rig: Rig, bad: dict[str, str]) -> None:
     """The 406 comes in the rehearsal: nothing of the transaction is in the log, whatever came before and after in it."""

@@ -74,7 +74,7 @@ def start_again(lab: Lab, full: str, other: str) -> None:
         lab.start(full)
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="backup")
 @pytest.mark.parametrize("where", ["backup", "primary, started again", "primary, promoted over"])
 def test_writes_that_fail(lab: Lab, where: str) -> None:
     """The operator is told where and why; what was confirmed is there, on the other node and on this one, when it is started again.

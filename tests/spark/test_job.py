@@ -41,7 +41,6 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.quick
 def test_the_job(nodes: str, receive_queue: Callable[..., ReceiveQueue], tmp_path: Path) -> None:
     queue = receive_queue()
     tables = [payload("airlines", *AIRLINES), payload("airports", *AIRPORTS), payload("planes", *PLANES)]
@@ -79,7 +78,6 @@ def test_the_job(nodes: str, receive_queue: Callable[..., ReceiveQueue], tmp_pat
     assert nodes.split(":")[2].split("@")[0] not in done.stdout + done.stderr, "a password is shown"
 
 
-@pytest.mark.quick
 def test_what_is_wrong_is_said_in_one_line(spark: SparkSession, nodes: str) -> None:
     with pytest.raises(PySparkException) as caught:
         read_entries(spark, nodes, ["LRQ_Recv_none_east"], 1).count()
@@ -111,6 +109,7 @@ def test_what_the_machine_lacks_is_said_in_one_line(missing: str, said: str, tmp
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.quick
 def test_without_nodes_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("LRQ_NODES", raising=False)
     with pytest.raises(SystemExit):
