@@ -215,7 +215,7 @@ def lives(lab: Lab, faults: dict[str, tuple[Fault, bool]], where: str, folder: P
     end = time.monotonic() + HOURS * 3600
     for number in itertools.count(SEED):
         seed = f"{number} {where} {lab.version}"
-        live(lab, faults, seed, folder / f"{re.sub("[^a-z0-9.]+", "-", seed)}.jsonl")
+        live(lab, faults, seed, folder / f"{re.sub('[^a-z0-9.]+', '-', seed)}.jsonl")
         if time.monotonic() >= end:
             return
 
