@@ -95,7 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             own = item.get_closest_marker("own_pair")
             if shared == "pair":
                 shared = f"{own.args[0] if own else pair_of[unit_of(item)]} pair"
-            item.add_marker(pytest.mark.xdist_group(f"{version} {shared}" if version else item.path.stem))
+            alone = "spark" if "spark" in item.path.parts else item.path.stem  # one JVM for all of Spark's
+            item.add_marker(pytest.mark.xdist_group(f"{version} {shared}" if version else alone))
     yield
     items.sort(key=_turn)
 

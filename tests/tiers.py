@@ -5,6 +5,7 @@ The quick tier is `make test`: every test that needs no broker, and of the other
     @pytest.mark.quick                 on RabbitMQ 4.3 only (or on the version of its mark `one_version`)
     @pytest.mark.quick("3.10", "4.3")  on these versions
     @pytest.mark.quick(only="classic") with the parameters whose ids match this regular expression
+    @pytest.mark.full                  never, where the whole file is marked, or no broker is needed; takes `only`, too
 
 A shard is one of several parts of all tests. Its unit is a file on one RabbitMQ version: units go, the longest first, to the shard that has least
 to do by then. `durations.json` has the seconds that each unit took when it was measured; `python tests/tiers.py JUNIT.xml…` writes it.
@@ -52,15 +53,17 @@ class Shard(NamedTuple):
 def is_quick(item: pytest.Item) -> bool:
     """Whether a test belongs to the quick tier."""
     version = version_of(item)
-    mark = item.get_closest_marker("quick")
-    if mark is None:
-        return version is None and item.path.relative_to(TESTS).parts[0] in _BROKERLESS and item.get_closest_marker("full") is None
-    if not re.search(mark.kwargs.get("only", ""), item.name):
+    quick, full = item.get_closest_marker("quick"), item.get_closest_marker("full")
+    if full is not None and re.search(full.kwargs.get("only", ""), item.name):
+        return False
+    if quick is None:
+        return version is None and item.path.relative_to(TESTS).parts[0] in _BROKERLESS
+    if not re.search(quick.kwargs.get("only", ""), item.name):
         return False
     if version is None:
         return True
     one = item.get_closest_marker("one_version")
-    return version in (mark.args or (one.args if one else (QUICK_VERSION,)))
+    return version in (quick.args or (one.args if one else (QUICK_VERSION,)))
 
 
 def unit_of(item: pytest.Item) -> str:

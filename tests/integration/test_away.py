@@ -300,7 +300,6 @@ def absence(pair: Lab) -> Iterator[Absence]:
     same_logs(pair)
 
 
-@pytest.mark.quick(only="consumed")
 @pytest.mark.parametrize("name", CASES)
 def test_while_the_backup_is_away(absence: Absence, name: str) -> None:
     if name in absence.failed:

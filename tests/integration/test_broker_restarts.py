@@ -64,7 +64,7 @@ def is_refused(lab: Lab, node: str, down: str, words: str) -> None:
     eventually(f"a promotion of {node} to be refused", said_so)
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="backup")
 @pytest.mark.parametrize("which", ["primary", "backup"])
 def test_exchanges_that_are_not_durable(lab: Lab, nodes: tuple[str, str], which: str) -> None:
     """So are those of clients that do not ask otherwise. RabbitMQ 3 forgets them, and what is bound to them, when it restarts; the log does not."""

@@ -69,7 +69,6 @@ def listed(lab: Lab) -> str:
     return said
 
 
-@pytest.mark.quick
 def test_the_log_is_kept_for_who_is_away_up_to_its_size(lab: Lab) -> None:
     primary, backup = in_sync(lab, applied=True)
     queue, size = f"kept-{time.time_ns()}", 60_000

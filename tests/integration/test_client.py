@@ -487,6 +487,7 @@ def test_the_broker_ends_the_connection(lab: Lab, url: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.full
 def test_a_stalled_broker_is_noticed(lab: Lab, url: str, loops: Any) -> None:
     async def main() -> None:
         ends: list[Any] = []

@@ -467,6 +467,7 @@ def test_a_channel_refused_by_the_door_resolves_what_came_before(rig: Rig) -> No
     rig.both_hold(queue, [b"x"] * 600)
 
 
+@pytest.mark.full
 def test_idle_connections_with_heartbeats_stay_open(rig: Rig) -> None:
     channel = rig.channel(heartbeat=HEARTBEAT_S)
     channel.connection.process_data_events(2.5 * HEARTBEAT_S)

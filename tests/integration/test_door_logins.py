@@ -390,6 +390,7 @@ def test_hostile_bytes_before_the_login(rig: Rig) -> None:
     works(rig)
 
 
+@pytest.mark.full
 def test_a_client_that_stops_reading_holds_up_nobody(rig: Rig) -> None:
     channel = rig.channel(confirms=True)
     queue, other = rig.declare(channel), rig.declare(channel)

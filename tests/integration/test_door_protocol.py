@@ -1434,7 +1434,7 @@ def _directly(rig: Rig, body: Scenario, kind: str, late: bool) -> Talk:
     return _run(body, rig.broker_url(rig.primary), kind, late)
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only=r"-classic\]")
 @pytest.mark.parametrize(("body", "kind", "late"), _scenarios)
 def test_the_door_says_what_the_broker_says(rig: Rig, body: Scenario, kind: str, late: bool) -> None:
     direct = _directly(rig, body, kind, late)

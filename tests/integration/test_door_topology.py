@@ -201,6 +201,7 @@ def test_publishes_through_an_auto_delete_exchange(rig: Rig) -> None:
     rig.both_hold(queue, [b"x", b"y"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("again", ["from it", "to it"])
 def test_publishes_through_exchanges_that_an_auto_delete_exchange_is_bound_to(rig: Rig, again: str) -> None:
     """Where it had gone on the backup, and not here, it came back there with none of the bindings to it."""
@@ -374,6 +375,7 @@ def test_an_empty_queue_name_is_not_one_declared_before_that_is_answered_late(br
             client.call(1, commands.Queue.Delete(queue=second), frames.QUEUE_DELETE_OK)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("nowait", [False, True])
 def test_an_empty_name_behind_a_queue_that_the_broker_names(rig: Rig, nowait: bool) -> None:
     """In one write: it is that queue, not the one that was declared before; and each client's is its own, as its acks are."""

@@ -220,7 +220,7 @@ def lives(lab: Lab, faults: dict[str, tuple[Fault, bool]], where: str, folder: P
             return
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="promoted")
 @pytest.mark.one_version("4.3")
 @pytest.mark.parametrize("fault", ["primary killed, backup promoted", "primary's broker killed"])
 def test_one_fault_in_the_middle_of_a_stream(pair: Lab, tmp_path: Path, fault: str) -> None:

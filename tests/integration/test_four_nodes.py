@@ -28,7 +28,6 @@ def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield found
 
 
-@pytest.mark.quick
 def test_one_joins_and_the_primary_is_lost(lab: Lab) -> None:
     """Under load: a node that was made empty joins, then one of the three backups takes over, and who was killed follows."""
     primary, *backups = all_in_sync(lab)

@@ -126,7 +126,6 @@ def of_shop(url: str) -> str:
     return f"amqp://{VHOST}:secret@{url.partition('@')[2]}/{VHOST}"
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("lab", [3], indirect=True)
 def test_a_full_broker_becomes_a_pair_then_three(lab: Lab, tmp_path: Path) -> None:
     """Clients publish and consume all the time; in the end the newcomer of last has all of it."""

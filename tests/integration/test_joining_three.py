@@ -112,7 +112,6 @@ def test_a_promotion_in_the_middle_of_it(lab: Lab, kind: str, broker_version: st
     equal(lab, {deep: 0})
 
 
-@pytest.mark.quick
 def test_two_that_need_it_at_once(lab: Lab) -> None:
     """One renewal serves both, also if one is killed before it begins to join, and one in the middle of joining."""
     primary, one, other = all_in_sync(lab, applied=True)

@@ -31,7 +31,6 @@ def consume(url: str, queue: str, over: threading.Event, got: list[int]) -> None
                 channel.basic_ack(method.delivery_tag)
 
 
-@pytest.mark.quick
 def test_flat_while_everything_passes(pair: Lab) -> None:
     primary, backup = in_sync(pair)
     queue = f"memory-{time.time_ns()}"

@@ -39,7 +39,6 @@ def refused(lab: ContainerLab, node: str, down: str) -> str:
     return said
 
 
-@pytest.mark.quick
 def test_a_primary_that_reaches_only_one_of_its_backups(lab: ContainerLab) -> None:
     """It goes on with that one, and the other comes back. Who is cut off from it is not promoted over it on an untrue word."""
     primary, lost, other = all_in_sync(lab)

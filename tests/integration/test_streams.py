@@ -128,7 +128,6 @@ def test_a_start_whose_record_comes_back(brokers: Lab, tmp_path: Path) -> None:
     assert "came back" in asyncio.run(go())
 
 
-@pytest.mark.quick("3.10", "4.3")
 def test_a_stream_keeps_the_size_that_it_was_made_with_and_that_is_said(brokers: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """A larger log_bytes_max did nothing, and nothing said so."""
 

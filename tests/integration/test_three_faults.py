@@ -74,7 +74,6 @@ def out(lab: Lab, primary: str, node: str) -> None:
     eventually("list to show it", listed)
 
 
-@pytest.mark.quick
 def test_handed_over_to_each_in_turn(lab: Lab) -> None:
     """Whoever was not asked follows the new primary by itself. Nothing is in doubt: no message comes twice."""
     primary, *others = all_in_sync(lab)

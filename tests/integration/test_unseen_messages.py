@@ -81,7 +81,6 @@ def test_what_is_held_back_for_a_retry(lab: Lab, broker_version: str, kind: str)
     drop(lab, queue)
 
 
-@pytest.mark.quick
 def test_dead_letters_that_wait(lab: Lab) -> None:
     primary, backup = in_sync(lab, applied=True)
     empty(lab, primary, backup)

@@ -97,6 +97,7 @@ def died_and_acked(replica: Replica, key: Key, sequence: int) -> None:
     replica.dequeue(("/", "dead"), [sequence], ((key[1], 1),))
 
 
+@pytest.mark.full(only="rejected")
 @pytest.mark.parametrize("use", [acked, rejected])
 def test_queues_that_are_gone_leave_nothing_behind(use: Use) -> None:
     alone, before, after = short_lived(use)
