@@ -273,7 +273,7 @@ class Applier:
         lane = self._lanes.get(vhost)
         while lane is None and time.monotonic() >= self._absent.get(vhost, 0.0):
             if not await self._may_write(vhost):
-                await self._until_allowed()
+                await self._rest(REFUSED_AGAIN_S, lambda: False)
                 continue
             try:
                 lane = await Lane.open(replace(self._broker, vhost=vhost), self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
@@ -289,15 +289,19 @@ class Applier:
     # ---- what the broker refuses -------------------------------------------------------------------------------------
 
     async def _until_allowed(self) -> None:
-        """Returns when the sidecar's user may write to the queues (again)."""
+        """Returns when the sidecar's user may write to the queues (again), or an epoch is taken: one vhost is not to hold up what may not need it."""
         with self._waiting():
-            await self._until(lambda: not self._replica.shortfall.holds)
+            await self._until(lambda: self.hurry or not self._replica.shortfall.holds)
 
     async def _hold(self, place: str, text: str, pause_s: float, *, since: str = "", urgent: Callable[[], bool] = lambda: False) -> None:
         """Writes nothing for so long, or until it is urgent, and says why. It is still said when this returns."""
         since = since or time.strftime("%H:%M:%S")
         if self._replica.shortfall.hold(place, f"cannot write its queues since {since}: {text}"):
             log.error("this node cannot write its queues: %s", text)
+        await self._rest(pause_s, urgent)
+
+    async def _rest(self, pause_s: float, urgent: Callable[[], bool]) -> None:
+        """Writes nothing for so long, or until it is urgent."""
         until = time.monotonic() + pause_s
         with self._waiting():
             while (left_s := until - time.monotonic()) > 0 and not urgent():
@@ -336,7 +340,7 @@ class Applier:
         replica = self._replica
         waiting = replica.to_apply
         while waiting and waiting[0].last <= replica.progress.safe:
-            if replica.shortfall.holds and not (replica.active or self.hurry):  # one vhost keeps no epoch waiting that may not need it
+            if replica.shortfall.holds and not replica.active:
                 await self._until_allowed()
             entry = waiting[0]
             if not (self.hurry or replica.active or self._too_much_waits()):

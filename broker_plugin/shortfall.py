@@ -1,11 +1,12 @@
 """What this node's broker lacks of what the log needs, as an operator is told it. No I/O.
 
 A node keeps the log, and acknowledges it, whatever its broker lacks. But its queues would not be whole, so it leads only where an operator
-insists. There are two kinds:
+insists. There are three kinds:
 
 - A *hold*: the sidecar's user may not do what applying takes, or a vhost is missing. Nothing is written meanwhile, so nothing is lost: the applier
   goes on where it stopped.
 - A *gap*: something of the log is not on this broker (a declaration that it refused, a queue that was deleted there), and the rest goes on.
+- A *stray*: a primary's broker has what the log lacks (`strays`). It is nothing to the next incarnation, which may follow.
 
 Invariant: each place (a vhost, a queue) has one text, which ends in what mends it.
 """
@@ -66,6 +67,7 @@ class Shortfall:
 
     def __init__(self, before: Shortfall | None = None) -> None:
         self._holds: dict[Hashable, str] = {}
+        self._strays: dict[Hashable, str] = {}
         self._gaps: dict[Hashable, str] = before._gaps if before is not None else {}
         self.refusals: Refusals = before.refusals if before is not None else Refusals()
 
@@ -82,9 +84,13 @@ class Shortfall:
         """This is missing; without a text, it is there now. Returns whether that is new."""
         return _set(self._gaps, place, text)
 
+    def note_stray(self, place: Hashable, text: str) -> bool:
+        """The log lacks this; without a text, it does not any more. Returns whether that is new."""
+        return _set(self._strays, place, text)
+
     def tell(self) -> str:
         """What is missing, for people; empty if nothing is."""
-        found = [*self._holds.values(), *self._gaps.values()]
+        found = [*self._holds.values(), *self._gaps.values(), *self._strays.values()]
         more = f"; and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
         return "; ".join(found[:SHOWN_MAX]) + more
 

@@ -4,8 +4,8 @@ What a client publishes to one is confirmed, as the log has the message, and is 
 Rules:
 
 - Whatever a client publishes to by name, and the log does not declare, is a suspect (`Replica.undeclared`). Most suspects are nowhere at all.
-- The own broker is asked, some suspects at a time, with passive declarations. One that is there is told as a gap of this node, until the log declares
-  it or it is gone.
+- The own broker is asked, some suspects at a time, with passive declarations. One that is there is told (`Shortfall`), until the log declares it or it is
+  gone.
 - A queue of that kind behind an exchange of the log is not seen.
 """
 
@@ -88,7 +88,7 @@ class Strays:
         else:
             return
         text = f"{_told(suspect)} is on this broker only, as it was not declared through the door: no backup has what is published to it; {TODO}"
-        if self._replica.shortfall.note_gap(suspect, text if is_stray else "") and is_stray:
+        if self._replica.shortfall.note_stray(suspect, text if is_stray else "") and is_stray:
             log.warning("%s", text)
 
 

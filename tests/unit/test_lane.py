@@ -544,3 +544,32 @@ def test_a_right_that_is_missing_is_no_refusal_to_pass_over() -> None:
             await declarer.execute(building.encode_method(commands.Queue.Declare(queue="orders", durable=True)))
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_a_vhost_without_rights_is_tried_now_and_then(hurry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is taken for applied meanwhile, whatever waits behind it."""
+    monkeypatch.setattr("broker_plugin.applier.REFUSED_AGAIN_S", 0.05)
+    tried: list[str] = []
+
+    async def may_write(vhost: str) -> bool:
+        tried.append(vhost)
+        return False
+
+    async def scenario() -> None:
+        broker: Any = Broker()
+        applier = Applier(
+            broker.replica, Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, None), delay_s=0.0, delay_entries_max=0, delay_bytes_max=0,
+            window_messages_max=4_000, window_bytes_max=1 << 25, may_write=may_write,
+        )  # fmt: skip
+        applier.hurry = hurry
+        broker.replica.progress.safe = 1
+        broker.replica.to_apply.append(Entry(1, 1, pb.Run(enqueues=pb.Enqueues(vhost="shop", lengths=[1])), 100, 0.0))
+        running = asyncio.create_task(applier.run())
+        await asyncio.sleep(0.5)
+        assert not running.done()
+        running.cancel()
+        assert broker.replica.progress.tracker.applied == 0
+
+    asyncio.run(scenario())
+    assert 2 <= len(tried) <= 11

@@ -30,3 +30,11 @@ def test_thousands_are_told_in_a_line() -> None:
     for number in range(2 * KEPT_MAX):
         shortfall.note_gap(number, f"queue {number}")
     assert shortfall.tell() == f"queue 0; queue 1; queue 2; and {KEPT_MAX - 3} more"
+
+
+def test_the_next_incarnation_lacks_what_is_missing_and_not_what_held_this_one() -> None:
+    shortfall = Shortfall()
+    shortfall.hold("vhost", "it has no vhost 'shop'")
+    shortfall.note_gap("queue", "queue 'orders' is not here")
+    shortfall.note_stray("other", "queue 'made by hand' is here only")
+    assert Shortfall(shortfall).tell() == "queue 'orders' is not here"
