@@ -4,8 +4,8 @@ What a client publishes to one is confirmed, as the log has the message, and is 
 Rules:
 
 - Whatever a client publishes to by name, and the log does not declare, is a suspect (`Replica.undeclared`). Most suspects are nowhere at all.
-- The own broker is asked, some suspects at a time, with passive declarations. One that is there is told (`Shortfall`), until the log declares it or it is
-  gone.
+- The own broker is asked, some suspects at a time, with passive declarations. One that is there is told (`Shortfall`), until the log declares it or
+  it is gone.
 - A queue of that kind behind an exchange of the log is not seen.
 """
 
