@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from shlex import quote
 
 from . import frames
 from .client import Channel, Connection
 from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed, grant
 from .definitions import is_durable
-from .shortfall import Refusal, Shortfall
+from .shortfall import Refusal, Shortfall, reinit
 
 log = logging.getLogger("lrq_ha.applier")
 
@@ -84,16 +83,12 @@ class Declarer:
             if not declares(vhost, payload):
                 shortfall.refusals.remove(vhost, payload)
             elif not refusal.late and (said := await self._execute(payload)):
-                text = f"{what} is refused here ({said}): {_todo(said)}, then {self._reinit}"
+                text = f"{what} is refused here ({said}): {_todo(said)}, then {reinit(self._me)}"
             else:
                 shortfall.refusals.add(vhost, payload, Refusal(what, late=True))
-                text = f"{what} was missing here, and so may be what was published to it: {self._reinit}"
+                text = f"{what} was missing here, and so may be what was published to it: {reinit(self._me)}"
             if shortfall.note_gap(("declaration", vhost, payload), text) and text:
                 log.error("%s", text)
-
-    @property
-    def _reinit(self) -> str:
-        return f"lrq-ha reinit {quote(self._me)} --discard"
 
     async def _execute(self, payload: bytes) -> str:
         """What this broker says against it; empty: it is done."""

@@ -36,17 +36,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappush
 from itertools import chain
-from shlex import quote
 
 from . import building, endpoints, frames
 from .apply_declarations import LACKS_RIGHTS, PASSED_OVER, Declarer
 from .channels import QueueKey
 from .client import Channel, Connection
-from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed, grant
+from .client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed, grant, impersonate
 from .headers import BODY_SIZE_END, Stamps, asked_by_nobody, further_keys, position_field, routes_on, stamp
 from .limits import Limits, Reach
 from .parking import RETRY_MESSAGES_MIN, RETRY_S, Message, Parked, Place, Route, alone, batch_min, leaves_copies, refuser, told
 from .replica import Replica
+from .shortfall import reinit
 from .vhosts import open_vhost
 
 log = logging.getLogger("lrq_ha.applier")
@@ -60,7 +60,7 @@ STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the b
 
 #: What a broker refuses for its own part, and another may have taken, and what mends it: nothing is passed over for that.
 _CURABLE: tuple[tuple[str, Callable[[Address], str]], ...] = (
-    ("user_id property set to", lambda address: f"rabbitmqctl set_user_tags {quote(address.user)} administrator impersonator"),
+    ("user_id property set to", lambda address: impersonate(address.user)),
     ("message size", lambda _address: "let max_message_size be the same on all brokers of the group"),
     (LACKS_RIGHTS, lambda address: f"{grant(address.vhost, address.user)}, and the same with set_topic_permissions where there are any"),
 )
@@ -219,9 +219,7 @@ class Lane:
             log.warning("messages from entry %d on are passed over: there is no exchange '%s' in vhost '%s' here", sequence, exchange, self.vhost)
             declared = self._replica.declared
             if declared.definitions.exchange(self.vhost, exchange) and (self.vhost, exchange) not in declared.auto_delete_exchanges:
-                todo = f"run lrq-ha reinit {quote(self._me)} --discard"
-                text = f"exchange '{exchange}' in vhost '{self.vhost}' is not on this node, and what is published to it not either: {todo}"
-                self._replica.shortfall.note_gap(("exchange", self.vhost, exchange), text)
+                self._note_missing("exchange", exchange, sequence)
         return found
 
     def publish(self, messages: list[Message]) -> None:
@@ -320,9 +318,12 @@ class Lane:
             if len(self._doubtful) > DOUBTFUL_MAX:
                 del self._doubtful[next(iter(self._doubtful))]
             return
-        todo = f"run lrq-ha reinit {quote(self._me)} --discard"
-        text = f"queue '{queue}' in vhost '{self.vhost}' is not on this node, and what is published to it not either: {todo}"
-        if self._replica.shortfall.note_gap(("queue", key), text):
+        self._note_missing("queue", queue, sequence)
+
+    def _note_missing(self, kind: str, name: str, sequence: int) -> None:
+        """What the log has from entry `sequence` on for this queue or exchange is not on this node."""
+        text = f"{kind} '{name}' in vhost '{self.vhost}' is not on this node, and what is published to it not either: run {reinit(self._me)}"
+        if self._replica.shortfall.note_gap((kind, self.vhost, name), text):
             log.error("%s (from entry %d on)", text, sequence)
 
     def _confirmed(self, tag: int, multiple: bool, ok: bool) -> None:
@@ -550,7 +551,7 @@ class Lane:
     def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
         """The queue is to be deleted: what is parked for it alone would go with it. Returns how much is left: to be `kept`, or on its way there."""
         self._doubtful.pop(queue, None)
-        self._replica.shortfall.note_gap(("queue", (self.vhost, queue)), "")
+        self._replica.shortfall.note_gap(("queue", self.vhost, queue), "")
         parked = self.parked.get(frozenset((queue,)))
         if parked is None:
             return 0

@@ -24,7 +24,7 @@ _BY_TEXT: tuple[tuple[int, str, str], ...] = (
     (403, r"^ACCESS_REFUSED - (\w+ )?access to topic '", "Let the user use all routing keys: rabbitmqctl clear_topic_permissions -p {vhost} {user}"),
     (403, r"' in vhost '.*' refused for user '", "Give the user this permission: {grant} (patterns of names to configure, write to and read from)"),
     (403, r"' in exclusive use$", "Another consumer has this queue alone: end that one"),
-    (406, r"^PRECONDITION_FAILED - user_id property ", "Let it publish for other users: rabbitmqctl set_user_tags {user} administrator impersonator"),
+    (406, r"^PRECONDITION_FAILED - user_id property ", "Let it publish for other users: {impersonate}"),
     (406, r"^PRECONDITION_FAILED - message size ", "Send smaller messages or raise max_message_size on the broker"),
     (530, r"user connection limit \(", "Close some of its connections, or raise the limit, see: rabbitmqctl list_user_limits --user {user}"),
     (530, r"node connection limit \(", "Close connections to this broker, or raise connection_max in its rabbitmq.conf"),
@@ -119,18 +119,23 @@ def grant(vhost: str, user: str) -> str:
     return f"rabbitmqctl set_permissions -p {quote(vhost)} {quote(user)} '.*' '.*' '.*'"
 
 
+def impersonate(user: str) -> str:
+    """The command that lets a user publish in other users' names."""
+    return f"rabbitmqctl set_user_tags {quote(user)} administrator impersonator"
+
+
 def advise(code: int, text: str, advice: str = "", where: Address | None = None) -> str:
     """What to do about a reply.
 
     Args:
         code, text: The reply's own.
         advice: What to do unless the text is known to mean something else; empty: what the code says.
-        where: The connection's address: its {user} and {vhost}, quoted for a shell, and the {grant} of all permissions there.
+        where: The connection's address: its {user} and {vhost}, quoted for a shell, the {grant} of all permissions there, and how to {impersonate}.
     """
     by_text = (todo for of_code, pattern, todo in _BY_TEXT if of_code == code and re.search(pattern, text, re.DOTALL))
     vhost, user = (where.vhost, where.user) if where else ("VHOST", "USER")
     found = next(by_text, advice or _BY_CODE.get(code, ""))
-    return found.format(vhost=quote(vhost), user=quote(user), grant=grant(vhost, user))
+    return found.format(vhost=quote(vhost), user=quote(user), grant=grant(vhost, user), impersonate=impersonate(user))
 
 
 class AmqpError(LrqError):

@@ -157,10 +157,15 @@ class Replica:
         """A client begins to publish there: if the log does not declare it, it is to be looked at."""
         if exchange.startswith("amq."):
             return
+        target = Undeclared(vhost, exchange or routing_key, bool(exchange))
+        if len(self.undeclared) < UNDECLARED_MAX and not self.declares(target):
+            self.undeclared[target] = None
+
+    def declares(self, target: Undeclared) -> bool:
+        """Whether the log declares it by now."""
         definitions = self.declared.definitions
-        known = definitions.exchange(vhost, exchange) if exchange else definitions.queue((vhost, routing_key))
-        if known is None and len(self.undeclared) < UNDECLARED_MAX:
-            self.undeclared[Undeclared(vhost, exchange or routing_key, bool(exchange))] = None
+        found = definitions.exchange(target.vhost, target.name) if target.is_exchange else definitions.queue((target.vhost, target.name))
+        return found is not None
 
     # ---- what clients' connections ask -------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from lrq_ha.replication.errors import LrqError
 
 from . import headers
 from .client import Connection
-from .client_errors import AccessRefused, Address, ChannelClosed, ConnectionLimit, VhostNotFound, grant
+from .client_errors import AccessRefused, Address, ChannelClosed, ConnectionLimit, VhostNotFound, grant, impersonate
 from .replica import Replica
 from .vhosts import open_vhost
 
@@ -116,8 +116,7 @@ class Rights:
             if error.code == 403:
                 return f"user '{user}' lacks permissions in vhost '{vhost}' of its broker: {todo}"
             if error.code == 406 and "user_id" in error.text:
-                tags = f"rabbitmqctl set_user_tags {quote(user)} administrator impersonator"
-                return f"user '{user}' of its broker may not publish for other users: {tags}"
+                return f"user '{user}' of its broker may not publish for other users: {impersonate(user)}"
             raise
         except BaseException:
             connection.abort()

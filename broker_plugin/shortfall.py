@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from shlex import quote
 
 SHOWN_MAX = 3
 KEPT_MAX = 1_000
@@ -93,6 +94,11 @@ class Shortfall:
         found = [*self._holds.values(), *self._gaps.values(), *self._strays.values()]
         more = f"; and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
         return "; ".join(found[:SHOWN_MAX]) + more
+
+
+def reinit(node: str) -> str:
+    """The command that brings a node what it lacks."""
+    return f"lrq-ha reinit {quote(node)} --discard"
 
 
 def _set(texts: dict[Hashable, str], place: Hashable, text: str) -> bool:

@@ -55,15 +55,9 @@ class Strays:
         for suspect in (*again, *islice(undeclared, LOOKS_PER_ROUND)):
             undeclared.pop(suspect, None)
             try:
-                self._note(suspect, not self._is_declared(suspect) and await self._is_there(suspect))
+                self._note(suspect, not self._replica.declares(suspect) and await self._is_there(suspect))
             except LrqError as error:
                 log.debug("whether there is %s is not known now: %s", _told(suspect), error)
-
-    def _is_declared(self, suspect: Undeclared) -> bool:
-        definitions = self._replica.declared.definitions
-        if suspect.is_exchange:
-            return definitions.exchange(suspect.vhost, suspect.name) is not None
-        return definitions.queue((suspect.vhost, suspect.name)) is not None
 
     async def _is_there(self, suspect: Undeclared) -> bool:
         channel = await (await self._vhosts.connection(suspect.vhost, anew=True)).channel()

@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Failures at once and with the time: a run takes half an hour, and what broke is best looked at while it goes on."""
+    """Failures at once and with the time: a run takes minutes, and what broke is best looked at while it goes on."""
     if report.outcome in ("failed", "rerun") and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{time.strftime('%H:%M:%S')} {report.when} of {report.nodeid} failed:\n{report.longreprtext[-2000:]}", flush=True)
 
@@ -72,7 +72,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 #: Groups of tests that take minutes. None of them should be left to run alone at the end.
 _LONG = (
-    "containers", "test_three_nodes", "test_restart", "test_operator", "test_frameworks", "test_job", "test_joining_three", "test_joining",
+    "containers", "test_three_nodes", "test_restart", "test_operator", "test_frameworks", "spark", "test_joining_three", "test_joining",
     "test_queue_that_is_moved", "test_unseen_messages", "test_three_faults", "test_partition_of_three", "test_catching_up", "test_acceptance",
     "test_sites",
 )  # fmt: skip

@@ -204,7 +204,7 @@ class Incarnation:
         node, begins_anew = self._node, self._log.streams.begins_anew
         return Kept(
             shut_out=self._log.streams.shut_out,
-            paused=self._node.paused,
+            paused=node.paused,
             defers_to=self.defers_to,
             heard_before=(node.last_heard_epoch, node.last_heard_leader) if node.last_heard_leader is not None else None,
             doubt=None if settled else doubt,
