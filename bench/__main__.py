@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import brokers
-from lrq_ha.replication.errors import LrqError
 
 from . import consuming, failover, joining, latency, matrix, outstanding, rivals, scale, throughput
 from .measure import Row, note

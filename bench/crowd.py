@@ -17,7 +17,7 @@ from typing import Any
 
 from pamqp import commands
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 
 from . import wire
 
@@ -233,7 +233,7 @@ class Deliveries:
         """Acks the next deliveries, one by one. With one consumer on a channel their tags are 1, 2, 3…"""
         first, self._acked = self._acked + 1, self._acked + count
         # The broker reads acks whatever it has to write, and there are never more than `prefetch` on their way: this does not block.
-        self.socket.sendall(b"".join([building.ack(wire.CHANNEL, tag) for tag in range(first, self._acked + 1)]))
+        self.socket.sendall(b"".join([encode.ack(wire.CHANNEL, tag) for tag in range(first, self._acked + 1)]))
 
 
 def consume(url: str, queue: str, messages: int, connections: int, prefetch: int) -> Iterator[dict[str, Any]]:

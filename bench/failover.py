@@ -17,8 +17,8 @@ import time
 from statistics import median
 from typing import Any
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.positions import RangeSet
 
 from .measure import WAIT_S, Figure, Row, asking, declare, finish, note, read, start, tell, until

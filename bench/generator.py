@@ -18,7 +18,7 @@ from typing import Any
 
 from pamqp import commands
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 from lrq_ha.replication.positions import RangeSet
 
 from . import crowd, pace, steady, wire
@@ -180,10 +180,10 @@ class Drain:
                     tag = self._take(data, item)
                     unacked += 1
             if unacked >= ACK_EVERY:
-                connection.socket.sendall(building.ack(wire.CHANNEL, tag, True))
+                connection.socket.sendall(encode.ack(wire.CHANNEL, tag, True))
                 unacked = 0
         if unacked:
-            connection.socket.sendall(building.ack(wire.CHANNEL, tag, True))
+            connection.socket.sendall(encode.ack(wire.CHANNEL, tag, True))
         connection.leave()
 
     def _take(self, data: bytes, item: frames.Item) -> int:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment
-from lrq_ha.replication.errors import LrqError
 
 from .cost import cpu_of
 from .measure import WAIT_S, Figure, Row, applied, declare, go, note, read, ready, start, until

@@ -17,9 +17,9 @@ from typing import Any
 
 from pamqp import commands
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.lab.keeper import end_with_parent
-from lrq_ha.replication.errors import LrqError
 
 from . import wire
 

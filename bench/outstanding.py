@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lrq_ha.errors import LrqError
 from lrq_ha.replication.applied import Generations
-from lrq_ha.replication.errors import LrqError
-from lrq_ha.replication.filter import DeliveryFilter
+from lrq_ha.replication.delivery_filter import DeliveryFilter
 from lrq_ha.replication.guard import QueueGuard
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.queue_filter import Kind

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from broker_plugin import assembling, building, frames, headers
-from broker_plugin.door import Door
-from broker_plugin.permitting import Right
-from broker_plugin.relay import Relay
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import content_assembly, content_header, encode, frames
+from broker_plugin.door.client_connection import ClientConnection
+from broker_plugin.door.server import Door
+from broker_plugin.log import stamps
+from broker_plugin.log.replica import Replica
+from broker_plugin.session.rights import Right
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import DoorTable
@@ -60,7 +61,7 @@ class _Nowhere:
 def _door(kind: str) -> Any:
     config = DoorTable(listen="127.0.0.1:5672", connection_buffer_bytes_max=1 << 30, buffered_bytes_max=1 << 30)
     door: Any = SimpleNamespace(
-        config=config, now=lambda: 0.0, unfinished=assembling.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining="",
+        config=config, now=lambda: 0.0, unfinished=content_assembly.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining="",
         client_full=lambda *_: None, gone=lambda _: None, relays=set(), forget_decisions=lambda: None, sites=frozenset(), group="bench",
         completes_locally=lambda _: False, buffered_bytes_max=config.buffered_bytes_max,
     )  # fmt: skip
@@ -88,18 +89,18 @@ async def run(kind: str, count: int) -> float:
     replica.stamp_affixes = (b"257.", b"/1")
     replica.index.generations.opened(0, 1)
     nowhere: Any = _Nowhere()
-    relay = Relay(
+    relay = ClientConnection(
         _door(kind), replica, nowhere, nowhere, user="app", vhost="/", producer="", instance="", peer=None, may_write=True,
         frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=0,
         broker_channels_max=0,
     )  # fmt: skip
     relay.rights.add(Right("", "", False))
-    relay.client_data(building.method_frame(1, commands.Channel.Open()))
-    relay.client_data(building.method_frame(1, commands.Confirm.Select()))
-    relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
-    relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
-    header = headers.header_payload(len(BODY), headers.properties())
-    publish = building.publish_method(1, "", "orders") + b"".join(building.content(1, header, BODY))
+    relay.client_data(encode.method_frame(1, commands.Channel.Open()))
+    relay.client_data(encode.method_frame(1, commands.Confirm.Select()))
+    relay.client_data(encode.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+    relay.broker_data(encode.method_frame(1, commands.Basic.ConsumeOk("c")))
+    header = content_header.header_payload(len(BODY), content_header.properties())
+    publish = encode.publish_method(1, "", "orders") + b"".join(encode.content(1, header, BODY))
     chunk = publish * CHUNK
     began = time.thread_time()
     for first in range(1, count + 1, CHUNK):  # tags, of publishes and of deliveries
@@ -107,9 +108,9 @@ async def run(kind: str, count: int) -> float:
         size = min(CHUNK, count + 1 - first)
         relay.client_data(chunk if size == CHUNK else publish * size)
         replica.flush()
-        relay.broker_data(building.ack(1, first + size - 1, True))
+        relay.broker_data(encode.ack(1, first + size - 1, True))
         relay.broker_data(b"".join(_delivery(first + i, position + i, header) for i in range(size)))
-        relay.client_data(b"".join(building.ack(1, first + i) for i in range(size)))
+        relay.client_data(b"".join(encode.ack(1, first + i) for i in range(size)))
         replica.flush()
         await asyncio.sleep(0)
     took = time.thread_time() - began
@@ -122,8 +123,8 @@ async def run(kind: str, count: int) -> float:
 
 def _delivery(tag: int, position: int, header: bytes) -> bytes:
     arguments = b"\x01c" + struct.pack(">QB", tag, 0) + b"\0" + b"\x06orders"
-    stamped = headers.stamp(header, headers.position_field(b"257.%d/1" % position))
-    return building.raw_method_frame(1, frames.BASIC_DELIVER, arguments) + b"".join(building.content(1, stamped, BODY))
+    stamped = stamps.stamp(header, stamps.position_field(b"257.%d/1" % position))
+    return encode.raw_method_frame(1, frames.BASIC_DELIVER, arguments) + b"".join(encode.content(1, stamped, BODY))
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from typing import Any
 
 from pamqp import commands
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
-from lrq_ha.replication.errors import LrqError
 
 from . import wire
 from .cost import cpu_of

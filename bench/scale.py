@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
-from lrq_ha.replication.errors import LrqError
 
 from .cost import Meter, Round, compare, sides
 from .measure import Figure, Row, applied, declare, delete, go, memory_bytes, note, ready

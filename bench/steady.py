@@ -16,7 +16,7 @@ from typing import Any
 
 from pamqp import commands
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 
 from . import wire
 
@@ -133,7 +133,7 @@ class Steady:
         tags = [frames.deliver_arguments(bytes(data[item[2] : item[3]]))[1] for item in items if item[0] == frames.BASIC_DELIVER]
         if not tags:
             return
-        consumer.socket.sendall(building.ack(wire.CHANNEL, tags[-1], True))
+        consumer.socket.sendall(encode.ack(wire.CHANNEL, tags[-1], True))
         self._deliveries.seen(time.monotonic(), len(tags))
         if not self._flowing:
             self._flowing = True

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from pamqp import base, commands
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 
 CONNECT_TIMEOUT_S = 2.0
 READ_BYTES = 1 << 18
@@ -66,7 +66,7 @@ class Raw:
 
     def send(self, channel: int, method: base.Frame) -> None:
         """Sends a method; its answer, if any, comes by `read`."""
-        self.socket.sendall(building.method_frame(channel, method))
+        self.socket.sendall(encode.method_frame(channel, method))
 
     def call(self, method: base.Frame, channel: int = CHANNEL) -> base.Frame:
         """Sends a method on a channel and returns its answer; only while nothing else is to come on the connection."""
@@ -126,7 +126,7 @@ def message(queue: str, body: bytes, replication_id: str = "", channel: int = CH
         field = b"\x08x-lrq-idS" + struct.pack(">I", len(raw)) + raw
         table, flags = struct.pack(">I", len(field)) + field, 0x3000  # headers and delivery mode
     header = struct.pack(">HHQH", 60, 0, len(body), flags) + table + bytes((DURABLE,))
-    return building.publish_method(channel, "", queue) + b"".join(building.content(channel, header, body))
+    return encode.publish_method(channel, "", queue) + b"".join(encode.content(channel, header, body))
 
 
 class Confirms:

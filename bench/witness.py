@@ -15,7 +15,7 @@ from typing import Any
 
 from pamqp import commands
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 from lrq_ha.replication.positions import RangeSet
 
 from . import wire
@@ -78,7 +78,7 @@ class Witness:
                 tag = frames.deliver_arguments(bytes(data[item[2] : item[3]]))[1]
                 numbers.append(struct.unpack(">Q", frames.body_of(data, item[5], item[6])[:8])[0])
         if numbers and self._acks:
-            connection.socket.sendall(building.ack(wire.CHANNEL, tag, True))
+            connection.socket.sendall(encode.ack(wire.CHANNEL, tag, True))
             now = time.monotonic()
             for number in numbers:
                 if number in self._acked:

@@ -29,17 +29,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from broker_plugin.client import Channel, Connection, has_a_free_way_back
-from broker_plugin.client_errors import Address, ChannelClosed
-from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.headers import COUNTS, cut, keeps_its_ways, position
-from broker_plugin.parking import ALONE
-from broker_plugin.sweep_pass import in_steps
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.connection import Channel, Connection
+from broker_plugin.amqp.content_header import COUNTS, cut, keeps_its_ways
+from broker_plugin.amqp.errors import ChannelClosed
+from broker_plugin.amqp.requeue import in_steps, requeue_is_free
+from broker_plugin.log.definitions import ALONE
+from broker_plugin.log.stamps import position
+from lrq_ha.errors import LrqError
 from lrq_ha.replication import levels
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Level
+from lrq_ha.routing.names import ROUTING_VHOST
 
-from . import door
+from . import door_options
 from .text import one_line
 
 WINDOW_MESSAGES = 200
@@ -80,7 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     adopt.add_argument("--definitions", type=Path, metavar="FILE", help="as from rabbitmqctl export_definitions (default: standard input)")
-    door.add_options(adopt, "the primary's door, with a user who may configure, write and read everything")
+    door_options.add_options(adopt, "the primary's door, with a user who may configure, write and read everything")
     adopt.add_argument("--vhost", action="append", metavar="VHOST", help="only this one; may be repeated")
     adopt.add_argument("--dry-run", action="store_true", help="only say what would be declared, and how many messages each queue has")
     adopt.set_defaults(run=_run)
@@ -169,7 +171,7 @@ def _run(args: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise LrqError(f"{args.definitions or 'standard input'} cannot be read: {why}") from error
-    to = door.address(args)
+    to = door_options.address(args)
     # rabbitmqctl may print a line of its own first.
     whole = [asyncio.run(_adopt(each, to, dry_run=args.dry_run)) for each in read_definitions(text[max(text.find("{"), 0) :], args.vhost)]
     return 0 if all(whole) else 1
@@ -220,8 +222,8 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
                 _say(f"  {name}: {depth} messages")
             else:
                 # Quorum queues have priorities since RabbitMQ 4.
-                by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and has_a_free_way_back(connection))
-                limited = "x-delivery-limit" in queue["arguments"] and not has_a_free_way_back(connection)
+                by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and requeue_is_free(connection))
+                limited = "x-delivery-limit" in queue["arguments"] and not requeue_is_free(connection)
                 dies_by_key = _dies_by_key(queue, definitions.policies)
                 if limited and dies_by_key and depth:  # whoever looks and gives back uses up deliveries
                     _say(f"  {name}: none of {depth} messages was looked at: {BY_KEY}")
@@ -334,7 +336,7 @@ class _Pass:
             await self._all_arrived(self._readers[-1])
             await self._readers[-1].cancel(self._consumer)
         for reader in self._readers:
-            if has_a_free_way_back(self._connection):
+            if requeue_is_free(self._connection):
                 reader.nack(0, multiple=True)
             await reader.close()
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha import __version__, demo
-from lrq_ha.cli import adopt, lab, nodes, orders, republish, sidecar, tails
+from lrq_ha.cli import adopt, commands, lab, list_nodes, reinit, republish, sidecar
 from lrq_ha.cli.text import one_line
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -47,9 +47,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"lrq-ha {__version__}")
     subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     sidecar.add_parser(subparsers)
-    nodes.add_parser(subparsers)
-    orders.add_parser(subparsers)
-    tails.add_parser(subparsers)
+    list_nodes.add_parser(subparsers)
+    commands.add_parser(subparsers)
+    reinit.add_parser(subparsers)
     republish.add_parser(subparsers)
     adopt.add_parser(subparsers)
     lab.add_parser(subparsers)

@@ -25,15 +25,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TextIO
 
-from broker_plugin import headers
-from broker_plugin.client import Channel, Connection
-from broker_plugin.client_errors import Address
-from lrq_ha.replication.errors import LrqError, MalformedInput
-from lrq_ha.replication.ids import ReplicationId
+from broker_plugin.amqp import content_header
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.connection import Channel, Connection
+from broker_plugin.log import stamps
+from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.replication.deduplication import ReplicationId
 from lrq_ha.replication.positions import RangeSet
 from lrq_ha.routing.names import NUMBERS_MAX, numbers_queue
 
-from . import door
+from . import door_options
 from .text import one_line
 
 WINDOW_MESSAGES = 1_000
@@ -65,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="publish what has numbers that the group has already as new messages, with other IDs: if a publisher was started anew since the "
         "promotion, and gave these numbers to other messages; else they are there twice",
     )
-    door.add_options(republish, "a primary's door")
+    door_options.add_options(republish, "a primary's door")
     republish.set_defaults(run=_republish)
 
 
@@ -80,7 +81,7 @@ class _Counts:
 
 
 def _republish(args: argparse.Namespace) -> int:
-    counts = asyncio.run(_publish_all(args.file, door.address(args), args.new_ids))
+    counts = asyncio.run(_publish_all(args.file, door_options.address(args), args.new_ids))
     print(f"{counts.published} messages published and confirmed", end="")
     if counts.other_users:
         print(f", {counts.other_users.total()} left out: run this as {one_line(', '.join(sorted(counts.other_users)))}, too", end="")
@@ -317,7 +318,7 @@ class _Link:
         for entry, number in window:
             header, body, value = entry["header"], entry["body"], ReplicationId(source[1], number).encode()
             if header:
-                header = headers.stamp(header, headers.field(b"x-lrq-id", value))
+                header = stamps.stamp(header, content_header.field(b"x-lrq-id", value))
                 channel.publish_content(entry["exchange"], entry["routing_key"], header, body, mandatory=True)
             else:  # a log entry: its ID stands beside it
                 channel.publish(entry["exchange"], entry["routing_key"], body, {"x-lrq-id": value}, mandatory=True)

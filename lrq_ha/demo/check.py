@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pika
 from pika.exceptions import ConnectionClosedByBroker
 
-from broker_plugin import wire
+from broker_plugin.log import codec
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.log import Acceptance, LogIndex
 
@@ -56,16 +56,16 @@ def log_digest(url: str, group: str, node: int) -> list[tuple[int, int, int, int
     """(epoch, first, last, checksum) of every batch in a node's log, as a reader sees it: what was cut off is not in it."""
     index = LogIndex(node)
     batches: list[tuple[int, int, int, int]] = []
-    joiner: wire.Joiner[dict[str, Any]] = wire.Joiner()
+    joiner: codec.Joiner[dict[str, Any]] = codec.Joiner()
     for record in read_stream(url, f"LRQ_HA_{group}"):
         whole = joiner.take(record[0], *record)
         if whole is None:
             continue
         headers, body = whole
-        if wire.FENCE in headers:
-            index.fence(headers[wire.FENCE], headers[wire.FENCE_OUT])
-        elif wire.FIRST in headers:
-            header, _ = wire.parse_batch(headers)
+        if codec.FENCE in headers:
+            index.fence(headers[codec.FENCE], headers[codec.FENCE_OUT])
+        elif codec.FIRST in headers:
+            header, _ = codec.parse_batch(headers)
             if index.accept(header) is Acceptance.APPEND:
                 while batches and batches[-1][2] >= header.first:
                     batches.pop()
@@ -77,7 +77,7 @@ def view_digest(url: str, queue: str) -> list[tuple[int, int]]:
     """(sequence, checksum) of every entry of a view, repeats skipped as readers do."""
     last, found = 0, []
     for headers, body in read_stream(url, queue):
-        if wire.OPEN in headers:  # a sidecar has looked for its end
+        if codec.OPEN in headers:  # a sidecar has looked for its end
             continue
         sequence = int(str(headers["x-lrq-pos"]).split(".")[1].split("/")[0])
         if sequence > last:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 
 Row = dict[str, Any]
 

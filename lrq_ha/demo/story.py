@@ -23,10 +23,10 @@ from typing import Any
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab, LabError
 from lrq_ha.lab.keeper import end_with_parent
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
 
 from . import check, data
 

@@ -73,7 +73,7 @@ class Message(NamedTuple):
 
     @property
     def properties(self) -> dict[str, Any]:
-        """Properties by name (`headers` among them), decoded anew with each call; empty where they cannot be decoded. Raises nothing."""
+        """Properties by name (`content_header` among them), decoded anew with each call; empty where they cannot be decoded. Raises nothing."""
         try:
             content = ContentHeader()
             content.unmarshal(self.header)
@@ -220,7 +220,7 @@ class Cancel(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """`topology`: the broker has done a declaration, deletion, binding or purge.
+    """`declare_rules`: the broker has done a declaration, deletion, binding or purge.
 
     Args:
         operation: As `queue.declare`.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lrq_ha.replication.errors import LrqError, place
+from lrq_ha.errors import LrqError, place
 
 from .events import Event, Point, Routing
 from .hanging import Alarm

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-from lrq_ha.replication.errors import place
+from lrq_ha.errors import place
 
 from .events import Event, Interceptor, Point, Routing
 from .hanging import HANGS_S, Hangs

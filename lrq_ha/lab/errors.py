@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 
 
 class LabError(LrqError):

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from broker_plugin.proxy_header import proxy_header
+from broker_plugin.amqp.proxy_header import proxy_header
 from lrq_ha.direct_http import http_open
 
 _ASK_TIMEOUT_S = 2.0

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lrq_ha.publisher.aio_provider import AsyncFullSyncContext
+from lrq_ha.publisher.async_provider import AsyncFullSyncContext
 from lrq_ha.publisher.confirm import AsyncConfirm, Confirm
 from lrq_ha.publisher.errors import (
     ConfirmTimeout,
@@ -23,7 +23,7 @@ from lrq_ha.publisher.sync import Publisher
 from lrq_ha.publisher.transaction import Transaction
 
 if TYPE_CHECKING:
-    from lrq_ha.publisher.aio import AsyncPublisher
+    from lrq_ha.publisher.async_publisher import AsyncPublisher
 
 __all__ = [
     "AsyncConfirm",
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     if name != "AsyncPublisher":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from lrq_ha.publisher.aio import AsyncPublisher
+        from lrq_ha.publisher.async_publisher import AsyncPublisher
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "aiormq":
             raise

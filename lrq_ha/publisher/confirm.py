@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
+from lrq_ha.errors import LrqError
 from lrq_ha.publisher.errors import ConfirmTimeout, anew, forked
-from lrq_ha.replication.errors import LrqError
 
 _LOG = logging.getLogger(__name__)
 

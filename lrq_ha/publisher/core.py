@@ -26,6 +26,7 @@ from uuid import uuid4
 import pika
 
 from lrq_ha import urls
+from lrq_ha.errors import LrqError
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import BaseConfirm
 from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, WaitTimeout, WindowFull, anew, forked
@@ -33,7 +34,6 @@ from lrq_ha.publisher.messages import LOG_PRODUCER_SUFFIX, MESSAGE_BYTES_MAX, Lo
 from lrq_ha.publisher.nodes import Addresses
 from lrq_ha.publisher.window import Settled, Window
 from lrq_ha.publisher.wire import Outgoing, message_frames
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.routing import names
 from lrq_ha.routing.chain import TRANSMISSION_BYTES_MAX
 

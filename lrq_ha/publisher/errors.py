@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 
 
 def anew(error: LrqError) -> LrqError:

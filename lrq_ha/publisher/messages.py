@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.errors import InvalidArgument, MessageTooLarge
-from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing import names
 from lrq_ha.routing.chain import check_shares
 

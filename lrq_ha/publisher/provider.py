@@ -1,5 +1,5 @@
 """Serving full syncs: what both publishers share, and with threads for the sync one: one per request, in which the client's provider
-runs. `aio_provider.py` has the tasks.
+runs. `async_provider.py` has the tasks.
 
 Rules: which requests to serve is the RequestBook's decision; everything a provider sends goes the same ordered way as the
 client's log entries. After a request is cancelled its context only raises FullSyncCancelled; what another request made obsolete is
@@ -21,12 +21,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from lrq_ha.errors import IllegalEvent, LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.confirm import BaseConfirm, Confirm
 from lrq_ha.publisher.errors import FullSyncCancelled, NackedError, anew
 from lrq_ha.publisher.fullsync import Begin, Effect, FullSyncRequest, RequestBook
 from lrq_ha.publisher.messages import LogEntries, checked_bytes, full_sync_status
-from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 _LOG = logging.getLogger(__name__)
 

@@ -23,17 +23,17 @@ from typing import Any, Self
 import pika
 from pika.adapters.select_connection import IOLoop
 
+from lrq_ha.errors import LrqError
 from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.core import LOGOUT_S, BasePublisher, Draft, Lane
 from lrq_ha.publisher.errors import FencedError, InvalidArgument, PublisherClosed, anew
-from lrq_ha.publisher.link import Handlers, Link, State, parameters
+from lrq_ha.publisher.library_logging import quiet
 from lrq_ha.publisher.messages import Addressed, LogEntries
 from lrq_ha.publisher.provider import LOOK_S, FullSyncs, Provider
-from lrq_ha.publisher.quiet import quiet
+from lrq_ha.publisher.sync_link import Handlers, Link, State, parameters
 from lrq_ha.publisher.transaction import Transaction
 from lrq_ha.publisher.window import Settled, Window
 from lrq_ha.publisher.wire import Outgoing
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.routing import names
 
 _LOG = logging.getLogger(__name__)

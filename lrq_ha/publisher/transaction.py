@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.publisher.messages import LogEntries, checked_bytes, checked_destinations
-from lrq_ha.replication.errors import IllegalEvent
 
 C = TypeVar("C")
 

@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from lrq_ha.errors import IllegalEvent, LrqError
 from lrq_ha.publisher.errors import FencedError, NackedError, Unconfirmed
-from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 T = TypeVar("T")
 

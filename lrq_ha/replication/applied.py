@@ -13,8 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lrq_ha.errors import SET_UP_ANEW, IllegalEvent, MalformedInput
 from lrq_ha.replication.checkpoints import StartPoint
-from lrq_ha.replication.errors import SET_UP_ANEW, IllegalEvent, MalformedInput
 from lrq_ha.replication.positions import RangeSet
 
 STAMP_MAX_BYTES = 19 + 1 + 19 + 1 + 10
@@ -157,7 +157,7 @@ class AppliedTracker:
 
 @dataclass(frozen=True, slots=True)
 class VisitRecord:
-    """Operations on dead-lettered copies at one queue: see `visits.Visits`. `positions` is a serialized bitmap of sequences."""
+    """Operations on dead-lettered copies at one queue: see `dead_letters.Visits`. `positions` is a serialized bitmap of sequences."""
 
     origin: str
     visit: int
@@ -169,7 +169,7 @@ class VisitRecord:
 class QueueRecord:
     """What the filter knows of one queue, as serialized bitmaps of sequences.
 
-    `purged`: all below it, but for `spared` (empty: nothing is). `departed`: see `filter.DEPARTED_MAX`; 0: it has not.
+    `purged`: all below it, but for `spared` (empty: nothing is). `departed`: see `delivery_filter.DEPARTED_MAX`; 0: it has not.
     """
 
     vhost: str

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .errors import IllegalEvent
+from ..errors import IllegalEvent
 from .events import CutTail, Effect, EntryKind, Hello, Message, RoleChanged, SafeAdvanced, Send, WriteBatch, WriteFence
 from .log import Acceptance, BatchHeader, LogIndex, LogState, Members
+from .peer import RemoteBackup
 from .positions import epoch_name, owner_of
-from .remote import RemoteBackup
 from .roles import Role, require_legal
 from .settings import NodeSettings, unnamed
 

@@ -32,7 +32,7 @@ FORGOTTEN_TERMS_MAX = 1 << 16
 class Campaign:
     """An epoch that is being taken.
 
-    `waiting`: who has not promised it yet; `logs`: of those who have; `fenced`: the own stream has the promise; `at_stake`: what an operator is told.
+    `holds`: who has not promised it yet; `logs`: of those who have; `fenced`: the own stream has the promise; `at_stake`: what an operator is told.
     """
 
     epoch: int

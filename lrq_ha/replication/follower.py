@@ -8,8 +8,8 @@ Rules:
 
 from __future__ import annotations
 
+from ..errors import IllegalEvent
 from .base import NodeBase
-from .errors import IllegalEvent
 from .events import Ack, EntryKind, Following, Heartbeat, Lead, Push, RefusePush, Superseded
 from .log import Acceptance, common_end, refuses_cut
 from .positions import epoch_name, owner_of

@@ -12,7 +12,7 @@ from enum import Enum
 
 from pyroaring import BitMap64
 
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.errors import IllegalEvent
 
 #: What a bitmap takes as the end of a range, which is not part of it.
 _END_MAX = 2**64 - 1

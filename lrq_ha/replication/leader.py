@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ..errors import IllegalEvent
 from .base import NodeBase
-from .errors import IllegalEvent
 from .events import (
     Append,
     CannotSend,

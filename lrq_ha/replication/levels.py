@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 
 ARGUMENT = "x-lrq-replicate"
 

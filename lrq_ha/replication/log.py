@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ..errors import IllegalEvent
 from .checkpoints import UNKNOWN, StartPoint
-from .errors import IllegalEvent
 
 Members = frozenset[int]
 

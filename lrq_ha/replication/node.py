@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import IllegalEvent
 from .base import NodeBase
 from .candidate import Candidate
-from .errors import IllegalEvent
 from .events import (
     Append,
     BrokerLacks,
@@ -50,8 +50,8 @@ from .events import (
 from .follower import Follower
 from .leader import Leader
 from .log import Acceptance, BatchHeader
+from .operator_requests import Requests
 from .positions import owner_of
-from .requests import Requests
 from .roles import Role
 from .settings import NodeSettings
 

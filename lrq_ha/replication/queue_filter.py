@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyroaring import BitMap64
 
 from .applied import QueueRecord, VisitRecord
-from .visits import EVERY_SEQUENCE, Deaths, Visits, origin_of, visit_of
+from .dead_letters import EVERY_SEQUENCE, Deaths, Visits, origin_of, visit_of
+from .queues import QueueKey
 
 if TYPE_CHECKING:
-    from .filter import DeliveryFilter
+    from .delivery_filter import DeliveryFilter
 
-QueueKey = tuple[str, str]
 """(vhost, queue)"""
 Stay = tuple[str, int]
 """Of a copy in a queue: that of its first death, or this one if it never died, and its visit here."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .errors import IllegalEvent
+from ..errors import IllegalEvent
 
 
 class Role(Enum):

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
-from .errors import IllegalEvent
+from ..errors import IllegalEvent
 from .guard import QueueGuard
 from .log import BatchHeader
 

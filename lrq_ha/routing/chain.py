@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.names import check_client_name, check_remote_id
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from lrq_ha.replication.errors import MalformedInput
+from lrq_ha.errors import MalformedInput
 
 SEND_LOG_ENTRIES = "LRQ_Send_LogEntries"
 SEND_SNAP_SYNC = "LRQ_Send_SnapSync"
@@ -117,3 +117,11 @@ def _checked(text: str, valid: bool, what: str, rule: str) -> str:
     if not valid:
         raise MalformedInput(f"{text!r} is no {what}", todo=f"Use {rule}.")
     return text
+
+ROUTING_VHOST = "lrq"
+LOG_PREFIX = "LRQ_HA_"
+SINK_QUESTION = "LRQ_Sink_"
+
+
+def is_routing(vhost: str) -> bool:
+    return vhost == ROUTING_VHOST

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing import names

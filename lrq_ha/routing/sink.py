@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import IllegalEvent, MalformedInput
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, may_restart, position_of
 from lrq_ha.routing.names import RecvQueue, parse_recv_queue

@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing.names import check_client_name, check_remote_id, client_key, full_sync_key
 
 CLIENTS_MAX = 1_000  # each has a session with each site

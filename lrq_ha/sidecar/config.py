@@ -19,13 +19,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from broker_plugin import assembling, frames, headers
-from broker_plugin.client_errors import Address
-from broker_plugin.logins import Credentials
-from broker_plugin.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
+from broker_plugin.amqp import content_assembly, content_header, frames
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.sasl import Credentials
+from broker_plugin.amqp.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
 from lrq_ha import __version__, urls
+from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import plugins
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import ALLOWED, BadLevel, Level, Levels
 from lrq_ha.replication.settings import NodeSettings
 from lrq_ha.routing.names import NAME_RULE, is_name
@@ -181,15 +181,15 @@ class DoorTable(_Table):
         frames.FRAME_MAX_BYTES, ge=512, description="properties and headers of one message; they are one frame, so the limit on frames holds, too"
     )
     header_depth_max: int = Field(
-        headers.TABLE_DEPTH_MAX,
+        content_header.TABLE_DEPTH_MAX,
         ge=1,
-        le=headers.TABLE_DEPTH_MAX,
+        le=content_header.TABLE_DEPTH_MAX,
         description="tables and arrays within each other in a message's headers, or in a declaration's arguments",
     )
     message_bytes_max: int = Field(
-        assembling.BODY_BYTES_MAX,
+        content_assembly.BODY_BYTES_MAX,
         ge=1,
-        le=assembling.BODY_BYTES_ANY_MAX // 2,  # a batch of the log with one, and more
+        le=content_assembly.BODY_BYTES_ANY_MAX // 2,  # a batch of the log with one, and more
         description="body of one message; the broker has a limit, too",
     )
     unfinished_bytes_max: int = Field(

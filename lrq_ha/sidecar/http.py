@@ -35,7 +35,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 from lrq_ha.replication.roles import Role
 
 log = logging.getLogger("lrq_ha.http")

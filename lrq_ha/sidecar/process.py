@@ -15,15 +15,15 @@ from typing import Any
 
 import uvloop
 
-from broker_plugin.client_errors import AuthenticationFailed
-from broker_plugin.door import Door
-from lrq_ha.replication.errors import LrqError
+from broker_plugin.amqp.errors import AuthenticationFailed
+from broker_plugin.door.server import Door
+from lrq_ha.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 from lrq_ha.replication.settings import id_of_unnamed
 
 from .config import Config
 from .http import HttpServer
-from .incarnation import Incarnation, Kept
+from .node.incarnation import Incarnation, Kept
 
 log = logging.getLogger("lrq_ha.process")
 

@@ -9,18 +9,18 @@ import time
 from collections import deque
 from typing import Any
 
-from broker_plugin.applier import Applier
-from lrq_ha.replication.errors import LrqError
+from broker_plugin.apply.applier import Applier
+from lrq_ha.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.routing import names
 from lrq_ha.routing.statuses import CLIENTS_MAX
 
-from .core import Core
-from .own_log import OwnLog, taken_out
-from .receiving import Receiving
-from .sending import Sending
-from .sites import Sites
-from .turning_away import TurningAway
+from .node.core import Core
+from .node.log_writer import LogWriter, taken_out
+from .operations.drain import ClientDrain
+from .peers.log_shipping import LogShipping
+from .peers.peer_server import PeerServer
+from .sites.sessions import Sites
 
 GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
@@ -41,10 +41,10 @@ class Status:
         self,
         core: Core,
         *,
-        own_log: OwnLog,
-        sending: Sending,
-        receiving: Receiving,
-        turning_away: TurningAway,
+        own_log: LogWriter,
+        sending: LogShipping,
+        receiving: PeerServer,
+        turning_away: ClientDrain,
         sites: Sites,
         applier: Applier,
     ) -> None:

@@ -18,7 +18,7 @@ import pika
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
 from lrq_ha.spark.options import ALLOWED, VHOST, bad_address
 from lrq_ha.spark.ranges import Message, parse_message
@@ -59,7 +59,7 @@ class NodeConnection:
 
     @classmethod
     def open(cls, nodes: Sequence[str], timeout_s: float = CONNECT_TIMEOUT_S, tls_ca: str | None = None) -> NodeConnection:
-        """Connects to the first of `nodes` that takes readers; a backup's door refuses them. `tls_ca`: see `ReadOptions`.
+        """Connects to the first of `list_nodes` that takes readers; a backup's door refuses them. `tls_ca`: see `ReadOptions`.
 
         Raises:
             NoNode: None did within `timeout_s`, or every one refused the user.

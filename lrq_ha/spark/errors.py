@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 
 
 class OptionError(LrqError, ValueError):
@@ -16,7 +16,7 @@ class NoNode(LrqError):
         listed = "; ".join(f"{address}: {answer}" for address, answer in answers.items())
         super().__init__(
             f"No node lets us read ({listed})",
-            todo="Check option `nodes`; see which node is primary: lrq-ha list",
+            todo="Check option `list_nodes`; see which node is primary: lrq-ha list",
             retriable=retriable,
         )
 

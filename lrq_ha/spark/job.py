@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 from lrq_ha.spark.source import register
 from lrq_ha.spark.tables import TableSpec, build_tables
 

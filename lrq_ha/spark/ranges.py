@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.spark.errors import DataLoss, OptionError

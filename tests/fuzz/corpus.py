@@ -12,19 +12,19 @@ from pathlib import Path
 
 from pamqp import commands
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 
 FOLDER = Path(__file__).parent / "corpus"
 SEED = int(os.environ.get("LRQ_FUZZ_SEED", "1"))
 
 
 def publish(channel: int, key: str, body: bytes, fields: bytes = b"", frame_max: int = frames.FRAME_MAX_BYTES) -> bytes:
-    header = headers.header_payload(len(body), headers.properties(fields, content_type="text/plain", correlation_id="c"))
-    return building.publish_method(channel, "", key) + b"".join(building.content(channel, header, body, frame_max))
+    header = content_header.header_payload(len(body), content_header.properties(fields, content_type="text/plain", correlation_id="c"))
+    return encode.publish_method(channel, "", key) + b"".join(encode.content(channel, header, body, frame_max))
 
 
 def method(channel: int, one: object) -> bytes:
-    return building.method_frame(channel, one)  # type: ignore[arg-type]
+    return encode.method_frame(channel, one)  # type: ignore[arg-type]
 
 
 def sessions() -> dict[str, bytes]:
@@ -38,14 +38,14 @@ def sessions() -> dict[str, bytes]:
         )
     )
     opened = method(1, commands.Channel.Open()) + method(1, commands.Confirm.Select())
-    stamped = headers.field(b"x-lrq-id", b"fuzz/1") + headers.field(b"x-lrq-pos", b"1.1/1")
-    amqplain = headers.field(b"LOGIN", b"app") + headers.field(b"LOGIN", b"lrq") + headers.field(b"PASSWORD", b"secret")
+    stamped = content_header.field(b"x-lrq-id", b"fuzz/1") + content_header.field(b"x-lrq-pos", b"1.1/1")
+    amqplain = content_header.field(b"LOGIN", b"app") + content_header.field(b"LOGIN", b"lrq") + content_header.field(b"PASSWORD", b"secret")
     tiny = publish(1, "q", b"x" * 300, frame_max=9)
     return {
         "login": login,
         "amqplain-twice": frames.PROTOCOL_HEADER
-        + building.raw_method_frame(
-            0, frames.CONNECTION_START_OK, b"\0\0\0\0", building.short_string("AMQPLAIN"), len(amqplain).to_bytes(4, "big") + amqplain, b"\x05en_US"
+        + encode.raw_method_frame(
+            0, frames.CONNECTION_START_OK, b"\0\0\0\0", encode.short_string("AMQPLAIN"), len(amqplain).to_bytes(4, "big") + amqplain, b"\x05en_US"
         ),
         "publishes": opened + publish(1, "q", b"one") + publish(1, "q", b"") + publish(1, "q", b"two", stamped),
         "large": opened + publish(1, "q", b"y" * 5_000, frame_max=frames.FRAME_MIN_BYTES),
@@ -95,8 +95,8 @@ def sessions() -> dict[str, bytes]:
         + publish(1, "q", b"one")
         + method(1, commands.Queue.Declare(queue="q", durable=True)),
         "publishes-behind-its-close": opened + method(0, commands.Connection.Close(200, "bye", 0, 0)) + publish(1, "q", b"one"),
-        "refused-by-a-name-that-is-not-utf-8": method(1, commands.Channel.Open()) + building.publish_method(1, "\udcff", "\udcff")
-        + b"".join(building.content(1, headers.header_payload(1), b"x")),
+        "refused-by-a-name-that-is-not-utf-8": method(1, commands.Channel.Open()) + encode.publish_method(1, "\udcff", "\udcff")
+        + b"".join(encode.content(1, content_header.header_payload(1), b"x")),
         "close-ok-unasked": opened + publish(1, "q", b"one") + method(1, commands.Channel.CloseOk()) + publish(1, "q", b"two"),
         "declares-behind-a-refusal": opened
         + publish(1, "q", b"one") * 20
@@ -106,19 +106,19 @@ def sessions() -> dict[str, bytes]:
         + publish(1, "q", b"one")
         + method(1, commands.Basic.Consume(queue="none"))
         + method(1, commands.Tx.Select()),
-        "begun": b"".join(building.publish_method(number, "", "q") for number in range(1, 100)),
+        "begun": b"".join(encode.publish_method(number, "", "q") for number in range(1, 100)),
         "cancel-cut-short": opened
         + method(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
-        + building.raw_method_frame(1, frames.BASIC_CANCEL, b"\1c"),
+        + encode.raw_method_frame(1, frames.BASIC_CANCEL, b"\1c"),
         "gets": opened + method(1, commands.Basic.Get(queue="q")) * 20,
         "heartbeats": frames.HEARTBEAT_FRAME * 3 + method(0, commands.Connection.Close(200, "bye", 0, 0)),
         "size-that-lies": b"\x01\x00\x01\x7f\xff\xff\xff" + b"x" * 64,
         "body-that-lies": opened + publish(1, "q", b"z" * 40).replace((40).to_bytes(8, "big"), (1 << 62).to_bytes(8, "big")),
-        "table-past-its-frame": building.publish_method(1, "", "q")
-        + b"".join(building.content(1, headers.header_payload(1, b"\x20\x00" + (1 << 20).to_bytes(4, "big") + b"\x01aI\0\0\0\1"), b"x")),
+        "table-past-its-frame": encode.publish_method(1, "", "q")
+        + b"".join(encode.content(1, content_header.header_payload(1, b"\x20\x00" + (1 << 20).to_bytes(4, "big") + b"\x01aI\0\0\0\1"), b"x")),
         "nested": opened + publish(1, "q", b"n", b"\x01aF" + b"\0\0\0\x07\x01aF" * 60),
-        "header-alone": building.frame(frames.HEADER, 1, headers.header_payload(0)),
-        "class-0": opened + b"".join(building.raw_method_frame(1, kind, b"x") for kind in (frames.HEARTBEAT, frames.HEADER, frames.BODY)),
+        "header-alone": encode.frame(frames.HEADER, 1, content_header.header_payload(0)),
+        "class-0": opened + b"".join(encode.raw_method_frame(1, kind, b"x") for kind in (frames.HEARTBEAT, frames.HEADER, frames.BODY)),
         "other-protocol": b"AMQP\x00\x01\x00\x00",
     }
 

@@ -21,14 +21,14 @@ from urllib.parse import unquote, urlsplit
 from door_inputs import Attack, Stage
 from pamqp import commands
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 
 READ_BYTES = 1 << 16
 PATIENCE_S = 120.0  # for an answer that must come
 EARLY_S = 1.0  # for one that a broker may keep to itself: to a wrong password
 FILL_BYTES = 16  # behind a frame's end: the end of a content's header is looked at when the next frame has begun
 ASK_CHANNEL = 2_047
-ASK = building.method_frame(ASK_CHANNEL, commands.Basic.Qos(0, 0, False))
+ASK = encode.method_frame(ASK_CHANNEL, commands.Basic.Qos(0, 0, False))
 TUNE_OK = commands.Connection.TuneOk(2_047, frames.FRAME_MAX_BYTES - frames.HEADROOM_BYTES, 0)
 FRAME_MAX_BYTES = TUNE_OK.frame_max
 CANARY_MESSAGES = 10  # on their way at once
@@ -131,8 +131,8 @@ class Line:
         await self.expect(frames.CONNECTION_TUNE)
         if stage is Stage.TUNING:
             return
-        opened = (building.method_frame(0, TUNE_OK), building.method_frame(0, commands.Connection.Open(vhost)))
-        self.send(b"".join((*opened, building.method_frame(ASK_CHANNEL, commands.Channel.Open()))))
+        opened = (encode.method_frame(0, TUNE_OK), encode.method_frame(0, commands.Connection.Open(vhost)))
+        self.send(b"".join((*opened, encode.method_frame(ASK_CHANNEL, commands.Channel.Open()))))
         await self.expect(frames.CONNECTION_OPEN_OK)
 
 
@@ -143,7 +143,7 @@ def _start_ok(url: str, producer: str) -> bytes:
     if producer:
         table["lrq_producer"] = producer
     response = f"\0{unquote(parts.username or '')}\0{unquote(parts.password or '')}"
-    return building.method_frame(0, commands.Connection.StartOk(table, "PLAIN", response, "en_US"))
+    return encode.method_frame(0, commands.Connection.StartOk(table, "PLAIN", response, "en_US"))
 
 
 def reason(payload: bytes) -> tuple[int, str]:
@@ -228,12 +228,12 @@ async def _ask(line: Line, attack: Attack, data: bytes) -> None:
             return
         if kind == frames.CONNECTION_CLOSE:
             if attack.answers:
-                line.send(building.method_frame(0, commands.Connection.CloseOk()))
+                line.send(encode.method_frame(0, commands.Connection.CloseOk()))
             raise Ended(*reason(payload))
         if kind == frames.CONNECTION_CLOSE_OK:
             raise Ended(200)
         if kind == frames.CHANNEL_CLOSE and attack.answers:
-            line.send(building.method_frame(channel, commands.Channel.CloseOk()))
+            line.send(encode.method_frame(channel, commands.Channel.CloseOk()))
         if channel == ASK_CHANNEL and kind in (frames.CHANNEL_CLOSE, frames.CHANNEL_CLOSE_OK):
             raise Ended
 
@@ -282,9 +282,9 @@ class Canary:
             publisher, consumer = [await Line.open(self._url) for _ in range(2)]
             for line in (publisher, consumer):
                 await line.by_the_book(self._url, "/", {}, Stage.OPEN)
-                line.send(building.method_frame(1, commands.Channel.Open()))
-            publisher.send(building.method_frame(1, commands.Confirm.Select()))
-            consumer.send(building.method_frame(1, commands.Basic.Consume(queue=self._queue)))
+                line.send(encode.method_frame(1, commands.Channel.Open()))
+            publisher.send(encode.method_frame(1, commands.Confirm.Select()))
+            consumer.send(encode.method_frame(1, commands.Basic.Consume(queue=self._queue)))
             await publisher.expect(frames.CONFIRM_SELECT_OK)
             await consumer.expect(frames.BASIC_CONSUME_OK)
             over = False
@@ -299,7 +299,7 @@ class Canary:
                     await asyncio.wait_for(due.wait(), 0 if until.is_set() else CANARY_QUIET_S)
                 due.clear()
             for line in (publisher, consumer):  # in order: the broker has taken the last ack then
-                line.send(building.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
+                line.send(encode.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
                 await line.expect(frames.CONNECTION_CLOSE_OK)
                 line.close()
         except Ended as end:
@@ -311,7 +311,7 @@ class Canary:
         first = self.rounds * CANARY_MESSAGES
         bodies = [(b"%d " % n).ljust(n * 37 % CANARY_BODY_BYTES_MAX, b"c") for n in range(first, first + CANARY_MESSAGES)]
         for body in bodies:
-            publisher.send(building.publish_method(1, "", self._queue) + b"".join(building.content(1, headers.header_payload(len(body)), body)))
+            publisher.send(encode.publish_method(1, "", self._queue) + b"".join(encode.content(1, content_header.header_payload(len(body)), body)))
         open_tags = set(range(first + 1, first + CANARY_MESSAGES + 1))
         while open_tags:
             kind, _, payload = await publisher.frame()
@@ -327,4 +327,4 @@ class Canary:
             while len(got) < size:
                 got += await consumer.expect(frames.BODY)
             assert got == body, f"{got[:20]!r} came, not {body[:20]!r}"
-            consumer.send(building.ack(1, tag))
+            consumer.send(encode.ack(1, tag))

@@ -22,7 +22,7 @@ from typing import Any
 from corpus import FOLDER, mutated, rng_of
 from pamqp import commands
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 
 INPUTS_MAX = 24
 WILD = 0.05  # of the inputs before the last
@@ -131,21 +131,21 @@ def _wild_input(rng: random.Random, base: int, producer: str) -> bytes:
     if way < 0.6:
         parts = [part for _ in range(rng.randint(1, 2)) for part in split(_moved(rng.choice(seeds), base))[0]]
         return _changed_frames(rng, parts, base)
-    opened = [building.method_frame(base, commands.Channel.Open())] if rng.random() < 0.95 else []
+    opened = [encode.method_frame(base, commands.Channel.Open())] if rng.random() < 0.95 else []
     declaring = rng.random() < DECLARING
     return b"".join(opened + [_anything(rng, base, producer, declaring) for _ in range(rng.randint(1, 12))])
 
 
 def _tame_input(rng: random.Random, base: int, producer: str) -> bytes:
     channels = range(base, base + rng.choice((1, 1, 1, 1, 2)))
-    parts = [building.method_frame(channel, commands.Channel.Open()) for channel in channels]
+    parts = [encode.method_frame(channel, commands.Channel.Open()) for channel in channels]
     kinds = DECLARATIONS if rng.random() < DECLARING else METHODS
     for _ in range(rng.randint(1, 6)):  # the first error of a channel is the last that counts
         channel = rng.choice(channels)
         if rng.random() < 0.3:
             parts.append(_publish(rng, channel, producer))
         else:
-            parts.append(building.method_frame(channel, rng.choice(kinds)(rng)))
+            parts.append(encode.method_frame(channel, rng.choice(kinds)(rng)))
     return b"".join(parts)
 
 
@@ -197,7 +197,7 @@ def _changed_frames(rng: random.Random, parts: list[bytes], base: int) -> bytes:
                 parts[at] = bytes((rng.choice([1, 2, 3, 8]),)) + parts[at][1:]
             case _:
                 payload = mutated(rng, [parts[at][7:-1]])
-                parts[at] = building.frame(parts[at][0], int.from_bytes(parts[at][1:3], "big"), payload)
+                parts[at] = encode.frame(parts[at][0], int.from_bytes(parts[at][1:3], "big"), payload)
     return b"".join(parts)
 
 
@@ -273,14 +273,14 @@ def _anything(rng: random.Random, base: int, producer: str, declaring: bool) -> 
     if draw < 0.3:
         return _publish(rng, channel, producer, wild=True)
     if draw < 0.33:
-        alone = building.frame(frames.HEADER, channel, headers.header_payload(0))
-        recover = building.raw_method_frame(channel, frames.BASIC_RECOVER_ASYNC, b"\1")
-        return rng.choice([recover, frames.HEARTBEAT_FRAME, building.frame(frames.BODY, channel, MARK), alone])
+        alone = encode.frame(frames.HEADER, channel, content_header.header_payload(0))
+        recover = encode.raw_method_frame(channel, frames.BASIC_RECOVER_ASYNC, b"\1")
+        return rng.choice([recover, frames.HEARTBEAT_FRAME, encode.frame(frames.BODY, channel, MARK), alone])
     kinds = SELDOM if draw < 0.35 else DECLARATIONS if declaring else ENDING
     method = rng.choice(kinds)(rng)
-    found = building.method_frame(0 if method.index >> 16 == 10 else channel, method)
+    found = encode.method_frame(0 if method.index >> 16 == 10 else channel, method)
     if rng.random() < 0.05:
-        return building.frame(frames.METHOD, channel, found[7:11] + mutated(rng, [found[11:-1]]))
+        return encode.frame(frames.METHOD, channel, found[7:11] + mutated(rng, [found[11:-1]]))
     return found
 
 
@@ -289,16 +289,16 @@ def _publish(rng: random.Random, channel: int, producer: str, *, wild: bool = Fa
     fields = b""
     if producer and rng.random() < 0.7:
         highest = (1 << 64) - 1 if wild else 4
-        fields += headers.field(b"x-lrq-id", f"{producer}/{rng.choice((1, 2, 3, rng.randrange(1 << 20), highest))}".encode())
+        fields += content_header.field(b"x-lrq-id", f"{producer}/{rng.choice((1, 2, 3, rng.randrange(1 << 20), highest))}".encode())
     if rng.random() < 0.2:
-        stamp = headers.field(b"x-lrq-pos", rng.choice((b"1.1/1", b"", b"99999999.1/1", b"1.1", b"1.99999999999999999999/1")))
-        fields += rng.choice((stamp, headers.field(b"CC", MARK), b"\x07x-deathA\0\0\0\0", b"\x01nF\0\0\0\0"))
-    properties = headers.properties(fields, persistent=_bit(rng), content_type="text/plain" if _bit(rng) else None)
+        stamp = content_header.field(b"x-lrq-pos", rng.choice((b"1.1/1", b"", b"99999999.1/1", b"1.1", b"1.99999999999999999999/1")))
+        fields += rng.choice((stamp, content_header.field(b"CC", MARK), b"\x07x-deathA\0\0\0\0", b"\x01nF\0\0\0\0"))
+    properties = content_header.properties(fields, persistent=_bit(rng), content_type="text/plain" if _bit(rng) else None)
     size = len(body) + (rng.choice((0,) * 12 + (1, -1, 1 << 62)) if wild else 0)
-    header = headers.header_payload(max(size, 0), properties)
+    header = content_header.header_payload(max(size, 0), properties)
     if wild and rng.random() < 0.05:
         header = mutated(rng, [header])
     frame_max = rng.choice((9, 64, frames.FRAME_MIN_BYTES, frames.FRAME_MIN_BYTES))
-    parts = building.content(channel, header, body, max(frame_max, 9 + len(body) // 64))
+    parts = encode.content(channel, header, body, max(frame_max, 9 + len(body) // 64))
     key = rng.choice(("q", "q", "nowhere", "LRQ_Send_LogEntries", "LRQ_Status", "amq.rabbitmq.reply-to", "\udcff"))
-    return building.publish_method(channel, rng.choice(EXCHANGES), key, _bit(rng)) + b"".join(parts)
+    return encode.publish_method(channel, rng.choice(EXCHANGES), key, _bit(rng)) + b"".join(parts)

@@ -29,8 +29,8 @@ from door_inputs import MARK, attack
 from door_rig import Rig
 from load import eventually, same_logs, told
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
-from lrq_ha.replication.errors import LrqError
 
 pytestmark = pytest.mark.broker
 

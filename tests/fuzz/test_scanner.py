@@ -17,8 +17,9 @@ from corpus import FOLDER, corpus, mutated, rng_of, sessions
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from broker_plugin import assembling, building, frames, headers, logins, wire
-from lrq_ha.replication.errors import LrqError
+from broker_plugin.amqp import content_assembly, content_header, encode, frames, sasl
+from broker_plugin.log import codec, stamps
+from lrq_ha.errors import LrqError
 
 INPUTS = int(os.environ.get("LRQ_FUZZ", "4000"))
 PARTS_OF_INPUTS = 4  # tests of their own, so that they may run in several processes
@@ -37,7 +38,7 @@ some_frames = st.builds(
 
 
 def publish(channel: int, body: bytes, frame_max: int) -> bytes:
-    return building.publish_method(channel, "", "q") + b"".join(building.content(channel, headers.header_payload(len(body)), body, frame_max))
+    return encode.publish_method(channel, "", "q") + b"".join(encode.content(channel, content_header.header_payload(len(body)), body, frame_max))
 
 
 contents = st.builds(
@@ -157,20 +158,20 @@ READERS: list[Callable[[bytes], object]] = [
     frames.deliver_arguments,
     frames.get_ok_arguments,
     frames.tag_and_bits,
-    headers.check_header,
-    headers.replication_id,
-    headers.position,
-    headers.deaths,
-    lambda payload: headers.cut(payload, b"x-lrq-pos"),
-    lambda payload: headers.stamp(payload, headers.position_field(b"1.1/1")),
-    lambda payload: headers.header_value(payload, b"key"),
-    logins.parse_start_ok,
-    lambda payload: logins.credentials(logins.parse_start_ok(payload)),
-    lambda payload: logins.own_properties(logins.parse_start_ok(payload).properties),
-    lambda payload: logins.capability(logins.parse_start_ok(payload).properties, b"basic.nack"),
-    lambda payload: logins.with_address(logins.parse_start_ok(payload).properties, "192.0.2.1:1"),
-    lambda payload: logins.offer(payload, True),
-    lambda payload: wire.decode_control(payload, "east"),
+    content_header.check_header,
+    stamps.replication_id,
+    stamps.position,
+    content_header.deaths,
+    lambda payload: content_header.cut(payload, b"x-lrq-pos"),
+    lambda payload: stamps.stamp(payload, stamps.position_field(b"1.1/1")),
+    lambda payload: content_header.header_value(payload, b"key"),
+    sasl.parse_start_ok,
+    lambda payload: sasl.credentials(sasl.parse_start_ok(payload)),
+    lambda payload: sasl.own_properties(sasl.parse_start_ok(payload).properties),
+    lambda payload: sasl.capability(sasl.parse_start_ok(payload).properties, b"basic.nack"),
+    lambda payload: sasl.with_address(sasl.parse_start_ok(payload).properties, "192.0.2.1:1"),
+    lambda payload: sasl.offer(payload, True),
+    lambda payload: codec.decode_control(payload, "east"),
 ]
 
 
@@ -203,11 +204,11 @@ def payloads(data: bytes) -> list[bytes]:
 @given(st.lists(st.tuples(st.sampled_from(PARTS), st.integers(0, 2), octets), max_size=12))
 def test_putting_contents_together_keeps_count(pieces: list[tuple[int, int, bytes]]) -> None:
     """Whatever comes in whatever order: what is held is counted, within its limit, and nothing is counted when all is gone."""
-    budget = assembling.Budget(500, "limit")
-    parts = assembling.Assembly(400, budget.share("app", lambda _: None))
+    budget = content_assembly.Budget(500, "limit")
+    parts = content_assembly.Assembly(400, budget.share("app", lambda _: None))
     for kind, channel, payload in pieces:
         if kind == frames.HEADER and len(payload) % 2:
-            payload = headers.header_payload(len(payload))
+            payload = content_header.header_payload(len(payload))
         try:
             parts.take(kind, channel, payload)
         except frames.FrameError:

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from broker_plugin import frames
-from broker_plugin.client_errors import Address
+from broker_plugin.amqp import frames
+from broker_plugin.amqp.address import Address
 
 HEAD_BYTES = 7
 

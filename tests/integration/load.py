@@ -16,12 +16,12 @@ from history import Broken
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
-from broker_plugin import wire
+from broker_plugin.log import codec
 from lrq_ha.demo import check as checks
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab, LabError
 from lrq_ha.lab.files import python_environment
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
 
 #: pika's words for a node that is gone, also in the moment in which it was reached.
 LOST = (AMQPError, AMQPConnectorException, OSError, ValueError)
@@ -156,9 +156,9 @@ def all_applied(lab: Lab, *names: str) -> None:
 def applied_records(lab: Lab, name: str) -> list[pb.Applied]:
     """The applied records in a node's stream."""
     node = lab.nodes[name]
-    joiner: wire.Joiner[bool] = wire.Joiner()
+    joiner: codec.Joiner[bool] = codec.Joiner()
     stored = checks.read_stream(node.admin, f"LRQ_APPLIED_{node.group}")
-    whole = (joiner.take(headers, True, body) for headers, body in stored if wire.OPEN not in headers)
+    whole = (joiner.take(headers, True, body) for headers, body in stored if codec.OPEN not in headers)
     return [pb.Applied.FromString(found[1]) for found in whole if found is not None]
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from pamqp import commands
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 
 TIMEOUT_S = 60.0  # for what must come: a machine may stand still for half a minute
 DOOR_FRAME_MAX_BYTES = frames.FRAME_MAX_BYTES - frames.HEADROOM_BYTES  # what a door offers
@@ -21,12 +21,12 @@ DOOR_FRAME_MAX_BYTES = frames.FRAME_MAX_BYTES - frames.HEADROOM_BYTES  # what a 
 
 def publish(channel: int, key: str, body: bytes, *, exchange: str = "", fields: bytes = b"", mandatory: bool = False) -> bytes:
     """The frames of one publish; `fields` are headers (headers.field)."""
-    header = headers.header_payload(len(body), headers.properties(fields))
-    return building.publish_method(channel, exchange, key, mandatory) + b"".join(building.content(channel, header, body, DOOR_FRAME_MAX_BYTES))
+    header = content_header.header_payload(len(body), content_header.properties(fields))
+    return encode.publish_method(channel, exchange, key, mandatory) + b"".join(encode.content(channel, header, body, DOOR_FRAME_MAX_BYTES))
 
 
 class RawClient:
-    """A socket to a door or broker; logged in unless `login` is false, with the offered frame_max. Use it as a context manager.
+    """A socket to a door or broker; logged in unless `client_login` is false, with the offered frame_max. Use it as a context manager.
 
     Attributes:
         got: Every frame read so far, as (kind, channel, payload); kind is the method's id or frames.HEADER, BODY, HEARTBEAT.
@@ -68,7 +68,7 @@ class RawClient:
         capabilities = {"authentication_failure_close": True, "publisher_confirms": True, "consumer_cancel_notify": True, "basic.nack": True}
         capabilities["connection.blocked"] = True
         table = {"capabilities": capabilities, **(properties or {})}
-        return building.method_frame(0, commands.Connection.StartOk(table, "PLAIN", f"\0{self.user}\0{self.password}", "en_US"))
+        return encode.method_frame(0, commands.Connection.StartOk(table, "PLAIN", f"\0{self.user}\0{self.password}", "en_US"))
 
     def login(self, vhost: str, heartbeat_s: int, frame_max: int, properties: dict[str, Any]) -> None:
         self.send(frames.PROTOCOL_HEADER)
@@ -76,8 +76,8 @@ class RawClient:
         self.send(self.start_ok(properties))
         tune: Any = frames.decode_method(self.expect(frames.CONNECTION_TUNE))
         self.frame_max = frame_max = frame_max or tune.frame_max
-        self.send(building.method_frame(0, commands.Connection.TuneOk(min(self.channel_max, tune.channel_max or 65_535), frame_max, heartbeat_s)))
-        self.send(building.method_frame(0, commands.Connection.Open(vhost)))
+        self.send(encode.method_frame(0, commands.Connection.TuneOk(min(self.channel_max, tune.channel_max or 65_535), frame_max, heartbeat_s)))
+        self.send(encode.method_frame(0, commands.Connection.Open(vhost)))
         self.expect(frames.CONNECTION_OPEN_OK)
 
     def open_channel(self, number: int = 1, *, confirms: bool = False) -> None:
@@ -91,7 +91,7 @@ class RawClient:
 
     def call(self, channel: int, method: Any, answer: int) -> bytes:
         """Sends a method and waits for its answer; returns that one's payload."""
-        self.send(building.method_frame(channel, method))
+        self.send(encode.method_frame(channel, method))
         return self.expect(answer)
 
     def read(self, timeout_s: float = TIMEOUT_S) -> tuple[int, int, bytes] | None:

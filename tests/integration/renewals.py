@@ -12,7 +12,7 @@ import pika
 from load import QUIET_S, all_applied, command, consume, declare, depth, eventually, missed, primary_of, told
 from pika.exceptions import ChannelClosedByBroker
 
-from broker_plugin import wire
+from broker_plugin.log import codec
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab, probe
 from lrq_ha.publisher import Publisher
@@ -153,9 +153,9 @@ def equal(lab: Lab, queues: dict[str, int]) -> None:
 def batches(lab: Lab, name: str) -> dict[tuple[int, int, int], int]:
     """(epoch, first, last) of each batch in a node's stream, and a checksum of what it says."""
     found = {}
-    joiner: wire.Joiner[dict[str, Any]] = wire.Joiner()
+    joiner: codec.Joiner[dict[str, Any]] = codec.Joiner()
     for headers, body in checks.read_stream(lab.nodes[name].admin, "LRQ_HA_east"):
         whole = joiner.take(headers, headers, body)
-        if whole is not None and wire.LAST in headers:
-            found[headers[wire.EPOCH], headers[wire.FIRST], headers[wire.LAST]] = zlib.crc32(whole[1])
+        if whole is not None and codec.LAST in headers:
+            found[headers[codec.EPOCH], headers[codec.FIRST], headers[codec.LAST]] = zlib.crc32(whole[1])
     return found

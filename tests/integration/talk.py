@@ -15,8 +15,8 @@ from pamqp import commands, header
 from pamqp.common import FieldTable
 from raw_client import TIMEOUT_S, RawClient
 
-from broker_plugin import building, frames, headers
-from broker_plugin.protocol import name_of
+from broker_plugin.amqp import content_header, encode, frames
+from broker_plugin.door.method_table import name_of
 
 _MADE_UP = re.compile(r"(amq\.gen-|amq\.ctag-|amq\.rabbitmq\.reply-to\.)[\w=+/.:-]+")
 CONFIRMS = (frames.BASIC_ACK, frames.BASIC_NACK)
@@ -72,7 +72,7 @@ class Talk(RawClient):
     # -- saying
 
     def say(self, method: Any, channel: int = 1) -> None:
-        self.send(building.method_frame(channel, method))
+        self.send(encode.method_frame(channel, method))
 
     def do(self, method: Any, channel: int = 1) -> Any:
         """Says a method and hears until it is answered, or the channel or connection closed. Returns the answer; None where it closed."""
@@ -106,18 +106,18 @@ class Talk(RawClient):
         if not raw:
             wanted = header.ContentHeader(0, len(body), commands.Basic.Properties(delivery_mode=2, **properties)).marshal()
             raw = wanted[12:]
-        parts = building.content(channel, headers.header_payload(len(body), raw), body, self.frame_max)
-        self.send(building.publish_method(channel, exchange, key, mandatory) + b"".join(parts))
+        parts = encode.content(channel, content_header.header_payload(len(body), raw), body, self.frame_max)
+        self.send(encode.publish_method(channel, exchange, key, mandatory) + b"".join(parts))
         self._published[channel] = self._published.get(channel, 0) + 1
 
     def send_large(self, key: str, size: int, channel: int = 1) -> None:
         """Publishes a body of `size` zeros, which is never in one piece here."""
-        self.send(building.publish_method(channel, "", key) + building.frame(frames.HEADER, channel, headers.header_payload(size)))
-        chunk = building.frame(frames.BODY, channel, bytes(self.frame_max - frames.FRAME_OVERHEAD_BYTES))
+        self.send(encode.publish_method(channel, "", key) + encode.frame(frames.HEADER, channel, content_header.header_payload(size)))
+        chunk = encode.frame(frames.BODY, channel, bytes(self.frame_max - frames.FRAME_OVERHEAD_BYTES))
         whole, rest = divmod(size, self.frame_max - frames.FRAME_OVERHEAD_BYTES)
         for _ in range(whole):
             self.send(chunk)
-        self.send(building.frame(frames.BODY, channel, bytes(rest)))
+        self.send(encode.frame(frames.BODY, channel, bytes(rest)))
 
     def fill(self, queue: str, count: int, channel: int = 1) -> None:
         """Publishes 0, 1, 2 … on a channel of its own, and waits for the confirms."""
@@ -170,7 +170,7 @@ class Talk(RawClient):
         if kind == frames.HEADER:
             size = int.from_bytes(payload[4:12], "big")
             parsed = header.ContentHeader()
-            parsed.unmarshal(headers.cut(payload, b"x-lrq-pos"))
+            parsed.unmarshal(content_header.cut(payload, b"x-lrq-pos"))
             method.properties = parsed.properties
             table = parsed.properties.headers
             if table is not None:

@@ -16,7 +16,7 @@ import pika
 import pytest
 from load import all_applied, command, consume, depth, eventually, in_sync, primary_of, replace_primary, told
 
-from broker_plugin.client import Connection
+from broker_plugin.amqp.connection import Connection
 from lrq_ha.cli.adopt import WINDOW_MESSAGES
 from lrq_ha.cli.main import main
 from lrq_ha.lab import Lab

@@ -14,17 +14,20 @@ import pika
 import pytest
 from pamqp import commands
 
-from broker_plugin import applier, building, frames, headers, parking, sweep_pass, sweeper
-from broker_plugin.applier import Applier
-from broker_plugin.apply_lane import STRIKES_MAX, Doubt
-from broker_plugin.client import Address, Channel, Connection
-from broker_plugin.client_errors import ChannelClosed
-from broker_plugin.giving_back import WIDE_WINDOW_MESSAGES, is_empty
-from broker_plugin.replica import Replica
-from broker_plugin.sweeper import Sweeper
+from broker_plugin.amqp import content_header, encode, frames, requeue
+from broker_plugin.amqp.connection import Address, Channel, Connection
+from broker_plugin.amqp.errors import ChannelClosed
+from broker_plugin.amqp.requeue import WIDE_WINDOW_MESSAGES, is_empty
+from broker_plugin.apply import applier, parking_lot
+from broker_plugin.apply.applier import Applier
+from broker_plugin.apply.vhost_writer import STRIKES_MAX, SuspectEntries
+from broker_plugin.log import stamps
+from broker_plugin.log.replica import Replica
+from broker_plugin.sweep import sweep_pass, sweeper
+from broker_plugin.sweep.sweeper import Sweeper
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import LogState
 from lrq_ha.replication.node import Node
@@ -63,7 +66,9 @@ class Rig:
 
     declared: ClassVar[set[str]] = set()
 
-    def __init__(self, url: str, *, delay_s: float = 0.0, window: int = 1_000, generation: int = GENERATION, doubt: Doubt | None = None) -> None:
+    def __init__(
+        self, url: str, *, delay_s: float = 0.0, window: int = 1_000, generation: int = GENERATION, doubt: SuspectEntries | None = None
+    ) -> None:
         self.node = Node(NodeSettings(2, {1: "e1", 2: "e2"}))
         self.replica = Replica(self.node, Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
         self.replica.index.generations.opened(0, generation)
@@ -130,8 +135,9 @@ def publishes(bodies: list[bytes], key: str, exchange: str = "", *, fields: byte
     run.enqueues.vhost, run.enqueues.channel = "/", FOREIGN_CHANNEL
     blob = b""
     for body in bodies:
-        header = headers.header_payload(len(body), commands.Basic.Properties(**properties).marshal() if properties else headers.properties(fields))
-        one = building.publish_method(FOREIGN_CHANNEL, exchange, key, mandatory) + b"".join(building.content(FOREIGN_CHANNEL, header, body))
+        wanted = commands.Basic.Properties(**properties).marshal() if properties else content_header.properties(fields)
+        header = content_header.header_payload(len(body), wanted)
+        one = encode.publish_method(FOREIGN_CHANNEL, exchange, key, mandatory) + b"".join(encode.content(FOREIGN_CHANNEL, header, body))
         run.enqueues.lengths.append(len(one))
         blob += one
     run.enqueues.frames = blob
@@ -139,7 +145,7 @@ def publishes(bodies: list[bytes], key: str, exchange: str = "", *, fields: byte
 
 
 def topology(method: Any) -> pb.Run:
-    return pb.Run(topology=pb.Topology(vhost="/", method=building.encode_method(method)))
+    return pb.Run(topology=pb.Topology(vhost="/", method=encode.encode_method(method)))
 
 
 def declare(queue: str, kind: str = "classic", /, **arguments: Any) -> pb.Run:
@@ -155,7 +161,7 @@ async def content(channel: Channel, queue: str) -> list[Message]:
     got: list[Message] = []
 
     def take(tag: int, _r: bool, _e: str, _k: str, header: bytes, body: bytes) -> None:
-        got.append((headers.position(header), body))
+        got.append((stamps.position(header), body))
         channel.ack(tag)
 
     await channel.qos(1_000)
@@ -470,7 +476,7 @@ def test_a_full_queue_behind_an_exchange(lab: Lab, kind: str) -> None:
             async with asyncio.timeout(PATIENCE_S):
                 while not rig.replica.progress.parked or await ready(channel, free) < 40:
                     await asyncio.sleep(0.05)
-            await asyncio.sleep(parking.HELD_S + 0.5)
+            await asyncio.sleep(parking_lot.HELD_S + 0.5)
             rig.add(publishes(numbered(10, 40), "a.2", fan))
             await holds(channel, free, 50)
             await asyncio.sleep(1)  # it is tried again
@@ -492,7 +498,7 @@ def test_a_full_queue_behind_an_exchange(lab: Lab, kind: str) -> None:
             await sweeping
             await asyncio.sleep(0.5)
             with pytest.raises(ChannelClosed, match="no exchange"):
-                await channel.exchange_declare(parking.alone(full), passive=True)
+                await channel.exchange_declare(parking_lot.alone(full), passive=True)
 
     asyncio.run(go())
 
@@ -768,7 +774,7 @@ def test_a_message_that_no_broker_takes_is_passed_over(lab: Lab, kind: str) -> N
     """It was safe, and its primary died before it could say that it was refused. The others are there, each once."""
     poison, lives = POISON[kind]
 
-    async def live(doubt: Doubt | None, generation: int) -> tuple[Rig, bool, list[Message]]:
+    async def live(doubt: SuspectEntries | None, generation: int) -> tuple[Rig, bool, list[Message]]:
         rig = Rig(lab.nodes["a1"].admin, generation=generation, doubt=doubt)
         rig.applier.hurry = True
         running = asyncio.create_task(rig.applier.run())
@@ -1060,22 +1066,22 @@ def test_whoever_takes_over_moves_what_was_rejected(lab: Lab, kind: str, stays: 
 @pytest.mark.one_version("4.3")
 def test_a_pass_whose_consumer_is_ended_by_the_broker(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It held messages for too long, and the queue has them back: they were taken for gone, and stayed in it."""
-    slow = sweep_pass.in_steps
+    slow = requeue.in_steps
 
     async def go() -> None:
         queue, dead, count = "timed", "timed-dead", WIDE_WINDOW_MESSAGES + 100
         cancelled: list[str] = []
 
         async def too_slow(*arguments: Any) -> list[int]:
-            monkeypatch.setattr(sweep_pass, "in_steps", slow)
+            monkeypatch.setattr(requeue, "in_steps", slow)
             async with asyncio.timeout(PATIENCE_S):
                 while not cancelled:
                     await asyncio.sleep(0.05)
             return await slow(*arguments)
 
-        is_over = sweep_pass.Pass.cancelled
-        monkeypatch.setattr(sweep_pass, "in_steps", too_slow)
-        monkeypatch.setattr(sweep_pass.Pass, "cancelled", lambda one, tag: cancelled.append(tag) or is_over(one, tag))
+        is_over = sweep_pass.SweepPass.cancelled
+        monkeypatch.setattr(requeue, "in_steps", too_slow)
+        monkeypatch.setattr(sweep_pass.SweepPass, "cancelled", lambda one, tag: cancelled.append(tag) or is_over(one, tag))
         async with rig_at(lab) as (rig, channel):
             arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-consumer-timeout": 1_000}
             rig.add(declare(dead), declare(queue, "quorum", **arguments))
@@ -1118,12 +1124,12 @@ def test_what_was_rejected_from_a_queue_that_is_declared_anew_with_another_level
 @pytest.mark.parametrize("stays", [0, 1])
 def test_what_a_quorum_queue_is_about_to_reject(lab: Lab, stays: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its channel has handled the rejects, and the queue a little later: they went nowhere if dead letters were unbound in between."""
-    monkeypatch.setattr(sweep_pass, "ACKS_PAUSE_S", 0.0)
+    monkeypatch.setattr(requeue, "ACKS_PAUSE_S", 0.0)
     monkeypatch.setattr(applier, "REJECTED_POLL_S", 0.0)
     monkeypatch.setattr(applier, "TIMER_MIN_S", 0.0)
 
     async def go() -> None:
-        dead, queue, count, rounds = f"dead-about-{time.time_ns()}", f"about-{time.time_ns()}", sweep_pass.ACKS_AT_ONCE, 20
+        dead, queue, count, rounds = f"dead-about-{time.time_ns()}", f"about-{time.time_ns()}", requeue.ACKS_AT_ONCE, 20
         exchange = f"{dead}-x"
         async with rig_at(lab) as (rig, channel):
             bind = topology(commands.Queue.Bind(queue=dead, exchange=exchange, routing_key="k"))

@@ -19,7 +19,7 @@ from patience import PATIENT_DOOR
 from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
 from test_flow import alarm
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
@@ -152,7 +152,7 @@ def test_what_comes_before_the_broker_has_opened_the_vhost_waits_in_the_socket(l
         with standing_still(lab, f"{primary}.broker"):
             methods = [(0, commands.Connection.TuneOk(50, DOOR_FRAME_MAX_BYTES, 0)), (0, commands.Connection.Open("/"))]
             methods += [(1, commands.Channel.Open()), (1, commands.Confirm.Select())]
-            client.send(b"".join(building.method_frame(channel, method) for channel, method in methods))
+            client.send(b"".join(encode.method_frame(channel, method) for channel, method in methods))
             writer = Writer(client, publish(1, queue, BODY), count)
             assert still(lambda: int(told(lab, primary)["rss_bytes"]) >> 20) < (before + MEMORY_BYTES) >> 20
         assert client.confirmed(count, timeout_s=WRITE_TIMEOUT_S) == set()
@@ -172,7 +172,7 @@ def test_for_a_client_that_does_not_read_nothing_is_read(lab: Lab, names: tuple[
         writer.join()
         before = told(lab, primary)["rss_bytes"]
         client.open_channel()
-        client.send(building.method_frame(1, commands.Basic.Consume(queue=queue, no_ack=True)))
+        client.send(encode.method_frame(1, commands.Basic.Consume(queue=queue, no_ack=True)))
         still(lambda: depth(lab.nodes[primary].broker, queue))
         assert told(lab, primary)["rss_bytes"] < before + MEMORY_BYTES
         for _ in range(count):
@@ -195,7 +195,7 @@ def test_large_messages_for_many_at_once_are_not_kept(lab: Lab, names: tuple[str
         before = most = told(lab, primary)["rss_bytes"]
         for client in clients:
             client.open_channel()
-            client.send(building.method_frame(1, commands.Basic.Get(queue=queue, no_ack=True)))
+            client.send(encode.method_frame(1, commands.Basic.Get(queue=queue, no_ack=True)))
             client.expect(frames.BASIC_GET_OK)
             most = max(most, told(lab, primary)["rss_bytes"])
         for client in clients:
@@ -217,13 +217,13 @@ def test_a_confirm_does_not_come_within_a_message(lab: Lab, names: tuple[str, st
     primary, _ = names
     url = lab.nodes[primary].door
     queue, other = queue_of(lab, primary), queue_of(lab, primary)
-    again = publish(1, other, b"once", fields=headers.field(b"x-lrq-id", b"backlogs/1"))
+    again = publish(1, other, b"once", fields=content_header.field(b"x-lrq-id", b"backlogs/1"))
     with RawClient(url, properties={"lrq_producer": "backlogs"}) as client:
         client.open_channel(confirms=True)
         client.send(publish(1, queue, b"m" * LARGE_BYTES) + again)
         assert client.confirmed(2) == set()
         all_applied(lab, *names)
-        client.send(building.method_frame(1, commands.Basic.Get(queue=queue, no_ack=True)))
+        client.send(encode.method_frame(1, commands.Basic.Get(queue=queue, no_ack=True)))
         client.expect(frames.BASIC_GET_OK)
         before = told(lab, primary)["counters"].get("repeats", 0)
         client.send(again)
@@ -254,9 +254,9 @@ def test_what_stands_before_an_answer_that_does_not_come_is_bounded(lab: Lab, na
         writer.join()
         reader.open_channel()
         client.open_channel(confirms=cause != "a commit")
-        asks = building.method_frame(1, commands.Basic.Consume(queue=queue, no_ack=True)) + publish(1, replicated, b"x")
+        asks = encode.method_frame(1, commands.Basic.Consume(queue=queue, no_ack=True)) + publish(1, replicated, b"x")
         if cause == "a commit":
-            commit = building.method_frame(1, commands.Tx.Commit())
+            commit = encode.method_frame(1, commands.Tx.Commit())
             client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
             client.send(publish(1, replicated, b"leave is given") + commit)
             client.expect(frames.TX_COMMIT_OK)
@@ -264,7 +264,7 @@ def test_what_stands_before_an_answer_that_does_not_come_is_bounded(lab: Lab, na
         elif cause == "the log":
             client.send(publish(1, replicated, b"leave is given"))
             assert client.confirmed(1) == set()
-            asks += building.method_frame(1, commands.Queue.Declare(exclusive=True))
+            asks += encode.method_frame(1, commands.Queue.Declare(exclusive=True))
         before, most = told(lab, primary), 0
 
         def closed() -> bool:
@@ -277,7 +277,7 @@ def test_what_stands_before_an_answer_that_does_not_come_is_bounded(lab: Lab, na
             client.send(asks)
             eventually("it to be closed", closed, seen=lambda: most - before["rss_bytes"])
             assert most < before["rss_bytes"] + MEMORY_BYTES
-            reader.send(building.method_frame(1, commands.Basic.Get(queue=replicated)))
+            reader.send(encode.method_frame(1, commands.Basic.Get(queue=replicated)))
             reader.expect(frames.BASIC_GET_OK, frames.BASIC_GET_EMPTY)
         publisher.call(1, commands.Queue.Delete(queue=queue), frames.QUEUE_DELETE_OK)
         assert told(lab, primary)["counters"]["closed_slow"] == before["counters"].get("closed_slow", 0) + 1

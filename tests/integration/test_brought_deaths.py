@@ -16,7 +16,7 @@ from pamqp.common import FieldTable
 from pika.adapters.blocking_connection import BlockingChannel
 from raw_client import RawClient, publish
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 
 #: As a consumer of a dead letter has them. `it`: the queue in which the test has it die.
 BROUGHT = {
@@ -92,7 +92,7 @@ def deaths_to_the_octet(url: str, kind: str) -> list[bytes]:
     mark = uuid.uuid4().hex[:8]
     queue, dead = f"octets-q-{mark}", f"octets-dead-{mark}"
     odd = b"\x05countb\x07\x04thenT" + (1 << 41).to_bytes(8, "big")
-    before = odd + headers.field(b"reason", b"expired") + headers.field(b"queue", b"before")
+    before = odd + content_header.field(b"reason", b"expired") + content_header.field(b"queue", b"before")
     fields = b"\x07x-deathA" + (len(before) + 5).to_bytes(4, "big") + b"F" + len(before).to_bytes(4, "big") + before
     seen = []
     with RawClient(url) as client:
@@ -108,12 +108,13 @@ def deaths_to_the_octet(url: str, kind: str) -> list[bytes]:
             client.send(publish(1, queue, b"x", fields=fields))
             tag = frames.deliver_arguments(client.expect(frames.BASIC_DELIVER))[1]
             client.expect(frames.BODY)
-            client.send(building.reject(1, tag, False))
-            payload = headers.cut(client.expect(frames.HEADER), b"x-lrq-pos")
+            client.send(encode.reject(1, tag, False))
+            payload = content_header.cut(client.expect(frames.HEADER), b"x-lrq-pos")
             client.expect(frames.BODY)
-            start, end = headers.table(payload)
+            start, end = content_header.table(payload)
             fields = payload[start:end]
-            (deaths,) = (payload[at:after] for at, value, after in headers.fields(payload, start, end) if payload[at + 1 : value] == b"x-death")
+            fields = content_header.fields(payload, start, end)
+            (deaths,) = (payload[at:after] for at, value, after in fields if payload[at + 1 : value] == b"x-death")
             seen.append(re.sub(rb"\x04timeT.{8}", b"", deaths, flags=re.DOTALL).replace(mark.encode(), b"mark"))
         for name in (queue, dead):
             client.call(1, commands.Queue.Delete(queue=name), frames.QUEUE_DELETE_OK)

@@ -12,9 +12,9 @@ import pytest
 from door_rig import Rig
 from load import consume, eventually
 
-from broker_plugin.census import Census
-from broker_plugin.client import Address, Channel
-from broker_plugin.replica import Replica
+from broker_plugin.amqp.connection import Address, Channel
+from broker_plugin.log.replica import Replica
+from broker_plugin.reconcile.reconciler import LengthReconciler
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings
@@ -110,7 +110,7 @@ def test_what_comes_while_it_looks_stays_in_order(rig: Rig, monkeypatch: pytest.
         monkeypatch.setattr(Channel, "queue_declare", published_meanwhile)
         replica = Replica(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
         door: Any = SimpleNamespace(relays=[])
-        census = Census(replica, door, Address.parse(rig.broker_url(rig.primary)))
+        census = LengthReconciler(replica, door, Address.parse(rig.broker_url(rig.primary)))
 
         async def look() -> bool:
             try:

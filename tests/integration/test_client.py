@@ -11,8 +11,9 @@ import pytest
 import uvloop
 from pamqp import commands, decode
 
-from broker_plugin import building, client, headers
-from broker_plugin.client import (
+from broker_plugin.amqp import connection as amqp_connection
+from broker_plugin.amqp import content_header, encode
+from broker_plugin.amqp.connection import (
     AccessRefused,
     Address,
     AuthenticationFailed,
@@ -23,9 +24,10 @@ from broker_plugin.client import (
     ConnectionRefused,
     VhostNotFound,
 )
-from broker_plugin.client_errors import AmqpError, ConnectionLimit
+from broker_plugin.amqp.errors import AmqpError, ConnectionLimit
+from broker_plugin.log import stamps
+from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
-from lrq_ha.replication.errors import MalformedInput
 
 pytestmark = [pytest.mark.broker, pytest.mark.quick]
 
@@ -47,7 +49,7 @@ def lab() -> Iterator[Lab]:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An orderly close is answered, however long the broker takes."""
-    monkeypatch.setattr(client, "CLOSE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(amqp_connection, "CLOSE_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -266,7 +268,7 @@ def test_deliveries_and_giving_back(url: str, loops: Any) -> None:
         await until(lambda: len(got) == 2)
         assert [d[5] for d in got] == [b"0", b"1"]
         assert got[0][1:4] == (False, "", queue)
-        assert headers.replication_id(got[1][4]) == b"p/1"
+        assert stamps.replication_id(got[1][4]) == b"p/1"
         channel.ack(got[0][0])
         channel.nack(got[1][0], requeue=True)
         await until(lambda: len(got) >= 4)
@@ -398,7 +400,7 @@ def test_a_stream_is_written_and_read(lab: Lab, loops: Any) -> None:
         got: list[tuple[int, bytes]] = []
 
         def take(tag: int, redelivered: bool, exchange: str, routing_key: str, header: bytes, body: bytes) -> None:
-            value = headers.header_value(header, b"x-lrq-first")
+            value = content_header.header_value(header, b"x-lrq-first")
             assert value == body
             table = decode.field_table(header[14:])[1]
             offset = table["x-stream-offset"]
@@ -563,7 +565,7 @@ def test_many_publishes_with_a_window_and_reading_them_again(url: str, size: int
         channel: Channel = await connection.channel()
         await channel.queue_declare(queue, arguments=STREAM)
         await channel.confirm_select()
-        header = headers.header_payload(size, headers.properties(headers.field(b"x-lrq-id", b"rate/1234567")))
+        header = content_header.header_payload(size, content_header.properties(content_header.field(b"x-lrq-id", b"rate/1234567")))
         for number in range(1, count + 1):
             channel.publish_content("", queue, header, b"%08d" % number + b"x" * (size - 8))
             if number % 200 == 0:
@@ -593,11 +595,11 @@ def test_a_door_that_speaks_nonsense_after_the_login_is_given_up() -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
-        writer.write(building.method_frame(0, commands.Connection.Start(server_properties={"product": "test"})))
+        writer.write(encode.method_frame(0, commands.Connection.Start(server_properties={"product": "test"})))
         await reader.readuntil(b"en_US\xce")
-        writer.write(building.method_frame(0, commands.Connection.Tune(0, 0, 0)))
+        writer.write(encode.method_frame(0, commands.Connection.Tune(0, 0, 0)))
         await asyncio.sleep(0.05)
-        writer.write(building.method_frame(0, commands.Connection.OpenOk()))
+        writer.write(encode.method_frame(0, commands.Connection.OpenOk()))
         await asyncio.sleep(0.05)
         writer.write(b"\x07nonsense")
         writer.close()

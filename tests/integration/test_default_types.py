@@ -14,9 +14,9 @@ from load import eventually, in_sync
 from pamqp import commands
 from talk import Talk
 
-from broker_plugin import default_types
-from broker_plugin.client import Address, Channel
-from broker_plugin.default_types import DefaultTypes
+from broker_plugin.amqp import default_queue_type
+from broker_plugin.amqp.connection import Address, Channel
+from broker_plugin.amqp.default_queue_type import DefaultTypes
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import APP_USER, SIDECAR_USER
 
@@ -118,8 +118,8 @@ def asked(brokers: Lab, request: pytest.FixtureRequest) -> Iterator[Asked]:
 
 
 def test_what_was_found_out_counts_for_a_while_and_where_nothing_can_be_longer(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_types, "KNOWN_S", 0.0)
-    monkeypatch.setattr(default_types, "AGAIN_S", 120.0)
+    monkeypatch.setattr(default_queue_type, "KNOWN_S", 0.0)
+    monkeypatch.setattr(default_queue_type, "AGAIN_S", 120.0)
 
     async def go() -> None:
         assert await asked.find_out() is None, "it counts no longer"

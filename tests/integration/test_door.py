@@ -16,7 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, UnroutableError
 from raw_client import DOOR_FRAME_MAX_BYTES, RawClient, publish
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 
 pytestmark = [pytest.mark.broker, pytest.mark.quick]
 KINDS = ("classic", "quorum")
@@ -86,10 +86,10 @@ def test_publishes_without_confirms_then_an_orderly_close(rig: Rig, orderly: str
         client.open_channel()
         data = b"".join(publish(1, queue, b"%d" % i) for i in range(count))
         if orderly == "connection":
-            client.send(data + building.method_frame(0, commands.Connection.Close(200, "bye", 0, 0)))
+            client.send(data + encode.method_frame(0, commands.Connection.Close(200, "bye", 0, 0)))
             client.expect(frames.CONNECTION_CLOSE_OK)
         else:
-            client.send(data + building.method_frame(1, commands.Channel.Close(200, "bye", 0, 0)))
+            client.send(data + encode.method_frame(1, commands.Channel.Close(200, "bye", 0, 0)))
             client.expect(frames.CHANNEL_CLOSE_OK)
             client.open_channel(1, confirms=True)
             client.send(publish(1, queue, b"after"))
@@ -124,10 +124,10 @@ def test_a_client_with_small_frames_gets_small_frames(rig: Rig) -> None:
             part = client.expect(frames.HEADER, frames.BODY)
             assert len(part) <= SMALL_FRAME_MAX_BYTES - frames.FRAME_OVERHEAD_BYTES
             size += len(part) if client.got[-1][0] == frames.BODY else 0
-        client.send(building.ack(1, 1))
+        client.send(encode.ack(1, 1))
         body = b"z" * 20_000
-        header = headers.header_payload(len(body), headers.properties())
-        client.send(building.publish_method(1, "", queue) + b"".join(building.content(1, header, body, SMALL_FRAME_MAX_BYTES)))
+        header = content_header.header_payload(len(body), content_header.properties())
+        client.send(encode.publish_method(1, "", queue) + b"".join(encode.content(1, header, body, SMALL_FRAME_MAX_BYTES)))
         assert client.confirmed(1) == set()
     rig.both_hold(queue, [body])
 
@@ -238,7 +238,7 @@ def test_after_a_404_in_a_pipeline_the_number_is_as_new(rig: Rig) -> None:
             client.send(bad + publish(1, queue, b"late") * 5)
             client.expect(frames.CHANNEL_CLOSE)
             client.send(publish(1, queue, b"later") * 3)
-            client.send(building.method_frame(1, commands.Channel.CloseOk()))
+            client.send(encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1, confirms=True)
         client.send(publish(1, queue, b"end"))
         assert client.confirmed(1) == set()
@@ -255,7 +255,7 @@ def test_after_a_404_in_a_transaction_the_door_goes_on(rig: Rig) -> None:
         while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
             pass
         client.send(publish(1, queue, b"later") * 3)
-        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        client.send(encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1, confirms=True)
         client.send(publish(1, queue, b"end"))
         assert client.confirmed(1) == set()
@@ -314,7 +314,7 @@ def test_acks_one_by_one_in_runs_take_only_what_they_name(rig: Rig, kind: str, o
     with RawClient(rig.url) as client:
         client.open_channel()
         for at, queue in enumerate(queues):
-            client.send(building.method_frame(1, commands.Basic.Consume(queue=queue, consumer_tag=str(at), nowait=True)))
+            client.send(encode.method_frame(1, commands.Basic.Consume(queue=queue, consumer_tag=str(at), nowait=True)))
         while len(held) < 400:
             arguments = client.expect(frames.BASIC_DELIVER)
             consumer, tag, _ = frames.deliver_arguments(arguments)
@@ -329,7 +329,7 @@ def test_acks_one_by_one_in_runs_take_only_what_they_name(rig: Rig, kind: str, o
                 kept -= late
                 run = [tag for tag in run if tag not in kept] + sorted(late - set(run))
                 (drawn.shuffle if order == "mixed" else list.reverse)(run)
-            client.send(b"".join(building.ack(1, tag) for tag in run))
+            client.send(b"".join(encode.ack(1, tag) for tag in run))
         left = {held[tag] for tag in (*open_tags, *kept)}
         client.call(1, commands.Channel.Close(0, "", 0, 0), frames.CHANNEL_CLOSE_OK)
     for at, queue in enumerate(queues):
@@ -461,9 +461,9 @@ def test_a_channel_refused_by_the_door_resolves_what_came_before(rig: Rig) -> No
     with RawClient(rig.url) as client:
         for _ in range(3):
             client.open_channel(1)
-            client.send(publish(1, queue, b"x") * 200 + building.method_frame(1, refused))
+            client.send(publish(1, queue, b"x") * 200 + encode.method_frame(1, refused))
             client.expect(frames.CHANNEL_CLOSE)
-            client.send(publish(1, queue, b"late") + building.method_frame(1, commands.Channel.CloseOk()))
+            client.send(publish(1, queue, b"late") + encode.method_frame(1, commands.Channel.CloseOk()))
     rig.both_hold(queue, [b"x"] * 600)
 
 

@@ -18,8 +18,8 @@ from raw_client import RawClient, publish
 from talk import Talk
 from test_restart import batches
 
-from broker_plugin import building, frames
-from broker_plugin.headers import field
+from broker_plugin.amqp import encode, frames
+from broker_plugin.amqp.content_header import field
 from lrq_ha.routing.names import producer_queue
 
 B, C = commands.Basic, commands.Channel
@@ -135,12 +135,12 @@ def test_a_close_of_the_broker_that_crosses_one_of_the_other_side(rig: Rig, by: 
         with nothing_gets_safe(rig):
             rig.lab.stop(f"{rig.primary}.broker")
             try:
-                wrong = building.method_frame(1, B.Get(queue=missing)) + frames.HEARTBEAT_FRAME
+                wrong = encode.method_frame(1, B.Get(queue=missing)) + frames.HEARTBEAT_FRAME
                 if by == "client":
-                    client.send(wrong + publish(1, queue, b"waits") + building.method_frame(1, C.Close(200, "bye", 0, 0)))
+                    client.send(wrong + publish(1, queue, b"waits") + encode.method_frame(1, C.Close(200, "bye", 0, 0)))
                 else:
                     refused = commands.Exchange.Declare(exchange=rig.name("random"), exchange_type="x-random")
-                    client.send(wrong + building.ack(1, tag) + building.method_frame(1, refused))
+                    client.send(wrong + encode.ack(1, tag) + encode.method_frame(1, refused))
                 has_read(rig)
             finally:
                 rig.lab.cont(f"{rig.primary}.broker")
@@ -148,7 +148,7 @@ def test_a_close_of_the_broker_that_crosses_one_of_the_other_side(rig: Rig, by: 
             with pytest.raises(AssertionError):
                 client.expect(frames.CHANNEL_CLOSE_OK)
             assert (b"no queue '%b'" % missing.encode() in client.got[-1][2]) == (by == "client")
-            client.send(building.method_frame(1, C.CloseOk()))
+            client.send(encode.method_frame(1, C.CloseOk()))
         rig.converge()
         assert client.call(2, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)
         client.open_channel(1)
@@ -172,7 +172,7 @@ def test_a_channel_that_ends_under_a_consumer_without_acks(rig: Rig) -> None:
             client.call(1, B.Qos(prefetch_count=20), frames.BASIC_QOS_OK)
             client.call(1, B.Consume(queue=queue, no_ack=True), frames.BASIC_CONSUME_OK)
             client.expect(frames.BODY)
-            client.send(building.method_frame(1, C.Close(200, "bye", 0, 0)))
+            client.send(encode.method_frame(1, C.Close(200, "bye", 0, 0)))
             client.expect(frames.CHANNEL_CLOSE_OK)
         client.call(2, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK)
     channel.queue_purge(queue)
@@ -193,7 +193,7 @@ def test_a_tag_becomes_another_consumers_when_the_broker_says_so(rig: Rig, silen
         talk.say(B.Consume(queue=first, consumer_tag="c", nowait=silent))
         given = talk.deliveries(1)
         methods = [B.Cancel("c", nowait=silent), B.Consume(queue=second, consumer_tag="c", nowait=True)]
-        talk.send(b"".join(building.method_frame(1, method) for method in methods))
+        talk.send(b"".join(encode.method_frame(1, method) for method in methods))
         while sum(method.body.startswith(second.encode()) for method in given) < 2_000:
             given += talk.deliveries(1)
         talk.say(B.Ack(given[-1].delivery_tag, True))
@@ -227,7 +227,7 @@ def test_a_commit_that_waits_of_a_producer_whose_name_another_one_has_now(rig: R
         older.call(2, C.Flow(True), frames.CHANNEL_FLOW_OK)
         older.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
         with nothing_gets_safe(rig):
-            older.send(publish(2, other, b"waits") + publish(1, queue, b"older", fields=fields) + building.method_frame(1, commands.Tx.Commit()))
+            older.send(publish(2, other, b"waits") + publish(1, queue, b"older", fields=fields) + encode.method_frame(1, commands.Tx.Commit()))
             has_read(rig)
             older.socket.close()
             with RawClient(rig.url, "lrq" if how == "asks" else "/", properties=properties) as newer:

@@ -18,7 +18,7 @@ from pamqp import commands
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, UnroutableError
 from raw_client import RawClient, beating, publish
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab.files import APP_USER, SIDECAR_USER
 from lrq_ha.proto import lrq_pb2 as pb
 
@@ -29,7 +29,7 @@ HEARTBEAT_S = 6
 
 
 def field(key: str, value: str) -> bytes:
-    return headers.field(key.encode(), value.encode())
+    return content_header.field(key.encode(), value.encode())
 
 
 def works(rig: Rig) -> None:
@@ -93,7 +93,7 @@ def test_a_wrong_login_is_the_brokers_refusal(rig: Rig, wrong: str) -> None:
                 client.login("nowhere" if wrong == "vhost" else "/", 0, frames.FRAME_MAX_BYTES, {})
             said.append(client.got[-1])
             assert said[-1][0] == frames.CONNECTION_CLOSE
-            client.send(building.method_frame(0, commands.Connection.CloseOk()))
+            client.send(encode.method_frame(0, commands.Connection.CloseOk()))
             assert client.closed()
     assert said[0] == said[1]
 
@@ -101,7 +101,7 @@ def test_a_wrong_login_is_the_brokers_refusal(rig: Rig, wrong: str) -> None:
 def test_nobody_becomes_a_node_without_the_sidecars_login(rig: Rig) -> None:
     """Neither by a pipeline that overtakes the check of the password nor by a second name after it."""
     properties = {"lrq_node": 2, "lrq_group": "east"}
-    rest = building.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + building.method_frame(0, commands.Connection.Open("lrq"))
+    rest = encode.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + encode.method_frame(0, commands.Connection.Open("lrq"))
     with RawClient(rig.url, login=False) as client:
         client.user, client.password = "lrq", "wrong"
         client.send(frames.PROTOCOL_HEADER)
@@ -128,7 +128,7 @@ def test_what_was_not_asked_has_no_place_in_a_login(rig: Rig) -> None:
         with RawClient(rig.url, login=False) as client:
             client.send(frames.PROTOCOL_HEADER)
             client.expect(frames.CONNECTION_START)
-            client.send(client.start_ok() + building.method_frame(0, method))
+            client.send(client.start_ok() + encode.method_frame(0, method))
             assert client.closed()
             assert frames.CONNECTION_OPEN_OK not in [kind for kind, *_ in client.got]
 
@@ -141,8 +141,8 @@ def test_publishes_that_follow_the_login_at_once_are_logged(rig: Rig) -> None:
         client.send(client.start_ok())
         client.expect(frames.CONNECTION_TUNE)
         methods = [commands.Connection.TuneOk(2047, 131_072, 0), commands.Connection.Open("/")]
-        client.send(b"".join(building.method_frame(0, m) for m in methods))
-        pieces = [building.method_frame(1, method) for method in (commands.Channel.Open(), commands.Confirm.Select())]
+        client.send(b"".join(encode.method_frame(0, m) for m in methods))
+        pieces = [encode.method_frame(1, method) for method in (commands.Channel.Open(), commands.Confirm.Select())]
         for piece in (*pieces, publish(1, queue, b"early")):
             client.send(piece)
             time.sleep(0.002)
@@ -325,28 +325,28 @@ def truncated_table(queue: str) -> bytes:
 
 
 def long_table(queue: str) -> bytes:
-    header = headers.header_payload(1, b"\x20\x00" + (1 << 20).to_bytes(4, "big") + b"\x01aI\0\0\0\1")
-    return building.publish_method(1, "", queue) + b"".join(building.content(1, header, b"x"))
+    header = content_header.header_payload(1, b"\x20\x00" + (1 << 20).to_bytes(4, "big") + b"\x01aI\0\0\0\1")
+    return encode.publish_method(1, "", queue) + b"".join(encode.content(1, header, b"x"))
 
 
-CONTENT = b"".join(building.content(1, headers.header_payload(1), b"x"))
+CONTENT = b"".join(encode.content(1, content_header.header_payload(1), b"x"))
 HOSTILE: dict[str, Callable[[str], bytes]] = {
     "garbage": lambda _q: GARBAGE,
     "a frame over the limit": lambda _q: b"\x01\x00\x01\x7f\xff\xff\xff" + b"x" * 100_000,
     "a frame without its end": lambda _q: b"\x01\x00\x01\x00\x00\x00\x04\x00\x14\x00\x28\x00" + b"\0" * 20,
     "a broken table": truncated_table,
     "a table past its frame": long_table,
-    "a body without a publish": lambda _q: building.frame(frames.BODY, 1, b"x"),
-    "a header without a publish": lambda _q: building.frame(frames.HEADER, 1, headers.header_payload(0)),
-    "two publishes in one": lambda q: building.publish_method(1, "", q) + publish(1, q, b"x"),
-    "an unknown method": lambda _q: building.raw_method_frame(1, 0x00FF00FF),
-    "what only brokers send": lambda _q: building.raw_method_frame(1, frames.BASIC_DELIVER, b"\x01a" + b"\0" * 12) + CONTENT,
-    "a declaration cut short": lambda _q: building.raw_method_frame(1, 0x0032000A, b"\0\0\x20abc"),
-    "a publish cut short": lambda _q: building.raw_method_frame(1, frames.BASIC_PUBLISH, b"\0\0\x20a") + CONTENT,
-    "an ack cut short": lambda _q: building.raw_method_frame(1, frames.BASIC_ACK, b"\0\0"),
-    "a channel opened twice": lambda q: publish(1, q, b"x") * 20 + building.method_frame(1, commands.Channel.Open()),
+    "a body without a publish": lambda _q: encode.frame(frames.BODY, 1, b"x"),
+    "a header without a publish": lambda _q: encode.frame(frames.HEADER, 1, content_header.header_payload(0)),
+    "two publishes in one": lambda q: encode.publish_method(1, "", q) + publish(1, q, b"x"),
+    "an unknown method": lambda _q: encode.raw_method_frame(1, 0x00FF00FF),
+    "what only brokers send": lambda _q: encode.raw_method_frame(1, frames.BASIC_DELIVER, b"\x01a" + b"\0" * 12) + CONTENT,
+    "a declaration cut short": lambda _q: encode.raw_method_frame(1, 0x0032000A, b"\0\0\x20abc"),
+    "a publish cut short": lambda _q: encode.raw_method_frame(1, frames.BASIC_PUBLISH, b"\0\0\x20a") + CONTENT,
+    "an ack cut short": lambda _q: encode.raw_method_frame(1, frames.BASIC_ACK, b"\0\0"),
+    "a channel opened twice": lambda q: publish(1, q, b"x") * 20 + encode.method_frame(1, commands.Channel.Open()),
     "a channel that is not open": lambda q: publish(9, q, b"x") * 20,
-    "a method on channel 0": lambda _q: building.method_frame(0, commands.Basic.Qos()),
+    "a method on channel 0": lambda _q: encode.method_frame(0, commands.Basic.Qos()),
 }
 
 
@@ -362,7 +362,7 @@ def test_hostile_bytes_end_their_own_connection_only(rig: Rig, what: str) -> Non
             client.send(HOSTILE[what](queue))
             while (found := client.read()) is not None:
                 if found[0] == frames.CONNECTION_CLOSE:
-                    client.send(building.method_frame(0, commands.Connection.CloseOk()))
+                    client.send(encode.method_frame(0, commands.Connection.CloseOk()))
         except (BrokenPipeError, ConnectionResetError):
             pass
     rig.converge()
@@ -372,13 +372,13 @@ def test_hostile_bytes_end_their_own_connection_only(rig: Rig, what: str) -> Non
 
 
 def test_hostile_bytes_before_the_login(rig: Rig) -> None:
-    start = building.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "x", "en_US"))
+    start = encode.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "x", "en_US"))
     for data in (
         frames.PROTOCOL_HEADER + GARBAGE,
         frames.PROTOCOL_HEADER + b"\x01\x00\x00\xff\xff\xff\xff" + b"x" * 1_000,
-        frames.PROTOCOL_HEADER + building.method_frame(0, commands.Connection.Open("/")),
+        frames.PROTOCOL_HEADER + encode.method_frame(0, commands.Connection.Open("/")),
         frames.PROTOCOL_HEADER + start[:-30] + b"\xce" * 30,
-        frames.PROTOCOL_HEADER + building.method_frame(0, commands.Connection.StartOk({}, "AMQPLAIN", "\x05LOGI", "en_US")),
+        frames.PROTOCOL_HEADER + encode.method_frame(0, commands.Connection.StartOk({}, "AMQPLAIN", "\x05LOGI", "en_US")),
         frames.PROTOCOL_HEADER + publish(1, "q", b"x"),
     ):
         with RawClient(rig.url, login=False) as client:

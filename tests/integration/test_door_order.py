@@ -11,7 +11,7 @@ from load import told
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 
 GETS = (frames.BASIC_GET_OK, frames.BASIC_GET_EMPTY)
 # Run by the broker: when the queue is there, its channel is given the ack of a delivery that there never was, and closes with 406 after its answer.
@@ -43,10 +43,10 @@ def test_a_channel_that_the_broker_closes_behind_its_answer_is_closed_behind_it(
         client.got.clear()
         rig.lab.stop(f"{rig.backup}.sidecar")
         try:
-            client.send(building.method_frame(1, commands.Queue.Declare(queue=queue, durable=True)))
+            client.send(encode.method_frame(1, commands.Queue.Declare(queue=queue, durable=True)))
             while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
                 pass
-            client.send(building.method_frame(1, commands.Channel.CloseOk()) + building.method_frame(1, commands.Channel.Open()))
+            client.send(encode.method_frame(1, commands.Channel.CloseOk()) + encode.method_frame(1, commands.Channel.Open()))
         finally:
             rig.lab.cont(f"{rig.backup}.sidecar")
         client.expect(frames.CHANNEL_OPEN_OK)
@@ -58,15 +58,15 @@ def test_a_channel_that_the_broker_closes_behind_its_answer_is_closed_behind_it(
 def test_a_confirm_does_not_overtake_the_select_ok(rig: Rig) -> None:
     """The door confirms a repeat by itself, at once; the broker has yet to say that it confirms."""
     queue, producer = rig.name(), rig.name("producer")
-    once = publish(1, queue, b"x", fields=headers.field(b"x-lrq-id", f"{producer}/1".encode()))
+    once = publish(1, queue, b"x", fields=content_header.field(b"x-lrq-id", f"{producer}/1".encode()))
     with RawClient(rig.url, properties={"lrq_producer": producer}) as client:
         client.open_channel(1)
         client.call(1, commands.Queue.Declare(queue=queue, durable=True), frames.QUEUE_DECLARE_OK)
         client.open_channel(2, confirms=True)
-        client.send(building.rechannel(once, 2))
+        client.send(encode.rechannel(once, 2))
         client.confirmed(1)
         client.got.clear()
-        client.send(building.method_frame(1, commands.Confirm.Select()) + once * 2)
+        client.send(encode.method_frame(1, commands.Confirm.Select()) + once * 2)
         client.confirmed(2)
         assert client.got[0][0] == frames.CONFIRM_SELECT_OK
         assert [kind for kind, *_ in client.got].count(frames.BASIC_ACK) <= 2
@@ -81,7 +81,7 @@ def test_what_the_door_refuses_is_told_after_what_was_asked_before(rig: Rig) -> 
         client.open_channel(1)
         client.got.clear()
         refused = commands.Exchange.Declare(exchange=rig.name("x"), exchange_type="x-random")
-        client.send(building.method_frame(1, commands.Basic.Qos(prefetch_count=1)) * asked + building.method_frame(1, refused))
+        client.send(encode.method_frame(1, commands.Basic.Qos(prefetch_count=1)) * asked + encode.method_frame(1, refused))
         while (client.read() or (0,))[0] != frames.CHANNEL_CLOSE:
             pass
         assert [kind for kind, *_ in client.got] == [frames.BASIC_QOS_OK] * asked + [frames.CHANNEL_CLOSE]
@@ -95,7 +95,7 @@ def test_consumers_that_are_not_answered_in_order(rig: Rig) -> None:
     with RawClient(rig.url) as client:
         client.open_channel(1)
         asked = [commands.Basic.Consume(queue=name, no_ack=True) for name in (queue, "amq.rabbitmq.reply-to")]
-        client.send(b"".join(building.method_frame(1, one) for one in asked))
+        client.send(b"".join(encode.method_frame(1, one) for one in asked))
         assert client.expect(frames.BODY) == b"x"
         client.call(1, commands.Channel.Close(200, "", 0, 0), frames.CHANNEL_CLOSE_OK)
     rig.both_hold(queue, [])
@@ -121,7 +121,7 @@ def test_what_is_asked_behind_a_get_is_not_answered_before_it(rig: Rig, size: in
         client.open_channel(1)
         client.got.clear()
         asked = (commands.Basic.Get(queue=queue), commands.Basic.Get(queue=other), commands.Queue.Declare(queue=other, passive=True))
-        client.send(b"".join(building.method_frame(1, one) for one in asked))
+        client.send(b"".join(encode.method_frame(1, one) for one in asked))
         client.expect(frames.QUEUE_DECLARE_OK)
         answers = [(kind, payload) for kind, _, payload in client.got if kind in GETS]
         assert [kind for kind, _ in answers] == [frames.BASIC_GET_EMPTY, frames.BASIC_GET_OK]
@@ -154,7 +154,7 @@ def test_a_consumer_does_not_see_a_copy_of_what_was_consumed(rig: Rig) -> None:
         for number in range(3):
             client.expect(frames.BASIC_DELIVER)
             assert client.expect(frames.BODY) == b"new %d" % number
-        client.send(building.ack(1, 0, multiple=True))
+        client.send(encode.ack(1, 0, multiple=True))
         rig.both_hold(queue, [])
         assert len([kind for kind, *_ in client.got if kind == frames.BASIC_DELIVER]) == 3
 
@@ -162,7 +162,7 @@ def test_a_consumer_does_not_see_a_copy_of_what_was_consumed(rig: Rig) -> None:
 def test_publishes_that_the_brokers_close_leaves_without_an_answer(rig: Rig) -> None:
     """They are in the log, and their broker has not got them: nobody ever gets them, and their IDs are free for whoever sends them again."""
     queue, name, producer = rig.declare(rig.channel()), rig.name("connection"), rig.name("producer")
-    once = [publish(1, queue, b"%d" % number, fields=headers.field(b"x-lrq-id", f"{producer}/{number}".encode())) for number in (1, 2)]
+    once = [publish(1, queue, b"%d" % number, fields=content_header.field(b"x-lrq-id", f"{producer}/{number}".encode())) for number in (1, 2)]
     properties = {"lrq_producer": producer, "connection_name": name}
     with RawClient(rig.url, properties=properties) as client:
         client.open_channel(1, confirms=True)

@@ -16,7 +16,7 @@ from pamqp import commands
 from raw_client import RawClient, publish
 from talk import Talk
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
@@ -161,7 +161,7 @@ def taken(rig: Rig, forged: dict[str, Any]) -> bool:
 
 
 MALFORMED = b"\0\0\0\4\1a?\0"  # a table with a header of no known kind
-DEEP = headers.properties(b"\1a" + reduce(lambda inner, _: b"A" + len(inner).to_bytes(4, "big") + inner, range(70), b""))
+DEEP = content_header.properties(b"\1a" + reduce(lambda inner, _: b"A" + len(inner).to_bytes(4, "big") + inner, range(70), b""))
 NOT_TO_BE_JUDGED = {
     "expiration": b"\x21\0" + MALFORMED + b"\x011",
     "user-id": b"\x20\x10" + MALFORMED + b"\4user",
@@ -197,9 +197,9 @@ def test_what_one_may_publish_goes_in_however_it_is_mixed(rig: Rig, judged: Logi
         sent = []
         for number in range(600):
             body = b"%d" % number
-            header = headers.header_payload(len(body), headers.properties(**(own if number % 7 == 0 else {"expiration": b"600000"})))  # type: ignore[arg-type]
+            header = content_header.header_payload(len(body), content_header.properties(**(own if number % 7 == 0 else {"expiration": b"600000"})))  # type: ignore[arg-type]
             exchange, key = (("", queue), ("amq.topic", f"may.{number}"), ("amq.direct", "may.#"), ("", queue))[number % 4]
-            sent.append(building.publish_method(1, exchange, key) + b"".join(building.content(1, header, body)))
+            sent.append(encode.publish_method(1, exchange, key) + b"".join(encode.content(1, header, body)))
             sent.append(publish(2, queue, b"other"))
         client.send(b"".join(sent))
         assert client.confirmed(600) == set()

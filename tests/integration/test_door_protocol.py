@@ -20,7 +20,7 @@ from pamqp import commands
 from pamqp.common import FieldTable
 from talk import Talk
 
-from broker_plugin import assembling, building, frames, headers
+from broker_plugin.amqp import content_assembly, content_header, encode, frames
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
@@ -441,7 +441,7 @@ def mandatory_publishes_come_back(t: Talk) -> None:
 def access_requested(t: Talk) -> None:
     """Of AMQP 0-8; RabbitMQ answers it all the same. (pamqp does not know it.)"""
     t.open()
-    t.send(building.raw_method_frame(1, frames.ACCESS_REQUEST, b"\5/data", b"\x1f"))
+    t.send(encode.raw_method_frame(1, frames.ACCESS_REQUEST, b"\5/data", b"\x1f"))
     t.heard[1].append(t.read())
 
 
@@ -505,8 +505,8 @@ def stream_whose_messages_are_given_back(t: Talk) -> None:
 @scenario()
 def immediate_publishes_are_refused(t: Talk) -> None:
     t.open()
-    body = building.content(1, frames.BASIC_CLASS.to_bytes(4, "big") + bytes(10), b"")
-    t.send(building.raw_method_frame(1, frames.BASIC_PUBLISH, b"\0\0\0\1x", b"\2") + b"".join(body))
+    body = encode.content(1, frames.BASIC_CLASS.to_bytes(4, "big") + bytes(10), b"")
+    t.send(encode.raw_method_frame(1, frames.BASIC_PUBLISH, b"\0\0\0\1x", b"\2") + b"".join(body))
     t.hear()
 
 
@@ -980,7 +980,7 @@ def tx_refused_behind_gets_without_acks(t: Talk) -> None:
     t.fill(q, 3)
     t.select()
     asked = [*[B.Get(queue=q, no_ack=True)] * 3, Q.Declare(queue=t.name("none"), passive=True)]
-    t.send(b"".join(building.method_frame(1, method) for method in asked))
+    t.send(b"".join(encode.method_frame(1, method) for method in asked))
     t.hear(frames.CHANNEL_CLOSE)
     t.open()
     t.do(B.Get(queue=q))
@@ -1348,8 +1348,8 @@ def declarations_without_a_wait(t: Talk) -> None:
 @scenario()
 def frames_out_of_place(t: Talk) -> None:
     """As of a client whose threads share a channel. (A body frame that is too long is not compared: 3.10 waits for ever.)"""
-    publish, header = building.publish_method(1, "", t.name("none")), building.frame(frames.HEADER, 1, headers.header_payload(10))
-    body = building.frame(frames.BODY, 1, bytes(10))
+    publish, header = encode.publish_method(1, "", t.name("none")), encode.frame(frames.HEADER, 1, content_header.header_payload(10))
+    body = encode.frame(frames.BODY, 1, bytes(10))
     for sent in (
         publish + publish + header + body,
         publish + header + publish + header + body,
@@ -1358,9 +1358,9 @@ def frames_out_of_place(t: Talk) -> None:
         header,
         body,
         publish + header + body + body,
-        publish + building.method_frame(1, commands.Channel.Flow(True)),
-        publish + header + building.ack(1, 1),
-        publish + building.frame(frames.HEADER, 1, b"\0\x32" + bytes(12)) + body,
+        publish + encode.method_frame(1, commands.Channel.Flow(True)),
+        publish + header + encode.ack(1, 1),
+        publish + encode.frame(frames.HEADER, 1, b"\0\x32" + bytes(12)) + body,
     ):
         other = t.another()
         other.open()
@@ -1410,7 +1410,7 @@ def secret_updated(t: Talk) -> None:
 @scenario()
 def method_that_is_none(t: Talk) -> None:
     t.open()
-    t.send(building.raw_method_frame(1, 0x003C00FF))
+    t.send(encode.raw_method_frame(1, 0x003C00FF))
     t.hear()
 
 
@@ -1601,7 +1601,7 @@ def test_a_message_over_the_doors_limit(rig: Rig) -> None:
             q = t.queue()
             t.publish(q, b"before")
             t.confirms()
-            t.send_large(q, assembling.BODY_BYTES_MAX + 1)
+            t.send_large(q, content_assembly.BODY_BYTES_MAX + 1)
             for _ in range(3):
                 t.publish(q, b"too late" * 100_000)
             t.publish(q, b"meanwhile", 2)

@@ -16,7 +16,7 @@ from pika.exceptions import ChannelClosedByBroker
 from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.quick, pytest.mark.one_version("4.3")]
@@ -266,13 +266,13 @@ def test_no_wait_declarations_are_replicated(rig: Rig) -> None:
             commands.Exchange.Declare(exchange=exchange, exchange_type="direct", durable=True, nowait=True),
             commands.Queue.Bind(queue=queue, exchange=exchange, routing_key="k", nowait=True),
         ):
-            client.send(building.method_frame(1, method))
+            client.send(encode.method_frame(1, method))
         client.send(publish(1, "k", b"1", exchange=exchange))
-        client.send(building.method_frame(1, commands.Exchange.Delete(exchange=exchange, nowait=True)))
+        client.send(encode.method_frame(1, commands.Exchange.Delete(exchange=exchange, nowait=True)))
         client.send(publish(1, queue, b"2"))
         assert client.confirmed(2) == set()
         own = rig.name("own")
-        client.send(building.method_frame(1, commands.Queue.Declare(queue=own, exclusive=True, nowait=True)))
+        client.send(encode.method_frame(1, commands.Queue.Declare(queue=own, exclusive=True, nowait=True)))
         client.send(publish(1, own, b"3"))
         client.call(1, commands.Basic.Qos(prefetch_count=1), frames.BASIC_QOS_OK)
         answers = {frames.QUEUE_DECLARE_OK, frames.EXCHANGE_DECLARE_OK, frames.QUEUE_BIND_OK, frames.EXCHANGE_DELETE_OK}
@@ -289,14 +289,14 @@ def test_pipelined_declarations_are_answered_in_order(rig: Rig) -> None:
         client.open_channel(1)
         client.call(1, commands.Queue.Declare(queue=known, durable=True), frames.QUEUE_DECLARE_OK)
         asked = [known, new, known, new, known]
-        client.send(b"".join(building.method_frame(1, commands.Queue.Declare(queue=q, durable=True)) for q in asked))
+        client.send(b"".join(encode.method_frame(1, commands.Queue.Declare(queue=q, durable=True)) for q in asked))
         named = [client.expect(frames.QUEUE_DECLARE_OK)[5:].split(b"\0")[0].decode() for _ in asked]
         assert named == asked
         # the last of these is refused: what the answers before belong to must not be mistaken for its success
         missing = rig.name("missing")
         client.send(
-            building.method_frame(1, commands.Queue.Declare(queue=known, passive=True))
-            + building.method_frame(1, commands.Queue.Bind(queue=missing, exchange="amq.direct", routing_key="k"))
+            encode.method_frame(1, commands.Queue.Declare(queue=known, passive=True))
+            + encode.method_frame(1, commands.Queue.Bind(queue=missing, exchange="amq.direct", routing_key="k"))
         )
         client.expect(frames.QUEUE_DECLARE_OK)
         found = client.read()
@@ -320,7 +320,7 @@ def named(of: Any, **values: Any) -> bytes:
     method = of()
     for name, value in values.items():
         setattr(method, name, value)
-    return building.method_frame(1, method)
+    return encode.method_frame(1, method)
 
 
 def test_names_with_line_ends_are_what_the_broker_makes_of_them(rig: Rig) -> None:
@@ -365,9 +365,9 @@ def test_an_empty_queue_name_is_not_one_declared_before_that_is_answered_late(br
             client.call(1, declared[0], frames.QUEUE_DECLARE_OK)
             client.send(publish(1, first, b"x"))
             assert client.confirmed(1) == set()
-            client.send(b"".join(building.method_frame(1, method) for method in declared))
+            client.send(b"".join(encode.method_frame(1, method) for method in declared))
             client.expect(frames.QUEUE_DECLARE_OK)
-            client.send(building.method_frame(1, commands.Basic.Get()) + building.method_frame(1, commands.Queue.Purge()))
+            client.send(encode.method_frame(1, commands.Basic.Get()) + encode.method_frame(1, commands.Queue.Purge()))
             assert second.encode() in client.expect(frames.QUEUE_DECLARE_OK, frames.BASIC_GET_OK)
             assert client.expect(frames.BASIC_GET_EMPTY, frames.BASIC_GET_OK)[:4] == frames.BASIC_GET_EMPTY.to_bytes(4, "big")
             assert client.expect(frames.QUEUE_PURGE_OK)[4:] == bytes(4)
@@ -393,7 +393,7 @@ def test_an_empty_name_behind_a_queue_that_the_broker_names(rig: Rig, nowait: bo
             client.open_channel()
             client.call(1, commands.Queue.Declare(queue=before, durable=True), frames.QUEUE_DECLARE_OK)
             client.got.clear()
-            client.send(b"".join(building.method_frame(1, method) for method in at_once))
+            client.send(b"".join(encode.method_frame(1, method) for method in at_once))
             client.expect(frames.BASIC_CONSUME_OK)
             answers = [frames.BASIC_QOS_OK, *([] if nowait else [frames.QUEUE_DECLARE_OK, frames.QUEUE_BIND_OK]), frames.BASIC_CONSUME_OK]
             assert [kind for kind, *_ in client.got] == answers
@@ -403,7 +403,7 @@ def test_an_empty_name_behind_a_queue_that_the_broker_names(rig: Rig, nowait: bo
         for client in (one, two):  # one is done before two gets its second
             for tag, body in enumerate((b"1", b"2"), 1):
                 assert client.expect(frames.BODY) == body
-                client.send(building.ack(1, tag))
+                client.send(encode.ack(1, tag))
             client.call(1, commands.Basic.Qos(prefetch_count=1), frames.BASIC_QOS_OK)
     rig.both_hold(before, [])
     setup.exchange_delete(exchange)
@@ -413,8 +413,8 @@ def test_what_follows_at_once_on_a_queue_of_one_connection_is_not_replicated(rig
     own = rig.name("own")
     with RawClient(rig.url) as client:
         client.open_channel(confirms=True)
-        declared = building.method_frame(1, commands.Queue.Declare(queue=own, exclusive=True, nowait=True))
-        client.send(declared + building.method_frame(1, commands.Queue.Bind(queue=own, exchange="amq.fanout", routing_key="", nowait=True)))
+        declared = encode.method_frame(1, commands.Queue.Declare(queue=own, exclusive=True, nowait=True))
+        client.send(declared + encode.method_frame(1, commands.Queue.Bind(queue=own, exchange="amq.fanout", routing_key="", nowait=True)))
         client.send(publish(1, own, b"x"))
         assert client.confirmed(1) == set()
         assert (own, "queue") in {row[1:3] for row in bindings(rig, rig.primary) if row[0] == "amq.fanout"}

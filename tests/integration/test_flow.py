@@ -17,7 +17,7 @@ from pamqp import commands
 from pika.exceptions import AMQPConnectionError
 from raw_client import RawClient, beating, publish
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
@@ -175,7 +175,7 @@ def test_who_declares_in_an_alarm_holds_up_no_consumer(lab: Lab, names: tuple[st
     in one write with that publish, before the broker has said anything. Everybody else declared, acknowledged and published nothing until then."""
     primary, backup = names
     queue, new, run = filled(lab, primary), f"flow-new-{time.time_ns()}", time.time_ns()
-    declare = building.method_frame(1, commands.Queue.Declare(queue=new, durable=True))
+    declare = encode.method_frame(1, commands.Queue.Declare(queue=new, durable=True))
     with RawClient(lab.nodes[primary].door, properties={}) as client, RawClient(lab.nodes[primary].door) as other, ExitStack() as clients:
         for each in (client, other):
             each.open_channel(confirms=True)
@@ -213,7 +213,7 @@ def test_a_client_that_publishes_is_told_that_it_is_blocked(lab: Lab, names: tup
         client.expect(frames.CONNECTION_START)
         client.send(client.start_ok({"capabilities": {"connection.blocked": True, "basic.nack": True}}))
         client.expect(frames.CONNECTION_TUNE)
-        client.send(building.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + building.method_frame(0, commands.Connection.Open("/")))
+        client.send(encode.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + encode.method_frame(0, commands.Connection.Open("/")))
         client.expect(frames.CONNECTION_OPEN_OK)
         client.open_channel(confirms=True)
         with alarm(lab, primary, "memory"):

@@ -50,7 +50,7 @@ def lab(request: pytest.FixtureRequest, broker_version: str, tmp_path_factory: p
 
 
 class Sidecars:
-    """Those of a group that grows. Args: `settings`: more lines of [replication]; `limits`: of [door]."""
+    """Those of a group that grows. Args: `settings`: more lines of [replication]; `queue_limits`: of [door]."""
 
     def __init__(self, lab: Lab, folder: Path, settings: str = "", limits: str = "") -> None:
         self._lab, self._folder, self._settings, self._limits = lab, folder, settings, limits

@@ -11,7 +11,7 @@ from door_rig import Rig
 from load import declare, eventually, set_up, told
 from raw_client import RawClient, publish
 
-from broker_plugin import frames
+from broker_plugin.amqp import frames
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker

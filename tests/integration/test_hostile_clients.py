@@ -17,12 +17,12 @@ from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 from talk import Talk
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import Publisher
 from lrq_ha.publisher.errors import NackedError
-from lrq_ha.replication.errors import LrqError
 
 pytestmark = [pytest.mark.broker, pytest.mark.quick, pytest.mark.one_version("4.3")]
 
@@ -149,26 +149,26 @@ def test_a_user_named_twice_is_who_the_broker_takes_it_for(rig: Rig, users: dict
     sidecar = urlsplit(rig.lab.nodes[rig.primary].admin)
     user, password = users["writer"].split(":")
     response = b"".join(
-        headers.field(key, value.encode())
+        content_header.field(key, value.encode())
         for key, value in ((b"LOGIN", user), (b"PASSWORD", password), (b"LOGIN", sidecar.username or ""), (b"PASSWORD", sidecar.password or ""))
     )
-    start_ok = building.raw_method_frame(
+    start_ok = encode.raw_method_frame(
         0,
         frames.CONNECTION_START_OK,
         (39).to_bytes(4, "big"),
-        b"\x08lrq_nodeI\0\0\0\x02" + headers.field(b"lrq_group", b"east"),
-        building.short_string("AMQPLAIN"),
+        b"\x08lrq_nodeI\0\0\0\x02" + content_header.field(b"lrq_group", b"east"),
+        encode.short_string("AMQPLAIN"),
         len(response).to_bytes(4, "big"),
         response,
         b"\x05en_US",
-    ).replace((39).to_bytes(4, "big"), (14 + len(headers.field(b"lrq_group", b"east"))).to_bytes(4, "big"), 1)
+    ).replace((39).to_bytes(4, "big"), (14 + len(content_header.field(b"lrq_group", b"east"))).to_bytes(4, "big"), 1)
     with RawClient(rig.url, login=False) as client:
         client.send(frames.PROTOCOL_HEADER)
         client.expect(frames.CONNECTION_START)
         client.send(start_ok)
         client.expect(frames.CONNECTION_TUNE)
         client.send(
-            building.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + building.method_frame(0, commands.Connection.Open("lrq"))
+            encode.method_frame(0, commands.Connection.TuneOk(2047, 131_072, 0)) + encode.method_frame(0, commands.Connection.Open("lrq"))
         )
         with pytest.raises(AssertionError, match="own user"):
             client.expect(frames.CONNECTION_OPEN_OK)
@@ -182,7 +182,7 @@ def test_ids_of_another_user_suppress_nothing(rig: Rig, users: dict[str, str]) -
         with RawClient(url_as(rig, login) if login else rig.url, properties={"lrq_producer": producer}) as client:
             client.open_channel(confirms=True)
             for i in range(1, 6):
-                client.send(publish(1, queue, b"%d" % i, fields=headers.field(b"x-lrq-id", f"{producer}/{i}".encode())))
+                client.send(publish(1, queue, b"%d" % i, fields=content_header.field(b"x-lrq-id", f"{producer}/{i}".encode())))
             assert client.confirmed(5) == set()
     rig.both_hold(queue, [b"1", b"2", b"3", b"4", b"5"] * 2)
 
@@ -220,11 +220,11 @@ def test_a_client_that_does_not_answer_the_brokers_close_holds_up_nobody(rig: Ri
     """The broker keeps such a connection for half a minute, and answers nothing on it: neither publishes nor declarations."""
     with RawClient(rig.url) as client:
         client.open_channel(confirms=True)
-        client.send(building.method_frame(9, commands.Basic.Qos()) + publish(1, "q", b"x"))
+        client.send(encode.method_frame(9, commands.Basic.Qos()) + publish(1, "q", b"x"))
         with pytest.raises(AssertionError):
             client.expect(frames.CONNECTION_CLOSE_OK)
         with suppress(OSError):
-            client.send(publish(1, "q", b"x") + building.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True)))
+            client.send(publish(1, "q", b"x") + encode.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True)))
         goes_on(rig)
         assert client.closed()
 
@@ -235,7 +235,7 @@ def test_what_a_client_publishes_behind_its_own_close_holds_up_nobody(rig: Rig, 
     close = commands.Connection.Close(200, "bye", 0, 0) if channel == 0 else commands.Channel.CloseOk()
     with RawClient(rig.url) as client:
         client.open_channel(confirms=True)
-        client.send(publish(1, "q", b"x") + building.method_frame(channel, close) + publish(1, "q", b"x"))
+        client.send(publish(1, "q", b"x") + encode.method_frame(channel, close) + publish(1, "q", b"x"))
         ended = {frames.CONNECTION_CLOSE, frames.CONNECTION_CLOSE_OK}
         while (found := client.read()) is not None and found[0] not in ended:
             pass
@@ -252,31 +252,31 @@ def test_a_refusal_may_name_what_is_not_utf8(rig: Rig) -> None:
 def test_a_declaration_on_a_channel_that_the_broker_closes_meanwhile_holds_up_nobody(rig: Rig) -> None:
     with RawClient(rig.url) as client:
         client.open_channel()
-        consume = building.method_frame(1, commands.Basic.Consume(queue=rig.name()))
-        declare = building.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True))
+        consume = encode.method_frame(1, commands.Basic.Consume(queue=rig.name()))
+        declare = encode.method_frame(1, commands.Queue.Declare(queue=rig.name(), durable=True))
         client.send(publish(1, "nowhere", b"x" * 10_000) * 100 + consume + declare)
         assert b"NOT_FOUND" in closed_channel(client)
         goes_on(rig)
-        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        client.send(encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel()
 
 
 def test_a_transaction_on_a_channel_that_the_broker_closes_meanwhile(rig: Rig) -> None:
     with RawClient(rig.url) as client:
         client.open_channel()
-        consume = building.method_frame(1, commands.Basic.Consume(queue=rig.name()))
-        client.send(publish(1, "nowhere", b"x") + consume + building.method_frame(1, commands.Tx.Select()))
+        consume = encode.method_frame(1, commands.Basic.Consume(queue=rig.name()))
+        client.send(publish(1, "nowhere", b"x") + consume + encode.method_frame(1, commands.Tx.Select()))
         assert b"NOT_FOUND" in closed_channel(client)
-        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        client.send(encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel()
         client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
 
 
 WRONG = {
     "a channel that is not open": publish(9, "nowhere", b"x"),
-    "no frame": building.ack(1, 9)[:-1] + b"\0",
-    "an ack cut short": building.raw_method_frame(1, frames.BASIC_ACK, b"\0"),
-    "a method amid a content": building.publish_method(1, "", "nowhere") + building.method_frame(1, commands.Channel.Open()) * 3,
+    "no frame": encode.ack(1, 9)[:-1] + b"\0",
+    "an ack cut short": encode.raw_method_frame(1, frames.BASIC_ACK, b"\0"),
+    "a method amid a content": encode.publish_method(1, "", "nowhere") + encode.method_frame(1, commands.Channel.Open()) * 3,
 }
 
 
@@ -290,10 +290,10 @@ def test_what_stands_before_what_ends_a_connection_counts(rig: Rig, wrong: bytes
             channel.basic_publish("", queue, body)
         with RawClient(url) as client:
             client.open_channel()
-            client.send(building.method_frame(1, commands.Basic.Consume(queue=queue)))
+            client.send(encode.method_frame(1, commands.Basic.Consume(queue=queue)))
             for _ in range(3):
                 client.expect(frames.BODY)
-            client.send(b"".join((*(building.ack(1, tag) for tag in range(1, 4)), wrong)))
+            client.send(b"".join((*(encode.ack(1, tag) for tag in range(1, 4)), wrong)))
             client.expect(frames.CONNECTION_CLOSE)
         with RawClient(url) as client:
             client.open_channel()
@@ -312,11 +312,11 @@ def test_a_method_that_is_cut_short_ends_its_connection_in_so_many_words(rig: Ri
         client.send(publish(1, queue, b"x"))
         if cut == "cancel":
             client.call(1, commands.Basic.Consume(queue=queue, consumer_tag="c"), frames.BASIC_CONSUME_OK)
-            client.send(building.raw_method_frame(1, frames.BASIC_CANCEL, b"\1c"))
+            client.send(encode.raw_method_frame(1, frames.BASIC_CANCEL, b"\1c"))
         else:
             tag, _ = frames.get_ok_arguments(client.call(1, commands.Basic.Get(queue=queue), frames.BASIC_GET_OK))
             client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
-            client.send(building.ack(1, tag) + building.raw_method_frame(1, frames.BASIC_RECOVER))
+            client.send(encode.ack(1, tag) + encode.raw_method_frame(1, frames.BASIC_RECOVER))
         with pytest.raises(AssertionError, match=r"cannot (be )?decode"):
             client.expect(frames.CONNECTION_CLOSE_OK)
     goes_on(rig)
@@ -347,9 +347,9 @@ def test_nothing_secret_is_logged(brokers: Lab, tmp_path: Any) -> None:
             publisher.publish("", "nowhere", SECRETS["body"].encode()).result(60)
         publisher.close()
         hidden = SECRETS["wrong"].encode()
-        broken = publish(1, "secrets", hidden, fields=headers.field(b"h", hidden)).replace(b"\x01hS", b"\x01hF")
-        bad_id = publish(1, "secrets", hidden, fields=headers.field(b"x-lrq-id", b"p/" + hidden))
-        for data in (broken, bad_id, building.raw_method_frame(1, frames.QUEUE_DECLARE, b"\0\0\x20" + hidden), b"\xff" + hidden):
+        broken = publish(1, "secrets", hidden, fields=content_header.field(b"h", hidden)).replace(b"\x01hS", b"\x01hF")
+        bad_id = publish(1, "secrets", hidden, fields=content_header.field(b"x-lrq-id", b"p/" + hidden))
+        for data in (broken, bad_id, encode.raw_method_frame(1, frames.QUEUE_DECLARE, b"\0\0\x20" + hidden), b"\xff" + hidden):
             with RawClient(url, properties={"lrq_producer": "p", "secret": SECRETS["wrong"]}) as client:
                 client.open_channel(confirms=True)
                 client.send(data)
@@ -402,17 +402,17 @@ def test_a_channel_is_not_forgotten_by_an_answer_to_the_one_before(rig: Rig) -> 
     """Both sides had closed it, and the client opened it anew: what it published then was in no log, with whatever position it said."""
     queue = rig.declare(rig.channel())
     methods = commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk(), commands.Channel.Open()
-    fields = headers.field(b"x-lrq-pos", b"258.1000000000/1")
+    fields = content_header.field(b"x-lrq-pos", b"258.1000000000/1")
     with RawClient(rig.url) as client:
-        client.send(building.method_frame(1, commands.Channel.Open()))
+        client.send(encode.method_frame(1, commands.Channel.Open()))
         client.expect(frames.CHANNEL_OPEN_OK)
-        client.send(building.method_frame(1, commands.Basic.Ack(99)))
+        client.send(encode.method_frame(1, commands.Basic.Ack(99)))
         client.expect(frames.CHANNEL_CLOSE)
-        client.send(b"".join(building.method_frame(1, method) for method in methods))
+        client.send(b"".join(encode.method_frame(1, method) for method in methods))
         client.expect(frames.CHANNEL_OPEN_OK)
         assert [kind for kind, *_ in client.got].count(frames.CHANNEL_CLOSE_OK) == 1
         for _ in range(3):
-            client.send(publish(1, queue, b"logged", fields=fields) + building.method_frame(1, commands.Channel.Flow(True)))
+            client.send(publish(1, queue, b"logged", fields=fields) + encode.method_frame(1, commands.Channel.Flow(True)))
             client.expect(frames.CHANNEL_FLOW_OK)
     rig.both_hold(queue, 3 * [b"logged"])
 

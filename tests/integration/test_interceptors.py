@@ -22,7 +22,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import NackedError, Publisher
 
@@ -237,7 +237,7 @@ def test_a_repeat_and_a_log_entry_for_other_sites(watched: Watched) -> None:
     producer = f"p-{uuid.uuid4().hex[:8]}"
     with RawClient(watched.url, properties={"lrq_producer": producer}) as client:
         client.open_channel(confirms=True)
-        data = publish(1, queue, b"once", fields=headers.field(b"x-lrq-id", f"{producer}/1".encode()))
+        data = publish(1, queue, b"once", fields=content_header.field(b"x-lrq-id", f"{producer}/1".encode()))
         client.send(data + data)
         client.confirmed(2)
         events = watched.expect(f'"routing_key": "{queue}"', ["routing", "routing", "enqueue", "routed", "routed"])
@@ -325,7 +325,7 @@ def test_a_refusal_comes_after_what_was_published_before(watched: Watched) -> No
         client.open_channel(confirms=True)
         client.send(b"".join(publish(1, queue, body) for body in [*bodies, b"forbidden", b"after"]))
         assert b"ACCESS_REFUSED - interceptor 'gate-a': no forbidden here" in client.expect(frames.CHANNEL_CLOSE)
-        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        client.send(encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1, confirms=True)
         client.send(publish(1, queue, b"next"))
         client.confirmed(1)
@@ -366,7 +366,7 @@ def test_a_refusal_within_a_transaction(watched: Watched) -> None:
         client.send(b"".join(publish(1, queue, body) for body in (b"in it", b"forbidden", b"after")))
         client.send(publish(1, queue, b"later"))
         assert b"gate-a" in client.expect(frames.CHANNEL_CLOSE)
-        client.send(publish(1, queue, b"later still") + building.method_frame(1, commands.Channel.CloseOk()))
+        client.send(publish(1, queue, b"later still") + encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(1)
     with watched.channel() as channel:
         assert channel.basic_get(queue)[0] is None

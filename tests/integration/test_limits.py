@@ -21,7 +21,7 @@ from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 from test_many_queues import cpu_s
 
-from broker_plugin import assembling, building, frames, headers
+from broker_plugin.amqp import content_assembly, content_header, encode, frames
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 
@@ -176,7 +176,7 @@ def test_a_login_has_so_many_bytes_at_most(lab: Lab, url: str) -> None:
     with RawClient(url, login=False) as client:
         client.send(frames.PROTOCOL_HEADER)
         client.expect(frames.CONNECTION_START)
-        client.send(building.frame(frames.METHOD, 0, client.start_ok()[7:-1].ljust(10_000, b"x"))[:9_000])
+        client.send(encode.frame(frames.METHOD, 0, client.start_ok()[7:-1].ljust(10_000, b"x"))[:9_000])
         assert client.closed()
     eventually("the log", lambda: "before its login was finished: door.login_bytes_max" in lab.nodes["e1"].log.read_text())
     with RawClient(url, login=False) as client:
@@ -186,7 +186,7 @@ def test_a_login_has_so_many_bytes_at_most(lab: Lab, url: str) -> None:
         client.expect(frames.CONNECTION_TUNE)
         methods = [(0, commands.Connection.TuneOk(50, 8_192, 0)), (0, commands.Connection.Open("/"))]
         methods += [(1, commands.Channel.Open()), (1, commands.Confirm.Select())]
-        client.send(b"".join(building.method_frame(channel, method) for channel, method in methods) + publish_in(client, 1 << 20))
+        client.send(b"".join(encode.method_frame(channel, method) for channel, method in methods) + publish_in(client, 1 << 20))
         client.expect(frames.CONFIRM_SELECT_OK)
         assert client.confirmed(1) == set()
     works(url)
@@ -201,13 +201,13 @@ def test_channels_of_a_connection_are_limited(url: str) -> None:
         client.send(client.start_ok())
         tune: Any = frames.decode_method(client.expect(frames.CONNECTION_TUNE))
         assert tune.channel_max == LIMITS["channels_max"]
-        client.send(building.method_frame(0, commands.Connection.TuneOk(51, 8_192, 0)))
+        client.send(encode.method_frame(0, commands.Connection.TuneOk(51, 8_192, 0)))
         assert "channel_max = 51 is higher than the maximum allowed value (50)" in refused(client)
     with client_of(url) as client:
-        client.send(b"".join(building.method_frame(n, commands.Basic.Qos()) for n in range(1, 300)))
+        client.send(b"".join(encode.method_frame(n, commands.Basic.Qos()) for n in range(1, 300)))
         assert "expected 'channel.open'" in refused(client)
     with client_of(url) as client:
-        client.send(b"".join(building.method_frame(n, commands.Channel.Open()) for n in range(1, 52)))
+        client.send(b"".join(encode.method_frame(n, commands.Channel.Open()) for n in range(1, 52)))
         assert "channel_max (50)" in refused(client), "in the broker's words"
     works(url)
 
@@ -215,7 +215,7 @@ def test_channels_of_a_connection_are_limited(url: str) -> None:
 def test_questions_without_an_answer_are_limited(url: str) -> None:
     with client_of(url) as client:
         client.open_channel()
-        client.send(building.method_frame(1, commands.Basic.Get(queue="none")) * 3_000)
+        client.send(encode.method_frame(1, commands.Basic.Get(queue="none")) * 3_000)
         assert "door.questions_max" in refused(client)
     works(url)
 
@@ -223,7 +223,7 @@ def test_questions_without_an_answer_are_limited(url: str) -> None:
 def test_repeats_that_wait_are_limited(lab: Lab, url: str) -> None:
     """A repeat costs the log nothing. Its first one waits behind deliveries that nobody takes, and so does its confirm."""
     named: Any = {"lrq_producer": "repeats"}
-    message = publish(1, "repeats", b"x", fields=headers.field(b"x-lrq-id", b"repeats/1"))
+    message = publish(1, "repeats", b"x", fields=content_header.field(b"x-lrq-id", b"repeats/1"))
     with client_of(url) as other, RawClient(url, login=False) as client:
         other.open_channel(confirms=True)
         other.call(1, commands.Queue.Declare(queue="repeats", durable=True), frames.QUEUE_DECLARE_OK)
@@ -233,7 +233,7 @@ def test_repeats_that_wait_are_limited(lab: Lab, url: str) -> None:
         client.call(1, commands.Confirm.Select(), frames.CONFIRM_SELECT_OK)
         client.send(publish(1, "repeats", b"may I?"))
         assert client.confirmed(1) == set()
-        client.send(building.method_frame(1, commands.Basic.Consume(queue="repeats")))
+        client.send(encode.method_frame(1, commands.Basic.Consume(queue="repeats")))
         time.sleep(1.0)  # in which as much is under way as there is room for
         before = told(lab, "e1")
         is_held_up(client, message * 1_000, 1_000, url)
@@ -251,7 +251,7 @@ def test_producers_are_limited(url: str) -> None:
     def comes(name: str) -> None:
         with RawClient(url, properties={"lrq_producer": name}) as client:
             client.open_channel(confirms=True)
-            client.send(publish(1, "nowhere", b"x", fields=headers.field(b"x-lrq-id", f"{name}/1".encode())))
+            client.send(publish(1, "nowhere", b"x", fields=content_header.field(b"x-lrq-id", f"{name}/1".encode())))
             assert client.confirmed(1) == set()
 
     comes("first")
@@ -274,7 +274,7 @@ def narrow(lab: Lab, tmp_path: Path) -> Iterator[tuple[Sidecar, str]]:
 
 
 def numbered(producer: str, number: int, *, status: bool = False, key: str = "numbered") -> bytes:
-    named = headers.field(b"x-lrq-id", f"{producer}/{number}".encode())
+    named = content_header.field(b"x-lrq-id", f"{producer}/{number}".encode())
     if not status:
         return publish(1, key, b"x", fields=named)
     return publish(1, "LRQ_Status", pb.Status(key="client/wide", client=pb.ClientStatus(client_name="wide")).SerializeToString(), fields=named)
@@ -373,7 +373,7 @@ def test_open_transactions_are_limited_together(url: str) -> None:
     def begins(client: RawClient, channel: int, size: int) -> None:
         client.open_channel(channel)
         client.call(channel, commands.Tx.Select(), frames.TX_SELECT_OK)
-        client.send(building.rechannel(publish_in(client, size), channel))
+        client.send(encode.rechannel(publish_in(client, size), channel))
 
     with client_of(url) as client, client_of(url) as other:
         for _ in range(10):  # one after the other they are no more than one
@@ -399,7 +399,7 @@ def test_who_does_not_read_the_doors_own_answers_is_not_read_either(url: str) ->
         with pytest.raises(AssertionError, match="route"):
             client.call(1, commands.Exchange.Declare(exchange="r", exchange_type="x-random"), frames.EXCHANGE_DECLARE_OK)
         # 46 MB, with 24 MB of answers: more than sockets hold
-        is_held_up(client, building.method_frame(1, commands.Channel.Close(200, "", 0, 0)) * 1_000, 2_000, url)
+        is_held_up(client, encode.method_frame(1, commands.Channel.Close(200, "", 0, 0)) * 1_000, 2_000, url)
     works(url)
 
 
@@ -410,7 +410,7 @@ def test_clients_are_offered_the_doors_frames_and_held_to_them(url: str) -> None
         RawClient(url, frame_max=131_072)
     with RawClient(url, frame_max=LIMITS["frame_max_bytes"]) as client:  # type: ignore[arg-type]
         client.open_channel()
-        client.send(building.frame(frames.METHOD, 1, b"\0\x3c\0\x28" + b"x" * 8_200))
+        client.send(encode.frame(frames.METHOD, 1, b"\0\x3c\0\x28" + b"x" * 8_200))
         assert "exceeds" in refused(client)
     works(url)
 
@@ -423,9 +423,9 @@ def test_headers_of_a_message_are_limited(url: str) -> None:
     with client_of(url) as client:
         client.open_channel(confirms=True)
         client.call(1, commands.Queue.Declare(queue="limited", durable=True), frames.QUEUE_DECLARE_OK)
-        client.send(publish(1, "limited", b"x", fields=headers.field(b"h", b"v" * 1_900)))
+        client.send(publish(1, "limited", b"x", fields=content_header.field(b"h", b"v" * 1_900)))
         assert client.confirmed(1) == set()
-        client.send(publish(1, "limited", b"x", fields=headers.field(b"h", b"v" * 2_200)))
+        client.send(publish(1, "limited", b"x", fields=content_header.field(b"h", b"v" * 2_200)))
         assert "door.header_bytes_max" in refused(client)
     for depth, fine in ((5, True), (6, False)):
         nested = b""
@@ -446,7 +446,7 @@ def test_headers_of_a_transaction_are_limited_when_they_come(url: str) -> None:
     nested = b"\x01hF\0\0\0\0"
     for _ in range(5):
         nested = b"\x01nF" + len(nested).to_bytes(4, "big") + nested
-    for fields, limit in ((headers.field(b"h", b"v" * 2_200), "door.header_bytes_max"), (nested, "door.header_depth_max")):
+    for fields, limit in ((content_header.field(b"h", b"v" * 2_200), "door.header_bytes_max"), (nested, "door.header_depth_max")):
         with client_of(url) as client:
             client.open_channel()
             client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
@@ -468,31 +468,31 @@ def closed_ones(*clients: RawClient) -> list[RawClient]:
 
 
 def chunk(channel: int, size: int) -> bytes:
-    return building.frame(frames.BODY, channel, b"b" * size)
+    return encode.frame(frames.BODY, channel, b"b" * size)
 
 
 def test_a_message_and_all_unfinished_ones_are_limited(lab: Lab, url: str) -> None:
     with client_of(url) as client:
         client.open_channel()
         before = told(lab, "e1")["rss_bytes"]
-        client.send(building.publish_method(1, "", "limited") + building.frame(frames.HEADER, 1, headers.header_payload(200_000_000)))
+        client.send(encode.publish_method(1, "", "limited") + encode.frame(frames.HEADER, 1, content_header.header_payload(200_000_000)))
         for _ in range(250):
             client.send(chunk(1, 8_000) * 100)
-        assert client.read() == (frames.CHANNEL_CLOSE, 1, building.channel_close(1, 406, TOO_LARGE, frames.BASIC_PUBLISH)[7:-1])
+        assert client.read() == (frames.CHANNEL_CLOSE, 1, encode.channel_close(1, 406, TOO_LARGE, frames.BASIC_PUBLISH)[7:-1])
         assert told(lab, "e1")["rss_bytes"] < before + (60 << 20)
-        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        client.send(encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(confirms=True)
         client.send(publish_in(client, 2 << 20))
         assert client.confirmed(1) == set()
     with client_of(url) as client:
         client.open_channel()
-        client.send(building.publish_method(1, "", "limited") + building.frame(frames.HEADER, 1, headers.header_payload((512 << 20) + 1)))
+        client.send(encode.publish_method(1, "", "limited") + encode.frame(frames.HEADER, 1, content_header.header_payload((512 << 20) + 1)))
         client.send(b"".join(chunk(1, 8_000) for _ in range(40)))  # more than is waited for as a whole
         assert refused(client) == "FRAME_ERROR - content body size 536870913 exceeds maximum allowed size 536870912"
     with client_of(url) as one, client_of(url) as other:
         for client in (one, other):
             client.open_channel()
-            client.send(building.publish_method(1, "", "limited") + building.frame(frames.HEADER, 1, headers.header_payload(2 << 20)))
+            client.send(encode.publish_method(1, "", "limited") + encode.frame(frames.HEADER, 1, content_header.header_payload(2 << 20)))
             client.send(b"".join(chunk(1, 8_000) for _ in range(200)))  # 1.6 MB of 2 MB
         assert "door.unfinished_bytes_max" in refused(closed_ones(one, other)[0])
     works(url)
@@ -507,9 +507,9 @@ def test_who_holds_most_makes_room(url: str) -> None:
     with client_of(url) as holder, client_of(url) as other:
         for client, size in ((holder, 2 << 20), (other, 1_500_000)):
             client.open_channel(confirms=True)
-            client.send(building.publish_method(1, "", "limited") + building.frame(frames.HEADER, 1, headers.header_payload(size)))
+            client.send(encode.publish_method(1, "", "limited") + encode.frame(frames.HEADER, 1, content_header.header_payload(size)))
         holder.send(chunk(1, 8_000) * 250)  # 2,000,000 bytes, and no more
-        holder.send(building.method_frame(2, commands.Channel.Open()))
+        holder.send(encode.method_frame(2, commands.Channel.Open()))
         holder.expect(frames.CHANNEL_OPEN_OK)
         other.send(chunk(1, 8_000) * 187 + chunk(1, 4_000))  # more than is left of 3 MB
         assert other.confirmed(1) == set()
@@ -551,8 +551,8 @@ def test_a_small_message_is_limited_too(strict: str, way: str) -> None:
         found = client.read()
         while found is not None and found[0] != frames.CHANNEL_CLOSE:
             found = client.read()
-        assert found == (frames.CHANNEL_CLOSE, 1, building.channel_close(1, 406, expected, frames.BASIC_PUBLISH)[7:-1])
-        client.send(building.method_frame(1, commands.Channel.CloseOk()))
+        assert found == (frames.CHANNEL_CLOSE, 1, encode.channel_close(1, 406, expected, frames.BASIC_PUBLISH)[7:-1])
+        client.send(encode.method_frame(1, commands.Channel.CloseOk()))
         client.open_channel(confirms=True)
         answer: Any = frames.decode_method(client.call(1, commands.Queue.Declare(queue=queue, passive=True), frames.QUEUE_DECLARE_OK))
         assert answer.message_count == (3 if way == "alike" else 1)
@@ -567,7 +567,7 @@ def test_beginnings_of_small_messages_are_limited_too(lab: Lab, url: str) -> Non
         for _ in range(20):
             clients.append(client := client_of(url))
             client.open_channel()
-            client.send(building.publish_method(1, "", "limited") + building.frame(frames.HEADER, 1, headers.header_payload(200_000)))
+            client.send(encode.publish_method(1, "", "limited") + encode.frame(frames.HEADER, 1, content_header.header_payload(200_000)))
             client.send(b"".join(chunk(1, 8_000) for _ in range(23)))  # 184 of 200 kB
         eventually("the log", lambda: lab.status("e1")["counters"].get("client_errors", 0) > 0)
         said = {client.got[-1][2] for client in closed_ones(*clients)}
@@ -586,9 +586,9 @@ def test_contents_that_are_only_begun_are_limited_too(url: str) -> None:
     """A publish without its header, on many channels of a few connections."""
     clients = [client_of(url) for _ in range(10)]
     try:
-        begun = b"".join(building.frame(frames.METHOD, n, b"\0\x3c\0\x28".ljust(8_000, b"x")) for n in range(1, 50))
+        begun = b"".join(encode.frame(frames.METHOD, n, b"\0\x3c\0\x28".ljust(8_000, b"x")) for n in range(1, 50))
         for client in clients:
-            client.send(b"".join(building.method_frame(n, commands.Channel.Open()) for n in range(1, 50)))
+            client.send(b"".join(encode.method_frame(n, commands.Channel.Open()) for n in range(1, 50)))
             client.send(begun + frames.HEARTBEAT_FRAME)
         said = {client.got[-1][2] for client in closed_ones(*clients)}
         assert all(b"door.unfinished_bytes_max" in text for text in said)
@@ -599,8 +599,8 @@ def test_contents_that_are_only_begun_are_limited_too(url: str) -> None:
 
 
 def publish_in(client: RawClient, size: int, key: str = "limited") -> bytes:
-    header = headers.header_payload(size, headers.properties())
-    return building.publish_method(1, "", key) + b"".join(building.content(1, header, b"z" * size, 8_192))
+    header = content_header.header_payload(size, content_header.properties())
+    return encode.publish_method(1, "", key) + b"".join(encode.content(1, header, b"z" * size, 8_192))
 
 
 def test_tiny_frames_cost_no_more_than_their_bytes(lab: Lab, url: str) -> None:
@@ -609,7 +609,7 @@ def test_tiny_frames_cost_no_more_than_their_bytes(lab: Lab, url: str) -> None:
         client.open_channel(confirms=True)
         client.call(1, commands.Queue.Declare(queue="tiny", durable=True), frames.QUEUE_DECLARE_OK)
         size = 100_000
-        client.send(building.publish_method(1, "", "tiny") + building.frame(frames.HEADER, 1, headers.header_payload(size)))
+        client.send(encode.publish_method(1, "", "tiny") + encode.frame(frames.HEADER, 1, content_header.header_payload(size)))
         pid = lab.nodes["e1"].sidecar_pid
         before = cpu_s(pid)
         for _ in range(size // 100):
@@ -640,7 +640,7 @@ def test_of_consumers_that_never_read_the_slowest_are_closed(lab: Lab, url: str)
             client = RawClient(url, login=False)
             deaf(client)
             client.call(1, commands.Basic.Qos(0, 40, False), frames.BASIC_QOS_OK)
-            client.send(building.method_frame(1, commands.Basic.Consume(queue="unread")))
+            client.send(encode.method_frame(1, commands.Basic.Consume(queue="unread")))
             clients.append(client)
         eventually("some to be closed", lambda: lab.status("e1")["counters"].get("closed_slow", 0) > 0)
         assert told(lab, "e1")["rss_bytes"] - before < 200 << 20
@@ -659,7 +659,7 @@ def test_who_does_not_read_its_confirms_holds_up_no_declaration(lab: Lab, url: s
         assert other.confirmed(20) == set()
         before = told(lab, "e1")["counters"].get("closed_slow", 0)
         deaf(client)
-        client.send(building.method_frame(1, commands.Basic.Consume(queue="confirms")))
+        client.send(encode.method_frame(1, commands.Basic.Consume(queue="confirms")))
         # Each declaration is answered in time (`call`), whether one had to wait for a confirm or, as on some machines, none had.
         for i in range(100):
             with suppress(OSError):
@@ -685,9 +685,9 @@ def test_who_declares_and_reads_nothing_holds_up_others_for_a_moment(lab: Lab, u
             other.send(publish_in(other, size, key=asks) * count)
             assert other.confirmed(count) == set()
             deaf(client)
-            client.send(building.method_frame(1, commands.Basic.Consume(queue=asks)))
+            client.send(encode.method_frame(1, commands.Basic.Consume(queue=asks)))
             time.sleep(2)  # in which the door has read as much as it reads
-            client.send(building.method_frame(1, commands.Queue.Declare(queue=new, durable=True)))
+            client.send(encode.method_frame(1, commands.Queue.Declare(queue=new, durable=True)))
             time.sleep(0.5)
             began = time.monotonic()
             works(url)
@@ -713,11 +713,11 @@ def test_who_writes_before_it_reads_is_not_held_up_by_its_own_declaration(lab: L
             assert other.confirmed(count) == set()
             deaf(client)
             client.call(1, commands.Basic.Qos(0, count, False), frames.BASIC_QOS_OK)
-            client.send(building.method_frame(1, commands.Basic.Consume(queue=writes)))
+            client.send(encode.method_frame(1, commands.Basic.Consume(queue=writes)))
             status = "-q", "list_queues", "name", "messages_unacknowledged"
             eventually("all to be on their way", lambda: f"{writes}\t{count}" in lab.ctl("e1", *status).splitlines())
             time.sleep(1)  # in which the door has read as much as it reads
-            client.send(building.method_frame(1, commands.Queue.Declare(exclusive=True)) + publish(1, written_to, b"the rest"))
+            client.send(encode.method_frame(1, commands.Queue.Declare(exclusive=True)) + publish(1, written_to, b"the rest"))
 
             def written() -> bool:
                 counts = other.call(1, commands.Queue.Declare(queue=written_to, passive=True), frames.QUEUE_DECLARE_OK)[-8:-4]
@@ -757,15 +757,15 @@ def test_limits_above_the_defaults(new_lab: Callable[..., Lab], broker_version: 
     frame_bytes, message_bytes = 1 << 20, 160 << 20
     settings = {"frame_max": str(frame_bytes), "max_message_size": str(message_bytes)}
     door = PATIENT_DOOR | {"frame_max_bytes": frame_bytes, "message_bytes_max": message_bytes}
-    bodies = b"\x01" * (frame_bytes - 2 * frames.HEADROOM_BYTES), b"\x02" * (assembling.BODY_BYTES_MAX + 1)
+    bodies = b"\x01" * (frame_bytes - 2 * frames.HEADROOM_BYTES), b"\x02" * (content_assembly.BODY_BYTES_MAX + 1)
     with new_lab({"east": 2}, broker=broker_version, door=door, settings=settings) as lab:
         primary, _ = in_sync(lab)
         with RawClient(lab.nodes[primary].door) as client:
             client.open_channel(confirms=True)
             client.call(1, commands.Queue.Declare(queue="large", durable=True), frames.QUEUE_DECLARE_OK)
             for body in bodies:
-                content = building.content(1, headers.header_payload(len(body)), body, client.frame_max)
-                client.send(building.publish_method(1, "", "large") + b"".join(content))
+                content = encode.content(1, content_header.header_payload(len(body)), body, client.frame_max)
+                client.send(encode.publish_method(1, "", "large") + b"".join(content))
             assert client.confirmed(2) == set()
             for body in bodies:
                 client.call(1, commands.Basic.Get(queue="large"), frames.BASIC_GET_OK)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker_plugin import wire
-from broker_plugin.client_errors import Address
-from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.streams import Streams
+from broker_plugin.amqp.address import Address
+from broker_plugin.log import codec
+from broker_plugin.log.streams import Streams
 from lrq_ha.lab import Lab
 from lrq_ha.replication.log import BatchHeader
+from lrq_ha.routing.names import ROUTING_VHOST
 
 pytestmark = pytest.mark.broker
 
@@ -51,12 +51,12 @@ def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab, monkeypatch: p
             end = 0
             for number in range(BATCHES):
                 count = 1 if number % 5 == 4 else 10
-                body = bytes(5 * wire.PART_BYTES_MAX // 2 if number % 7 == 3 else 100)
+                body = bytes(5 * codec.PART_BYTES_MAX // 2 if number % 7 == 3 else 100)
                 streams.write_batch(BatchHeader(EPOCH, end + 1, end + count, EPOCH if end else 0, EPOCH), body, 0)
                 end += count
             async with asyncio.timeout(PATIENCE_S):
                 await confirmed.wait()
-            monkeypatch.setattr("broker_plugin.streams.QUIET_S", PATIENCE_S)  # a machine that stands still is no end of a stream
+            monkeypatch.setattr("broker_plugin.log.streams.QUIET_S", PATIENCE_S)  # a machine that stands still is no end of a stream
             where = {}
             async with aclosing(streams.batches()) as records:
                 async for offset, batch, _ in records:

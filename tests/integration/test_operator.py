@@ -25,7 +25,7 @@ from raw_client import RawClient
 from raw_client import publish as raw_publish
 from test_bad_input import consumed
 
-from broker_plugin.headers import field
+from broker_plugin.amqp.content_header import field
 from lrq_ha.lab import Lab, LabNode, keeper
 from lrq_ha.publisher import Confirm, Publisher
 

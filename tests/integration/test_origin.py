@@ -20,7 +20,7 @@ from patience import PATIENT_DOOR
 from raw_client import RawClient
 from sidecar_process import Sidecar
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 from lrq_ha.lab import Lab
 from lrq_ha.lab.ports import free_ports
 
@@ -75,7 +75,7 @@ def answer(url: str) -> bytes:
         try:
             client.login("/", 0, frames.FRAME_MAX_BYTES, {})
         except AssertionError:
-            client.send(building.method_frame(0, commands.Connection.CloseOk()))
+            client.send(encode.method_frame(0, commands.Connection.CloseOk()))
             assert client.closed()
         return client.got[-1][2]
 
@@ -103,7 +103,7 @@ def test_a_client_that_does_not_know_the_answer_is_just_closed(lab: Lab, open_si
     with RawClient(f"amqp://guest:guest@{outside}:{open_sidecar.door.rpartition(':')[2]}", login=False) as client:
         client.send(frames.PROTOCOL_HEADER)
         client.expect(frames.CONNECTION_START)
-        client.send(building.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))
+        client.send(encode.method_frame(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))
         assert client.closed()
         assert frames.CONNECTION_CLOSE not in [kind for kind, *_ in client.got]
         assert frames.CONNECTION_TUNE not in [kind for kind, *_ in client.got]

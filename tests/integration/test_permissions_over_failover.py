@@ -14,7 +14,7 @@ from load import KILLS_MAX, NotInSync, User, add_users, eventually, in_sync, tak
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from broker_plugin import building, headers
+from broker_plugin.amqp import content_header, encode
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
@@ -77,21 +77,21 @@ def stage(pair: Lab) -> Iterator[Stage]:
 
 def forged(stage: Stage) -> list[tuple[str, bytes]]:
     """What must not come through: who sends it, and the frames of one."""
-    queue, other = stage.queue, headers.properties(user_id=stage.user("reader").encode())
-    select, commit = (building.method_frame(1, method) for method in (commands.Tx.Select(), commands.Tx.Commit()))
+    queue, other = stage.queue, content_header.properties(user_id=stage.user("reader").encode())
+    select, commit = (encode.method_frame(1, method) for method in (commands.Tx.Select(), commands.Tx.Commit()))
     return [
         ("reader", publish(1, queue, b"no right to write")),
         ("reader", publish(1, queue, b"nor to another exchange", exchange="amq.fanout")),
         ("reader", select + publish(1, queue, b"nor as a transaction") + commit),
         ("topics", publish(1, "may not", b"nor with this key", exchange="amq.topic")),
-        ("writer", building.publish_method(1, "", queue) + content(b"nor as somebody else", other)),
-        ("writer", building.publish_method(1, "", queue) + content(b"nor what no broker takes", headers.properties(expiration=b"1.5"))),
+        ("writer", encode.publish_method(1, "", queue) + content(b"nor as somebody else", other)),
+        ("writer", encode.publish_method(1, "", queue) + content(b"nor what no broker takes", content_header.properties(expiration=b"1.5"))),
         ("writer", publish(1, queue, b"nor to an internal exchange", exchange=stage.internal)),
     ]
 
 
 def content(body: bytes, properties: bytes) -> bytes:
-    return b"".join(building.content(1, headers.header_payload(len(body), properties), body))
+    return b"".join(encode.content(1, content_header.header_payload(len(body), properties), body))
 
 
 @pytest.mark.quick

@@ -22,6 +22,7 @@ import pytest
 from pika.adapters.utils.io_services_utils import StreamingConnectionMixin
 from publisher_api import PATIENCE_S, inside, no_primary
 
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import (
@@ -35,7 +36,6 @@ from lrq_ha.publisher import (
     Unconfirmed,
     WindowFull,
 )
-from lrq_ha.replication.errors import IllegalEvent
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 

@@ -18,9 +18,9 @@ import pika
 import pytest
 from publisher_api import PATIENCE_S, LoopThread
 
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import AsyncConfirm, AsyncPublisher, ConfirmTimeout, NackedError, NoPrimary, Publisher, PublisherClosed, Unconfirmed
-from lrq_ha.replication.errors import IllegalEvent
 
 pytestmark = [pytest.mark.broker, pytest.mark.quick, pytest.mark.one_version("4.3")]
 

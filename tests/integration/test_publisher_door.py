@@ -19,7 +19,7 @@ from publisher_api import PATIENCE_S, inside, no_primary
 from raw_client import RawClient
 from raw_client import publish as raw_publish
 
-from broker_plugin.headers import field
+from broker_plugin.amqp.content_header import field
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import FencedError, FullSyncRequest, MessageTooLarge, NackedError, Publisher, core, messages

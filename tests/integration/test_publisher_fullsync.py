@@ -13,11 +13,11 @@ import pika
 import pytest
 from publisher_api import PATIENCE_S
 
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import FullSyncCancelled, FullSyncRequest, NackedError
 from lrq_ha.publisher.messages import full_sync_status
-from lrq_ha.replication.errors import IllegalEvent
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 

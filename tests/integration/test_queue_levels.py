@@ -16,8 +16,8 @@ from door_rig import Rig
 from load import eventually
 from pika.exceptions import ChannelClosedByBroker
 
-from broker_plugin.client_errors import Address
-from broker_plugin.left_behind import left_behind
+from broker_plugin.amqp.address import Address
+from broker_plugin.reconcile.unreplicated import left_behind
 from lrq_ha.lab import Lab, probe
 from lrq_ha.lab.files import SIDECAR_USER
 from lrq_ha.replication.levels import Level

@@ -20,7 +20,7 @@ from raw_client import RawClient
 from raw_client import publish as publish_frames
 from renewals import equal, has, levels, part_of_it, publish, rest_of_it
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
@@ -92,7 +92,7 @@ class Taker(RawClient):
 
     def ask(self, method: Any) -> None:
         """Sends this, and waits for nothing."""
-        self.send(building.method_frame(1, method))
+        self.send(encode.method_frame(1, method))
 
     def answer(self, kind: int) -> Any:
         """The method of this kind that comes next."""
@@ -113,7 +113,7 @@ class Taker(RawClient):
                     self.taken.append(int(found[2]))
                     if self._again:
                         self.again.add(self.taken[-1])
-                    self.send(building.ack(1, self._tag))
+                    self.send(encode.ack(1, self._tag))
         except TimeoutError:
             pass
 
@@ -188,7 +188,7 @@ def test_consumers_gets_declarations_and_publishes(lab: Lab, kind: str) -> None:
             gets.ask(commands.Basic.Get(queue=queue, no_ack=True))
             asks.ask(commands.Queue.Declare(queue=queue, passive=True))
             commits.ask(commands.Tx.Commit())
-            closes.send(publish_frames(1, queue, b"%d" % (MANY + 1)) + building.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
+            closes.send(publish_frames(1, queue, b"%d" % (MANY + 1)) + encode.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
 
         in_the_middle(lab, queue, takers, do)
         assert goes.heard(frames.BASIC_CANCEL_OK)
@@ -315,9 +315,9 @@ def test_what_a_consumer_has_held_for_too_long_is_not_waited_for(lab: Lab) -> No
     with Taker(door, queue, prefetch=10) as late:
         for _ in range(3):
             late.expect(frames.BODY)
-        late.send(building.ack(1, 2))  # in time
+        late.send(encode.ack(1, 2))  # in time
         late.expect(frames.BASIC_CANCEL)
-        late.send(building.ack(1, 3))  # too late for the broker
+        late.send(encode.ack(1, 3))  # too late for the broker
         late.call(1, commands.Basic.Qos(), frames.BASIC_QOS_OK)
         code, said = command("switchover", backup, "--dry-run", lab=lab)
         assert (code, said.partition("; this")[0]) == (0, f"would hand over to {backup}; consumers hold 0 messages")
@@ -344,7 +344,7 @@ def test_a_queue_whose_consumers_are_to_finish_is_in_use(lab: Lab) -> None:
         for _ in range(2):
             told(lab, primary)
         assert not renewing.done()
-        taker.send(building.ack(1, 1))
+        taker.send(encode.ack(1, 1))
         while not renewing.done():
             taker.take()
         renewing.result()
@@ -370,7 +370,7 @@ def _transact(client: RawClient, queue: str, over: threading.Event) -> int:
         if kind == frames.BASIC_DELIVER:
             tag = frames.deliver_arguments(payload)[1]
         elif kind == frames.BODY:
-            todo.append(publish_frames(1, queue, payload) + building.ack(1, tag) + building.method_frame(1, commands.Tx.Commit()))
+            todo.append(publish_frames(1, queue, payload) + encode.ack(1, tag) + encode.method_frame(1, commands.Tx.Commit()))
         elif kind == frames.TX_COMMIT_OK:
             committing, done = False, done + 1
         if todo and not committing and not over.is_set():

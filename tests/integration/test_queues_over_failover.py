@@ -15,8 +15,8 @@ from pamqp import commands
 from raw_client import RawClient
 from raw_client import publish as publish_frames
 
-from broker_plugin import building, frames, headers
-from broker_plugin.parking import ALONE
+from broker_plugin.amqp import content_header, encode, frames
+from broker_plugin.log.definitions import ALONE
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 
@@ -180,13 +180,13 @@ def test_what_is_refused_as_in_doubt_is_read_from_a_stream_once(group: Pair) -> 
         while copies <= count:  # usually the first time
             assert count < 500
             numbers = range(count, count + 50)
-            ids = {n: headers.field(b"x-lrq-id", b"%b/%d" % (producer.encode(), n + 1)) for n in numbers}
+            ids = {n: content_header.field(b"x-lrq-id", b"%b/%d" % (producer.encode(), n + 1)) for n in numbers}
             once = b"".join(publish_frames(1, stream, b"%d" % n, fields=ids[n]) for n in numbers)
             client.open_channel(1, confirms=True)
-            client.send(once + building.method_frame(1, commands.Basic.Get(queue="a queue that is not there")))
+            client.send(once + encode.method_frame(1, commands.Basic.Get(queue="a queue that is not there")))
             while (frame := client.read()) and frame[0] != frames.CHANNEL_CLOSE:
                 pass
-            client.send(building.method_frame(1, commands.Channel.CloseOk()))
+            client.send(encode.method_frame(1, commands.Channel.CloseOk()))
             client.open_channel(1, confirms=True)
             client.send(once)
             client.confirmed(50)
@@ -250,7 +250,7 @@ def carry_out(door: str, methods: list[Any], last: Any, answer: int) -> None:
     """Sends declarations that nobody answers, and one that somebody does."""
     with RawClient(door) as client:
         client.open_channel()
-        client.send(b"".join(building.method_frame(1, method) for method in (*methods, last)))
+        client.send(b"".join(encode.method_frame(1, method) for method in (*methods, last)))
         client.expect(answer, timeout_s=120.0)
 
 

@@ -17,7 +17,8 @@ from pika.exceptions import AMQPError
 from raw_client import RawClient
 from raw_client import publish as raw_publish
 
-from broker_plugin import building, wire
+from broker_plugin.amqp import encode
+from broker_plugin.log import codec
 from lrq_ha.demo import check as checks
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
@@ -77,8 +78,8 @@ def drain(lab: Lab, queue: str, count: int) -> list[int]:
 
 def batches(lab: Lab, name: str) -> list[pb.Batch]:
     """What stands in a node's log, whole."""
-    joiner: wire.Joiner[bool] = wire.Joiner()
-    whole = (joiner.take(headers, wire.FIRST in headers, body) for headers, body in checks.read_stream(lab.nodes[name].admin, "LRQ_HA_east"))
+    joiner: codec.Joiner[bool] = codec.Joiner()
+    whole = (joiner.take(headers, codec.FIRST in headers, body) for headers, body in checks.read_stream(lab.nodes[name].admin, "LRQ_HA_east"))
     return [pb.Batch.FromString(found[1]) for found in whole if found is not None and found[0]]
 
 
@@ -362,7 +363,7 @@ def test_who_does_not_read_its_confirms_pins_the_log_so_long_only(new_lab: Calla
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             client.login("/", 0, 0, {})
             client.open_channel()
-            client.send(building.method_frame(1, commands.Basic.Consume(queue="deaf")))
+            client.send(encode.method_frame(1, commands.Basic.Consume(queue="deaf")))
             time.sleep(1.0)  # in which as much is under way as there is room for
             client.send(raw_publish(1, "busy", b"nobody hears whether this is there"))
             eventually("it to be in the log, and not known to be applied", lambda: told(lab, primary)["applied"] < told(lab, primary)["end"])

@@ -12,7 +12,7 @@ from load import eventually, told
 from patience import PATIENT_DOOR
 from test_sites import Source, arrived, follows, fresh
 
-from broker_plugin.client import Channel, Connection
+from broker_plugin.amqp.connection import Channel, Connection
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import FullSyncContext, FullSyncRequest
 

@@ -20,7 +20,7 @@ from load import command, declare, depth, eventually, in_sync, line_of, missed, 
 from raw_client import RawClient, publish
 from traffic import Load
 
-from broker_plugin import frames, headers
+from broker_plugin.amqp import content_header, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
@@ -50,7 +50,7 @@ class Witness:
         self._sent: list[int] = []
 
     def send(self, numbers: range) -> None:
-        frames_of = (publish(1, self._queue, b"%d" % n, fields=headers.field(b"x-lrq-id", f"{self._producer}/{n}".encode())) for n in numbers)
+        frames_of = (publish(1, self._queue, b"%d" % n, fields=content_header.field(b"x-lrq-id", f"{self._producer}/{n}".encode())) for n in numbers)
         self._sent += numbers
         self.client.send(b"".join(frames_of))
 
@@ -302,7 +302,7 @@ def test_a_primary_that_goes_on_where_it_cannot_see_who_was_promoted_diverges(
 
 
 def test_what_is_given_back_while_the_log_waits(pair: Lab) -> None:
-    """It waits behind a publish: neither the queue nor its consumer has it, and yet it has not gone (see `broker_plugin.census`)."""
+    """It waits behind a publish: neither the queue nor its consumer has it, and yet it has not gone (see `broker_plugin.reconcile.reconciler`)."""
     primary, backup = in_sync(pair)
     queue = f"given-back-{time.time_ns()}"
     declare(pair.nodes[primary].door, queue)

@@ -17,7 +17,7 @@ from pamqp import commands
 from patience import PATIENT_DOOR
 from raw_client import RawClient, publish
 
-from broker_plugin import building, frames
+from broker_plugin.amqp import encode, frames
 from lrq_ha.lab import Lab
 
 pytestmark = pytest.mark.broker
@@ -75,7 +75,7 @@ class Stream:
                 self._threads[0].join()
                 code = struct.unpack_from(">H", payload, 4)[0]
                 self.reason = f"{code} {payload[7 : 7 + payload[6]].decode()}"
-                self.client.send(building.method_frame(0, commands.Connection.CloseOk()))
+                self.client.send(encode.method_frame(0, commands.Connection.CloseOk()))
 
     def join(self) -> None:
         for thread in self._threads:

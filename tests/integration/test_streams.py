@@ -11,23 +11,24 @@ from pathlib import Path
 import pytest
 from late import late
 
-from broker_plugin import streams as streams_module
-from broker_plugin import wire
-from broker_plugin.client import Connection
-from broker_plugin.client_errors import Address, ChannelClosed
-from broker_plugin.door import Door
-from broker_plugin.endpoints import ROUTING_VHOST
-from broker_plugin.streams import APPLIED_RECORD_BYTES_MAX, PROBE_MAX, READ_PREFETCH, Streams
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.connection import Connection
+from broker_plugin.amqp.errors import ChannelClosed
+from broker_plugin.door.server import Door
+from broker_plugin.log import codec
+from broker_plugin.log import streams as log_streams
+from broker_plugin.log.streams import APPLIED_RECORD_BYTES_MAX, PROBE_MAX, READ_PREFETCH, Streams
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import Subscribe
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.positions import epoch_number
+from lrq_ha.routing.names import ROUTING_VHOST
 from lrq_ha.sidecar.config import Config, load
-from lrq_ha.sidecar.incarnation import Incarnation
-from lrq_ha.sidecar.rebuild import read_applied
-from lrq_ha.sidecar.view_reader import View
+from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.node.recovery import read_applied
+from lrq_ha.sidecar.sites.view_reader import View
 
 pytestmark = pytest.mark.broker
 
@@ -267,7 +268,7 @@ def test_a_start_whose_broker_gives_nothing_is_tried_again(brokers: Lab, monkeyp
         address, group = Address.parse(brokers.nodes["e1"].admin, "lrq"), f"silent-{time.time_ns()}"
         async with _opened(group, address) as streams:
             assert streams.generation == 1
-        monkeypatch.setattr(streams_module, "FIRST_S", LATE_S / 10)
+        monkeypatch.setattr(log_streams, "FIRST_S", LATE_S / 10)
         async with _opened(group, address) as streams:
             assert streams.generation == 2
             await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
@@ -314,7 +315,7 @@ def test_an_applied_record_that_is_larger_than_a_message(brokers: Lab) -> None:
         await streams.open()
         try:
             generations = [pb.Generation(applied=n, generation=n) for n in range(1, streams.generation + 1)]
-            for size in (10, 5 * wire.PART_BYTES_MAX // 2):
+            for size in (10, 5 * codec.PART_BYTES_MAX // 2):
                 await streams.write_applied(pb.Applied(applied=size, refused=bytes(size), generations=generations).SerializeToString())
         finally:
             await streams.close()
@@ -332,7 +333,7 @@ def test_an_applied_record_that_is_larger_than_a_message(brokers: Lab) -> None:
     for _ in range(PROBE_MAX + 2):  # so that its number is not found by chance
         generation = asyncio.run(write())
     assert generation > PROBE_MAX
-    size = 5 * wire.PART_BYTES_MAX // 2
+    size = 5 * codec.PART_BYTES_MAX // 2
     assert asyncio.run(read()) == (generation + 1, size, size)
 
 
@@ -344,7 +345,7 @@ def test_a_sidecar_that_ends_while_it_writes_an_applied_record_of_the_largest_si
         address = Address.parse(brokers.nodes["e1"].admin, "lrq")
         async with _opened("largest", address) as streams:
             await streams.write_applied(body)
-            for headers, part in wire.parts_of({}, body)[:-1]:
+            for headers, part in codec.parts_of({}, body)[:-1]:
                 streams._need(streams._records).publish(streams.exchange, streams.applied_queue, part, headers, mandatory=True)
             await streams._need(streams._records).confirmed()
         async with _opened("largest", address) as streams:

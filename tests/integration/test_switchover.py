@@ -16,9 +16,10 @@ import pika
 import pytest
 from load import LOST, command, declare, depth, eventually, in_sync, is_too_slow, ordered, primary_of, switch_over, take_over, told
 
-from broker_plugin import frames, wire
+from broker_plugin.amqp import frames
+from broker_plugin.log import codec
+from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import Handover, Message
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one_version("4.3")]
@@ -374,7 +375,7 @@ class DeafTo:
                 _, _, _, _, _, header_end, stop = item
                 if stop:
                     with suppress(LrqError):
-                        if isinstance(wire.decode_control(frames.body_of(data, header_end, stop), "east")[1], self._kind):
+                        if isinstance(codec.decode_control(frames.body_of(data, header_end, stop), "east")[1], self._kind):
                             self.deaf.set()
         return not self.deaf.is_set()
 

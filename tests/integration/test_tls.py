@@ -27,7 +27,7 @@ from publisher_api import BlockingPublisher, no_primary
 from raw_client import RawClient
 from sidecar_process import Sidecar
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import NoPrimary, Publisher
 
@@ -174,7 +174,7 @@ def test_operators_commands_through_a_door(lab: Lab, tmp_path: Path, monkeypatch
     definitions = {"vhosts": [{"name": "/"}], "queues": [made], "exchanges": [], "bindings": [], "policies": []}
     (tmp_path / "definitions.json").write_text(json.dumps(definitions))
     entry = {"kind": "publish", "user": "app", "replication_id": None, "epoch": 1, "sequence": 1, "vhost": "/", "exchange": "", "routing_key": queue}
-    entry |= {"header": base64.b64encode(headers.header_payload(2)).decode(), "body": base64.b64encode(b"ok").decode()}
+    entry |= {"header": base64.b64encode(content_header.header_payload(2)).decode(), "body": base64.b64encode(b"ok").decode()}
     (tmp_path / "tail.jsonl").write_text(json.dumps(entry) + "\n")
     adopt = ["adopt", "--definitions", str(tmp_path / "definitions.json")]
     republish = ["republish", str(tmp_path / "tail.jsonl")]
@@ -301,7 +301,7 @@ def test_a_door_that_requires_certificates_and_tls_1_3_takes_nothing_less(lab: L
 
 @pytest.fixture(scope="module")
 def mapped(lab: Lab) -> str:
-    """The primary, with a mapping of the certificate `orders` to the user of the applications."""
+    """The primary, with a mapping of the certificate `commands` to the user of the applications."""
     name = primary(lab)
     url = urlsplit(lab.nodes[name].door)
     config = lab.nodes[name].config
@@ -340,7 +340,7 @@ def test_external_is_neither_offered_to_nor_taken_from_anybody_else(lab: Lab, ma
         client.send(frames.PROTOCOL_HEADER)
         start: Any = frames.decode_method(client.expect(frames.CONNECTION_START))
         assert start.mechanisms.split() == ["PLAIN", "AMQPLAIN"]
-        client.send(building.method_frame(0, commands.Connection.StartOk({}, "EXTERNAL", "", "en_US")))
+        client.send(encode.method_frame(0, commands.Connection.StartOk({}, "EXTERNAL", "", "en_US")))
         assert client.closed()
         kind, _, payload = client.got[-1]
         assert kind == frames.CONNECTION_CLOSE

@@ -18,7 +18,7 @@ from pamqp.header import ContentHeader
 from pika.exceptions import ChannelClosedByBroker
 from raw_client import RawClient, publish
 
-from broker_plugin import building, frames, headers
+from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 
 pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls")]
@@ -193,8 +193,8 @@ def test_a_client_that_vanishes_behind_its_commit(rig: Rig) -> None:
                 got: Any = frames.decode_method(client.call(1, commands.Basic.Get(queue=source), frames.BASIC_GET_OK))
                 client.expect(frames.HEADER)
                 body = client.expect(frames.BODY)
-                moved += publish(1, target, body) + building.method_frame(1, commands.Basic.Ack(got.delivery_tag))
-            client.send(moved + building.method_frame(1, commands.Tx.Commit()))
+                moved += publish(1, target, body) + encode.method_frame(1, commands.Basic.Ack(got.delivery_tag))
+            client.send(moved + encode.method_frame(1, commands.Tx.Commit()))
         # gone: it reads no answer
         eventually("what it had to be there again", lambda: sum(rig.depth(rig.primary, queue) for queue in (source, target)) == len(all_of_them))
     left = rig.bodies(rig.primary, source)
@@ -245,7 +245,7 @@ def test_refused_at_a_publish_that_comes_with_its_commit(rig: Rig) -> None:
         client.open_channel()
         client.call(1, commands.Tx.Select(), frames.TX_SELECT_OK)
         client.call(1, commands.Basic.Get(queue=source), frames.BASIC_GET_OK)
-        moved = content(b"before"), content(b"bad", expiration="soon"), building.ack(1, 1), content(b"after"), frame.marshal(commands.Tx.Commit(), 1)
+        moved = content(b"before"), content(b"bad", expiration="soon"), encode.ack(1, 1), content(b"after"), frame.marshal(commands.Tx.Commit(), 1)
         client.send(b"".join(moved))
         while (found := client.read()) is not None and found[0] != frames.CHANNEL_CLOSE:
             assert found[0] != frames.TX_COMMIT_OK
@@ -271,9 +271,9 @@ def test_a_commit_with_a_repeat_of_what_is_refused(rig: Rig) -> None:
             client.send(publish(1, "nowhere", b"may I?"))
             assert client.confirmed(1) == set()
             client.call(2, commands.Tx.Select(), frames.TX_SELECT_OK)
-            fields = headers.field(b"x-lrq-id", f"{producer}/1".encode())
+            fields = content_header.field(b"x-lrq-id", f"{producer}/1".encode())
             repeat = publish(1, full, b"x", fields=fields) + publish(2, free, b"x") + publish(2, full, b"x", fields=fields)
-            client.send(repeat + building.method_frame(2, commands.Tx.Commit()))
+            client.send(repeat + encode.method_frame(2, commands.Tx.Commit()))
             answers: dict[int, bytes] = {}
             while len(answers) < 2:
                 found = client.read()

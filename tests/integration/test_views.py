@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker_plugin import wire
-from broker_plugin.client import Connection
-from broker_plugin.client_errors import Address
-from broker_plugin.streams import OFFSET
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.connection import Connection
+from broker_plugin.log import codec
+from broker_plugin.log.streams import OFFSET
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.messages import Event, Read, Trimmed
-from lrq_ha.sidecar.view_reader import WAITING_BYTES_MAX, View, ViewReader
+from lrq_ha.sidecar.sites.view_reader import WAITING_BYTES_MAX, View, ViewReader
 
 pytestmark = pytest.mark.broker
 
@@ -64,7 +64,7 @@ async def _head(connection: Connection) -> int:
     await channel.qos(1)
 
     def take(_tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
-        found.append(wire.header_table(header)[OFFSET])
+        found.append(codec.header_table(header)[OFFSET])
 
     await channel.consume(QUEUE, take, arguments={OFFSET: "first"})
     await _until(lambda: bool(found))

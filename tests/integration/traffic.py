@@ -26,8 +26,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
+from lrq_ha.errors import LrqError
 from lrq_ha.publisher import Confirm, Publisher
-from lrq_ha.replication.errors import LrqError
 
 Settled = tuple[str, str, float]
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
 
 from m2_sim import Copy, Dying, NotNow, OneNode, Pair
 
-from lrq_ha.replication.filter import DeliveryFilter
+from lrq_ha.replication.delivery_filter import DeliveryFilter
 
 MESSAGES_MAX = 3
 VISITS_MAX = 3

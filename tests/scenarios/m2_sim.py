@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations
-from lrq_ha.replication.filter import DeliveryFilter
+from lrq_ha.replication.dead_letters import Deaths, origin_of, visit_of
+from lrq_ha.replication.delivery_filter import DeliveryFilter
 from lrq_ha.replication.queue_filter import Kind, Verdict
-from lrq_ha.replication.visits import Deaths, origin_of, visit_of
 
 VHOST = "/"
 Q = (VHOST, "q")

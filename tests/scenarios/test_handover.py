@@ -6,7 +6,7 @@ import pytest
 from cluster import Cluster
 from test_m1_traces import down, group, until
 
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.events import Answer, Handover, PauseRequest, PeerMessage, StepDown, SwitchoverRequest
 from lrq_ha.replication.roles import Role
 

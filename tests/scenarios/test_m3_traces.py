@@ -1,4 +1,4 @@
-"""Traces of the whole that random lives meet too rarely, step by step, with the real core, `Replica` and `rebuild` around a simulated broker."""
+"""Traces of the whole that random lives meet too rarely, step by step, with the real core, `Replica` and `recovery` around a simulated broker."""
 
 from __future__ import annotations
 

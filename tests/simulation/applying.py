@@ -1,4 +1,4 @@
-"""Applier and sweeper of a simulated sidecar, as broker_plugin/applier.py, apply_lane.py and sweeper.py do it.
+"""Applier and sweeper of a simulated sidecar, as broker_plugin/apply/applier.py, vhost_writer.py and sweep/sweeper.py do it.
 
 Rules: a step that is not possible returns False and changes nothing. What the broker was told, it carries out later; what it answers is read later.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from broker import Copy, Pipe
 from coding import VHOST, decode_publish, decode_topology
 
-from broker_plugin.replica import Entry
+from broker_plugin.log.replica import Entry
+from lrq_ha.replication.dead_letters import Deaths, origin_of
 from lrq_ha.replication.queue_filter import QueueFilter, Verdict
-from lrq_ha.replication.visits import Deaths, origin_of
 
 if TYPE_CHECKING:
     from sidecar import Site

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lrq_ha.replication.visits import Deaths
+from lrq_ha.replication.dead_letters import Deaths
 
 NEVER = float("inf")
 PARTIAL = "partial tx completion"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from cluster import Cluster, Entry, Host, Violation, owner_of, read_index
 
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.log import common_end
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.roles import Role

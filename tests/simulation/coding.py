@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker_plugin import building, frames
-from broker_plugin.headers import field
+from broker_plugin.amqp import encode, frames
+from broker_plugin.amqp.content_header import field
 
 VHOST = "/"
 METHODS = {
@@ -24,7 +24,7 @@ def encode_topology(what: tuple[Any, ...]) -> bytes:
 
     That of a queue is whole, as the arguments say how it is replicated.
     """
-    head = METHODS[what[0]].to_bytes(4, "big") + b"\0\0" + building.short_string(what[1])
+    head = METHODS[what[0]].to_bytes(4, "big") + b"\0\0" + encode.short_string(what[1])
     means = json.dumps(what).encode()
     if METHODS[what[0]] != frames.QUEUE_DECLARE:
         return head + b"\0\0" + means

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from broker import PARTIAL, Copy
 from coding import METHODS, VHOST, encode_publish, encode_topology
 
-from broker_plugin.channels import Channel, Delivery, Settled
-from broker_plugin.topology import DELETES, Replicate
+from broker_plugin.amqp.declarations import DELETES
+from broker_plugin.log.messages import Delivery, Settled
+from broker_plugin.methods.declare_rules import Replicate
+from broker_plugin.session.channel import ClientChannel
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.queue_filter import Verdict
 
@@ -47,7 +49,7 @@ class Relay:
         self.client: Client | None = client
         self.producer = client.producer
         self.pipe = site.broker.connect()
-        self.channel = Channel(1)
+        self.channel = ClientChannel(1)
         self.channel.confirms.selected = True
         self.closed = False
         self.copies: dict[int, Copy] = {}

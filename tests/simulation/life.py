@@ -19,8 +19,8 @@ from pyroaring import BitMap64
 from sidecar import Site
 from world import At, World
 
-from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.ids import Dedup
+from lrq_ha.errors import IllegalEvent
+from lrq_ha.replication.deduplication import Dedup
 from lrq_ha.replication.queue_filter import Verdict
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import BATCH_BYTES

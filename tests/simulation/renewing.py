@@ -2,7 +2,7 @@
 that is killed in the middle: its sidecar goes on, or a backup is promoted, whose queues are what the log says, but that some of what was rejected has
 still to leave its queue: the door rejects it when it meets it.
 
-The real `Passes` and `Rounds` decide; what `Pause` and `Renewal` do with a broker is done here in the same steps, with clients between any two. What
+The real `Passes` and `Rounds` decide. `QueuePause` and `Renewal` are done here in their steps, with clients between any two steps. What
 is appended is safe at once: what may be lost before that is for the other simulations. Checked: every consumer sees the messages of each publisher in
 order; nothing is lost and nothing settled comes again; and when the renewal is over, the log from its CHECKPOINT on holds all that is live.
 """
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
-from lrq_ha.replication.passes import Passes, Rounds
+from lrq_ha.replication.renewal_progress import Passes, Rounds
 
 VHOST = "/"
 FAMILY = {"a": "a", "b": "bd", "d": "bd", "w": "wr", "r": "wr"}

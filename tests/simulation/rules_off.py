@@ -21,10 +21,10 @@ from door import Relay
 from pyroaring import BitMap64
 from sidecar import Site, Streams
 
-from broker_plugin import replica as replica_module
-from broker_plugin.channels import Settled
-from broker_plugin.given_out import GivenOut
-from broker_plugin.wire import checkpoint_of, parse_batch
+from broker_plugin.log import replica as replica_module
+from broker_plugin.log.codec import checkpoint_of, parse_batch
+from broker_plugin.log.delivery_history import DeliveryHistory
+from broker_plugin.log.messages import Settled
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication import candidate as candidate_module
 from lrq_ha.replication import follower as follower_module
@@ -34,19 +34,19 @@ from lrq_ha.replication.applied import Generations
 from lrq_ha.replication.base import NodeBase, Written
 from lrq_ha.replication.candidate import Candidate
 from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
+from lrq_ha.replication.dead_letters import Deaths
+from lrq_ha.replication.deduplication import Dedup
+from lrq_ha.replication.delivery_filter import DeliveryFilter
 from lrq_ha.replication.events import Ack, Effect, Event, Heartbeat, Lead, Opened, Push, Recover, WriteBatch, WriteFence
-from lrq_ha.replication.filter import DeliveryFilter
 from lrq_ha.replication.follower import Follower
-from lrq_ha.replication.ids import Dedup
 from lrq_ha.replication.in_sync import InSyncSet
 from lrq_ha.replication.leader import Leader
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, Members, common_end, safe_position
 from lrq_ha.replication.node import Node
+from lrq_ha.replication.operator_requests import Requests
 from lrq_ha.replication.positions import owner_of
 from lrq_ha.replication.queue_filter import QueueFilter, Verdict
-from lrq_ha.replication.requests import Requests
-from lrq_ha.replication.visits import Deaths
-from lrq_ha.sidecar import rebuild as rebuild_module
+from lrq_ha.sidecar.node import recovery as rebuild_module
 
 Options = dict[str, object]
 
@@ -533,7 +533,7 @@ QUEUES: dict[str, Part] = {
     "the door does not say redelivered": Part(
         "R12", _patched(world.World, "_EFFECTS", {**world.World._EFFECTS, Recover: recovery_without_redelivered})
     ),
-    "who hands over does not tell what clients have given back": Part("R12", _patched(GivenOut, "given", lambda self: ())),
+    "who hands over does not tell what clients have given back": Part("R12", _patched(DeliveryHistory, "given", lambda self: ())),
     "sequences that a lost host's record knows are taken for applied": Part(
         "R16", _all(_patched(Generations, "cut", lambda *_: None), _patched(DeliveryFilter, "lose", lambda *_: None))
     ),

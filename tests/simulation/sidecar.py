@@ -1,6 +1,6 @@
 """One node of the simulation: what outlives its sidecar (broker, streams, records), and the sidecar's parts around the real `Replica`.
 
-The real `Replica`, `rebuild` and `applied_record` run here, without I/O. What is made of awaits is modelled: applying.py and door.py.
+The real `Replica`, `recovery` and `applied_record` run here, without I/O. What is made of awaits is modelled: applying.py and door.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from broker import Broker
 from cluster import Fence, Host
 from door import Barrier, Relay
 
-from broker_plugin import wire
-from broker_plugin.replica import Replica
-from broker_plugin.streams import OFFSET
+from broker_plugin.log import codec
+from broker_plugin.log.replica import Replica
+from broker_plugin.log.streams import OFFSET
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.sidecar.rebuild import applied_record
+from lrq_ha.sidecar.node.recovery import applied_record
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -42,7 +42,7 @@ class SimReplica(Replica):
 
 
 class Streams:
-    """The streams of a broker, as `rebuild` reads them."""
+    """The streams of a broker, as `recovery` reads them."""
 
     log_queue, applied_queue = "log", "applied"
     lost_host = False  # its exchanges are durable, so that nothing is to be declared again
@@ -62,9 +62,9 @@ class Streams:
             raise RuntimeError("it waits: a broker gives nothing from beyond the end")
         for offset, record in enumerate(self._site.stream[first:], first):
             if isinstance(record, Fence):
-                take({wire.FENCE: record.epoch, wire.FENCE_OUT: record.out_end, OFFSET: offset}, b"")
+                take({codec.FENCE: record.epoch, codec.FENCE_OUT: record.out_end, OFFSET: offset}, b"")
             else:
-                take({**wire.batch_headers(record.header, 0), OFFSET: offset}, record.body)
+                take({**codec.batch_headers(record.header, 0), OFFSET: offset}, record.body)
         return end
 
     async def write_applied(self, body: bytes) -> None:

@@ -19,6 +19,7 @@ from sidecar import SimReplica, Site, Streams, run
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.checkpoints import Checkpoints
+from lrq_ha.replication.dead_letters import Deaths
 from lrq_ha.replication.events import (
     Answer,
     Append,
@@ -43,8 +44,7 @@ from lrq_ha.replication.queue_filter import Verdict
 from lrq_ha.replication.retention import Retention
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
-from lrq_ha.replication.visits import Deaths
-from lrq_ha.sidecar.rebuild import rebuild
+from lrq_ha.sidecar.node.recovery import rebuild
 
 At = tuple[int, int]  # (epoch, sequence): an entry, wherever it is
 

@@ -21,10 +21,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from receive_queues import ReceiveQueue, transaction
 
+from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import MalformedInput
-from lrq_ha.spark import amqp, source
+from lrq_ha.spark import amqp
+from lrq_ha.spark import source as spark_source
 from lrq_ha.spark.amqp import NodeConnection
 from lrq_ha.spark.errors import DataLoss, MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
 from lrq_ha.spark.options import ReadOptions, parse_options
@@ -147,7 +148,7 @@ def test_one_large_batch_is_given_in_arrow_batches_of_bounded_size(spark: SparkS
     queue = receive_queue()
     queue.write(queue.batch(transaction(1, (b"%d" % n for n in range(25_000)))))
     options = options_of(nodes, queue.name, minPartitions="5")
-    sizes = [len(batch) for part in plan(options) for batch in source._batches(part, options)]
+    sizes = [len(batch) for part in plan(options) for batch in spark_source._batches(part, options)]
     assert sizes == [10_000, 10_000, 5_000]
     frame = read(spark, nodes, queue.name)
     row = frame.selectExpr(
@@ -305,13 +306,13 @@ def test_another_copy_that_lacks_the_end_is_waited_for(nodes: str, receive_queue
     (planned,) = plan(options)
     part = replace(planned, queue=there.name)
     monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(source, "RECONNECT_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(spark_source, "RECONNECT_TIMEOUT_S", 4.0)
     with pytest.raises(StreamSilent):
         list(read_range(part, options))
     monkeypatch.undo()
     monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 1.0)
     rest = iter([bodies[60:]])
-    monkeypatch.setattr(source._log, "warning", lambda *_: there.write_burst(next(rest, [])))
+    monkeypatch.setattr(spark_source._log, "warning", lambda *_: there.write_burst(next(rest, [])))
     assert [one.transaction.position.sequence for _, taken in read_range(part, options) for one in taken] == list(range(1, 101))
 
 
@@ -447,10 +448,10 @@ def test_a_queue_that_is_listed_before_it_is_there(
     north.delete()
     answers.append([north.name])
     pattern = parse_options({"nodes": nodes, "http": address, "subscribePattern": "LRQ_Recv_.*_north"})
-    monkeypatch.setattr(source, "RECONNECT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(spark_source, "RECONNECT_TIMEOUT_S", 2.0)
     with pytest.raises(MissingQueue):
         plan(pattern)
-    monkeypatch.setattr(source, "RECONNECT_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(spark_source, "RECONNECT_TIMEOUT_S", 60.0)
 
     def come() -> None:
         time.sleep(1.0)

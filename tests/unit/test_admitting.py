@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_plugin.admitting import KEPT_EACH, Admissions, Arrival, Kind
+from broker_plugin.door.admission import KEPT_EACH, Admission, AdmissionControl, Kind
 
 
 class Comers:
     """Connections by name; those that were ended, in order."""
 
     def __init__(self, connections_max: int, others: int = 0) -> None:
-        self.admissions = Admissions(connections_max, others)
+        self.admissions = AdmissionControl(connections_max, others)
         self.ended: list[str] = []
 
-    def come(self, name: str, host: str = "h") -> Arrival | None:
+    def come(self, name: str, host: str = "h") -> Admission | None:
         return self.admissions.come(host, self._end(name))
 
     def _end(self, name: str) -> Callable[[], None]:
         return lambda: self.ended.append(name)
 
-    def clients(self, count: int) -> list[Arrival]:
+    def clients(self, count: int) -> list[Admission]:
         """So many log in, one after the other."""
         found = []
         for n in range(count):

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lrq_ha.replication.applied as applied_module
+from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations, format_stamp, parse_stamp
-from lrq_ha.replication.errors import IllegalEvent, MalformedInput
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**60), st.integers(0, 2**32 - 1))

@@ -15,17 +15,18 @@ from unittest.mock import AsyncMock
 import pytest
 from pamqp import commands
 
-from broker_plugin import building, frames, wire
-from broker_plugin.door import Door
-from broker_plugin.peers import PeerEnd
-from broker_plugin.replica import Entry
+from broker_plugin.amqp import encode, frames
+from broker_plugin.door.peer import PeerConnection
+from broker_plugin.door.server import Door
+from broker_plugin.log import codec
+from broker_plugin.log.replica import Entry
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.events import Lead, Opened, OwnConfirmed, PeerConnected, PeerMessage, Prepare, WriteFence
 from lrq_ha.replication.log import LogState
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.incarnation import Incarnation
-from lrq_ha.sidecar.receiving import FULL_LIMITS
+from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.peers.peer_server import FULL_LIMITS
 
 HEARTBEAT_S = 2
 LIMIT = 1 << 20
@@ -80,7 +81,7 @@ class Backup:
     def connect(self, peer: int = 2) -> Socket:
         """A node, the primary if none is named, connects, anew."""
         socket = Socket()
-        self.peer_end = PeerEnd(self.door, self.receiving, cast(asyncio.Transport, socket), peer, heartbeat_s=HEARTBEAT_S)
+        self.peer_end = PeerConnection(self.door, self.receiving, cast(asyncio.Transport, socket), peer, heartbeat_s=HEARTBEAT_S)
         self.receiving._ends[peer] = self.peer_end
         return socket
 
@@ -186,7 +187,7 @@ def test_it_says_that_it_slows_publishers_and_why(caplog: pytest.LogCaptureFixtu
     """Nobody told which node it was: publishers became slow."""
     slows = "its queues are {} MiB behind the log: it takes no more of it for the time being, which slows publishers"
     now = 1_000.0
-    monkeypatch.setattr("lrq_ha.sidecar.receiving.time.monotonic", lambda: now)
+    monkeypatch.setattr("lrq_ha.sidecar.peers.peer_server.time.monotonic", lambda: now)
 
     def check(backup: Backup) -> None:
         nonlocal now
@@ -303,7 +304,7 @@ def test_what_waits_for_more_of_the_log_does_not_hold_it_back() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What time it is, to be set."""
     now = [1_000.0]
-    monkeypatch.setattr("lrq_ha.sidecar.receiving.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lrq_ha.sidecar.peers.peer_server.time.monotonic", lambda: now[0])
     return now
 
 
@@ -360,7 +361,7 @@ def test_who_is_not_in_the_set_is_held_back_by_what_it_can_hold_alone(clock: lis
 
 def test_what_waits_for_a_sweeper_holds_back_nobody(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a purge or a declaration, for two minutes at most: that is not its broker's pace."""
-    monkeypatch.setattr("broker_plugin.applier.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("broker_plugin.apply.applier.time.monotonic", lambda: clock[0])
 
     def check(backup: Backup) -> None:
         for _ in range(2 * DELAYED):
@@ -380,11 +381,11 @@ def test_what_waits_for_a_sweeper_holds_back_nobody(clock: list[float], monkeypa
     [
         (pb.Run(purge=pb.Purge(vhost="/", queue="q")), ["_moved_on", "write_record"]),
         (
-            pb.Run(topology=pb.Topology(vhost="/", method=building.method_frame(1, commands.Queue.Declare(queue="q"))[7:-1])),
+            pb.Run(topology=pb.Topology(vhost="/", method=encode.method_frame(1, commands.Queue.Declare(queue="q"))[7:-1])),
             ["_moved_on", "settle_record", "settle_deletion"],
         ),
         (
-            pb.Run(topology=pb.Topology(vhost="/", method=building.method_frame(1, commands.Queue.Delete(queue="q"))[7:-1])),
+            pb.Run(topology=pb.Topology(vhost="/", method=encode.method_frame(1, commands.Queue.Delete(queue="q"))[7:-1])),
             ["_moved_on", "settle_record", "_parked_dies"],
         ),
     ],
@@ -392,7 +393,7 @@ def test_what_waits_for_a_sweeper_holds_back_nobody(clock: list[float], monkeypa
 )
 def test_what_is_waited_for(run_of: pb.Run, waits: list[str], clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweeper and a record are; the broker's confirms of what was published before are its pace, which came out many times too high."""
-    monkeypatch.setattr("broker_plugin.applier.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("broker_plugin.apply.applier.time.monotonic", lambda: clock[0])
 
     def check(backup: Backup) -> None:
         applier = backup.applier
@@ -524,7 +525,7 @@ def test_who_is_not_its_primary_is_heard() -> None:
         backup.pushed(2 * LIMIT)
         assert (backup.primary.reads, other.reads) == (False, True)
         backup.core.feed(PeerConnected(3))
-        backup.receiving.control(backup.peer_end, wire.encode_control(3, "east", Prepare(epoch_number(2, 3))))
+        backup.receiving.control(backup.peer_end, codec.encode_control(3, "east", Prepare(epoch_number(2, 3))))
         backup.receiving.applied()
         assert backup.primary.reads, "it follows nobody: nothing can be pushed, and what a former primary asks is heard"
 

@@ -11,16 +11,17 @@ import pytest
 from pamqp import commands
 from test_publishing import FIRST, Connection, message
 
-from broker_plugin import alarms, building, frames
-from broker_plugin.channels import QueueKey
-from broker_plugin.door import Door
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import encode, frames
+from broker_plugin.door.server import Door
+from broker_plugin.log.replica import Replica
+from broker_plugin.methods import lifecycle
+from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node as Core
 from lrq_ha.replication.positions import RangeSet
+from lrq_ha.replication.queues import QueueKey
 from lrq_ha.replication.settings import NodeSettings
 
 ORDER = message("orders", b"", True, b"x")[0]
@@ -123,12 +124,12 @@ def test_a_purge_is_on_record_before_it_is_answered() -> None:
             barrier.recorded = replica.progress.tracker.applied
 
         barrier.write_record = write_record
-        relay.client_data(building.method_frame(1, commands.Queue.Purge(queue="orders")))
+        relay.client_data(encode.method_frame(1, commands.Queue.Purge(queue="orders")))
         while not connection.broker.data:
             await asyncio.sleep(0)
         status = replica.append(pb.Run(status=pb.StatusEntry(body=b"")))
         connection.client.data = b""
-        relay.broker_data(building.method_frame(1, commands.Queue.PurgeOk(0)))
+        relay.broker_data(encode.method_frame(1, commands.Queue.PurgeOk(0)))
         for _ in range(20):
             await asyncio.sleep(0)
             replica.flush()
@@ -149,7 +150,7 @@ def test_where_the_broker_owes_an_answer_in_an_alarm_only_publishes_wait() -> No
     async def check(node: Node) -> None:
         relay, broker = node.connection.relay, node.connection.broker
         async with node.barrier.up(node.alarmed):
-            relay.client_data(building.method_frame(1, commands.Basic.Qos(prefetch_count=1)))
+            relay.client_data(encode.method_frame(1, commands.Basic.Qos(prefetch_count=1)))
             assert relay.from_client.stalled
             node.barrier.ease()
             for _ in range(5):
@@ -170,13 +171,13 @@ def test_where_the_broker_owes_an_answer_in_an_alarm_only_publishes_wait() -> No
 def test_a_client_that_is_blocked_eases_it_for_its_own_declaration_only() -> None:
     async def check(node: Node) -> None:
         relay = node.connection.relay
-        blocked = building.method_frame(0, commands.Connection.Blocked("low on memory"))
+        blocked = encode.method_frame(0, commands.Connection.Blocked("low on memory"))
         [item], _ = frames.scan(blocked)
         for declares in (False, True):
             async with node.barrier.up(node.alarmed):
                 if declares:
                     relay.replies[1] = asyncio.get_running_loop().create_future()
-                assert alarms.told(relay, 0, blocked, item) == b""
+                assert lifecycle.alarm_told(relay, 0, blocked, item) == b""
                 assert node.barrier.holds_all is not declares
         assert node.door.blocked == {relay}
 

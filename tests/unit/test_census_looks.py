@@ -11,20 +11,21 @@ import pytest
 from pamqp import commands
 from test_publishing import Connection
 
-from broker_plugin import building, configured
-from broker_plugin.census import Census, _Clients
-from broker_plugin.client import Address
-from broker_plugin.client_errors import ChannelClosed
-from broker_plugin.configured import Configured
-from broker_plugin.giving_back import GivenBack
-from broker_plugin.keeping import Keeper
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import encode
+from broker_plugin.amqp.connection import Address
+from broker_plugin.amqp.errors import ChannelClosed
+from broker_plugin.amqp.requeue import RequeueDepths
+from broker_plugin.apply import partial_queues
+from broker_plugin.apply.partial_queues import PartialQueues
+from broker_plugin.log.replica import Replica
+from broker_plugin.reconcile.reconciler import LengthReconciler, _Clients
+from broker_plugin.sweep.keepalive import QueueKeepAlive
 from lrq_ha.proto import lrq_pb2 as pb
 
 KEY = ("/", "orders")
 BROKER = Address.parse("amqp://a:b@127.0.0.1:1")
-DECLARE = building.encode_method(commands.Queue.Declare(queue="orders", durable=True))
-DELETE = building.encode_method(commands.Queue.Delete(queue="orders"))
+DECLARE = encode.encode_method(commands.Queue.Declare(queue="orders", durable=True))
+DELETE = encode.encode_method(commands.Queue.Delete(queue="orders"))
 NO_QUEUE = ChannelClosed(404, "NOT_FOUND - no queue 'orders' in vhost '/'")
 STOPPED = ChannelClosed(404, "NOT_FOUND - queue 'orders' in vhost '/' process is stopped by supervisor")
 
@@ -49,7 +50,7 @@ def test_the_census_says_nothing_of_a_queue_that_a_client_has_deleted(error: Cha
 
     async def looks() -> None:
         connection = Connection()
-        census = Census(connection.replica, connection.relay.door, BROKER)
+        census = LengthReconciler(connection.replica, connection.relay.door, BROKER)
         broker: Any = Broker(connection.replica, error, deleted)
 
         async def channel(_vhost: str) -> Any:
@@ -76,7 +77,7 @@ def test_nobody_is_told_to_reinit_a_node_over_a_queue_that_a_client_has_deleted(
         broker = Broker(replica, NO_QUEUE, deleted)
         with pytest.raises(ChannelClosed):
             await broker.queue_declare()
-        Keeper(replica, BROKER, GivenBack())._missing(KEY, NO_QUEUE)
+        QueueKeepAlive(replica, BROKER, RequeueDepths())._missing(KEY, NO_QUEUE)
 
     asyncio.run(misses())
     assert ("lrq-ha reinit e2" in caplog.text) is not deleted
@@ -93,7 +94,7 @@ def test_a_queue_that_is_deleted_before_it_is_emptied_is_not_called_wrong(caplog
             raise NO_QUEUE
 
     async def empties() -> None:
-        one = Configured(Connection().replica, BROKER)
+        one = PartialQueues(Connection().replica, BROKER)
 
         async def channel(_vhost: str) -> Any:
             return Emptied()
@@ -102,4 +103,4 @@ def test_a_queue_that_is_deleted_before_it_is_emptied_is_not_called_wrong(caplog
         await one._empty(KEY)
 
     asyncio.run(empties())
-    assert not [record for record in caplog.records if record.name == configured.log.name]
+    assert not [record for record in caplog.records if record.name == partial_queues.log.name]

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_plugin.channels import Channel, Closing, Confirms, Delivery, Settled, Tags, Transaction
-from broker_plugin.held import Held
-from lrq_ha.replication.errors import IllegalEvent
+from broker_plugin.log.messages import Delivery, Settled
+from broker_plugin.session.channel import ChannelState, ClientChannel
+from broker_plugin.session.confirms import Confirms, Tags
+from broker_plugin.session.transaction import Transaction
+from broker_plugin.session.unacked import Unacked
+from lrq_ha.errors import IllegalEvent
 
 
 def selected() -> Confirms:
@@ -130,7 +133,7 @@ def delivery(sequence: int) -> Delivery:
 
 
 def test_acks_take_out_what_they_cover() -> None:
-    channel = Channel(1, deliveries=Held((tag, delivery(tag * 10)) for tag in (2, 3, 5, 8)))
+    channel = ClientChannel(1, deliveries=Unacked((tag, delivery(tag * 10)) for tag in (2, 3, 5, 8)))
     assert [d.sequence for d in channel.settle(3, False)] == [30]
     assert channel.settle(3, False) == []
     assert [d.sequence for d in channel.settle(5, True)] == [20, 50]
@@ -138,7 +141,7 @@ def test_acks_take_out_what_they_cover() -> None:
 
 
 def test_what_the_log_knows_nothing_of_is_covered_too() -> None:
-    channel = Channel(1, deliveries=Held({1: None, 2: delivery(20), 4: None, 6: None}))
+    channel = ClientChannel(1, deliveries=Unacked({1: None, 2: delivery(20), 4: None, 6: None}))
     assert [d.sequence for d in channel.held] == [20]
     assert channel.outstanding() == 6
     assert channel.outstanding(5) == 4
@@ -151,15 +154,15 @@ def test_what_the_log_knows_nothing_of_is_covered_too() -> None:
 
 
 def test_an_ack_is_taken_for_what_the_client_holds() -> None:
-    channel = Channel(1, deliveries=Held({3: delivery(30), 5: None}))
+    channel = ClientChannel(1, deliveries=Unacked({3: delivery(30), 5: None}))
     assert [tag for tag in range(7) if channel.holds(tag, False)] == [3, 5]
     assert [tag for tag in range(7) if channel.holds(tag, True)] == [0, 3, 5]
 
 
 def test_acks_wait_for_a_commit_at_the_broker_only_on_the_channel_that_has_it() -> None:
-    assert not Channel(1).acks_wait
-    assert Channel(1, tx=Transaction()).acks_wait
-    assert not Channel(1, tx=Transaction(), second=65_535).acks_wait
+    assert not ClientChannel(1).acks_wait
+    assert ClientChannel(1, tx=Transaction()).acks_wait
+    assert not ClientChannel(1, tx=Transaction(), second=65_535).acks_wait
 
 
 def test_visits_are_counted_by_queue() -> None:
@@ -171,15 +174,15 @@ def test_visits_are_counted_by_queue() -> None:
 @pytest.mark.parametrize(
     ("state", "closing", "speaks"),
     [
-        (Closing.NO, False, True),
-        (Closing.CLIENT, True, True),
-        (Closing.DOOR, True, True),
-        (Closing.TOLD, True, False),
-        (Closing.BROKER, True, False),
+        (ChannelState.NO, False, True),
+        (ChannelState.CLIENT, True, True),
+        (ChannelState.DOOR, True, True),
+        (ChannelState.TOLD, True, False),
+        (ChannelState.BROKER, True, False),
     ],
 )
-def test_who_still_speaks_while_a_channel_closes(state: Closing, closing: bool, speaks: bool) -> None:
-    channel = Channel(1, state=state)
+def test_who_still_speaks_while_a_channel_closes(state: ChannelState, closing: bool, speaks: bool) -> None:
+    channel = ClientChannel(1, state=state)
     assert (channel.closing, channel.speaks) == (closing, speaks)
 
 
@@ -193,7 +196,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=80))
 def test_what_a_transaction_settles_is_held_until_its_commit(steps: list[tuple[str, int]]) -> None:
     """Against what a channel would be that took out what a transaction settles, and put it back with a rollback."""
-    channel = Channel(1, tx=Transaction())
+    channel = ClientChannel(1, tx=Transaction())
     given, open_tags, settled = 0, list[int](), set[int]()
     positions = set[int]()
     for step, value in steps:
@@ -251,7 +254,7 @@ class Counted(int):
 @pytest.mark.parametrize("what", [delivery(1), None])
 def test_an_ack_of_several_costs_what_it_covers(what: Delivery | None) -> None:
     """With everything that a consumer without a prefetch limit holds, each looked at all of it."""
-    channel = Channel(1, deliveries=Held((Counted(tag), what) for tag in range(1, 1_001)))
+    channel = ClientChannel(1, deliveries=Unacked((Counted(tag), what) for tag in range(1, 1_001)))
     Counted.looks = 0
     for tag in range(10, 1_001, 10):
         assert len(channel.settle(tag, True)) == (10 if what else 0)
@@ -261,7 +264,7 @@ def test_an_ack_of_several_costs_what_it_covers(what: Delivery | None) -> None:
 
 def test_in_a_transaction_too_an_ack_costs_what_it_covers() -> None:
     """So does what takes it back, however often: acks of everything, recover and rollback looked at all that was held."""
-    channel = Channel(1, deliveries=Held((Counted(tag), None) for tag in range(1, 1_001)), tx=Transaction())
+    channel = ClientChannel(1, deliveries=Unacked((Counted(tag), None) for tag in range(1, 1_001)), tx=Transaction())
     assert channel.tx is not None
     Counted.looks = 0
     for _ in range(100):
@@ -290,7 +293,7 @@ def test_the_oldest_that_is_held_is_at_hand_whatever_was_before_it() -> None:
             times.append(time.perf_counter() - began)
         return min(times)
 
-    held = Channel(1).deliveries
+    held = ClientChannel(1).deliveries
     held.update(dict.fromkeys(range(1, 100_001)))
     with_all = shortest_s(lambda: next(iter(held)))
     for tag in range(1, 100_000):

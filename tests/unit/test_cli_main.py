@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_plugin.client import Connection
-from lrq_ha.cli import nodes
+from broker_plugin.amqp.connection import Connection
+from lrq_ha.cli import list_nodes
 from lrq_ha.cli.adopt import _dies_by_key, read_definitions
 from lrq_ha.cli.main import main
 from lrq_ha.cli.sidecar import redact, set_up_logging
-from lrq_ha.replication.errors import LrqError
+from lrq_ha.errors import LrqError
 from lrq_ha.sidecar import process
 from lrq_ha.sidecar.config import sample
 
@@ -100,7 +100,7 @@ def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nodes, "find_targets", interrupted)
+    monkeypatch.setattr(list_nodes, "find_targets", interrupted)
     assert main(["list"]) == 130
     assert capsys.readouterr().err == ""
 

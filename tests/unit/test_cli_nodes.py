@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from lrq_ha.cli import nodes
+from lrq_ha.cli import list_nodes
 from lrq_ha.cli.main import main
+from lrq_ha.errors import LrqError
 from lrq_ha.lab.ports import free_ports
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.http import BODY_BYTES_MAX, HttpServer
 
@@ -102,7 +102,7 @@ class Node:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is there answers, also on a machine that stands still for a while; one that is not refuses at once."""
-    monkeypatch.setattr("lrq_ha.cli.nodes.STATUS_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("lrq_ha.cli.list_nodes.STATUS_TIMEOUT_S", TIMEOUT_S)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def call(url: str, body: bytes | None = None, content_type: str = "application/j
 
 
 def lab(folder: Path, *nodes: Node) -> list[str]:
-    """Options that make a command find `nodes`."""
+    """Options that make a command find `list_nodes`."""
     described = {"groups": {"east": {"primary": "e1", "nodes": {node.name: {"http": node.url} for node in nodes}}}}
     (folder / "lab.json").write_text(json.dumps(described))
     return ["--dir", str(folder)]
@@ -312,7 +312,7 @@ def test_list_fits_a_terminal(
     [(0, "0"), (1023, "1023"), (1024, "1.0 KiB"), (102_300, "99.9 KiB"), (102_349, "100 KiB"), (1023 << 20, "1023 MiB"), (8 << 30, "8.0 GiB")],
 )
 def test_sizes(size: int, shown: str) -> None:
-    assert nodes._size(size) == shown
+    assert list_nodes._size(size) == shown
 
 
 def test_what_a_node_says_cannot_write_to_the_terminal(
@@ -503,12 +503,12 @@ def test_promote_does_not_wait_for_a_node_that_does_not_answer(
     serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     e1, e2 = Node("e1"), serve(Node("e2"))
-    assert nodes.ASKING_TIMEOUT_S == 2.0
-    monkeypatch.setattr(nodes, "ASKING_TIMEOUT_S", 0.1)
+    assert list_nodes.ASKING_TIMEOUT_S == 2.0
+    monkeypatch.setattr(list_nodes, "ASKING_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", e1.port)):
         began = time.monotonic()
         assert main(["promote", "e2", "--down", "e1", *lab(tmp_path, e1, e2)]) == 0
-        assert time.monotonic() - began < nodes.STATUS_TIMEOUT_S
+        assert time.monotonic() - began < list_nodes.STATUS_TIMEOUT_S
     assert capsys.readouterr().out == "done\n"
 
 

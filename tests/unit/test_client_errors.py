@@ -8,18 +8,10 @@ from typing import Any
 import pytest
 from pamqp import commands, frame
 
-from broker_plugin import building
-from broker_plugin.client import Channel, Connection, _login_error
-from broker_plugin.client_errors import (
-    AccessRefused,
-    Address,
-    AmqpError,
-    AuthenticationFailed,
-    ChannelClosed,
-    ConnectionClosed,
-    ConnectionLimit,
-    VhostNotFound,
-)
+from broker_plugin.amqp import encode
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.connection import Channel, Connection, _login_error
+from broker_plugin.amqp.errors import AccessRefused, AmqpError, AuthenticationFailed, ChannelClosed, ConnectionClosed, ConnectionLimit, VhostNotFound
 
 WHERE = Address("h", 1, user="the app", password="secret", vhost="/")
 GRANT = "rabbitmqctl set_permissions -p / 'the app' '.*' '.*' '.*'"
@@ -104,7 +96,7 @@ def test_a_name_that_looks_like_the_end_of_a_text() -> None:
 def test_a_connection_that_is_closed_names_its_own_user() -> None:
     async def main() -> Any:
         connection = Connection(WHERE, None)
-        connection.data_received(building.connection_close(530, USER_LIMIT))
+        connection.data_received(encode.connection_close(530, USER_LIMIT))
         return connection.error
 
     assert asyncio.run(main()).todo.endswith("rabbitmqctl list_user_limits --user 'the app'")

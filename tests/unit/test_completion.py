@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_plugin import building, closing, endpoints, frames, publishing
-from broker_plugin.channels import Channel
-from broker_plugin.relay import Relay
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import encode, frames
+from broker_plugin.door.client_connection import ClientConnection
+from broker_plugin.log.replica import Replica
+from broker_plugin.methods import closing, publish, publisher_confirms, routes
+from broker_plugin.session import decisions
+from broker_plugin.session.channel import ClientChannel
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.events import Append, Opened, OwnConfirmed, Recovered
 from lrq_ha.replication.levels import Levels
@@ -28,11 +30,11 @@ from lrq_ha.replication.settings import NodeSettings
 class Connection:
     """What of a Relay these functions touch, with one channel."""
 
-    confirm = Relay.confirm
-    give_confirms = Relay.give_confirms
+    confirm = ClientConnection.confirm
+    give_confirms = ClientConnection.give_confirms
 
     def __init__(self) -> None:
-        self.one = Channel(1)
+        self.one = ClientChannel(1)
         self.one.confirms.selected = True
         self.channels = {1: self.one}
         self.until_durable: Any = deque()
@@ -49,7 +51,7 @@ class Connection:
         self.replica: Any = SimpleNamespace(node=node, holds_confirms=False, progress=progress, refuse=self.nothing)
         self.door: Any = SimpleNamespace(refused_after_confirm=self.count_lost)
 
-    def channel(self, number: int) -> Channel:
+    def channel(self, number: int) -> ClientChannel:
         return self.channels[number]
 
     def count_lost(self, publishes: int) -> None:
@@ -73,16 +75,16 @@ class Connection:
         confirms, channel = self.one.confirms, self.one
         tag = confirms.forwarded_early(count, sequence)
         channel.early.append((sequence, run))
-        publishing.until_durable(self, channel, tag, count, sequence + count - 1, count)  # type: ignore[arg-type]
+        publisher_confirms.until_durable(self, channel, tag, count, sequence + count - 1, count)  # type: ignore[arg-type]
 
     def broker(self, tag: int, *, multiple: bool, ok: bool) -> None:
-        answer = building.ack(1, tag, multiple) if ok else building.nack(1, tag, multiple)
+        answer = encode.ack(1, tag, multiple) if ok else encode.nack(1, tag, multiple)
         kind = frames.BASIC_ACK if ok else frames.BASIC_NACK
-        self.read(publishing.answered(self, 1, kind, answer, 7))  # type: ignore[arg-type]
+        self.read(publish.answered(self, 1, kind, answer, 7))  # type: ignore[arg-type]
 
     def durable(self, upto: int) -> None:
         self.replica.node.durable = upto
-        publishing.durable_advanced(self)  # type: ignore[arg-type]
+        publisher_confirms.durable_advanced(self)  # type: ignore[arg-type]
 
 
 @given(st.data())
@@ -151,7 +153,7 @@ def test_one_multiple_ack_for_a_run_that_nothing_older_waits_for() -> None:
     c.one.confirms.forwarded(1, 4)
     c.early(5, 2)
     c.durable(6)
-    assert sent == [building.ack(1, 3, True), building.ack(1, 5) + building.ack(1, 6)]
+    assert sent == [encode.ack(1, 3, True), encode.ack(1, 5) + encode.ack(1, 6)]
 
 
 def test_a_refusal_after_the_confirm_is_counted() -> None:
@@ -169,7 +171,7 @@ def test_a_confirm_that_is_held_is_not_for_another_channel_of_this_number() -> N
     c.one.confirms.forwarded(1, 1)
     c.broker(1, multiple=False, ok=True)
     c.replica.holds_confirms = False
-    c.channels[1] = Channel(1)
+    c.channels[1] = ClientChannel(1)
     c.give_confirms()
     assert not c.told
 
@@ -184,25 +186,25 @@ def header(flags: int, fields: bytes = b"") -> bytes:
         (0x1000, b"\x02", 100, True),
         (0x1110, b"\x02\x0260\x03app", 100, True),  # expiration and user-id: the broker has allowed them
         (0x2000, b"\x00\x00\x00\x09\x02CCA\x00\x00\x00\x00", 100, False),  # more queues than its routing key says
-        (0x1000, b"\x02", publishing.EARLY_BYTES_MAX + 1, False),
+        (0x1000, b"\x02", publish.EARLY_BYTES_MAX + 1, False),
     ],
 )
 def test_only_what_the_broker_will_take(flags: int, fields: bytes, size: int, may: bool) -> None:
-    assert publishing._may_be_early(header(flags, fields), size) is may
+    assert publish._may_be_early(header(flags, fields), size) is may
 
 
 @pytest.mark.parametrize(
     ("exchange", "key", "mandatory", "decision"),
     [
-        ("", "metrics.cpu", False, endpoints.LOCAL),
-        ("", "metrics.stream", False, endpoints.LOGGED),  # its broker ends the connection over some headers
-        ("", "metrics.cpu", True, endpoints.LOGGED),  # its return comes before its confirm
-        ("", "orders", False, endpoints.LOGGED),
-        ("metrics.x", "metrics.cpu", False, endpoints.LOGGED),
-        ("", "amq.rabbitmq.reply-to", False, endpoints.Decision.PASSED),
+        ("", "metrics.cpu", False, decisions.LOCAL),
+        ("", "metrics.stream", False, decisions.LOGGED),  # its broker ends the connection over some headers
+        ("", "metrics.cpu", True, decisions.LOGGED),  # its return comes before its confirm
+        ("", "orders", False, decisions.LOGGED),
+        ("metrics.x", "metrics.cpu", False, decisions.LOGGED),
+        ("", "amq.rabbitmq.reply-to", False, decisions.Decision.PASSED),
     ],
 )
-def test_which_publishes_have_local_completion(exchange: str, key: str, mandatory: bool, decision: endpoints.Decision) -> None:
+def test_which_publishes_have_local_completion(exchange: str, key: str, mandatory: bool, decision: decisions.Decision) -> None:
     declared = SimpleNamespace(
         replicates=lambda _key: True, replicates_exchange=lambda _name: True, is_stream=lambda key: key == ("/", "metrics.stream")
     )
@@ -211,7 +213,7 @@ def test_which_publishes_have_local_completion(exchange: str, key: str, mandator
         replica=SimpleNamespace(declared=declared, published_to=lambda *_: None),
         door=SimpleNamespace(completes_locally=lambda name: name.startswith("metrics.")),
     )
-    assert endpoints.decide(relay, frames.Route(exchange, key, mandatory, False)) is decision
+    assert routes.decide(relay, frames.Route(exchange, key, mandatory, False)) is decision
 
 
 # ---- what becomes of it when nobody knows whether the broker has it --------------------------------------------------------
@@ -248,7 +250,7 @@ def test_what_was_confirmed_and_is_in_doubt_is_logged_anew_but_for_what_was_seen
         alone = Alone()
         replica = alone.replica
         relay: Any = SimpleNamespace(replica=replica, watch=None)
-        channel = Channel(1)
+        channel = ClientChannel(1)
         first = replica.append(run := publishes(5), 5, 15)
         channel.confirms.selected = True
         channel.confirms.forwarded_early(5, first, "p", 11)
@@ -258,7 +260,7 @@ def test_what_was_confirmed_and_is_in_doubt_is_logged_anew_but_for_what_was_seen
         channel.confirms.answered(1, False)
         replica.progress.applied(first, first)
         replica.progress.seen(first + 2)
-        closing.abandon(relay, channel, refused=True)
+        closing.resolve_unanswered(relay, channel, refused=True)
         replica.flush()
         kinds = [run.WhichOneof("kind") for run in alone.runs]
         assert kinds == ["enqueues", "enqueues", "refused", "refused", "enqueues", "enqueues"]
@@ -283,7 +285,7 @@ def test_a_run_among_thousands_is_found_without_a_look_at_the_others() -> None:
             looks += 1
             return pb.Enqueues(lengths=[1, 1])
 
-    channel = Channel(1)
+    channel = ClientChannel(1)
     channel.early = cast(Any, [(first, Run()) for first in range(10, 8_010, 4)])
     for first, run in channel.early:
         assert [channel.early_run(first + n) for n in range(-1, 3)] == [None, (first, run), (first, run), None]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from node_config import MINIMAL
 
-from broker_plugin import tls
+from broker_plugin.amqp import tls
 from lrq_ha.lab.certificates import Authority
 from lrq_ha.sidecar.config import ConfigError, exposed, load, sample
 

@@ -10,18 +10,18 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from broker_plugin.door import Door
-from broker_plugin.logins import producer_key
-from broker_plugin.relay import Relay
-from lrq_ha.replication.errors import IllegalEvent, LrqError
+from broker_plugin.door.client_connection import ClientConnection
+from broker_plugin.door.server import Door
+from broker_plugin.log.producers import producer_key
+from lrq_ha.errors import IllegalEvent, LrqError
 from lrq_ha.replication.events import Effect, Event, Opened, Subscribe, Tick
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.core import Core
-from lrq_ha.sidecar.incarnation import Incarnation
-from lrq_ha.sidecar.life import Life
+from lrq_ha.sidecar.node.core import Core
+from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.node.task_scope import TaskScope
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_cannot_be_carried_out_is_the_end(error: Exception, reason: str, tr
             carried_out.append(effect)
             raise error
 
-        life = Life()
+        life = TaskScope()
         core = Core(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), life, carry_out)
         core.ready = True
         events: tuple[Event, ...] = (Opened(0, False), Tick())
@@ -58,7 +58,7 @@ def test_what_cannot_be_carried_out_is_the_end(error: Exception, reason: str, tr
 
 def test_what_the_replica_cannot_send_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> str:
-        life = Life()
+        life = TaskScope()
         core = Core(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), life, lambda _effect: None)
         core.ready = True
         monkeypatch.setattr(core.replica, "flush", MagicMock(side_effect=ValueError("too large")))
@@ -76,7 +76,7 @@ def test_a_task_that_fails_is_the_end(error: Exception, reason: str) -> None:
         raise error
 
     async def go() -> str:
-        life = Life()
+        life = TaskScope()
         life.spawn(fail())
         async with asyncio.timeout(60):
             return await life.ended()
@@ -86,7 +86,7 @@ def test_a_task_that_fails_is_the_end(error: Exception, reason: str) -> None:
 
 def test_who_waits_for_the_end_and_is_cancelled_does_not_bring_it_about() -> None:
     async def go() -> None:
-        life = Life()
+        life = TaskScope()
         waits = asyncio.create_task(life.ended())
         await asyncio.sleep(0)
         waits.cancel()
@@ -129,7 +129,7 @@ def test_who_asks_how_far_a_producer_has_come_ends_its_connections_without_a_loo
             return ""
 
     def client(name: str, user: str = "app", vhost: str = "/") -> Any:
-        return Client(spec=Relay, user=user, producer=name, producer_key=producer_key(vhost, user, name) if name else "")
+        return Client(spec=ClientConnection, user=user, producer=name, producer_key=producer_key(vhost, user, name) if name else "")
 
     door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())))
     others = [client("", "app"), *(client(f"p{number}") for number in range(50)), client("p", "other")]
@@ -161,7 +161,7 @@ def test_all_clients_are_let_go_although_one_cannot_be() -> None:
 
     async def go() -> None:
         door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())))
-        relays = [MagicMock(spec=Relay, broker=MagicMock(), user="app", producer="") for _ in range(5)]
+        relays = [MagicMock(spec=ClientConnection, broker=MagicMock(), user="app", producer="") for _ in range(5)]
         relays[2].close.side_effect = KeyError("tag")
         door.relays.update(relays)
         door.close_clients("node e1 starts again")

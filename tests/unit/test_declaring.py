@@ -10,15 +10,17 @@ import pytest
 from pamqp import commands
 from test_publishing import FIRST, Connection
 
-from broker_plugin import building, declaring, topology
-from broker_plugin.frames import EXCHANGE_DECLARE, EXCHANGE_DELETE, QUEUE_DECLARE
+from broker_plugin.amqp import encode
+from broker_plugin.amqp.frames import EXCHANGE_DECLARE, EXCHANGE_DELETE, QUEUE_DECLARE
+from broker_plugin.methods import declare as methods_declare
+from broker_plugin.methods import declare_rules
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker
 
 ENTRIES = {
-    "queue": building.encode_method(commands.Queue.Declare(queue="queue", durable=True)),
-    "none": building.encode_method(commands.Queue.Declare(queue="none", durable=True, arguments={"x-lrq-replicate": "none"})),
-    "exchange": building.encode_method(commands.Exchange.Declare(exchange="exchange", durable=True)),
+    "queue": encode.encode_method(commands.Queue.Declare(queue="queue", durable=True)),
+    "none": encode.encode_method(commands.Queue.Declare(queue="none", durable=True, arguments={"x-lrq-replicate": "none"})),
+    "exchange": encode.encode_method(commands.Exchange.Declare(exchange="exchange", durable=True)),
 }
 
 
@@ -51,7 +53,7 @@ def test_only_of_what_the_log_has_in_other_words_and_all_nodes_have(kind: int, n
         door.vhosts = type("Vhosts", (), {"connection": staticmethod(connect)})
         for sequence, method in enumerate(ENTRIES.values(), 1):
             connection.replica.declared.noted(sequence, pb.Topology(vhost="/", method=method))
-        return await declaring._went(connection.relay, kind, name, topology.Replicate(entry=entry, may_have_gone=may_have_gone))
+        return await methods_declare._went(connection.relay, kind, name, declare_rules.Replicate(entry=entry, may_have_gone=may_have_gone))
 
     if asks:
         with pytest.raises(Asked):
@@ -70,18 +72,18 @@ def test_what_is_said_of_an_exchange_that_has_gone(auto_delete: bool, caplog: py
         relay: Any = connection.relay
         declared = connection.replica.declared
         method = commands.Exchange.Declare(exchange="exchange", auto_delete=auto_delete)
-        logged = building.encode_method(method)
-        binding = building.encode_method(commands.Exchange.Bind(source="amq.topic", destination="exchange"))
+        logged = encode.encode_method(method)
+        binding = encode.encode_method(commands.Exchange.Bind(source="amq.topic", destination="exchange"))
         for sequence, entry in enumerate((logged, binding), 1):
             declared.noted(sequence, pb.Topology(vhost="/", method=entry))
         if not auto_delete:
             method.durable = True
-        payload = building.encode_method(method)
-        action = topology.classify(relay, relay.channel(1), EXCHANGE_DECLARE, payload, method)
-        assert isinstance(action, topology.Replicate)
+        payload = encode.encode_method(method)
+        action = declare_rules.classify(relay, relay.channel(1), EXCHANGE_DECLARE, payload, method)
+        assert isinstance(action, declare_rules.Replicate)
         assert action.may_have_gone == auto_delete
         relay.door.exchange_changed = lambda *_: None
-        declaring._log_deletion(relay, EXCHANGE_DELETE, "exchange", action)
+        methods_declare._log_deletion(relay, EXCHANGE_DELETE, "exchange", action)
 
     asyncio.run(declare())
     [record] = [record for record in caplog.records if "exchange" in record.getMessage()]
@@ -89,13 +91,13 @@ def test_what_is_said_of_an_exchange_that_has_gone(auto_delete: bool, caplog: py
     assert ("declared otherwise" in record.getMessage()) is not auto_delete
 
 
-CANCEL = building.method_frame(1, commands.Basic.Cancel("c", nowait=True))
+CANCEL = encode.method_frame(1, commands.Basic.Cancel("c", nowait=True))
 DELETE = {
-    False: building.method_frame(1, commands.Queue.Delete(queue="orders")),
-    True: building.method_frame(1, commands.Queue.Delete(queue="orders", nowait=True)),
+    False: encode.method_frame(1, commands.Queue.Delete(queue="orders")),
+    True: encode.method_frame(1, commands.Queue.Delete(queue="orders", nowait=True)),
 }
-DELETE_OK = building.method_frame(1, commands.Queue.DeleteOk(3))
-CLOSE = building.method_frame(1, commands.Channel.Close(404, "gone", 0, 0))
+DELETE_OK = encode.method_frame(1, commands.Queue.DeleteOk(3))
+CLOSE = encode.method_frame(1, commands.Channel.Close(404, "gone", 0, 0))
 
 
 @pytest.mark.parametrize("behind", [CANCEL, CLOSE])
@@ -110,23 +112,23 @@ def test_nothing_overtakes_the_answer_to_a_declaration_on_its_channel(behind: by
         replica.progress.tracker = AppliedTracker(FIRST - 1)
         door: Any = relay.door
         door.alarmed, door.forget_decisions = lambda: False, lambda: None
-        relay.client_data(building.method_frame(2, commands.Channel.Open()) + DELETE[nowait])
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()) + DELETE[nowait])
         while DELETE[False] not in broker.data:
             await asyncio.sleep(0)
         connection.log_is_safe = False
         client.data = b""
         for data in (DELETE_OK + behind,) if in_one else (DELETE_OK, behind):
             relay.broker_data(data)
-        relay.broker_data(building.method_frame(2, commands.Channel.OpenOk()))
+        relay.broker_data(encode.method_frame(2, commands.Channel.OpenOk()))
         for _ in range(20):
             await asyncio.sleep(0)
             replica.flush()
-        assert client.data == building.method_frame(2, commands.Channel.OpenOk())
+        assert client.data == encode.method_frame(2, commands.Channel.OpenOk())
         replica.progress.safe_advanced(replica.end)
         async with asyncio.timeout(5):
             while relay.from_client.stalled:
                 await asyncio.sleep(0)
-        assert client.data.removeprefix(building.method_frame(2, commands.Channel.OpenOk())) == (b"" if nowait else DELETE_OK) + behind
+        assert client.data.removeprefix(encode.method_frame(2, commands.Channel.OpenOk())) == (b"" if nowait else DELETE_OK) + behind
         assert not relay.from_broker.withheld
         assert relay.from_broker._withheld_bytes == 0
 

@@ -10,13 +10,13 @@ from pamqp import base, commands
 from pamqp.common import FieldTable
 from test_completion import Alone
 
-from broker_plugin import building
-from broker_plugin.departures import Departures
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import encode
+from broker_plugin.log.replica import Replica
+from broker_plugin.log.retired_queues import RetiredQueues
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication import filter as filter_module
+from lrq_ha.replication import delivery_filter
 from lrq_ha.replication.checkpoints import Checkpoints
-from lrq_ha.sidecar.rebuild import applied_record
+from lrq_ha.sidecar.node.recovery import applied_record
 
 MANY = 10_000
 KEPT = 100
@@ -34,7 +34,7 @@ def delete(replica: Replica, name: str) -> None:
 
 
 def topology(replica: Replica, method: base.Frame) -> None:
-    replica.append(pb.Run(topology=pb.Topology(vhost="/", method=bytes(building.method_frame(1, method)[7:-1]))))
+    replica.append(pb.Run(topology=pb.Topology(vhost="/", method=bytes(encode.method_frame(1, method)[7:-1]))))
 
 
 def publish(replica: Replica) -> int:
@@ -113,7 +113,7 @@ def test_queues_that_are_gone_leave_nothing_behind(use: Use) -> None:
     [(acked, DEAD_LETTERS), (acked_when_it_was_gone, None), (died_and_acked, DEAD_LETTERS), (died_and_acked, None)],
 )
 def test_of_those_that_may_be_needed_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch, use: Use, arguments: FieldTable | None) -> None:
-    monkeypatch.setattr(filter_module, "DEPARTED_MAX", KEPT)
+    monkeypatch.setattr(delivery_filter, "DEPARTED_MAX", KEPT)
     alone, before, after = short_lived(use, arguments, count=1_000)
     replica = alone.replica
     kept = [f"reply-{number}" for number in range(1_000 - KEPT, 1_000)]
@@ -188,7 +188,7 @@ def test_a_queue_that_is_declared_anew_is_there() -> None:
 
 
 def test_what_falls_out_of_the_log_is_no_departure() -> None:
-    departures = Departures()
+    departures = RetiredQueues()
     for sequence, name in enumerate("abc", 11):
         departures.deleted(sequence, ("/", name), dead_letters=False)
     departures.undeclared(14, ("/", "d"))

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from broker_plugin.door import Door
+from broker_plugin.door.server import Door
 from lrq_ha.sidecar import config as configuration
 
 TICKS = 3

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker_plugin.client_errors import Address
+from broker_plugin.amqp.address import Address
 from lrq_ha.replication.events import Answer
-from lrq_ha.sidecar.life import Life
-from lrq_ha.sidecar.orders import Orders
+from lrq_ha.sidecar.node.task_scope import TaskScope
+from lrq_ha.sidecar.operations.commands import OperatorCommands
 
 REFUSED = "consumers hold 3 messages: they must settle them within 30 s, or it is refused"
 AGAIN = "consumers hold 3 messages: what they do not settle within 30 s is delivered again, marked redelivered"
@@ -25,16 +25,16 @@ NONE = "consumers hold 0 messages"
 def test_what_consumers_hold(order: str, would: str, held: int, force: bool, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It said how many messages they hold, and not what would become of these."""
 
-    async def may_hand_over(_orders: Orders, _request: object) -> Answer:
+    async def may_hand_over(_orders: OperatorCommands, _request: object) -> Answer:
         return Answer(True, "would hand over to e2", 2)
 
-    monkeypatch.setattr(Orders, "_ask_core", may_hand_over)
+    monkeypatch.setattr(OperatorCommands, "_ask_core", may_hand_over)
     node = SimpleNamespace(serving=True, nothing_is_safe=str)
     core = SimpleNamespace(node=node, replica=SimpleNamespace(declared=SimpleNamespace(partial=())))
     turning_away: Any = SimpleNamespace(busy="", held=lambda: held)
 
     async def go() -> tuple[bool, str]:
-        orders = Orders("e1", Address("127.0.0.1"), core, Life(), SimpleNamespace(), turning_away, SimpleNamespace())  # type: ignore[arg-type]
+        orders = OperatorCommands("e1", Address("127.0.0.1"), core, TaskScope(), SimpleNamespace(), turning_away, SimpleNamespace())  # type: ignore[arg-type]
         if order == "switchover":
             return await orders.switchover(2, 30.0, force=force, dry_run=True)
         return await orders.demote(30.0, force=force, dry_run=True)

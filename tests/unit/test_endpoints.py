@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from test_publishing import Connection
 
-from broker_plugin import building, endpoints, frames, headers
+from broker_plugin.amqp import content_header, encode, frames, reply_codes
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import LogEntries, client_status, full_sync_status
 from lrq_ha.routing import statuses
@@ -28,8 +28,9 @@ class Client(Connection):
     def publish(self, queue: str, body: bytes) -> Any:
         """The method that ends its channel; None if none does."""
         self._number += 1
-        header = headers.header_payload(len(body), headers.properties(headers.field(b"x-lrq-id", b"app.lrq/%d" % self._number), True))
-        self.relay.client_data(building.publish_method(1, "", queue) + b"".join(building.content(1, header, body, 1 << 20)))
+        fields = content_header.field(b"x-lrq-id", b"app.lrq/%d" % self._number)
+        header = content_header.header_payload(len(body), content_header.properties(fields, True))
+        self.relay.client_data(encode.publish_method(1, "", queue) + b"".join(encode.content(1, header, body, 1 << 20)))
         self.replica.flush()
         refusal = self.relay.channels[1].refusal
         return frames.decode_method(refusal[7:-1]) if refusal else None
@@ -99,7 +100,7 @@ def test_a_full_sync_of_a_site_that_is_not_known_is_returned() -> None:
         for state in (REQUESTED, COMPLETED, CANCELLED):
             assert client.say("r1", state, "wets") is None
             (returned,) = client.heard()
-            assert (returned.name, returned.reply_code, returned.routing_key) == ("Basic.Return", endpoints.NO_ROUTE, STATUS)
+            assert (returned.name, returned.reply_code, returned.routing_key) == ("Basic.Return", reply_codes.NO_ROUTE, STATUS)
             assert returned.reply_text == "destination 'wets' is not known to group 'east'; known: west"
         assert client.runs == []
         client.say("r1", REQUESTED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lrq_ha.replication.errors import LrqError, place
+from lrq_ha.errors import LrqError, place
 
 
 def test_what_and_todo() -> None:

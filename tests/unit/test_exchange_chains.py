@@ -12,17 +12,20 @@ from pamqp import commands
 from test_levels import classify, declare, note, relay
 from test_publishing import Connection
 
-from broker_plugin import building, declaring, frames, topology
-from broker_plugin import configured as configured_module
-from broker_plugin.client_errors import AccessRefused, Address, ConnectionRefused, ReplyTimeout, VhostNotFound
-from broker_plugin.configured import Configured
-from broker_plugin.definitions import Definitions
-from broker_plugin.frames import EXCHANGE_BIND, EXCHANGE_DECLARE, QUEUE_BIND
-from lrq_ha.replication.errors import LrqError
+from broker_plugin.amqp import declarations, encode, frames
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.errors import AccessRefused, ConnectionRefused, ReplyTimeout, VhostNotFound
+from broker_plugin.amqp.frames import EXCHANGE_BIND, EXCHANGE_DECLARE, QUEUE_BIND
+from broker_plugin.apply import partial_queues
+from broker_plugin.apply.partial_queues import PartialQueues
+from broker_plugin.log.definitions import Definitions
+from broker_plugin.methods import declare as methods_declare
+from broker_plugin.methods import declare_rules
+from lrq_ha.errors import LrqError
 from lrq_ha.replication.positions import epoch_number
 
 LONG = 2_000  # more than Python calls within each other
-AT_MOST = topology.REPEATED_EXCHANGES_MAX
+AT_MOST = declare_rules.REPEATED_EXCHANGES_MAX
 
 
 def exchanges(at: Any, *names: str) -> None:
@@ -30,11 +33,11 @@ def exchanges(at: Any, *names: str) -> None:
         note(at, classify(at, EXCHANGE_DECLARE, commands.Exchange.Declare(exchange=name, exchange_type="fanout", auto_delete=True)))
 
 
-def bind(at: Any, destination: str, source: str) -> topology.Action:
+def bind(at: Any, destination: str, source: str) -> declare_rules.Action:
     return classify(at, EXCHANGE_BIND, commands.Exchange.Bind(destination=destination, source=source))
 
 
-def bind_queue(at: Any, queue: str, exchange: str) -> topology.Action:
+def bind_queue(at: Any, queue: str, exchange: str) -> declare_rules.Action:
     return classify(at, QUEUE_BIND, commands.Queue.Bind(queue=queue, exchange=exchange))
 
 
@@ -45,7 +48,7 @@ def chain(at: Any, count: int, queue: str) -> None:
     note(at, bind_queue(at, queue, f"x{count - 1}"))
     for number in range(count - 1, 0, -1):
         action = bind(at, f"x{number}", f"x{number - 1}")
-        assert isinstance(action, topology.Replicate)
+        assert isinstance(action, declare_rules.Replicate)
         assert len(action.before) == 2
         note(at, action)
 
@@ -68,7 +71,7 @@ class Broker:
         pass
 
     async def _call(self, method: int, arguments: bytes) -> None:
-        self.asked.append((method, topology.first_name(method.to_bytes(4, "big") + arguments)))
+        self.asked.append((method, declarations.first_name(method.to_bytes(4, "big") + arguments)))
 
 
 @pytest.mark.parametrize("what", ["take_over", "unbind"])
@@ -81,7 +84,7 @@ def test_a_long_chain_ends_no_incarnation_and_is_declared_once(what: str) -> Non
     at.replica.declared.safe(at.replica.index.last_publish, at.replica.index.last_publish)
     at.replica.node.log.state = lambda: SimpleNamespace(epochs=((epoch_number(1, 1), 1),))
     broker: Any = Broker()
-    configured = Configured(at.replica, Address.parse("amqp://a:b@127.0.0.1:1"))
+    configured = PartialQueues(at.replica, Address.parse("amqp://a:b@127.0.0.1:1"))
     configured._vhosts = broker
     asyncio.run(getattr(configured, what)())
     declared = [name for method, name in broker.asked if method == EXCHANGE_DECLARE]
@@ -119,24 +122,24 @@ def test_a_queue_is_bound_though_its_vhost_could_not_be_used_for_a_moment(
     error: LrqError, times: int, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was passed over: what clients published to its exchange was confirmed, and reached nobody until the next promotion."""
-    monkeypatch.setattr(configured_module, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(configured_module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(partial_queues, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(partial_queues, "AGAIN_S", 0.01)
     at = relay()
     note(at, declare(at, "q", "configuration"))
     note(at, bind_queue(at, "q", "amq.fanout"))
     at.replica.declared.safe(at.replica.index.last_publish, at.replica.index.last_publish)
     at.replica.node.log.state = lambda: SimpleNamespace(epochs=((epoch_number(1, 1), 1),))
     broker: Any = Trouble(error, times)
-    configured = Configured(at.replica, Address.parse("amqp://a:b@127.0.0.1:1"))
+    configured = PartialQueues(at.replica, Address.parse("amqp://a:b@127.0.0.1:1"))
     configured._vhosts = broker
     asyncio.run(configured.take_over())
     assert [method for method, _ in broker.asked if method == QUEUE_BIND] == [QUEUE_BIND] * bound
 
 
-def bind_queue_unlimited(at: Any, queue: str, exchange: str) -> topology.Replicate:
+def bind_queue_unlimited(at: Any, queue: str, exchange: str) -> declare_rules.Replicate:
     """As it stands in a log from before there was a limit."""
-    payload = bytes(building.method_frame(1, commands.Queue.Bind(queue=queue, exchange=exchange))[7:-1])
-    return topology._replicate(at, QUEUE_BIND, payload, queue)
+    payload = bytes(encode.method_frame(1, commands.Queue.Bind(queue=queue, exchange=exchange))[7:-1])
+    return declare_rules._replicate(at, QUEUE_BIND, payload, queue)
 
 
 def test_a_circle_is_gone_through_once() -> None:
@@ -145,8 +148,8 @@ def test_a_circle_is_gone_through_once() -> None:
     note(at, bind(at, "x", "y"))
     note(at, bind(at, "y", "x"))
     action = bind(at, "x", "x")
-    assert isinstance(action, topology.Replicate)
-    named = [(frames.method_id(method), topology.first_name(method)) for method in action.before]
+    assert isinstance(action, declare_rules.Replicate)
+    named = [(frames.method_id(method), declarations.first_name(method)) for method in action.before]
     assert sorted(named) == [(EXCHANGE_DECLARE, "x"), (EXCHANGE_DECLARE, "y")]
 
 
@@ -157,24 +160,24 @@ def test_what_one_binding_brings_into_the_log_is_limited() -> None:
     for number in range(AT_MOST - 1):
         note(at, bind(at, "end", f"x{number}"))
     action = bind_queue(at, "q", "end")
-    assert isinstance(action, topology.Replicate)
+    assert isinstance(action, declare_rules.Replicate)
     assert len(action.before) == AT_MOST
     note(at, action)
     refused = bind(at, "end", f"x{AT_MOST - 1}")
-    assert isinstance(refused, topology.Refuse)
+    assert isinstance(refused, declare_rules.Refuse)
     assert refused.code == 406
     assert f"{AT_MOST + 1} auto-delete exchanges lead to this" in refused.text
     assert f"at most {AT_MOST} may" in refused.text
     assert len(refused.text) <= 255, "as much as a broker can say"
-    assert isinstance(bind_queue(at, "q", "end"), topology.PassOn), "it is there already"
+    assert isinstance(bind_queue(at, "q", "end"), declare_rules.PassOn), "it is there already"
 
 
 def test_a_binding_at_the_end_of_a_chain_that_was_made_from_its_end_is_refused() -> None:
     at = relay()
     chain(at, LONG, "q")
     note(at, declare(at, "other"))
-    assert isinstance(bind_queue(at, "other", f"x{LONG - 1}"), topology.Refuse)
-    assert isinstance(bind_queue(at, "other", f"x{AT_MOST - 1}"), topology.Replicate)
+    assert isinstance(bind_queue(at, "other", f"x{LONG - 1}"), declare_rules.Refuse)
+    assert isinstance(bind_queue(at, "other", f"x{AT_MOST - 1}"), declare_rules.Replicate)
 
 
 # ---- what is declared, and what of it is safe ------------------------------------------------------------------------
@@ -194,7 +197,7 @@ def some_method(chance: random.Random) -> bytes:
             commands.Queue.Unbind(queue=q, exchange=x),
         ]
     )
-    return building.encode_method(made)
+    return encode.encode_method(made)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -239,7 +242,7 @@ def declaration(depth: int) -> bytes:
         inner = b"\x01n" + value if level % 2 else value
         value = (b"F" if level % 2 else b"A") + len(inner).to_bytes(4, "big") + inner
     fields = b"\x01n" + value
-    return bytes(building.raw_method_frame(1, EXCHANGE_DECLARE, b"\0\0\x01x\x06fanout\x02", len(fields).to_bytes(4, "big"), fields)[7:-1])
+    return bytes(encode.raw_method_frame(1, EXCHANGE_DECLARE, b"\0\0\x01x\x06fanout\x02", len(fields).to_bytes(4, "big"), fields)[7:-1])
 
 
 def deeper(calls: int, payload: bytes) -> Any:
@@ -253,11 +256,11 @@ def test_a_declaration_whose_arguments_another_node_might_not_decode_is_no_entry
     spawned: list[Any] = []
     connection.relay.spawn = lambda coroutine: spawned.append(coroutine)  # type: ignore[method-assign]
     if depth <= 64:
-        declaring.declare(connection.relay, connection.relay.channel(1), EXCHANGE_DECLARE, payload)
+        methods_declare.declare(connection.relay, connection.relay.channel(1), EXCHANGE_DECLARE, payload)
         spawned.pop().close()
         deeper(500, payload)
         return
     frames.decode_method(payload)
     with pytest.raises(frames.FrameError, match=r"nested deeper than 64: door\.header_depth_max"):
-        declaring.declare(connection.relay, connection.relay.channel(1), EXCHANGE_DECLARE, payload)
+        methods_declare.declare(connection.relay, connection.relay.channel(1), EXCHANGE_DECLARE, payload)
     assert not spawned

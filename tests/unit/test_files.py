@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 from test_publishing import Socket
 
-from broker_plugin import broker_side
-from broker_plugin.admitting import Admissions
-from broker_plugin.door import Door
-from broker_plugin.frames import PROTOCOL_HEADER
-from broker_plugin.login import ClientSide
+from broker_plugin.amqp.frames import PROTOCOL_HEADER
+from broker_plugin.door import broker_login
+from broker_plugin.door.admission import AdmissionControl
+from broker_plugin.door.client_login import ClientLogin
+from broker_plugin.door.server import Door
 from lrq_ha.sidecar import process
 from lrq_ha.sidecar.config import DoorTable
 
@@ -29,13 +29,13 @@ class Login:
     """A client that has greeted."""
 
     def __init__(self) -> None:
-        self.admissions = Admissions(10, 0)
+        self.admissions = AdmissionControl(10, 0)
         door: Any = SimpleNamespace(
             config=DoorTable(listen="h:1"), admissions=self.admissions, counters={"connections": 0}, broker=None, user_of=lambda _: "", tls=None
         )
         arrival = self.admissions.come("h", lambda: None)
         assert arrival is not None
-        self.client = ClientSide(cast(Door, door), arrival)
+        self.client = ClientLogin(cast(Door, door), arrival)
         self.client.connection_made(cast(Any, Transport()))
         self.client.data_received(PROTOCOL_HEADER)
 
@@ -50,7 +50,7 @@ def test_a_connect_to_the_broker_ends_with_its_client(monkeypatch: pytest.Monkey
         finally:
             ended.append(True)
 
-    monkeypatch.setattr(broker_side, "connect", hangs)
+    monkeypatch.setattr(broker_login, "connect", hangs)
 
     async def run() -> None:
         login = Login()
@@ -67,7 +67,7 @@ def test_a_connection_counts_until_its_broker_side_has_closed_too(monkeypatch: p
     async def connects(_: object, protocol: asyncio.Protocol, _ends: object) -> None:
         protocol.connection_made(cast(Any, Transport()))
 
-    monkeypatch.setattr(broker_side, "connect", connects)
+    monkeypatch.setattr(broker_login, "connect", connects)
 
     async def run() -> None:
         login = Login()

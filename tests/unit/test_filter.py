@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from lrq_ha.replication import filter as filter_module
+from lrq_ha.errors import IllegalEvent
+from lrq_ha.replication import delivery_filter
 from lrq_ha.replication.applied import Generations, QueueRecord
-from lrq_ha.replication.errors import IllegalEvent
-from lrq_ha.replication.filter import DeliveryFilter
-from lrq_ha.replication.ids import Dedup
+from lrq_ha.replication.dead_letters import Deaths, origin_of, visit_of
+from lrq_ha.replication.deduplication import Dedup
+from lrq_ha.replication.delivery_filter import DeliveryFilter
 from lrq_ha.replication.positions import RangeSet
-from lrq_ha.replication.queue_filter import Kind, QueueKey, Verdict
-from lrq_ha.replication.visits import Deaths, origin_of, visit_of
+from lrq_ha.replication.queue_filter import Kind, Verdict
+from lrq_ha.replication.queues import QueueKey
 
 Q, D, R = ("/", "q"), ("/", "d"), ("/", "r")
 FROM_Q: Deaths = (("q", 1),)
@@ -763,7 +764,7 @@ def test_a_queue_that_somebody_has_at_hand_stays_the_same(flt: Filter) -> None:
 
 
 def test_a_queue_that_may_have_dead_lettered_is_kept_for_a_while(flt: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filter_module, "DEPARTED_MAX", 2)
+    monkeypatch.setattr(delivery_filter, "DEPARTED_MAX", 2)
     for number in range(1, 6):
         key = ("/", f"q{number}")
         flt.done(Kind.MOVED, key, number)
@@ -784,7 +785,7 @@ def test_a_queue_that_may_have_dead_lettered_is_kept_for_a_while(flt: Filter, mo
 
 
 def test_dead_letters_that_are_looked_for_are_not_forgotten(flt: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filter_module, "DEPARTED_MAX", 0)
+    monkeypatch.setattr(delivery_filter, "DEPARTED_MAX", 0)
     flt.done(Kind.MOVED, Q, 3)
     flt.done(Kind.DEQUEUE, D, 3, origin="q", sweep=True)
     flt.forget_queue(Q, 1500)
@@ -797,7 +798,7 @@ def test_dead_letters_that_are_looked_for_are_not_forgotten(flt: Filter, monkeyp
 
 
 def test_what_a_queue_that_is_not_declared_is_swept_of_is_not_forgotten(flt: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filter_module, "DEPARTED_MAX", 1)
+    monkeypatch.setattr(delivery_filter, "DEPARTED_MAX", 1)
     for key in (Q, R, D):
         flt.done(Kind.DEQUEUE, key, 3, sweep=key == Q)
         flt.undeclared(key, flt.at)

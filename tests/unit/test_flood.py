@@ -11,7 +11,7 @@ from lrq_ha.cli.flood import PERIOD_S, WARNINGS_MAX, LimitedHandler
 
 
 class Log:
-    """A log whose time stands still but for `passes`."""
+    """A log whose time stands still but for `renewal_progress`."""
 
     def __init__(self) -> None:
         self.now = 0.0

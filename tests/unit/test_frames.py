@@ -15,9 +15,11 @@ from pamqp import base, body, commands, decode, encode, header, heartbeat
 from pamqp import frame as pamqp_frame
 from pamqp.common import FieldArray, FieldTable
 
-from broker_plugin import assembling, building, frames, headers
-from broker_plugin.frames import FrameError
-from lrq_ha.replication.errors import MalformedInput
+from broker_plugin.amqp import content_assembly, content_header, frames
+from broker_plugin.amqp import encode as amqp_encode
+from broker_plugin.amqp.frames import FrameError
+from broker_plugin.log import stamps as log_stamps
+from lrq_ha.errors import MalformedInput
 
 KEY = b"x-lrq-pos"
 FRAME_MAX_BYTES = 4_096
@@ -95,7 +97,7 @@ def contents(draw: st.DrawFn) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
         )
     )
     payload, data = header_bytes(draw(properties), len(text := draw(bodies))), text
-    raw = pamqp_frame.marshal(method, channel) + building.frame(frames.HEADER, channel, payload)
+    raw = pamqp_frame.marshal(method, channel) + amqp_encode.frame(frames.HEADER, channel, payload)
     most = FRAME_MAX_BYTES - 8
     for at in range(0, len(data), most):
         raw += pamqp_frame.marshal(body.ContentBody(data[at : at + most]), channel)
@@ -126,7 +128,7 @@ class Reader:
     def __init__(self, hold_bytes_max: int = frames.HOLD_BYTES_MAX) -> None:
         self.left = b""
         self.found: list[tuple[int, bytes, bytes, bytes]] = []
-        self.assembly = assembling.Assembly()
+        self.assembly = content_assembly.Assembly()
         self.hold_bytes_max = hold_bytes_max
 
     def feed(self, chunk: bytes) -> None:
@@ -187,7 +189,7 @@ def test_equal_contents_are_found_as_different_ones_are(pool: Any, order: list[i
 @settings(max_examples=50, deadline=None)
 def test_contents_interleaved_on_two_channels(one: Any, two: Any) -> None:
     def pieces(raw: bytes, channel: int) -> list[bytes]:
-        raw = building.rechannel(raw, channel)
+        raw = amqp_encode.rechannel(raw, channel)
         found = []
         while raw:
             size = struct.unpack_from(">I", raw, 3)[0] + 8
@@ -212,11 +214,11 @@ def test_garbage_raises_only_frame_errors(data: bytes) -> None:
         lambda: frames.deliver_arguments(data),
         lambda: frames.get_ok_arguments(data),
         lambda: frames.tag_and_bits(data),
-        lambda: headers.check_header(data),
-        lambda: headers.stamp(data, headers.position_field(b"1.2/3")),
-        lambda: headers.cut(data, b"a"),
-        lambda: headers.replication_id(data),
-        lambda: headers.deaths(data),
+        lambda: content_header.check_header(data),
+        lambda: log_stamps.stamp(data, log_stamps.position_field(b"1.2/3")),
+        lambda: content_header.cut(data, b"a"),
+        lambda: log_stamps.replication_id(data),
+        lambda: content_header.deaths(data),
     ):
         try:
             attempt()
@@ -237,9 +239,9 @@ def test_flipped_octets_raise_only_frame_errors(made: Any, data: st.DataObject) 
             if method:
                 frames.decode_method(method)
             if payload:
-                headers.check_header(payload)
-                headers.stamp(payload, headers.position_field(b"1.2/3"))
-                headers.deaths(payload)
+                content_header.check_header(payload)
+                log_stamps.stamp(payload, log_stamps.position_field(b"1.2/3"))
+                content_header.deaths(payload)
     except FrameError:
         pass
 
@@ -248,9 +250,9 @@ def test_flipped_octets_raise_only_frame_errors(made: Any, data: st.DataObject) 
 @settings(max_examples=200, deadline=None)
 def test_stamp_is_decode_change_encode(made: commands.Basic.Properties) -> None:
     payload = header_bytes(made, 7)
-    headers.check_header(payload)
-    stamped = headers.stamp(payload, headers.position_field(b"259.17/4"))
-    headers.check_header(stamped)
+    content_header.check_header(payload)
+    stamped = log_stamps.stamp(payload, log_stamps.position_field(b"259.17/4"))
+    content_header.check_header(stamped)
     expected = decoded(payload)
     table = dict(expected["headers"] or {})
     table.pop("x-lrq-pos", None)
@@ -258,26 +260,26 @@ def test_stamp_is_decode_change_encode(made: commands.Basic.Properties) -> None:
     expected["headers"] = table
     assert decoded(stamped) == expected
     assert list(decoded(stamped)["headers"]) == list(table)
-    assert headers.position(stamped) == b"259.17/4"
+    assert log_stamps.position(stamped) == b"259.17/4"
     assert stamped[:12] == payload[:12]
-    assert headers.stamp(stamped, headers.position_field(b"259.17/4")) == stamped
+    assert log_stamps.stamp(stamped, log_stamps.position_field(b"259.17/4")) == stamped
 
 
 @given(st.lists(properties, min_size=1, max_size=4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=20), st.integers(1, 10**6))
 @settings(max_examples=100, deadline=None)
 def test_remembered_stamps_are_those_that_are_made(pool: Any, order: list[tuple[int, int]], sequence: int) -> None:
-    stamps = headers.Stamps()
+    stamps = log_stamps.StampCache()
     affixes = (b"259.", b"/4")
     for number, size in order:
         payload = header_bytes(pool[number % len(pool)], size)
         stamps.renew(affixes, sequence)
-        stamped = headers.stamp(payload, headers.position_field(b"259.%d/4" % sequence))
-        known = stamps.get(payload[headers.BODY_SIZE_END :])
+        stamped = log_stamps.stamp(payload, log_stamps.position_field(b"259.%d/4" % sequence))
+        known = stamps.get(payload[content_header.BODY_SIZE_END :])
         if known is None:
             stamps.learn(payload, stamped, sequence)
         else:
             before, after, longer = known
-            assert b"%b%b%d%b" % (payload[: headers.BODY_SIZE_END], before, sequence, after) == stamped
+            assert b"%b%b%d%b" % (payload[: content_header.BODY_SIZE_END], before, sequence, after) == stamped
             assert len(stamped) == len(payload) + longer
         sequence += 1
 
@@ -286,13 +288,13 @@ def test_remembered_stamps_are_those_that_are_made(pool: Any, order: list[tuple[
 @settings(max_examples=200, deadline=None)
 def test_cut_is_decode_change_encode(made: commands.Basic.Properties) -> None:
     payload = header_bytes(made)
-    after = headers.cut(payload, KEY)
-    headers.check_header(after)
+    after = content_header.cut(payload, KEY)
+    content_header.check_header(after)
     expected = decoded(payload)
     if expected["headers"]:
         expected["headers"] = {k: v for k, v in expected["headers"].items() if k != "x-lrq-pos"}
     assert decoded(after) == expected
-    assert headers.header_value(after, KEY) is None
+    assert content_header.header_value(after, KEY) is None
     if "x-lrq-pos" not in (made.headers or {}):
         assert after == payload
 
@@ -302,38 +304,38 @@ def test_cut_is_decode_change_encode(made: commands.Basic.Properties) -> None:
 def test_the_replication_id_is_the_top_level_string_only(made: commands.Basic.Properties) -> None:
     value = (decoded(header_bytes(made))["headers"] or {}).get("x-lrq-id")
     expected = value.encode() if isinstance(value, str) else bytes(value) if isinstance(value, bytearray) else None
-    assert headers.replication_id(header_bytes(made)) == expected
+    assert log_stamps.replication_id(header_bytes(made)) == expected
 
 
 def test_all_copies_of_a_duplicate_key_go() -> None:
-    old = headers.position_field(b"1.1/1")
-    other = headers.field(b"a", b"\x09x-lrq-posS\0\0\0\x01z")
+    old = log_stamps.position_field(b"1.1/1")
+    other = content_header.field(b"a", b"\x09x-lrq-posS\0\0\0\x01z")
     payload = table_payload(old, other, old, old)
-    assert headers.position(payload) == b"1.1/1"
-    new = headers.position_field(b"2.2/2")
-    assert headers.stamp(payload, new) == table_payload(other, new)
-    assert headers.cut(payload, KEY) == table_payload(other)
+    assert log_stamps.position(payload) == b"1.1/1"
+    new = log_stamps.position_field(b"2.2/2")
+    assert log_stamps.stamp(payload, new) == table_payload(other, new)
+    assert content_header.cut(payload, KEY) == table_payload(other)
 
 
 def test_a_key_inside_a_property_or_a_value_does_not_count() -> None:
-    fake = headers.position_field(b"9.9/9")
+    fake = log_stamps.position_field(b"9.9/9")
     value = bytes((len(fake),)) + fake
-    assert headers.position(table_payload(flags=0xA000, before=value)) is None  # a content type that looks like the header
-    assert headers.position(table_payload(flags=0x2080, after=value)) is None  # a message ID that does
-    assert headers.replication_id(table_payload(flags=0x2400, after=b"\x08x-lrq-id")) is None  # an empty table, a correlation ID
+    assert log_stamps.position(table_payload(flags=0xA000, before=value)) is None  # a content type that looks like the header
+    assert log_stamps.position(table_payload(flags=0x2080, after=value)) is None  # a message ID that does
+    assert log_stamps.replication_id(table_payload(flags=0x2400, after=b"\x08x-lrq-id")) is None  # an empty table, a correlation ID
     nested = b"\x01nF" + struct.pack(">I", len(fake)) + fake
-    assert headers.position(table_payload(nested)) is None
-    assert headers.position(table_payload(nested, headers.position_field(b"1.1/1"))) == b"1.1/1"
+    assert log_stamps.position(table_payload(nested)) is None
+    assert log_stamps.position(table_payload(nested, log_stamps.position_field(b"1.1/1"))) == b"1.1/1"
     plain = struct.pack(">IQH", 60 << 16, 0, 0x0080) + value
-    assert headers.position(plain) is None
-    assert headers.position(headers.stamp(plain, headers.position_field(b"1.1/1"))) == b"1.1/1"
+    assert log_stamps.position(plain) is None
+    assert log_stamps.position(log_stamps.stamp(plain, log_stamps.position_field(b"1.1/1"))) == b"1.1/1"
 
 
 def test_continued_property_flags_are_refused() -> None:
     with pytest.raises(FrameError, match="property flags"):
-        headers.stamp(table_payload(flags=0x2001), headers.position_field(b"1"))
+        log_stamps.stamp(table_payload(flags=0x2001), log_stamps.position_field(b"1"))
     with pytest.raises(FrameError, match="property flags"):
-        headers.check_header(table_payload(flags=0x2001))
+        content_header.check_header(table_payload(flags=0x2001))
 
 
 @pytest.mark.parametrize(
@@ -353,17 +355,17 @@ def test_continued_property_flags_are_refused() -> None:
 )
 def test_malformed_headers_are_found(payload: bytes) -> None:
     with pytest.raises(FrameError):
-        headers.check_header(payload)
+        content_header.check_header(payload)
 
 
 def test_nesting_has_a_limit() -> None:
     value = b"t\x01"
-    for _ in range(headers.TABLE_DEPTH_MAX):
+    for _ in range(content_header.TABLE_DEPTH_MAX):
         value = b"A" + struct.pack(">I", len(value)) + value
-    headers.check_header(table_payload(b"\x01a" + value))
+    content_header.check_header(table_payload(b"\x01a" + value))
     value = b"A" + struct.pack(">I", len(value)) + value
     with pytest.raises(FrameError, match="nested"):
-        headers.check_header(table_payload(b"\x01a" + value))
+        content_header.check_header(table_payload(b"\x01a" + value))
 
 
 def test_deaths_sum_the_counts_of_each_queue() -> None:
@@ -372,12 +374,12 @@ def test_deaths_sum_the_counts_of_each_queue() -> None:
         {"queue": "orders", "count": 2, "reason": "rejected"},
         {"queue": "retry", "count": 1, "reason": "rejected"},
     ]
-    assert headers.deaths(header_bytes(commands.Basic.Properties(headers={"a": 1, "x-death": died}))) == (
+    assert content_header.deaths(header_bytes(commands.Basic.Properties(headers={"a": 1, "x-death": died}))) == (
         ("retry", 4),
         ("orders", 2),
     )
-    assert headers.deaths(header_bytes(commands.Basic.Properties(headers={"a": {"x-death": died}}))) == ()
-    assert headers.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": "no array"}))) == ()
+    assert content_header.deaths(header_bytes(commands.Basic.Properties(headers={"a": {"x-death": died}}))) == ()
+    assert content_header.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": "no array"}))) == ()
 
 
 @pytest.mark.parametrize("entry", [b"\x01\xffI\0\0\0\1", b"\x01aT" + 8 * b"\xff", b"\x05countI\0\0"], ids=["no text", "no time", "cut short"])
@@ -385,18 +387,18 @@ def test_deaths_that_cannot_be_read_count_for_nothing(entry: bytes) -> None:
     """A broker passes on what anybody has written there."""
     array = b"F" + len(entry).to_bytes(4, "big") + entry
     table = b"\x07x-deathA" + len(array).to_bytes(4, "big") + array
-    assert headers.deaths(headers.header_payload(1, headers.properties(table))) == ()
+    assert content_header.deaths(content_header.header_payload(1, content_header.properties(table))) == ()
 
 
-@pytest.mark.parametrize(("count", "visits"), [(-1, None), (0, None), (True, None), (3, 3), (1 << 40, headers.VISITS_MAX)])
+@pytest.mark.parametrize(("count", "visits"), [(-1, None), (0, None), (True, None), (3, 3), (1 << 40, content_header.VISITS_MAX)])
 def test_deaths_that_no_broker_counts(count: int, visits: int | None) -> None:
     died: FieldArray = [{"queue": "q", "count": count}]
-    found = headers.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": died, "x-first-death-queue": "q"})))
+    found = content_header.deaths(header_bytes(commands.Basic.Properties(headers={"x-death": died, "x-first-death-queue": "q"})))
     assert found == ((("q", visits),) if visits else ())
 
 
 def _table(value: bytes) -> bytes:
-    return headers.header_payload(0, headers.properties(b"\x01h" + value))
+    return content_header.header_payload(0, content_header.properties(b"\x01h" + value))
 
 
 @pytest.mark.parametrize(
@@ -408,13 +410,13 @@ def test_a_header_that_no_broker_reads(value: bytes) -> None:
     inner = b"\x01i" + value
     for whole in (value, b"F" + struct.pack(">I", len(inner)) + inner, b"A" + struct.pack(">I", len(value)) + value):
         with pytest.raises(FrameError):
-            headers.check_header(_table(whole))
+            content_header.check_header(_table(whole))
 
 
 @pytest.mark.parametrize("value", [b"f" + struct.pack(">f", 1e38), b"d" + struct.pack(">d", -1e308), b"D\2\0\0\1\0", b"L" + b"\xff" * 8, b"u\0\1"])
 def test_a_header_that_brokers_read(value: bytes) -> None:
-    headers.check_header(_table(value))
-    headers.check_header(_table(b"A" + struct.pack(">I", len(value)) + value))
+    content_header.check_header(_table(value))
+    content_header.check_header(_table(b"A" + struct.pack(">I", len(value)) + value))
 
 
 @pytest.mark.parametrize(
@@ -425,21 +427,21 @@ def test_a_header_that_brokers_read(value: bytes) -> None:
         (b"\x05\0\0\0\0\0\0\xce", "not a frame type"),
         (b"HTTP/1.1", "not a frame type"),
         (b"\x01\0\1\0\0\0\x01\1\xce", "holds no method"),
-        (building.raw_method_frame(1, frames.HEARTBEAT), "no method 0x00000008"),
-        (building.raw_method_frame(1, frames.BODY, b"x"), "no method 0x00000003"),
+        (amqp_encode.raw_method_frame(1, frames.HEARTBEAT), "no method 0x00000008"),
+        (amqp_encode.raw_method_frame(1, frames.BODY, b"x"), "no method 0x00000003"),
     ],
 )
 def test_malformed_frames_are_named(raw: bytes, says: str) -> None:
-    good = building.ack(1, 5)
+    good = amqp_encode.ack(1, 5)
     with pytest.raises(FrameError, match=says) as caught:
         frames.scan(good + raw)
     assert caught.value.before == frames.scan(good)
 
 
 def test_a_frame_at_the_limit_passes_and_one_over_does_not() -> None:
-    head = building.publish_method(1, "", "q")
+    head = amqp_encode.publish_method(1, "", "q")
     for size, fits in ((4_088, True), (4_089, False)):
-        raw = head + b"".join(building.content(1, headers.header_payload(size), b"x" * size, 1 << 17))
+        raw = head + b"".join(amqp_encode.content(1, content_header.header_payload(size), b"x" * size, 1 << 17))
         if fits:
             assert len(frames.scan(raw, 0, 4_096)[0]) == 1
         else:
@@ -448,7 +450,7 @@ def test_a_frame_at_the_limit_passes_and_one_over_does_not() -> None:
 
 
 def test_an_unfinished_content_is_held_up_to_the_limit_only() -> None:
-    raw = building.publish_method(1, "", "q") + b"".join(building.content(1, headers.header_payload(9_000), b"x" * 9_000, 4_096))
+    raw = amqp_encode.publish_method(1, "", "q") + b"".join(amqp_encode.content(1, content_header.header_payload(9_000), b"x" * 9_000, 4_096))
     assert frames.scan(raw[:-1], 0, 4_096) == ([], 0)
     items, used = frames.scan(raw[:-1], 0, 4_096, 5_000)
     assert [item[0] for item in items] == [frames.BASIC_PUBLISH, frames.HEADER, frames.BODY, frames.BODY]
@@ -463,13 +465,13 @@ def test_an_unfinished_content_is_held_up_to_the_limit_only() -> None:
         [(frames.BASIC_PUBLISH, b"m"), (frames.BODY, b"x")],
         [(frames.BASIC_PUBLISH, b"m"), (frames.BASIC_PUBLISH, b"m")],
         [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, b"short")],
-        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(3)), (frames.BODY, b"four")],
-        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(assembling.BODY_BYTES_ANY_MAX + 1))],
-        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 102)],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, content_header.header_payload(3)), (frames.BODY, b"four")],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, content_header.header_payload(content_assembly.BODY_BYTES_ANY_MAX + 1))],
+        [(frames.BASIC_PUBLISH, b"m"), (frames.HEADER, content_header.header_payload(101)), (frames.BODY, b"x" * 102)],
     ],
 )
 def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
-    assembly = assembling.Assembly(body_bytes_max=100)
+    assembly = content_assembly.Assembly(body_bytes_max=100)
     for kind, payload in run[:-1]:
         assembly.take(kind, 1, payload)
     with pytest.raises(FrameError):
@@ -477,31 +479,31 @@ def test_frames_out_of_place_are_refused(run: list[tuple[int, bytes]]) -> None:
 
 
 def test_a_body_over_the_limit_is_read_and_not_kept() -> None:
-    budget = assembling.Budget(120, "what all hold")
-    assembly = assembling.Assembly(body_bytes_max=100, share=budget.share("app", lambda error: pytest.fail(str(error))))
-    for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(101)), (frames.BODY, b"x" * 100)):
+    budget = content_assembly.Budget(120, "what all hold")
+    assembly = content_assembly.Assembly(body_bytes_max=100, share=budget.share("app", lambda error: pytest.fail(str(error))))
+    for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, content_header.header_payload(101)), (frames.BODY, b"x" * 100)):
         assert assembly.take(kind, 1, payload) is None
-    assert budget.bytes == len(b"m" + headers.header_payload(101)), "only what stands before it"
+    assert budget.bytes == len(b"m" + content_header.header_payload(101)), "only what stands before it"
     assert assembly.is_open(1)
-    with pytest.raises(assembling.BodyTooLarge) as caught:
+    with pytest.raises(content_assembly.BodyTooLarge) as caught:
         assembly.take(frames.BODY, 1, b"x")
     assert (caught.value.size, caught.value.limit) == (101, 100)
     assert budget.bytes == 0
     assert not assembly.is_open(1)
-    header = headers.header_payload(100)
+    header = content_header.header_payload(100)
     for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, header)):
         assert assembly.take(kind, 1, payload) is None
-    assert assembly.take(frames.BODY, 1, b"y" * 100) == assembling.Content(b"m", header, b"y" * 100)
+    assert assembly.take(frames.BODY, 1, b"y" * 100) == content_assembly.Content(b"m", header, b"y" * 100)
     assert budget.bytes == 0
 
 
 def test_room_is_made_by_who_holds_most() -> None:
     """One user could end everybody's connections: who came when all was taken had to go, and not who had taken it."""
-    budget = assembling.Budget(100, "what all hold")
+    budget = content_assembly.Budget(100, "what all hold")
     ended: list[str] = []
-    shares: dict[str, assembling.Share] = {}
+    shares: dict[str, content_assembly.Share] = {}
 
-    def come(user: str, number: int) -> assembling.Share:
+    def come(user: str, number: int) -> content_assembly.Share:
         name = f"{user}{number}"
         shares[name] = budget.share(user, lambda _: ended.append(name))
         return shares[name]
@@ -523,8 +525,9 @@ def test_room_is_made_by_who_holds_most() -> None:
 
 
 def test_a_dropped_channel_starts_afresh() -> None:
-    assembly = assembling.Assembly()
-    for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, headers.header_payload(9)), (frames.BODY, b"xx"), (frames.BODY, b"xxx")):
+    assembly = content_assembly.Assembly()
+    header = content_header.header_payload(9)
+    for kind, payload in ((frames.BASIC_PUBLISH, b"m"), (frames.HEADER, header), (frames.BODY, b"xx"), (frames.BODY, b"xxx")):
         assembly.take(kind, 1, payload)
     assert assembly.is_open(1)
     assert assembly.arrived_bytes(1) == 5
@@ -532,46 +535,46 @@ def test_a_dropped_channel_starts_afresh() -> None:
     assert not assembly.is_open(1)
     assert assembly.arrived_bytes(1) == 0
     assembly.take(frames.BASIC_PUBLISH, 1, b"m")
-    assert assembly.take(frames.HEADER, 1, headers.header_payload(0)) == assembling.Content(b"m", headers.header_payload(0), b"")
+    assert assembly.take(frames.HEADER, 1, content_header.header_payload(0)) == content_assembly.Content(b"m", content_header.header_payload(0), b"")
 
 
 @given(channels, st.integers(0, 2**63 - 1), st.booleans(), st.booleans(), names, names)
 def test_builders_build_what_pamqp_builds(channel: int, tag: int, multiple: bool, requeue: bool, one: str, two: str) -> None:
     basic = commands.Basic
-    assert building.ack(channel, tag, multiple) == pamqp_frame.marshal(basic.Ack(tag, multiple), channel)
-    assert building.nack(channel, tag, multiple, requeue) == pamqp_frame.marshal(basic.Nack(tag, multiple, requeue), channel)
-    assert building.reject(channel, tag, requeue) == pamqp_frame.marshal(basic.Reject(tag, requeue), channel)
+    assert amqp_encode.ack(channel, tag, multiple) == pamqp_frame.marshal(basic.Ack(tag, multiple), channel)
+    assert amqp_encode.nack(channel, tag, multiple, requeue) == pamqp_frame.marshal(basic.Nack(tag, multiple, requeue), channel)
+    assert amqp_encode.reject(channel, tag, requeue) == pamqp_frame.marshal(basic.Reject(tag, requeue), channel)
     publish = basic.Publish(exchange=one, routing_key=two, mandatory=multiple)
-    raw = building.publish_method(channel, one, two, multiple)
+    raw = amqp_encode.publish_method(channel, one, two, multiple)
     assert raw == pamqp_frame.marshal(publish, channel)
     assert frames.publish_route(raw[7:-1]) == (one, two, multiple, False)
-    assert frames.tag_and_bits(building.nack(channel, tag, multiple, requeue), 7) == (tag, multiple | requeue << 1)
+    assert frames.tag_and_bits(amqp_encode.nack(channel, tag, multiple, requeue), 7) == (tag, multiple | requeue << 1)
     deliver = pamqp_frame.marshal(basic.Deliver(one, tag, multiple, two, one), channel)[7:-1]
     assert frames.deliver_arguments(deliver) == (one.encode(), tag, (multiple, two, one))
     got = pamqp_frame.marshal(basic.GetOk(tag, multiple, two, one, 3), channel)[7:-1]
     assert frames.get_ok_arguments(got) == (tag, (multiple, two, one))
-    assert building.connection_close(320, one) == pamqp_frame.marshal(commands.Connection.Close(320, one, 0, 0), 0)
+    assert amqp_encode.connection_close(320, one) == pamqp_frame.marshal(commands.Connection.Close(320, one, 0, 0), 0)
     cause = frames.QUEUE_DECLARE
     closed = commands.Channel.Close(404, one, cause >> 16, cause & 0xFFFF)
-    assert building.channel_close(channel, 404, one, cause) == pamqp_frame.marshal(closed, channel)
-    assert building.rechannel(raw + deliver_frame(1, deliver), channel)[1:3] == struct.pack(">H", channel)
+    assert amqp_encode.channel_close(channel, 404, one, cause) == pamqp_frame.marshal(closed, channel)
+    assert amqp_encode.rechannel(raw + deliver_frame(1, deliver), channel)[1:3] == struct.pack(">H", channel)
 
 
 def deliver_frame(channel: int, payload: bytes) -> bytes:
-    return building.frame(frames.METHOD, channel, payload)
+    return amqp_encode.frame(frames.METHOD, channel, payload)
 
 
 def test_properties_are_those_of_pamqp() -> None:
-    made = headers.properties(headers.field(b"a", b"b"), content_type="text/x", correlation_id="7")
+    made = content_header.properties(content_header.field(b"a", b"b"), content_type="text/x", correlation_id="7")
     expected = commands.Basic.Properties(content_type="text/x", headers={"a": "b"}, delivery_mode=2, correlation_id="7")
-    assert headers.header_payload(3, made) == header_bytes(expected, 3)
-    assert headers.header_payload(0, headers.properties(persistent=False)) == header_bytes(commands.Basic.Properties())
+    assert content_header.header_payload(3, made) == header_bytes(expected, 3)
+    assert content_header.header_payload(0, content_header.properties(persistent=False)) == header_bytes(commands.Basic.Properties())
 
 
 def test_names_that_are_not_ascii_or_not_utf8_survive() -> None:
     for raw in ("é".encode(), b"\xff\xfe"):
         name = raw.decode("utf-8", "surrogateescape")
-        made = building.publish_method(1, name, name)
+        made = amqp_encode.publish_method(1, name, name)
         assert raw in made
         assert frames.publish_route(made[7:-1])[:2] == (name, name)
 
@@ -580,18 +583,18 @@ def test_names_that_are_not_ascii_or_not_utf8_survive() -> None:
 def test_a_decoded_method_is_encoded_as_it_was(made: Any) -> None:
     raw, (channel, payload, _, _) = made
     if payload:
-        assert building.method_frame(channel, frames.decode_method(payload)) == raw
+        assert amqp_encode.method_frame(channel, frames.decode_method(payload)) == raw
 
 
 def test_a_method_that_cannot_be_encoded_is_named() -> None:
     with pytest.raises(MalformedInput, match=r"Basic\.Ack"):
-        building.method_frame(1, commands.Basic.Ack("one"))  # type: ignore[arg-type]
+        amqp_encode.method_frame(1, commands.Basic.Ack("one"))  # type: ignore[arg-type]
 
 
 def test_names_too_long_and_texts_cut() -> None:
     with pytest.raises(MalformedInput, match="at most 255"):
-        building.publish_method(1, "", "é" * 128)
-    text = frames.decode_method(building.connection_close(320, "é" * 128)[7:-1])
+        amqp_encode.publish_method(1, "", "é" * 128)
+    text = frames.decode_method(amqp_encode.connection_close(320, "é" * 128)[7:-1])
     assert text.reply_text == "é" * 127  # type: ignore[attr-defined]
 
 
@@ -605,7 +608,7 @@ def test_constants_are_the_ids_that_pamqp_uses() -> None:
 
 def test_rechannel_finds_a_run_that_ends_early() -> None:
     with pytest.raises(FrameError):
-        building.rechannel(building.ack(1, 1)[:-1], 2)
+        amqp_encode.rechannel(amqp_encode.ack(1, 1)[:-1], 2)
 
 
 def test_random_tables_walk_like_pamqp() -> None:
@@ -615,15 +618,15 @@ def test_random_tables_walk_like_pamqp() -> None:
             f"k{i}": rng.choice([1, 2**40, -5, 1.5, True, None, "s" * rng.randrange(300), [1, "a"]]) for i in range(rng.randrange(9))
         }
         payload = table_payload(encode.field_table(table)[4:])
-        headers.check_header(payload)
-        stamped = headers.stamp(payload, headers.position_field(b"1.1/1"))
+        content_header.check_header(payload)
+        stamped = log_stamps.stamp(payload, log_stamps.position_field(b"1.1/1"))
         assert decode.field_table(stamped[14:])[1] == {**table, "x-lrq-pos": "1.1/1"}
 
 
 @given(properties, st.sampled_from(["", DIRECT, f"{DIRECT}.token"]))
 def test_only_a_direct_reply_to_is_replaced(made: commands.Basic.Properties, reply_to: str) -> None:
     made.reply_to = reply_to or made.reply_to
-    before, after = header_bytes(made, 7), headers.asked_by_nobody(header_bytes(made, 7))
+    before, after = header_bytes(made, 7), content_header.asked_by_nobody(header_bytes(made, 7))
     if made.reply_to == DIRECT:
         made.reply_to += ".gone"
         assert after == header_bytes(made, 7)

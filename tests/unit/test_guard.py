@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.guard import TRANSITIONS, Event, QueueGuard, State, mermaid
 
 TABLE = {  # state: enqueue, deliver, acknowledged, dequeued

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from lrq_ha.replication.errors import IllegalEvent, MalformedInput
-from lrq_ha.replication.ids import FEW_BYTES, GAP_BYTES, SHARE, Dedup, Numbers, ReplicationId, producer_name
+from lrq_ha.errors import IllegalEvent, MalformedInput
+from lrq_ha.replication.deduplication import FEW_BYTES, GAP_BYTES, SHARE, Dedup, Numbers, ReplicationId, producer_name
 from lrq_ha.replication.positions import RangeSet
 
 

@@ -17,19 +17,19 @@ import pytest
 from node_config import MINIMAL
 from pamqp import commands
 
-from broker_plugin import building, headers
+from broker_plugin.amqp import content_header, encode
+from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import Accept, Client, Delivery, Enqueue, Interceptor, Message, Outcome, Point, Routed, Routing, Topology
 from lrq_ha.interceptors.audit import Audit
 from lrq_ha.interceptors.hanging import HANGS_S
 from lrq_ha.interceptors.plugins import Interceptors, Settings
 from lrq_ha.interceptors.runner import EVENT_BYTES, Runner
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.sidecar.config import ConfigError, load
 
 sys.path.append(str(Path(__file__).parents[1] / "plugins"))
 from installed import install
 
-HEADER = headers.header_payload(5, headers.properties(headers.field(b"key", b"value"), content_type="text/plain"))
+HEADER = content_header.header_payload(5, content_header.properties(content_header.field(b"key", b"value"), content_type="text/plain"))
 MESSAGE = Message("x", "key", "", None, 5, HEADER)
 CLIENT = Client("app", "/", "127.0.0.1:1", "", 1)
 TOLD_S = 60.0
@@ -156,7 +156,7 @@ def test_properties_are_decoded_when_asked_for() -> None:
 
 
 def test_arguments_are_decoded_when_asked_for() -> None:
-    method = building.method_frame(1, commands.Queue.Declare(queue="q", durable=True, arguments={"x-max-length": 5}))[7:-1]
+    method = encode.method_frame(1, commands.Queue.Declare(queue="q", durable=True, arguments={"x-max-length": 5}))[7:-1]
     event = Topology(0.0, CLIENT, 1, "queue.declare", method, True)
     assert event.arguments["queue"] == "q"
     assert event.arguments["arguments"] == {"x-max-length": 5}

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from broker_plugin import giving_back
-from broker_plugin.client import Address
-from broker_plugin.giving_back import WIDE_WINDOW_MESSAGES, GivenBack
-from broker_plugin.keeping import Keeper
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import requeue
+from broker_plugin.amqp.connection import Address
+from broker_plugin.amqp.requeue import WIDE_WINDOW_MESSAGES, RequeueDepths
+from broker_plugin.log.replica import Replica
+from broker_plugin.sweep.keepalive import QueueKeepAlive
 
 KEY = ("/", "q")
 ARGUMENTS = {"x-queue-type": "quorum", "x-expires": 1_000}
@@ -70,14 +70,14 @@ class Broker:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving_back, "QUIET_S", 0.0)
+    monkeypatch.setattr(requeue, "QUIET_S", 0.0)
 
 
-def used(broker: Broker, given_back: GivenBack, times: int = 3, **more: object) -> list[int]:
+def used(broker: Broker, given_back: RequeueDepths, times: int = 3, **more: object) -> list[int]:
     """The windows of so many uses. `more`: arguments of the queue."""
 
     async def go() -> None:
-        keeper = Keeper(cast(Replica, SimpleNamespace()), Address.parse("amqp://a:b@127.0.0.1:1"), given_back)
+        keeper = QueueKeepAlive(cast(Replica, SimpleNamespace()), Address.parse("amqp://a:b@127.0.0.1:1"), given_back)
         cast(Any, keeper)._vhosts = broker
         for _ in range(times):
             await keeper._use(KEY, ARGUMENTS | more)
@@ -87,19 +87,19 @@ def used(broker: Broker, given_back: GivenBack, times: int = 3, **more: object) 
 
 
 def test_what_was_given_back_before_it_began_is_not_known() -> None:
-    assert used(Broker(5_000), GivenBack()) == [WIDE_WINDOW_MESSAGES] * 3
-    assert used(Broker(300), GivenBack()) == [300] * 3
+    assert used(Broker(5_000), RequeueDepths()) == [WIDE_WINDOW_MESSAGES] * 3
+    assert used(Broker(300), RequeueDepths()) == [300] * 3
 
 
 def test_of_what_was_never_given_back_it_takes_one() -> None:
-    given_back = GivenBack()
+    given_back = RequeueDepths()
     given_back.note(KEY, 0)
     assert used(Broker(5_000), given_back) == [1] * 3
 
 
 def test_a_queue_that_does_not_answer_looks_like_an_empty_one() -> None:
     """Nothing less is taken for that, nor the next time: the head of the queue went behind the rest, and its next sweep made it worse."""
-    given_back = GivenBack()
+    given_back = RequeueDepths()
     given_back.note(KEY, 1_200)
     assert used(Broker(5_000, 0), given_back) == [1_200] * 3
 
@@ -113,5 +113,5 @@ def test_a_queue_that_does_not_answer_looks_like_an_empty_one() -> None:
 def test_where_giving_back_uses_up_a_limit_it_takes_nothing(messages: tuple[int, ...]) -> None:
     """A queue that does not answer looks like an empty one, and how much it had been given back was not known: so much was taken."""
     broker = Broker(*messages, version="3.10.8")
-    assert len(used(broker, GivenBack(), **{"x-delivery-limit": 3})) == 3, "it came each time"
+    assert len(used(broker, RequeueDepths(), **{"x-delivery-limit": 3})) == 3, "it came each time"
     assert broker.counted == 0

@@ -9,19 +9,21 @@ from typing import Any, cast
 import pytest
 from pamqp import commands
 
-from broker_plugin import building, headers, parking
-from broker_plugin.applier import Applier
-from broker_plugin.apply_declarations import Declarer
-from broker_plugin.apply_lane import RETRY_MESSAGES_MAX, RETRY_ROUTED_MAX_S, Lane, Window
-from broker_plugin.channels import QueueKey
-from broker_plugin.client_errors import Address, BrokerRefuses, ChannelClosed, ConnectionClosed
-from broker_plugin.parking import Message, Route
-from broker_plugin.replica import Entry, Replica
-from broker_plugin.shortfall import Shortfall
+from broker_plugin.amqp import content_header, encode
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.errors import BrokerRefuses, ChannelClosed, ConnectionClosed
+from broker_plugin.apply import parking_lot
+from broker_plugin.apply.applier import Applier
+from broker_plugin.apply.declarer import Declarer
+from broker_plugin.apply.parking_lot import Message, Route
+from broker_plugin.apply.vhost_writer import RETRY_MESSAGES_MAX, RETRY_ROUTED_MAX_S, VhostWriter, Window
+from broker_plugin.log.replica import Entry, Replica
+from broker_plugin.log.shortfall import Shortfall
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.queue_filter import Kind
+from lrq_ha.replication.queues import QueueKey
 from lrq_ha.replication.settings import NodeSettings
 
 KEY = ("/", "orders")
@@ -41,7 +43,7 @@ class Broker:
         self.replica = Replica(Node(NodeSettings(2, {1: "e1", 2: "e2"})), Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
         self.replica.index.generations.opened(0, 1)
         self.kicked: list[QueueKey | None] = []
-        self.lane = Lane("/", self.replica, Window(4_000, 1 << 25), lambda: None, self.kicked.append)
+        self.lane = VhostWriter("/", self.replica, Window(4_000, 1 << 25), lambda: None, self.kicked.append)
         lane: Any = self.lane
         lane._channel, lane._connection, lane.declarer = self, self, self
         self.sent = 0
@@ -72,7 +74,7 @@ class Broker:
     def declare(self, *methods: Any, sequence: int = 0) -> None:
         """The log says so. This node has come to what is safe."""
         for method in methods:
-            self.replica.declared.noted(sequence, pb.Topology(vhost="/", method=building.encode_method(method)))
+            self.replica.declared.noted(sequence, pb.Topology(vhost="/", method=encode.encode_method(method)))
 
     def fan_out(self, *limited: str) -> None:
         """An exchange to a queue without a limit, and to these."""
@@ -103,7 +105,7 @@ class Broker:
         return self.sent - before
 
     def publish(self, *sequences: int, route: Route = ROUTE, fields: bytes = b"") -> None:
-        header = headers.header_payload(1, headers.properties(fields))
+        header = content_header.header_payload(1, content_header.properties(fields))
         self.lane.publish([Message(sequence, route, b"1.", header, b"H" + BODY, 1, 1, 1 + len(BODY)) for sequence in sequences])
 
 
@@ -122,7 +124,7 @@ def test_what_is_parked_goes_with_its_queue() -> None:
         parked = broker.replica.progress.parked
         broker.publish(*range(1, 31))
         broker.answer(ok=False)
-        assert await broker.tried_again() == parking.RETRY_MESSAGES_MIN
+        assert await broker.tried_again() == parking_lot.RETRY_MESSAGES_MIN
         broker.replica.barrier.deleted(KEY, 31)
         broker.answer(ok=False)
         broker.publish(32)
@@ -201,17 +203,17 @@ def test_what_has_not_been_on_its_route_does_not_wait_for_ever() -> None:
         broker.answer(ok=False)
         broker.publish(5, route=Route("topic", "a.1", ()))
         [parked] = broker.lane.parked.values()
-        parked.moved -= 2 * parking.HELD_S
+        parked.moved -= 2 * parking_lot.HELD_S
         broker.publish(6, route=full)
         broker.publish(7, route=Route("topic", "a.1", ()))
         assert broker.went[-1] == ("topic", "a.1", 7)
         broker.answer(ok=False)
         parked.batch = 1
         assert await broker.tried_again() == 2
-        assert broker.went[-2:] == [(parking.alone("full"), "a.1", 1), ("topic", "a.1", 5)]
+        assert broker.went[-2:] == [(parking_lot.alone("full"), "a.1", 1), ("topic", "a.1", 5)]
         assert [sequence for sequence, _ in sorted(parked.waiting)] == [2, 3, 6, 7]
         broker.answer(ok=False)
-        assert (await broker.tried_again(), parked.pause_s) == (6, parking.RETRY_S)
+        assert (await broker.tried_again(), parked.pause_s) == (6, parking_lot.RETRY_S)
 
     live(check)
 
@@ -291,7 +293,7 @@ def test_what_may_refuse_it_is_what_this_node_has_declared() -> None:
         broker.answer(ok=False)
         assert set(broker.lane.parked) == {frozenset({"full"})}
         assert await broker.tried_again() == 1
-        assert broker.went[-1] == (parking.alone("full"), "k", 1)
+        assert broker.went[-1] == (parking_lot.alone("full"), "k", 1)
         broker.answer(ok=False)
         broker.acked("free", 1, 1)
         broker.acked("late", 1, 1)
@@ -299,7 +301,7 @@ def test_what_may_refuse_it_is_what_this_node_has_declared() -> None:
         broker.answer(ok=False)
         broker.replica.progress.safe_advanced(7)
         assert await broker.tried_again() == 1
-        assert broker.went[-1] == (parking.alone("full"), "k", 1)
+        assert broker.went[-1] == (parking_lot.alone("full"), "k", 1)
 
     live(check)
 
@@ -330,7 +332,7 @@ def test_new_refusals_do_not_put_off_the_next_try() -> None:
         broker.publish(1, 2, route=FAN)
         broker.answer(ok=False)
         [parked] = broker.lane.parked.values()
-        parked.moved -= 2 * parking.HELD_S
+        parked.moved -= 2 * parking_lot.HELD_S
         at, kicked, parked.batch = parked.at, len(broker.kicked), 100
         for sequence in range(3, 20):
             broker.publish(sequence, route=FAN)
@@ -358,7 +360,7 @@ def test_what_has_not_been_on_its_route_goes_in_parts() -> None:
         broker.answer(ok=False)
         broker.publish(*range(2, 2_002), route=FAN)
         [parked] = broker.lane.parked.values()
-        parked.moved -= 2 * parking.HELD_S
+        parked.moved -= 2 * parking_lot.HELD_S
         parked.batch = 1
         waits: list[int] = []
         broker.paused = True
@@ -385,7 +387,7 @@ def test_where_its_own_exchange_is_somebody_elses_it_goes_as_it_came() -> None:
 
     async def check(broker: Broker) -> None:
         broker.fan_out("full")
-        broker.others.add(parking.alone("full"))
+        broker.others.add(parking_lot.alone("full"))
         broker.publish(1, 2, route=FAN)
         broker.answer(ok=False)
         assert await broker.tried_again() == 0
@@ -435,7 +437,7 @@ def test_its_own_exchange_is_made_once_and_again_when_anything_is_declared() -> 
         assert await declarer.lead_to("full", "own")
         assert await declarer.lead_to("full", "own")
         assert asked == both
-        await declarer.execute(building.encode_method(commands.Queue.Declare(queue="full", durable=True)))
+        await declarer.execute(encode.encode_method(commands.Queue.Declare(queue="full", durable=True)))
         assert await declarer.lead_to("full", "own")
         assert asked == both * 2
         await declarer.remove_exchange("own")
@@ -463,8 +465,8 @@ def test_a_message_over_which_the_broker_ends_the_connection_is_in_doubt_for_the
         applier._lanes["/"], broker.lane.abort = broker.lane, lambda: None
         broker.replica.node.log.epoch_at = lambda _sequence: 258
         broker.replica.progress.safe = 3
-        header = headers.header_payload(1, headers.properties(b""))
-        frame = building.publish_method(1, "", "orders") + b"".join(building.content(1, header, b"x", 4_096))
+        header = content_header.header_payload(1, content_header.properties(b""))
+        frame = encode.publish_method(1, "", "orders") + b"".join(encode.content(1, header, b"x", 4_096))
         run = pb.Run(enqueues=pb.Enqueues(vhost="/", channel=1, frames=frame * 3, lengths=[len(frame)] * 3))
         broker.replica.to_apply.append(Entry(1, 3, run, 100, 0.0))
         end = ConnectionClosed(code, "over one of them, or not")
@@ -506,7 +508,7 @@ def test_a_declaration_that_is_refused_is_tried_again_while_the_log_declares_it(
     async def go() -> None:
         nonlocal refuses
         declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", shortfall)
-        method = building.encode_method(commands.Queue.Declare(queue="orders", durable=True))
+        method = encode.encode_method(commands.Queue.Declare(queue="orders", durable=True))
         await declarer.execute(method)
         assert shortfall.refusals.knows("/", method)
         assert shortfall.tell() == "", "a later entry may delete it"
@@ -517,7 +519,7 @@ def test_a_declaration_that_is_refused_is_tried_again_while_the_log_declares_it(
         await declarer.try_again(lambda _vhost, each: each == method)
         assert "was missing here, and so may be what was published to it: lrq-ha reinit e2 --discard" in shortfall.tell()
         refuses = True
-        other = building.encode_method(commands.Queue.Declare(queue="gone", durable=True))
+        other = encode.encode_method(commands.Queue.Declare(queue="gone", durable=True))
         await declarer.execute(other)
         await declarer.try_again(lambda _vhost, each: each == method)
         assert "'gone'" not in shortfall.tell(), "the log declares it no more"
@@ -541,7 +543,7 @@ def test_a_right_that_is_missing_is_no_refusal_to_pass_over() -> None:
     async def go() -> None:
         declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", Shortfall())
         with pytest.raises(BrokerRefuses, match=r"rabbitmqctl set_permissions -p / a '\.\*' '\.\*' '\.\*'"):
-            await declarer.execute(building.encode_method(commands.Queue.Declare(queue="orders", durable=True)))
+            await declarer.execute(encode.encode_method(commands.Queue.Declare(queue="orders", durable=True)))
 
     asyncio.run(go())
 
@@ -549,7 +551,7 @@ def test_a_right_that_is_missing_is_no_refusal_to_pass_over() -> None:
 @pytest.mark.parametrize("hurry", [False, True])
 def test_a_vhost_without_rights_is_tried_now_and_then(hurry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is taken for applied meanwhile, whatever waits behind it."""
-    monkeypatch.setattr("broker_plugin.applier.REFUSED_AGAIN_S", 0.05)
+    monkeypatch.setattr("broker_plugin.apply.applier.REFUSED_AGAIN_S", 0.05)
     tried: list[str] = []
 
     async def may_write(vhost: str) -> bool:

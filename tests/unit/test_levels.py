@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker_plugin import building, endpoints, frames, headers, topology
-from broker_plugin.channels import Channel
-from broker_plugin.frames import QUEUE_BIND, QUEUE_DECLARE, QUEUE_DELETE, QUEUE_PURGE, QUEUE_UNBIND
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import content_header, declarations, encode, frames
+from broker_plugin.amqp.frames import QUEUE_BIND, QUEUE_DECLARE, QUEUE_DELETE, QUEUE_PURGE, QUEUE_UNBIND
+from broker_plugin.log.replica import Replica
+from broker_plugin.methods import declare_rules, routes
+from broker_plugin.session import decisions
+from broker_plugin.session.channel import ClientChannel
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import ALLOWED, ARGUMENT, BadLevel, Level, Levels, parse
 from lrq_ha.replication.node import Node
@@ -59,23 +61,23 @@ def test_a_bad_pattern_or_level_is_named(patterns: dict[str, str], told: str) ->
 def relay() -> Any:
     """As much of a connection as declarations look at, on a node with an empty log."""
     replica = Replica(Node(NodeSettings(1, {1: "e1"})), LEVELS, lambda *_: None)
-    default_types = SimpleNamespace(of=lambda _vhost, _logged: topology.CLASSIC)
+    default_types = SimpleNamespace(of=lambda _vhost, _logged: declarations.CLASSIC)
     return SimpleNamespace(vhost="/", replica=replica, door=SimpleNamespace(completes_locally=lambda _queue: False, default_types=default_types))
 
 
-def classify(at: Any, kind: int, method: Any) -> topology.Action:
-    payload = bytes(building.method_frame(1, method)[7:-1])
-    return topology.classify(at, Channel(1), kind, payload, frames.decode_method(payload))
+def classify(at: Any, kind: int, method: Any) -> declare_rules.Action:
+    payload = bytes(encode.method_frame(1, method)[7:-1])
+    return declare_rules.classify(at, ClientChannel(1), kind, payload, frames.decode_method(payload))
 
 
-def declare(at: Any, queue: str, level: Any = None, **options: Any) -> topology.Action:
+def declare(at: Any, queue: str, level: Any = None, **options: Any) -> declare_rules.Action:
     arguments = {**options.pop("arguments", {}), **({} if level is None else {ARGUMENT: level})}
     return classify(at, QUEUE_DECLARE, commands.Queue.Declare(queue=queue, arguments=arguments, **options))
 
 
-def note(at: Any, action: topology.Action) -> None:
+def note(at: Any, action: declare_rules.Action) -> None:
     """The broker has accepted it: its entries are in the log."""
-    assert isinstance(action, topology.Replicate)
+    assert isinstance(action, declare_rules.Replicate)
     for sequence, (method, _level) in enumerate(action.entries, at.replica.index.last_publish + 1):
         at.replica.index.note(pb.Run(topology=pb.Topology(vhost="/", method=method)), sequence, sweep=False)
         at.replica.index.last_publish = sequence
@@ -91,18 +93,18 @@ def test_the_argument_goes_before_the_name_and_stays(queue: str, by_name: str, a
     at = relay()
     assert level_of(at, queue) == by_name
     action = declare(at, queue, asked)
-    assert isinstance(action, topology.Replicate)
+    assert isinstance(action, declare_rules.Replicate)
     assert action.level.value == asked
     note(at, action)
     assert level_of(at, queue) == asked
     again = declare(at, queue, asked)
-    assert isinstance(again, topology.PassOn)
+    assert isinstance(again, declare_rules.PassOn)
     assert again.asked == action.asked
     without = declare(at, queue)  # says nothing of the level, so it stays
-    if isinstance(without, topology.Replicate):
+    if isinstance(without, declare_rules.Replicate):
         assert without.level.value == asked
         note(at, without)
-        assert isinstance(declare(at, queue), topology.PassOn)
+        assert isinstance(declare(at, queue), declare_rules.PassOn)
     assert level_of(at, queue) == asked
 
 
@@ -110,9 +112,9 @@ def test_the_argument_goes_before_the_name_and_stays(queue: str, by_name: str, a
 def test_by_name_it_is_settled_by_the_first_declaration(queue: str, level: Level) -> None:
     at = relay()
     action = declare(at, queue)
-    assert isinstance(action, topology.Replicate)
+    assert isinstance(action, declare_rules.Replicate)
     assert action.level is level
-    assert topology.level_of(action.entry) is level
+    assert declarations.level_of(action.entry) is level
     note(at, action)
     at.replica.declared._levels = Levels({"": "none"})
     at.replica.declared._known_levels.clear()
@@ -121,7 +123,7 @@ def test_by_name_it_is_settled_by_the_first_declaration(queue: str, level: Level
 
 def test_by_name_none_is_in_no_log() -> None:
     at = relay()
-    assert declare(at, "tmp") == topology.PassOn("tmp")
+    assert declare(at, "tmp") == declare_rules.PassOn("tmp")
     assert not at.replica.declared.knows(("/", "tmp"))
 
 
@@ -129,23 +131,23 @@ def test_by_name_none_is_in_no_log() -> None:
 @pytest.mark.parametrize("options", [{}, {"exclusive": True}, {"auto_delete": True}])
 def test_a_bad_argument_is_refused(value: object, options: dict[str, bool]) -> None:
     action = declare(relay(), "q", value, **options)
-    assert isinstance(action, topology.Refuse)
+    assert isinstance(action, declare_rules.Refuse)
     assert action.code == 406
     assert action.text.startswith("PRECONDITION_FAILED - invalid arg 'x-lrq-replicate' for queue 'q' in vhost '/'")
     assert action.text.endswith("none of the levels none, configuration, all")
 
 
 def test_a_passive_declaration_says_nothing() -> None:
-    assert declare(relay(), "q", "some", passive=True) == topology.PassOn("q")
+    assert declare(relay(), "q", "some", passive=True) == declare_rules.PassOn("q")
 
 
 @pytest.mark.parametrize("level", ["configuration", "all"])
 @pytest.mark.parametrize(("queue", "options"), [("q", {"exclusive": True}), ("", {})])
 def test_what_no_other_node_can_have(level: str, queue: str, options: dict[str, bool]) -> None:
     action = declare(relay(), queue, level, **options)
-    assert isinstance(action, topology.Refuse)
+    assert isinstance(action, declare_rules.Refuse)
     assert action.text.endswith("allowed: none")
-    assert isinstance(declare(relay(), queue, "none", **options), topology.PassOn)
+    assert isinstance(declare(relay(), queue, "none", **options), declare_rules.PassOn)
 
 
 @pytest.mark.parametrize("first", ["none", "configuration", "all", None])
@@ -155,14 +157,14 @@ def test_another_level_is_refused_until_the_queue_is_deleted(first: str | None, 
     note(at, declare(at, "q", first))
     action = declare(at, "q", then)
     if then == (first or "all"):
-        assert not isinstance(action, topology.Refuse)
+        assert not isinstance(action, declare_rules.Refuse)
         return
-    assert isinstance(action, topology.Refuse)
+    assert isinstance(action, declare_rules.Refuse)
     assert f"inequivalent arg 'x-lrq-replicate' for queue 'q' in vhost '/': received '{then}' but current is '{first or 'all'}'" in action.text
     note(at, classify(at, QUEUE_DELETE, commands.Queue.Delete(queue="q")))
     assert level_of(at, "q") == "all"
     action = declare(at, "q", then)
-    assert isinstance(action, topology.Replicate)
+    assert isinstance(action, declare_rules.Replicate)
     assert action.level.value == then
 
 
@@ -190,14 +192,14 @@ def test_what_falls_out_of_the_log_is_no_level() -> None:
 def test_what_else_enters_the_log(kind: int, method: Any, logged: str) -> None:
     at = relay()
     method.queue = "tmp"  # none by its name: nothing of it
-    assert classify(at, kind, method) == topology.PassOn()
+    assert classify(at, kind, method) == declare_rules.PassOn()
     method.queue = "q"
     for level in ALLOWED.split(", "):
         at = relay()
         note(at, declare(at, "q", level))
         action = classify(at, kind, method)
-        assert isinstance(action, topology.Replicate) is (level in logged.split(", "))
-        if isinstance(action, topology.Replicate):
+        assert isinstance(action, declare_rules.Replicate) is (level in logged.split(", "))
+        if isinstance(action, declare_rules.Replicate):
             assert action.level.value == level
 
 
@@ -206,34 +208,34 @@ def test_what_else_enters_the_log(kind: int, method: Any, logged: str) -> None:
 
 def test_an_auto_delete_queue_is_this_nodes_own() -> None:
     for level in (None, "none"):
-        assert declare(relay(), "q", level, auto_delete=True) == topology.PassOn("q", local=("/", "q"), waited_for=True)
+        assert declare(relay(), "q", level, auto_delete=True) == declare_rules.PassOn("q", local=("/", "q"), waited_for=True)
 
 
 @pytest.mark.parametrize("level", ["configuration", "all"])
 def test_an_auto_delete_queue_that_is_to_be_replicated_is_none_to_the_broker(level: str) -> None:
     at = relay()
     action = declare(at, "q", level, auto_delete=True)
-    assert isinstance(action, topology.Replicate)
+    assert isinstance(action, declare_rules.Replicate)
     for method in (action.asked, action.entry):
         asked: Any = frames.decode_method(method)
         assert asked.auto_delete is False
-        assert topology.goes_unused(method)
+        assert declarations.goes_unused(method)
     note(at, action)
     for again in (declare(at, "q", level, auto_delete=True), declare(at, "q", auto_delete=True)):
-        assert not isinstance(again, topology.Refuse)
-        assert not (isinstance(again, topology.PassOn) and again.local)
+        assert not isinstance(again, declare_rules.Refuse)
+        assert not (isinstance(again, declare_rules.PassOn) and again.local)
     refused = declare(at, "q", level)
-    assert isinstance(refused, topology.Refuse)
+    assert isinstance(refused, declare_rules.Refuse)
     assert "inequivalent arg 'auto_delete' for queue 'q' in vhost '/': received 'false' but current is 'true'" in refused.text
-    as_exported = declare(at, "q", level, arguments={topology.AUTO_DELETE: "true"})
-    assert not isinstance(as_exported, topology.Refuse)
+    as_exported = declare(at, "q", level, arguments={declarations.AUTO_DELETE: "true"})
+    assert not isinstance(as_exported, declare_rules.Refuse)
 
 
 def test_a_queue_that_is_none_does_not_become_one() -> None:
     at = relay()
     note(at, declare(at, "q", "all"))
     refused = declare(at, "q", "all", auto_delete=True)
-    assert isinstance(refused, topology.Refuse)
+    assert isinstance(refused, declare_rules.Refuse)
     assert "received 'true' but current is 'false'" in refused.text
 
 
@@ -253,15 +255,15 @@ def test_a_queue_that_is_none_does_not_become_one() -> None:
     ],
 )
 def test_where_publishes_go(exchange: str, key: str, decision: str) -> None:
-    assert endpoints.decide(relay(), frames.publish_route(building.publish_method(1, exchange, key)[7:-1])).name == decision
+    assert routes.decide(relay(), frames.publish_route(encode.publish_method(1, exchange, key)[7:-1])).name == decision
 
 
 def test_further_keys_may_be_those_of_replicated_queues() -> None:
-    plain = headers.header_payload(1)
-    more = headers.header_payload(1, headers.properties(headers.field(b"CC", b"q")))
-    assert endpoints.names_more(endpoints.Decision.PASSED, more)
-    assert not endpoints.names_more(endpoints.Decision.PASSED, plain)
-    assert not endpoints.names_more(endpoints.Decision.TRANSMIT, more)
+    plain = content_header.header_payload(1)
+    more = content_header.header_payload(1, content_header.properties(content_header.field(b"CC", b"q")))
+    assert routes.names_more(decisions.Decision.PASSED, more)
+    assert not routes.names_more(decisions.Decision.PASSED, plain)
+    assert not routes.names_more(decisions.Decision.TRANSMIT, more)
 
 
 # ---- what a backup keeps empty ---------------------------------------------------------------------------------------

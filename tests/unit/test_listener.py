@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import Any, cast
 
-from broker_plugin.admitting import Arrival
-from broker_plugin.listener import Listener
+from broker_plugin.door.admission import Admission
+from broker_plugin.door.listener import Listener
 
 
 def test_who_asks_for_no_heartbeats_is_noticed_when_his_host_vanishes() -> None:
@@ -19,7 +19,7 @@ def test_who_asks_for_no_heartbeats_is_noticed_when_his_host_vanishes() -> None:
             made.append(transport)
 
     async def run() -> None:
-        listener = Listener(lambda *_: cast(Arrival, object()), lambda _: None, lambda _: Protocol(), tls=None, handshake_timeout_s=1.0)
+        listener = Listener(lambda *_: cast(Admission, object()), lambda _: None, lambda _: Protocol(), tls=None, handshake_timeout_s=1.0)
         await listener.listen("127.0.0.1", 0)
         with socket.create_connection(listener._sockets[0].getsockname()):
             while not made:

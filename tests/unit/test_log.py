@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, common_end, refuses_cut, safe_position
 
 # Epochs: term and owner, as in positions.epoch_number.

@@ -6,17 +6,18 @@ import pytest
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from broker_plugin import building, frames, headers, logins
-from broker_plugin.logins import Credentials
+from broker_plugin.amqp import content_header, encode, frames, sasl
+from broker_plugin.amqp.sasl import Credentials
+from broker_plugin.log import producers
 
 
 def payload(method: object) -> bytes:
-    return building.method_frame(0, method)[7:-1]  # type: ignore[arg-type]
+    return encode.method_frame(0, method)[7:-1]  # type: ignore[arg-type]
 
 
 def start_ok(properties: bytes, mechanism: str, response: bytes) -> bytes:
     table, answer = (len(part).to_bytes(4, "big") + part for part in (properties, response))
-    return building.raw_method_frame(0, frames.CONNECTION_START_OK, table, building.short_string(mechanism), answer, b"\x05en_US")[7:-1]
+    return encode.raw_method_frame(0, frames.CONNECTION_START_OK, table, encode.short_string(mechanism), answer, b"\x05en_US")[7:-1]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def start_ok(properties: bytes, mechanism: str, response: bytes) -> bytes:
 )
 def test_only_what_the_door_understands_is_offered(offered: str, external: bool, kept: list[str]) -> None:
     properties: FieldTable = {"product": "RabbitMQ", "capabilities": {"basic.nack": True}}
-    changed, left = logins.offer(payload(commands.Connection.Start(0, 9, properties, offered, "en_US")), external)
+    changed, left = sasl.offer(payload(commands.Connection.Start(0, 9, properties, offered, "en_US")), external)
     assert left == kept
     start = frames.decode_method(changed)
     assert (start.mechanisms, start.locales, start.server_properties) == (" ".join(kept), "en_US", properties)  # type: ignore[attr-defined]
@@ -40,42 +41,42 @@ def test_only_what_the_door_understands_is_offered(offered: str, external: bool,
 
 def test_credentials_of_a_table_are_the_first_of_each_key_and_only_these_are_sent_on() -> None:
     fields = [(b"LOGIN", b"a"), (b"LOGIN", b"b"), (b"PASSWORD", b"1"), (b"PASSWORD", b"2"), (b"more", b"x")]
-    answer = logins.parse_start_ok(start_ok(b"", "AMQPLAIN", b"".join(headers.field(k, v) for k, v in fields)))
-    who = logins.credentials(answer)
+    answer = sasl.parse_start_ok(start_ok(b"", "AMQPLAIN", b"".join(content_header.field(k, v) for k, v in fields)))
+    who = sasl.credentials(answer)
     assert who == Credentials(b"a", b"1")
-    sent = logins.parse_start_ok(b"\0\x0a\0\x0b" + logins.encode_start_ok(answer, who, answer.properties))
-    assert sent.response == headers.field(b"LOGIN", b"a") + headers.field(b"PASSWORD", b"1")
-    assert logins.credentials(sent) == who
+    sent = sasl.parse_start_ok(b"\0\x0a\0\x0b" + sasl.encode_start_ok(answer, who, answer.properties))
+    assert sent.response == content_header.field(b"LOGIN", b"a") + content_header.field(b"PASSWORD", b"1")
+    assert sasl.credentials(sent) == who
 
 
 @pytest.mark.parametrize("response", [b"", b"\0a", b"x\0a\0b", b"\0a\0b\0c", b"a\0b"])
 def test_a_response_of_another_form_is_nobodys(response: bytes) -> None:
-    assert logins.credentials(logins.parse_start_ok(start_ok(b"", "PLAIN", response))) is None
+    assert sasl.credentials(sasl.parse_start_ok(start_ok(b"", "PLAIN", response))) is None
 
 
 def test_external_goes_to_the_broker_as_plain() -> None:
-    answer = logins.parse_start_ok(start_ok(b"", "EXTERNAL", b""))
-    assert logins.credentials(answer) is None
-    sent = logins.parse_start_ok(b"\0\x0a\0\x0b" + logins.encode_start_ok(answer, Credentials(b"app", b"secret"), b""))
+    answer = sasl.parse_start_ok(start_ok(b"", "EXTERNAL", b""))
+    assert sasl.credentials(answer) is None
+    sent = sasl.parse_start_ok(b"\0\x0a\0\x0b" + sasl.encode_start_ok(answer, Credentials(b"app", b"secret"), b""))
     assert (sent.mechanism, sent.response) == ("PLAIN", b"\0app\0secret")
 
 
 def test_what_is_printed_holds_no_password() -> None:
-    answer = logins.parse_start_ok(start_ok(headers.field(b"k", b"hidden"), "PLAIN", b"\0app\0hidden"))
-    assert "hidden" not in f"{answer!r}{logins.credentials(answer)!r}"
+    answer = sasl.parse_start_ok(start_ok(content_header.field(b"k", b"hidden"), "PLAIN", b"\0app\0hidden"))
+    assert "hidden" not in f"{answer!r}{sasl.credentials(answer)!r}"
 
 
 @pytest.mark.parametrize("name", [b"", b"orders"])
 def test_the_address_is_the_doors_word(name: bytes) -> None:
     """The name is the client's, if it has one: who looks connections up by their names found none."""
-    given = headers.field(b"lrq_client_address", b"forged") + headers.field(b"other", b"kept")
-    given += headers.field(b"connection_name", name) if name else b""
-    kept = logins.with_address(given, "192.0.2.1:99")
-    fields = [kept[start + 1 : value] + b"=" + kept[value + 5 : end] for start, value, end in headers.fields(kept, 0, len(kept))]
+    given = content_header.field(b"lrq_client_address", b"forged") + content_header.field(b"other", b"kept")
+    given += content_header.field(b"connection_name", name) if name else b""
+    kept = sasl.with_address(given, "192.0.2.1:99")
+    fields = [kept[start + 1 : value] + b"=" + kept[value + 5 : end] for start, value, end in content_header.fields(kept, 0, len(kept))]
     expected = name or b"192.0.2.1:99"
     assert fields == [b"other=kept", b"connection_name=" + expected, b"lrq_client_address=192.0.2.1:99"]
-    assert b"forged" not in logins.with_address(given, "")
-    assert b"connection_name" not in logins.with_address(headers.field(b"other", b"kept"), "")
+    assert b"forged" not in sasl.with_address(given, "")
+    assert b"connection_name" not in sasl.with_address(content_header.field(b"other", b"kept"), "")
 
 
 def _table(key: bytes, *fields: bytes) -> bytes:
@@ -93,21 +94,21 @@ def _flag(name: bytes, value: bool) -> bytes:
         (b"", []),
         (_table(b"capabilities", _flag(b"basic.nack", True)), [b"basic.nack"]),
         (_table(b"capabilities", _flag(b"connection.blocked", False), _flag(b"basic.nack", True)), [b"basic.nack"]),
-        (headers.field(b"capabilities", b"none") + _table(b"capabilities", _flag(b"connection.blocked", False)), []),
+        (content_header.field(b"capabilities", b"none") + _table(b"capabilities", _flag(b"connection.blocked", False)), []),
     ],
 )
 def test_the_door_is_told_of_alarms_whatever_the_client_understands(given: bytes, others: list[bytes]) -> None:
     """A broker takes the first of two fields with the same key."""
-    asked = logins.told_of_alarms(given + headers.field(b"other", b"kept"))
-    assert [asked[start + 1 : value] for start, value, _ in headers.fields(asked, 0, len(asked))] == [b"other", b"capabilities"]
-    assert logins.capability(asked, b"connection.blocked")
-    assert [name for name in (b"basic.nack", b"publisher_confirms") if logins.capability(asked, name)] == others
+    asked = sasl.told_of_alarms(given + content_header.field(b"other", b"kept"))
+    assert [asked[start + 1 : value] for start, value, _ in content_header.fields(asked, 0, len(asked))] == [b"other", b"capabilities"]
+    assert sasl.capability(asked, b"connection.blocked")
+    assert [name for name in (b"basic.nack", b"publisher_confirms") if sasl.capability(asked, name)] == others
 
 
 def test_own_properties_are_the_first_of_each_key() -> None:
-    table = headers.field(b"lrq_site", b"west") + headers.field(b"lrq_site", b"east") + headers.field(b"a", b"b")
+    table = content_header.field(b"lrq_site", b"west") + content_header.field(b"lrq_site", b"east") + content_header.field(b"a", b"b")
     table += b"\x08lrq_nodeb\x02" + b"\x06lrq_xxt\x01"
-    assert logins.own_properties(table) == {"lrq_site": "west", "lrq_node": 2, "lrq_xx": 1}
+    assert sasl.own_properties(table) == {"lrq_site": "west", "lrq_node": 2, "lrq_xx": 1}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_own_properties_are_the_first_of_each_key() -> None:
      ("fe80::1%eth0", False), ("::1%lo", True), ("", False), ("localhost", False), ("0.0.0.0", False)],
 )  # fmt: skip
 def test_loopback(address: str, loopback: bool) -> None:
-    assert logins.is_loopback(address) == loopback
+    assert sasl.is_loopback(address) == loopback
 
 
 @pytest.mark.parametrize(
@@ -129,12 +130,12 @@ def test_loopback(address: str, loopback: bool) -> None:
     ],
 )
 def test_a_certificate_has_one_common_name_or_none(subject: tuple[tuple[tuple[str, str], ...], ...], name: str) -> None:
-    assert logins.common_name({"subject": subject}) == name
-    assert logins.common_name(None) == ""
+    assert sasl.common_name({"subject": subject}) == name
+    assert sasl.common_name(None) == ""
 
 
 def test_a_user_cannot_pass_for_another_by_the_end_of_its_name() -> None:
-    assert logins.producer_key("/", "a:b", "c") != logins.producer_key("/", "a", "b:c")
+    assert producers.producer_key("/", "a:b", "c") != producers.producer_key("/", "a", "b:c")
 
 
 NAMES = ["/", "a", "a/b", "%2F", "b/a", "a%2Fb"]
@@ -142,11 +143,11 @@ NAMES = ["/", "a", "a/b", "%2F", "b/a", "a%2Fb"]
 
 def test_a_producers_key_has_one_meaning() -> None:
     """Slashes and percent signs stand in names of vhosts and users, too."""
-    keys = {logins.producer_key(vhost, user, "p"): (vhost, user) for vhost in NAMES for user in NAMES}
+    keys = {producers.producer_key(vhost, user, "p"): (vhost, user) for vhost in NAMES for user in NAMES}
     assert len(keys) == len(NAMES) ** 2
     for key, (_, user) in keys.items():
-        assert logins.split_key(key) == (user, "p")
-    known = logins.Keys()
+        assert producers.split_key(key) == (user, "p")
+    known = producers.ProducerKeys()
     for user in NAMES:
         assert [keys[key] for key in known.of(user, "p", keys)] == [(vhost, user) for vhost in NAMES]
         assert not known.of(user, "other", keys)
@@ -162,12 +163,12 @@ def test_a_producers_keys_are_found_without_a_look_at_all() -> None:
             Counted.looks += 1
             return super().partition(sep)
 
-    known, many = logins.Keys(), 1_000
-    keys = dict.fromkeys(Counted(logins.producer_key("/", "app", f"p{number}")) for number in range(many))
+    known, many = producers.ProducerKeys(), 1_000
+    keys = dict.fromkeys(Counted(producers.producer_key("/", "app", f"p{number}")) for number in range(many))
     for number in range(many):
         assert known.of("app", f"p{number}", keys) == [f"%2F/app/p{number}"]
     assert Counted.looks == many
-    keys[Counted(logins.producer_key("lrq", "app", "p7"))] = None
+    keys[Counted(producers.producer_key("lrq", "app", "p7"))] = None
     assert known.of("app", "p7", keys) == ["%2F/app/p7", "lrq/app/p7"]
     assert Counted.looks == many + 1
     assert known.of("app", "p7", {"lrq/app/p7": 1}) == ["lrq/app/p7"]

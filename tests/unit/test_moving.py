@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_replica import led
 
-from broker_plugin import moving
-from broker_plugin.moving import Pass, _Copy
+from broker_plugin.renewal import queue_move
+from broker_plugin.renewal.queue_move import QueueMove, _Copy
 from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.positions import RangeSet
 
@@ -28,13 +28,13 @@ class Asked(AppliedTracker):
         return super().needs(first, last)
 
 
-def moved() -> tuple[Pass, Asked]:
+def moved() -> tuple[QueueMove, Asked]:
     """A pass over a queue whose messages are the entries 1 .. COUNT, which clients may have been given, when it has moved them."""
     replica = led(COUNT)
     replica.given_out.took_over(COUNT, None)
     replica.progress.tracker = asked = Asked(COUNT - 1)  # so R stays before all of them
     unused: Any = None
-    one = Pass(replica, unused, ("/", "q"), {}, COUNT, COUNT + 1, unused)
+    one = QueueMove(replica, unused, ("/", "q"), {}, COUNT, COUNT + 1, unused)
     for sequence in range(1, COUNT + 1):
         one._move(_Copy(sequence, False, "q", sequence, 1, (), bytes(14), b""))
     return one, asked
@@ -56,7 +56,7 @@ def test_what_is_in_the_queue_again_is_looked_at_once(monkeypatch: pytest.Monkey
             asked.mark(sequence, sequence)
         await waiting
 
-    monkeypatch.setattr(moving, "POLL_S", 0)
+    monkeypatch.setattr(queue_move, "POLL_S", 0)
     asyncio.run(go())
 
 

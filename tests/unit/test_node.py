@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.candidate import FORGOTTEN_TERMS_MAX
-from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.events import (
     Ack,
     Answer,

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker_plugin.door import Door
+from broker_plugin.door.server import Door
 from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.incarnation import Incarnation, Kept
-from lrq_ha.sidecar.orders import Orders
-from lrq_ha.sidecar.turning_away import TurningAway
+from lrq_ha.sidecar.node.incarnation import Incarnation, Kept
+from lrq_ha.sidecar.operations.commands import OperatorCommands
+from lrq_ha.sidecar.operations.drain import ClientDrain
 
 PROMOTE = PromoteRequest(frozenset(), False, False)
 
@@ -45,10 +45,10 @@ def test_the_core_does_not_answer_any_more(caplog: pytest.LogCaptureFixture) -> 
 def test_a_promotion_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for ever, in a process that went on."""
 
-    async def promoted(_orders: Orders, _request: object) -> Answer:
+    async def promoted(_orders: OperatorCommands, _request: object) -> Answer:
         return Answer(True, "e1 is primary")
 
-    monkeypatch.setattr(Orders, "_ask_core", promoted)
+    monkeypatch.setattr(OperatorCommands, "_ask_core", promoted)
 
     def check(incarnation: Incarnation) -> Awaitable[tuple[bool, str]]:
         incarnation.orders._node = SimpleNamespace(role=Role.RECOVERING, serving=False, reason="")  # type: ignore[assignment]
@@ -61,7 +61,7 @@ def test_a_promotion_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPat
 def stepping_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that may step down for nobody, and may be paused."""
 
-    async def paused(orders: Orders, request: object) -> Answer:
+    async def paused(orders: OperatorCommands, request: object) -> Answer:
         assert isinstance(request, PauseRequest)
         orders._node.paused = request.paused
         return Answer(True, "")
@@ -69,10 +69,10 @@ def stepping_down(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> str:
         return ""
 
-    monkeypatch.setattr(Orders, "_ask_core", paused)
-    monkeypatch.setattr("lrq_ha.sidecar.orders.left_behind", nothing)
+    monkeypatch.setattr(OperatorCommands, "_ask_core", paused)
+    monkeypatch.setattr("lrq_ha.sidecar.operations.commands.left_behind", nothing)
     monkeypatch.setattr(Node, "serving", True)
-    monkeypatch.setattr(TurningAway, "_all_safe", lambda *_: True)
+    monkeypatch.setattr(ClientDrain, "_all_safe", lambda *_: True)
 
 
 @pytest.mark.usefixtures("stepping_down")
@@ -83,7 +83,7 @@ def test_a_node_that_was_to_step_down_has_not_paused_the_group(monkeypatch: pyte
         await asyncio.sleep(60)
         return 0
 
-    monkeypatch.setattr("broker_plugin.draining.drain", drain)
+    monkeypatch.setattr("broker_plugin.door.drain.drain", drain)
     paused: list[bool] = []
 
     async def check(incarnation: Incarnation) -> tuple[bool, str]:
@@ -114,7 +114,7 @@ def test_what_operators_pause_and_resume_while_a_node_is_to_step_down(
             assert await incarnation.orders.ask(PauseRequest(meanwhile)) == (True, "")
             return left
 
-        monkeypatch.setattr("broker_plugin.draining.drain", drain)
+        monkeypatch.setattr("broker_plugin.door.drain.drain", drain)
         monkeypatch.setattr(incarnation._core, "ready", True)
         monkeypatch.setattr(incarnation._core, "feed", lambda _step_down: paused_then.append(incarnation._node.paused))
         async with asyncio.timeout(120):
@@ -129,17 +129,17 @@ def test_what_operators_pause_and_resume_while_a_node_is_to_step_down(
 def test_a_handover_while_consumers_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was said to be done, as the new incarnation's door held nothing."""
 
-    async def may_hand_over(_orders: Orders, _request: object) -> Answer:
+    async def may_hand_over(_orders: OperatorCommands, _request: object) -> Answer:
         return Answer(True, "", 2)
 
-    monkeypatch.setattr(Orders, "_ask_core", may_hand_over)
+    monkeypatch.setattr(OperatorCommands, "_ask_core", may_hand_over)
 
     async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
         await asyncio.sleep(0.1)
         return 0
 
-    monkeypatch.setattr("broker_plugin.draining.drain", drain)
-    monkeypatch.setattr(TurningAway, "_all_safe", lambda *_: True)
+    monkeypatch.setattr("broker_plugin.door.drain.drain", drain)
+    monkeypatch.setattr(ClientDrain, "_all_safe", lambda *_: True)
     assert "started again" in run(lambda incarnation: incarnation.orders.switchover(2, 10.0, force=True, dry_run=False))
 
 

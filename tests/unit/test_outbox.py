@@ -9,12 +9,13 @@ from typing import Any
 from pamqp import commands
 from test_publishing import Connection, message, on
 
-from broker_plugin import building, frames, settling
-from broker_plugin.relay import Relay
+from broker_plugin.amqp import encode, frames
+from broker_plugin.door.client_connection import ClientConnection
+from broker_plugin.methods import acknowledge
 
 
 def closed_by_broker(channel: int) -> bytes:
-    return building.channel_close(channel, 404, "NOT_FOUND - no queue 'none'", frames.QUEUE_DECLARE)
+    return encode.channel_close(channel, 404, "NOT_FOUND - no queue 'none'", frames.QUEUE_DECLARE)
 
 
 def publishes_that_wait(count: int) -> Connection:
@@ -33,20 +34,20 @@ def test_only_what_waits_for_a_closed_channel_is_dropped() -> None:
         connection = Connection()
         relay = connection.relay
         for number in (2, 3):
-            relay.client_data(building.method_frame(number, commands.Channel.Open()))
+            relay.client_data(encode.method_frame(number, commands.Channel.Open()))
         connection.broker.data = b""
         connection.log_is_safe = False
         raw, _ = message("orders", b"", True, b"x")
         for number in (2, 2, 3, 1, 2):
             relay.client_data(on(number, raw))
-        relay.client_data(building.method_frame(2, commands.Basic.Qos()) + building.method_frame(3, commands.Basic.Qos()))
+        relay.client_data(encode.method_frame(2, commands.Basic.Qos()) + encode.method_frame(3, commands.Basic.Qos()))
         connection.replica.flush()
         before = relay.outbox.bytes
         relay.broker_data(closed_by_broker(2))
         assert 0 < relay.outbox.bytes < before
         assert not relay.outbox.drop(2)
-        relay.client_data(building.method_frame(2, commands.Channel.CloseOk()))
-        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        relay.client_data(encode.method_frame(2, commands.Channel.CloseOk()))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()))
         connection.replica.progress.safe_advanced(connection.log.end)
         passed = [(item[1], item[0]) for item in frames.scan(connection.broker.data)[0] if item[0] != frames.CONFIRM_SELECT]
         assert passed == [
@@ -68,8 +69,8 @@ def test_what_is_dropped_holds_nothing_up() -> None:
         connection.broker.data = b""
         connection.relay.broker_data(closed_by_broker(1))
         assert not connection.relay.outbox
-        connection.relay.client_data(building.method_frame(2, commands.Channel.Open()))
-        assert connection.broker.data == building.method_frame(2, commands.Channel.Open())
+        connection.relay.client_data(encode.method_frame(2, commands.Channel.Open()))
+        assert connection.broker.data == encode.method_frame(2, commands.Channel.Open())
 
     asyncio.run(scenario())
 
@@ -82,11 +83,11 @@ def test_what_is_dropped_behind_what_waits_is_not_kept() -> None:
         relay = connection.relay
         waited = relay.outbox.bytes
         for number in range(2, 6):
-            relay.client_data(building.method_frame(number, commands.Channel.Open()))
+            relay.client_data(encode.method_frame(number, commands.Channel.Open()))
             for _ in range(100):
-                relay.client_data(building.method_frame(number, commands.Basic.Qos()))
+                relay.client_data(encode.method_frame(number, commands.Basic.Qos()))
             relay.broker_data(closed_by_broker(number))
-            relay.client_data(building.method_frame(number, commands.Channel.CloseOk()))
+            relay.client_data(encode.method_frame(number, commands.Channel.CloseOk()))
         assert len(relay.outbox._items) < 20
         connection.broker.data = b""
         connection.replica.progress.safe_advanced(connection.log.end)
@@ -104,9 +105,9 @@ def test_what_is_dropped_behind_what_waits_does_not_count_for_it() -> None:
         connection = publishes_that_wait(3)
         relay = connection.relay
         relay.gives_back([("/", "orders")])
-        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()))
         for _ in range(3):
-            relay.client_data(building.method_frame(2, commands.Basic.Qos()))
+            relay.client_data(encode.method_frame(2, commands.Basic.Qos()))
         relay.broker_data(closed_by_broker(2))
         assert (relay.outbox.gone, *relay.still_returning()) == (0, ("/", "orders"))
         connection.replica.progress.safe_advanced(connection.log.end)
@@ -119,11 +120,11 @@ def test_acks_of_several_channels_wait_by_themselves() -> None:
     async def scenario() -> None:
         connection = Connection()
         relay: Any = connection.relay
-        one, other = ([building.ack(number, tag) for tag in (1, 2)] for number in (1, 2))
+        one, other = ([encode.ack(number, tag) for tag in (1, 2)] for number in (1, 2))
         relay.ack_frames = [one[0], other[0], one[1], other[1]]
         relay.acked = {("/", "orders"): [3, 4, 5, 6]}
         connection.log_is_safe = False
-        settling.flush(relay)
+        acknowledge.flush(relay)
         assert relay.outbox.drop(1)
         connection.replica.flush()
         connection.broker.data = b""
@@ -136,7 +137,7 @@ def test_acks_of_several_channels_wait_by_themselves() -> None:
 def test_a_channel_that_the_broker_closes_costs_no_look_at_what_waits_for_others() -> None:
     """One client could stop the sidecar for a minute: with thousands of channels, and a flood of publishes on another one."""
 
-    def close_all(relay: Relay) -> float:
+    def close_all(relay: ClientConnection) -> float:
         began = process_time()
         for number in range(2, 502):
             relay.broker_data(closed_by_broker(number))
@@ -147,7 +148,7 @@ def test_a_channel_that_the_broker_closes_costs_no_look_at_what_waits_for_others
         for waiting in (20, 5_000):
             connection = publishes_that_wait(waiting)
             for number in range(2, 502):
-                connection.relay.client_data(building.method_frame(number, commands.Channel.Open()))
+                connection.relay.client_data(encode.method_frame(number, commands.Channel.Open()))
             took.append(close_all(connection.relay))
         assert took[1] < 5 * took[0]
 

@@ -9,16 +9,16 @@ import pytest
 from node_config import MINIMAL
 from pyroaring import BitMap64
 
-from broker_plugin.door import Door
+from broker_plugin.door.server import Door
 from lrq_ha.replication.applied import QueueRecord
-from lrq_ha.replication.filter import DeliveryFilter
+from lrq_ha.replication.delivery_filter import DeliveryFilter
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
-from lrq_ha.sidecar import own_log
 from lrq_ha.sidecar.config import load
-from lrq_ha.sidecar.core import Core
-from lrq_ha.sidecar.life import Life
-from lrq_ha.sidecar.own_log import OwnLog
+from lrq_ha.sidecar.node import log_writer
+from lrq_ha.sidecar.node.core import Core
+from lrq_ha.sidecar.node.log_writer import LogWriter
+from lrq_ha.sidecar.node.task_scope import TaskScope
 
 MIB = 1 << 20
 CONFIG = MINIMAL.replace("[http]", "message_bytes_max = {largest}\ntransaction_bytes_max = {largest}\n[http]") + """\
@@ -29,11 +29,11 @@ checkpoint_bytes = {checkpoint_bytes}
 """
 
 
-async def alive() -> Life:
-    return Life()
+async def alive() -> TaskScope:
+    return TaskScope()
 
 
-class Log(OwnLog):
+class Log(LogWriter):
     """Of a node whose log is as long as it is said to be."""
 
     def __init__(self, folder: Path, *, log_bytes_max: int = 1_024 * MIB, checkpoint_bytes: int = 64 * MIB) -> None:
@@ -106,7 +106,7 @@ def test_operators_are_told_of_an_applied_record_that_grows(
 
     monkeypatch.setattr(log.streams, "write_applied", write)
     asyncio.run(log.record())
-    monkeypatch.setattr(own_log, "APPLIED_RECORD_BYTES_MAX", int(len(written[0]) / share))
+    monkeypatch.setattr(log_writer, "APPLIED_RECORD_BYTES_MAX", int(len(written[0]) / share))
     asyncio.run(log.record())
     asyncio.run(log.record())
     assert told in log.record_trouble()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lrq_ha.sidecar.pace import ENTRIES_MIN, GAP_S, LEARNS_FOR_S, MEMORY_S, SHARE, Pace
+from lrq_ha.sidecar.peers.pace import ENTRIES_MIN, GAP_S, LEARNS_FOR_S, MEMORY_S, SHARE, Pace
 
 TICK_S = 1 / 64  # exact, as a sum of them is
 HOLDS_FOR_S = 1.0

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker_plugin import building
-from broker_plugin.declared import Declared
-from broker_plugin.index import Index
+from broker_plugin.amqp import encode
+from broker_plugin.log.catalog import Catalog
+from broker_plugin.log.index import Index
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
-from lrq_ha.replication.passes import Passes, QueueKey, Rounds
+from lrq_ha.replication.queues import QueueKey
+from lrq_ha.replication.renewal_progress import Passes, Rounds
 
 A, B = ("/", "a"), ("/", "b")
 
@@ -124,8 +125,8 @@ def test_at_some_time_it_is_enough() -> None:
 @pytest.mark.parametrize(("kind", "holds"), [("classic", 2), ("quorum", -1)])
 def test_a_queue_may_drop_what_is_given_back_over_its_delivery_limit(kind: str, holds: int) -> None:
     """The log does not tell: a dead letter that came meanwhile made such a queue as long as it should be, and was left behind."""
-    index = Index(Declared(Levels({})))
-    method = building.encode_method(commands.Queue.Declare(queue=A[1], durable=True, arguments={"x-queue-type": kind}))
+    index = Index(Catalog(Levels({})))
+    method = encode.encode_method(commands.Queue.Declare(queue=A[1], durable=True, arguments={"x-queue-type": kind}))
     index.note(pb.Run(topology=pb.Topology(vhost=A[0], method=method)), 1, sweep=False)
     index.passes.begin(10)
     index.gave_back(A, 5)

@@ -10,21 +10,22 @@ import pytest
 from pamqp import commands
 from test_publishing import ID, Connection, message
 
-from broker_plugin import building, frames, headers, transacting
-from broker_plugin.assembling import UnexpectedFrame
-from broker_plugin.flow import DEAF_SHARE
-from broker_plugin.frames import FrameError, Item
-from broker_plugin.passing import PIECES, Passing
+from broker_plugin.amqp import content_header, encode, frames
+from broker_plugin.amqp.content_assembly import UnexpectedFrame
+from broker_plugin.amqp.content_relay import PIECES, ContentRelay
+from broker_plugin.amqp.frames import FrameError, Item
+from broker_plugin.methods import transactions
+from broker_plugin.session.flow_control import DEAF_SHARE
 
 FRAME_MAX = 4_096
-CONFIRM = building.ack(1, 7)
-OTHERS = building.ack(2, 7)
+CONFIRM = encode.ack(1, 7)
+OTHERS = encode.ack(2, 7)
 
 
 def delivered(channel: int, size: int, frame_max: int = FRAME_MAX + 16) -> bytes:
     body = random.Random(size).randbytes(size)
-    method = building.method_frame(channel, commands.Basic.Deliver("c", 1, False, "", "q"))
-    return method + b"".join(building.content(channel, headers.header_payload(size, headers.properties(b"")), body, frame_max))
+    method = encode.method_frame(channel, commands.Basic.Deliver("c", 1, False, "", "q"))
+    return method + b"".join(encode.content(channel, content_header.header_payload(size, content_header.properties(b"")), body, frame_max))
 
 
 class Client:
@@ -39,7 +40,7 @@ class Client:
         self.got = b""
         self.answer: bytes | None = None
         self.withheld: set[int] = set()
-        self.passing = Passing(FRAME_MAX, self._decide, self.withheld.__contains__)
+        self.passing = ContentRelay(FRAME_MAX, self._decide, self.withheld.__contains__)
         self.decided: list[tuple[int, bytes]] = []
 
     def _decide(self, client: int, blob: bytes, item: Item) -> bytes | None:
@@ -120,7 +121,7 @@ def test_what_the_door_says_on_its_channel_comes_behind_it() -> None:
     assert client.got.endswith(CONFIRM * 2)
 
 
-@pytest.mark.parametrize("answer", [b"", building.method_frame(1, commands.Basic.GetEmpty())])
+@pytest.mark.parametrize("answer", [b"", encode.method_frame(1, commands.Basic.GetEmpty())])
 def test_a_body_is_dropped_with_its_head(answer: bytes) -> None:
     client = Client()
     client.answer = answer
@@ -175,8 +176,8 @@ def _malformed() -> dict[str, Any]:
         "a method within a body": method + header + method,
         "a header twice": method + header + header,
         "another class's header": method + header[:7] + b"\0\x0a" + header[9:],
-        "a header that is too short": method + building.frame(frames.HEADER, 1, b"\0\x3c\0\0"),
-        "a body that is too long": b"".join(longer[:2]) + building.frame(frames.BODY, 1, b"x" * 101),
+        "a header that is too short": method + encode.frame(frames.HEADER, 1, b"\0\x3c\0\0"),
+        "a body that is too long": b"".join(longer[:2]) + encode.frame(frames.BODY, 1, b"x" * 101),
     }
 
 
@@ -192,8 +193,8 @@ def test_an_answer_that_the_brokers_own_ack_sets_free_does_not_come_before_the_l
     async def scenario() -> None:
         connection = Connection("p")
         relay = connection.relay
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
-        raw, _ = message("orders", headers.field(ID, b"p/1"), True, b"abc")
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
+        raw, _ = message("orders", content_header.field(ID, b"p/1"), True, b"abc")
         relay.client_data(raw)
         connection.replica.flush()
         relay.client_data(raw)
@@ -201,8 +202,8 @@ def test_an_answer_that_the_brokers_own_ack_sets_free_does_not_come_before_the_l
         connection.client.data = b""
         first, header, *rest = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
         relay.broker_data(first + header + b"".join(rest[:-1]))
-        relay.broker_data(rest[-1] + building.ack(1, 1))
-        confirms = [building.ack(1, 1), building.ack(1, 2)]
+        relay.broker_data(rest[-1] + encode.ack(1, 1))
+        confirms = [encode.ack(1, 1), encode.ack(1, 2)]
         got = pieces(connection.client.data)
         assert got[: 2 + len(rest)] == [first, header, *rest]
         assert sorted(got[2 + len(rest) :]) == confirms
@@ -220,7 +221,7 @@ def test_a_client_is_not_read_while_too_much_waits_behind_a_content() -> None:
         passing, limit = relay.from_broker.passing, relay.door.config.client_buffer_bytes_max
         method, header, *rest = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
         relay.broker_data(method + header + b"".join(rest[:-1]))
-        question = building.method_frame(1, commands.Queue.Declare(queue="LRQ_Producer_p", passive=True))
+        question = encode.method_frame(1, commands.Queue.Declare(queue="LRQ_Producer_p", passive=True))
         relay.client_data(question * 100)
         assert connection.client.reads
         for _ in range(DEAF_SHARE * limit // (100 * len(question)) + 1):
@@ -239,10 +240,10 @@ def test_what_waits_behind_a_content_of_a_channel_that_ends_has_the_client_read_
         connection = Connection("p")
         relay = connection.relay
         relay.broker_data(b"".join(pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))[:-1]))
-        relay.to_client(building.ack(1, 1) * relay.door.config.client_buffer_bytes_max)
+        relay.to_client(encode.ack(1, 1) * relay.door.config.client_buffer_bytes_max)
         relay.flow.consider_pausing()
         assert not connection.client.reads
-        relay.broker_data(building.channel_close(1, 404, "NOT_FOUND", 0))
+        relay.broker_data(encode.channel_close(1, 404, "NOT_FOUND", 0))
         assert connection.client.reads
 
     asyncio.run(scenario())
@@ -252,14 +253,14 @@ def test_an_answer_from_a_channel_that_the_client_does_not_see_comes_behind_a_co
     async def scenario() -> None:
         connection = Connection()
         relay = connection.relay
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         channel, number = relay.channel(1), relay.number_apart()
-        channel.second, relay.seconds[number], relay.apart[number] = number, channel, transacting.from_second
+        channel.second, relay.seconds[number], relay.apart[number] = number, channel, transactions.from_second
         connection.client.data = b""
         whole = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
         relay.broker_data(b"".join(whole[:-1]))
-        relay.broker_data(building.method_frame(number, commands.Tx.SelectOk()))
+        relay.broker_data(encode.method_frame(number, commands.Tx.SelectOk()))
         relay.broker_data(whole[-1])
-        assert pieces(connection.client.data) == [*whole, building.method_frame(1, commands.Tx.SelectOk())]
+        assert pieces(connection.client.data) == [*whole, encode.method_frame(1, commands.Tx.SelectOk())]
 
     asyncio.run(scenario())

@@ -10,12 +10,15 @@ from typing import cast
 import pytest
 from pamqp import commands
 
-from broker_plugin import building, closing, delivering, frames, pausing
-from broker_plugin.channels import Channel, Commit, Consumer
-from broker_plugin.door import Door
-from broker_plugin.pausing import Pause
-from broker_plugin.relay import Relay
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import encode, frames
+from broker_plugin.door.client_connection import ClientConnection
+from broker_plugin.door.server import Door
+from broker_plugin.log.replica import Replica
+from broker_plugin.methods import closing, consume
+from broker_plugin.renewal import queue_pause
+from broker_plugin.renewal.queue_pause import QueuePause
+from broker_plugin.session.channel import ClientChannel, Consumer
+from broker_plugin.session.transaction import Commit
 
 KEY, TAG = ("/", "single"), b"tag"
 LOOK_S, SLOW_S = 0.25, 10.0
@@ -26,7 +29,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.asked: list[tuple[float, str, Channel]] = []
+        self.asked: list[tuple[float, str, ClientChannel]] = []
 
     def monotonic(self) -> float:
         self.now += LOOK_S
@@ -37,7 +40,7 @@ class Broker:
 
     def client(self, name: str) -> SimpleNamespace:
         """One whose consumer stands still."""
-        channel = Channel(1)
+        channel = ClientChannel(1)
         consumer = Consumer(KEY, automatic=False, tracked=True, method=commands.Basic.Consume(queue=KEY[1]))
         channel.consumers[TAG] = channel.paused[TAG] = consumer
         outbox = SimpleNamespace(put=lambda _data: self.asked.append((self.now, name, channel)))
@@ -48,12 +51,12 @@ def test_a_single_active_consumer_keeps_its_place(monkeypatch: pytest.MonkeyPatc
     """Before a slow broker has it, no other comes, which might be served first: it was waited for a second only."""
     broker = Broker()
     relays = [broker.client("first"), broker.client("second")]
-    monkeypatch.setattr(pausing, "time", broker)
-    monkeypatch.setattr(pausing, "POLL_S", 0)
+    monkeypatch.setattr(queue_pause, "time", broker)
+    monkeypatch.setattr(queue_pause, "POLL_S", 0)
 
     async def go() -> None:
         door, replica = SimpleNamespace(relays=relays), SimpleNamespace(moving={})
-        await Pause(cast(Door, door), cast(Replica, replica), KEY, {"x-single-active-consumer": True}).end()
+        await QueuePause(cast(Door, door), cast(Replica, replica), KEY, {"x-single-active-consumer": True}).end()
 
     asyncio.run(go())
     [(first_at, first, _), (second_at, second, _)] = broker.asked
@@ -65,11 +68,11 @@ def test_a_single_active_consumer_keeps_its_place(monkeypatch: pytest.MonkeyPatc
 def test_a_channel_is_told_nothing_while_the_broker_commits(second: int) -> None:
     """The broker ended the whole connection: "unexpected command while processing 'tx.commit'". Commits on a second channel do not count."""
     told: list[bytes] = []
-    channel = Channel(1, second=second)
-    relay = cast(Relay, SimpleNamespace(outbox=SimpleNamespace(put=told.append), on_settled=b"", closed=False))
-    cancel = building.raw_method_frame(1, frames.BASIC_CANCEL, b"\x03tag", b"\0")
+    channel = ClientChannel(1, second=second)
+    relay = cast(ClientConnection, SimpleNamespace(outbox=SimpleNamespace(put=told.append), on_settled=b"", closed=False))
+    cancel = encode.raw_method_frame(1, frames.BASIC_CANCEL, b"\x03tag", b"\0")
     channel.commits.append(Commit())
-    pausing.cancel(relay, channel, TAG)
+    consume.cancel_here(relay, channel, TAG)
     assert told == ([cancel] if second else [])
     channel.commits.clear()
     closing.settled(relay, channel)
@@ -81,14 +84,14 @@ def test_a_channel_is_told_nothing_while_the_broker_commits(second: int) -> None
 @pytest.mark.parametrize("answer", [frames.BASIC_CONSUME_OK, frames.BASIC_CANCEL_OK])
 def test_nothing_is_kept_of_what_the_broker_owes_no_more(answer: int) -> None:
     """A channel with consumers that come and go counted zeros for each."""
-    channel = Channel(1, resuming=Counter({TAG: 1}), stopping=Counter({TAG: 1}))
+    channel = ClientChannel(1, resuming=Counter({TAG: 1}), stopping=Counter({TAG: 1}))
     handle, owed = {
-        frames.BASIC_CONSUME_OK: (delivering.consume_ok, channel.resuming),
-        frames.BASIC_CANCEL_OK: (delivering.cancelled, channel.stopping),
+        frames.BASIC_CONSUME_OK: (consume.consume_ok, channel.resuming),
+        frames.BASIC_CANCEL_OK: (consume.cancelled, channel.stopping),
     }[answer]
-    data = building.raw_method_frame(1, answer, b"\x03tag")
+    data = encode.raw_method_frame(1, answer, b"\x03tag")
     [item], _ = frames.scan(data)
-    assert handle(cast(Relay, SimpleNamespace(channel=lambda _: channel)), 1, data, item) == b""
+    assert handle(cast(ClientConnection, SimpleNamespace(channel=lambda _: channel)), 1, data, item) == b""
     assert not owed
 
 
@@ -98,16 +101,16 @@ def test_a_consumer_that_the_broker_ends_while_it_stands_still_leaves_its_tag() 
     channel = relay.channels[1]
     relay.channel = relay.channels.get
     relay.replica = SimpleNamespace(index=SimpleNamespace(passes=SimpleNamespace(count_no_more=lambda _: None)))
-    data = building.method_frame(1, commands.Basic.Cancel(TAG.decode()))
+    data = encode.method_frame(1, commands.Basic.Cancel(TAG.decode()))
     [item], _ = frames.scan(data)
-    assert delivering.cancelled(cast(Relay, relay), 1, data, item) is None
+    assert consume.cancelled(cast(ClientConnection, relay), 1, data, item) is None
     assert not channel.consumers
     assert not channel.paused
 
 
 def test_acks_of_the_doors_own_are_no_commit_that_takes_time() -> None:
     told: list[bytes] = []
-    channel = Channel(1)
+    channel = ClientChannel(1)
     channel.commits.append(Commit(own=True))
-    pausing.cancel(cast(Relay, SimpleNamespace(outbox=SimpleNamespace(put=told.append))), channel, TAG)
+    consume.cancel_here(cast(ClientConnection, SimpleNamespace(outbox=SimpleNamespace(put=told.append))), channel, TAG)
     assert len(told) == 1

@@ -15,13 +15,15 @@ import pytest
 from pamqp import commands
 from test_publishing import Connection
 
-from broker_plugin import building, frames, headers, permitting
-from broker_plugin.channels import Closing
-from broker_plugin.permitting import Right
+from broker_plugin.amqp import content_header, encode, frames
+from broker_plugin.methods import permissions
+from broker_plugin.session import rights
+from broker_plugin.session.channel import ChannelState
+from broker_plugin.session.rights import Right
 
-TOPIC = building.method_frame(1, commands.Exchange.Declare(exchange="topics", exchange_type="topic"))[7:-1]
-DIRECT = building.method_frame(1, commands.Exchange.Declare(exchange="plain", exchange_type="direct"))[7:-1]
-REFUSAL = building.channel_close(frames.CHANNELS_MAX, 403, "ACCESS_REFUSED - no", frames.BASIC_PUBLISH)
+TOPIC = encode.method_frame(1, commands.Exchange.Declare(exchange="topics", exchange_type="topic"))[7:-1]
+DIRECT = encode.method_frame(1, commands.Exchange.Declare(exchange="plain", exchange_type="direct"))[7:-1]
+REFUSAL = encode.channel_close(frames.CHANNELS_MAX, 403, "ACCESS_REFUSED - no", frames.BASIC_PUBLISH)
 
 
 C = TypeVar("C")
@@ -39,7 +41,7 @@ class Asked(Connection):
     def publish(self, exchange: str, key: str, body: bytes = b"x", *, channel: int = 1, properties: bytes | None = None) -> None:
         self.relay.client_data(publish(exchange, key, body, channel=channel, properties=properties))
 
-    def closing(self) -> Closing:
+    def closing(self) -> ChannelState:
         """Of channel 1."""
         return self.relay.channels[1].state
 
@@ -74,10 +76,10 @@ class Asked(Connection):
     async def answer(self, allowed: int, *, refuse: bool | bytes = False) -> None:
         """The broker allows so many of them, then all or none of the rest. `refuse`: in these words, or those of a 403."""
         number = frames.CHANNELS_MAX
-        said = building.raw_method_frame(number, frames.CHANNEL_OPEN_OK, b"\0\0\0\0") + building.raw_method_frame(number, frames.TX_SELECT_OK)
-        said += building.raw_method_frame(number, frames.TX_ROLLBACK_OK) * allowed
+        said = encode.raw_method_frame(number, frames.CHANNEL_OPEN_OK, b"\0\0\0\0") + encode.raw_method_frame(number, frames.TX_SELECT_OK)
+        said += encode.raw_method_frame(number, frames.TX_ROLLBACK_OK) * allowed
         refusal = REFUSAL if refuse is True else refuse or b""
-        self.relay.broker_data(said + refusal + building.raw_method_frame(number, frames.CHANNEL_CLOSE_OK))
+        self.relay.broker_data(said + refusal + encode.raw_method_frame(number, frames.CHANNEL_CLOSE_OK))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -93,8 +95,8 @@ class Asked(Connection):
 
 
 def publish(exchange: str, key: str, body: bytes, *, channel: int = 1, properties: bytes | None = None) -> bytes:
-    header = headers.header_payload(len(body), headers.properties() if properties is None else properties)
-    return building.publish_method(channel, exchange, key) + b"".join(building.content(channel, header, body, 4_096))
+    header = content_header.header_payload(len(body), content_header.properties() if properties is None else properties)
+    return encode.publish_method(channel, exchange, key) + b"".join(encode.content(channel, header, body, 4_096))
 
 
 def on_its_own(made: Callable[[], C]) -> Callable[[Callable[[C], Coroutine[Any, Any, None]]], Callable[[], None]]:
@@ -121,7 +123,7 @@ async def test_an_exchange_is_asked_about_once_and_what_follows_waits_in_order(c
     c.publish("plain", "a", b"1")
     assert c.questions() == [("plain", "a", b"\0\0")]
     c.publish("plain", "b", b"2")
-    c.relay.client_data(building.method_frame(1, commands.Basic.Qos()))
+    c.relay.client_data(encode.method_frame(1, commands.Basic.Qos()))
     assert (c.logged, c.to_broker()) == ([], [])
     await c.answer(1)
     assert c.logged == [b"1", b"2"]
@@ -153,27 +155,27 @@ async def test_a_refusal_in_the_middle_ends_the_channel_when_its_turn_comes(c: A
     await c.answer(1, refuse=True)
     assert c.logged == [b"a"]
     assert [key for _, key, _ in c.questions()] == ["b", "c"]
-    assert c.closing() is Closing.NO
+    assert c.closing() is ChannelState.NO
     await c.answer(0, refuse=True)
     assert c.logged == [b"a"]
-    assert c.closing() is Closing.DOOR
-    assert c.relay.channels[1].refusal == building.rechannel(REFUSAL, 1)
+    assert c.closing() is ChannelState.DOOR
+    assert c.relay.channels[1].refusal == encode.rechannel(REFUSAL, 1)
 
 
 @on_a_connection
 async def test_only_what_the_broker_judges_is_shown_to_it(c: Asked) -> None:
     c.relay.rights.add(Right("", "", False))
-    table = headers.field(b"secret", b"s") + b"\x02CCA\0\0\0\0"
-    for properties in (headers.properties(table, expiration=b"60000"), headers.properties(expiration=b"0")):
+    table = content_header.field(b"secret", b"s") + b"\x02CCA\0\0\0\0"
+    for properties in (content_header.properties(table, expiration=b"60000"), content_header.properties(expiration=b"0")):
         c.publish("", "q", properties=properties)
     assert len(c.logged) == 2
     assert c.questions() == []
     wrong = b"\x03BCCS\0\0\0\1k"
     cases = {
-        headers.properties(table, content_type="t", correlation_id="c", user_id=b"bob"): headers.properties(b"", False, user_id=b"bob"),
-        headers.properties(expiration=b"1.5"): headers.properties(b"", False, expiration=b"1.5"),
-        headers.properties(expiration=b"4294967296"): headers.properties(b"", False, expiration=b"4294967296"),
-        headers.properties(headers.field(b"a", b"b") + wrong): headers.properties(wrong, False),
+        content_header.properties(table, content_type="t", correlation_id="c", user_id=b"bob"): content_header.properties(b"", False, user_id=b"bob"),
+        content_header.properties(expiration=b"1.5"): content_header.properties(b"", False, expiration=b"1.5"),
+        content_header.properties(expiration=b"4294967296"): content_header.properties(b"", False, expiration=b"4294967296"),
+        content_header.properties(content_header.field(b"a", b"b") + wrong): content_header.properties(wrong, False),
     }
     for number, (properties, shown) in enumerate(cases.items(), 2):
         c.publish("", "q", properties=properties)
@@ -190,44 +192,44 @@ async def test_further_keys_are_asked_about_where_the_exchange_judges_them(c: As
     c.relay.rights.add(Right("topics", "k", False))
     copies = [b"\x02CCA\0\0\0\x06S\0\0\0\1%c" % key for key in b"ab"]
     for number, each in enumerate(copies):
-        c.publish("topics", "k", properties=headers.properties(each))
-        assert c.questions() == [("topics", "k", headers.properties(each, False))]
+        c.publish("topics", "k", properties=content_header.properties(each))
+        assert c.questions() == [("topics", "k", content_header.properties(each, False))]
         await c.answer(1)
-        c.publish("topics", "k", properties=headers.properties(each))
+        c.publish("topics", "k", properties=content_header.properties(each))
         assert len(c.logged) == 2 * number + 2
-    c.publish("topics", "other", properties=headers.properties(copies[0]))
+    c.publish("topics", "other", properties=content_header.properties(copies[0]))
     assert [key for _, key, _ in c.questions()] == ["other"]
 
 
 def forget_403(c: Asked) -> None:
-    c.relay.client_data(building.method_frame(2, commands.Channel.Open()))
-    c.relay.broker_data(building.channel_close(2, 403, "ACCESS_REFUSED - withdrawn"))
+    c.relay.client_data(encode.method_frame(2, commands.Channel.Open()))
+    c.relay.broker_data(encode.channel_close(2, 403, "ACCESS_REFUSED - withdrawn"))
 
 
 def forget_secret(c: Asked) -> None:
-    c.relay.client_data(building.method_frame(0, commands.Connection.UpdateSecret("new", "why")))
-    c.relay.broker_data(building.method_frame(0, commands.Connection.UpdateSecretOk()))
+    c.relay.client_data(encode.method_frame(0, commands.Connection.UpdateSecret("new", "why")))
+    c.relay.broker_data(encode.method_frame(0, commands.Connection.UpdateSecretOk()))
 
 
 def forget_exchange(c: Asked) -> None:
-    permitting.exchange_changed(c.relay, "/", "plain")
+    permissions.exchange_changed(c.relay, "/", "plain")
 
 
 def remember_404(c: Asked) -> None:
-    c.relay.client_data(building.method_frame(2, commands.Channel.Open()))
-    c.relay.broker_data(building.channel_close(2, 404, "NOT_FOUND"))
+    c.relay.client_data(encode.method_frame(2, commands.Channel.Open()))
+    c.relay.broker_data(encode.channel_close(2, 404, "NOT_FOUND"))
 
 
 def remember_others(c: Asked) -> None:
-    permitting.exchange_changed(c.relay, "other", "plain")
-    permitting.exchange_changed(c.relay, "/", "other")
+    permissions.exchange_changed(c.relay, "other", "plain")
+    permissions.exchange_changed(c.relay, "/", "other")
 
 
 @pytest.mark.parametrize("event", [forget_403, forget_secret, forget_exchange, remember_404, remember_others])
 def test_what_is_forgotten(event: Callable[[Asked], None]) -> None:
     async def run() -> None:
         c = Asked()
-        bob = headers.properties(user_id=b"bob")
+        bob = content_header.properties(user_id=b"bob")
         c.publish("plain", "a", properties=bob)
         assert len(c.questions()) == 1
         await c.answer(1)
@@ -248,9 +250,9 @@ def test_a_refusal_of_what_was_asked_ends_what_was_believed(code: int, forgotten
         c.publish("plain", "a")
         await c.answer(1)
         c.to_broker()
-        c.relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        c.relay.client_data(encode.method_frame(2, commands.Channel.Open()))
         c.publish("topics", "a", channel=2)
-        await c.answer(0, refuse=building.channel_close(frames.CHANNELS_MAX, code, "no", frames.BASIC_PUBLISH))
+        await c.answer(0, refuse=encode.channel_close(frames.CHANNELS_MAX, code, "no", frames.BASIC_PUBLISH))
         c.to_broker()
         c.publish("plain", "b", b"again")
         assert (c.logged, bool(c.questions())) == (([b"x"], True) if forgotten else ([b"x", b"again"], False))
@@ -264,26 +266,26 @@ async def test_what_is_remembered_of_an_exchange_outlives_no_change_of_it(c: Ask
     c.publish("plain", "a")
     await c.answer(1)
     c.to_broker()
-    for number in range(permitting.RIGHTS_MAX):
+    for number in range(rights.RIGHTS_MAX):
         c.relay.rights.add(Right("topics", str(number), False))
-    permitting.exchange_changed(c.relay, "/", "plain")
+    permissions.exchange_changed(c.relay, "/", "plain")
     c.publish("plain", "a")
     assert len(c.questions()) == 1
 
 
 @on_a_connection
 async def test_nothing_is_asked_while_the_secret_is_renewed(c: Asked) -> None:
-    c.relay.client_data(building.method_frame(0, commands.Connection.UpdateSecret("new", "why")))
+    c.relay.client_data(encode.method_frame(0, commands.Connection.UpdateSecret("new", "why")))
     c.publish("plain", "a")
     assert [kind for kind, _, _ in c.to_broker()] == [frames.CONNECTION_UPDATE_SECRET]
-    c.relay.broker_data(building.method_frame(0, commands.Connection.UpdateSecretOk()))
+    c.relay.broker_data(encode.method_frame(0, commands.Connection.UpdateSecretOk()))
     await asyncio.sleep(0)
     assert len(c.questions()) == 1
 
 
 @on_a_connection
 async def test_what_is_remembered_is_bounded(c: Asked) -> None:
-    for number in range(3 * permitting.RIGHTS_MAX):
+    for number in range(3 * rights.RIGHTS_MAX):
         c.relay.rights.add(Right("topics", str(number), False))
         assert Right("topics", str(number), False) in c.relay.rights
     assert Right("topics", "0", False) not in c.relay.rights
@@ -392,7 +394,7 @@ async def test_when_reading_stops_counts_from_the_question_on(c: Unread) -> None
 @on_a_connection
 async def test_an_answer_to_a_direct_request_is_shown_to_nobody(c: Asked) -> None:
     """RabbitMQ 3 would deliver it. It is in the log for the sake of what it names besides."""
-    copies = headers.properties(headers.field(b"CC", b"q"))
+    copies = content_header.properties(content_header.field(b"CC", b"q"))
     c.relay.rights.add(Right("", "", False))
     c.publish("", "amq.rabbitmq.reply-to.token", properties=copies)
     assert [key for _, key, _ in c.questions()] == ["amq.rabbitmq.reply-to.gone"]

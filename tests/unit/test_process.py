@@ -15,15 +15,15 @@ import pytest
 from node_config import MINIMAL
 from test_completion import Alone
 
+from lrq_ha.errors import LrqError
 from lrq_ha.lab.ports import free_ports
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import RemoveRequest
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import load
-from lrq_ha.sidecar.incarnation import Kept
+from lrq_ha.sidecar.node.incarnation import Kept
+from lrq_ha.sidecar.node.recovery import _LogReading
 from lrq_ha.sidecar.process import Process
-from lrq_ha.sidecar.rebuild import _LogReading
 from lrq_ha.sidecar.status import Status
 
 TIMEOUT_S = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker_plugin.replica import Replica
+from broker_plugin.log.replica import Replica
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings

@@ -11,7 +11,7 @@ import pytest
 from named_tests import TESTS, defined
 from pamqp import base, commands
 
-from broker_plugin.protocol import BROKER, CLIENT, BrokerRow, ClientRow, name_of
+from broker_plugin.door.method_table import BROKER, CLIENT, BrokerRow, ClientRow, name_of
 
 DOC = TESTS.parent / "docs" / "protocol.md"
 MARK = "<!-- made by tests/unit/test_protocol.py -->\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_plugin.proxy_header import proxy_header
+from broker_plugin.amqp.proxy_header import proxy_header
 
 SIGNATURE = "0d0a0d0a000d0a515549540a"
 TCP4, TCP6 = SIGNATURE + "2111000c", SIGNATURE + "21210024"

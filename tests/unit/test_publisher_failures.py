@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from lrq_ha.errors import LrqError
 from lrq_ha.publisher import AsyncPublisher
 from lrq_ha.publisher.confirm import AsyncConfirm, BaseConfirm, Confirm
 from lrq_ha.publisher.core import BasePublisher
 from lrq_ha.publisher.errors import FencedError, NackedError
-from lrq_ha.replication.errors import LrqError
 
 
 class Silent(BasePublisher[Confirm]):

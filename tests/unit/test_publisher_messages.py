@@ -14,9 +14,11 @@ from typing import Any
 import pika
 import pytest
 
+from lrq_ha.errors import IllegalEvent, LrqError
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher import AsyncPublisher, messages
+from lrq_ha.publisher import AsyncPublisher
 from lrq_ha.publisher import confirm as confirm_module
+from lrq_ha.publisher import messages as publisher_messages
 from lrq_ha.publisher.confirm import AsyncConfirm, Confirm
 from lrq_ha.publisher.core import address
 from lrq_ha.publisher.errors import ConfirmTimeout, InvalidArgument, MessageTooLarge, NackedError, NoPrimary
@@ -24,52 +26,51 @@ from lrq_ha.publisher.messages import LogEntries
 from lrq_ha.publisher.nodes import DELAY_MAX_S, STEP_S, Addresses, Rotation
 from lrq_ha.publisher.transaction import Transaction
 from lrq_ha.publisher.wire import WRITE_BYTES_MAX, Outgoing, writes
-from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 
 @pytest.mark.parametrize("name", ["a", "orders-app", "A.b_c-9", "x" * 64])
 def test_good_names(name: str) -> None:
-    assert messages.checked_producer(name) == name
+    assert publisher_messages.checked_producer(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a/b", "a b", "ä", "a\n", "-a", None, b"a", "orders.lrq"])
 def test_bad_names(name: object) -> None:
     with pytest.raises(InvalidArgument, match="producer is"):
-        messages.checked_producer(name)
+        publisher_messages.checked_producer(name)
 
 
 @pytest.mark.parametrize("name", ["", "or_ders", "x" * 65, None])
 def test_bad_client_names(name: object) -> None:
     with pytest.raises(InvalidArgument, match="client_name is"):
-        messages.checked_client_name(name)
+        publisher_messages.checked_client_name(name)
 
 
 @pytest.mark.parametrize("destinations", [[], "west", b"west", [""], ["west", ""], ["we_st"], [1], None, 7])
 def test_bad_destinations(destinations: object) -> None:
     with pytest.raises(InvalidArgument, match="destinations"):
-        messages.checked_destinations(destinations)
+        publisher_messages.checked_destinations(destinations)
 
 
 def test_destinations_lose_repeats_and_keep_their_order() -> None:
-    assert messages.checked_destinations(["west", "south", "west"]) == ("west", "south")
+    assert publisher_messages.checked_destinations(["west", "south", "west"]) == ("west", "south")
 
 
 def test_bytes() -> None:
     changing = bytearray(b"abc")
-    kept = messages.checked_bytes("payload", changing)
+    kept = publisher_messages.checked_bytes("payload", changing)
     changing[0] = 0
     assert kept == b"abc"
-    assert messages.checked_bytes("payload", memoryview(b"x")) == b"x"
+    assert publisher_messages.checked_bytes("payload", memoryview(b"x")) == b"x"
     with pytest.raises(InvalidArgument, match="payload is a str"):
-        messages.checked_bytes("payload", "text")
+        publisher_messages.checked_bytes("payload", "text")
 
 
 def test_sizes() -> None:
-    messages.checked_size("It", 5, 5)
+    publisher_messages.checked_size("It", 5, 5)
     with pytest.raises(MessageTooLarge, match="It has 6 bytes, the limit is 5"):
-        messages.checked_size("It", 6, 5)
+        publisher_messages.checked_size("It", 6, 5)
     with pytest.raises(InvalidArgument, match="routing_key"):
-        messages.checked_short_string("routing_key", "ä" * 128)
+        publisher_messages.checked_short_string("routing_key", "ä" * 128)
 
 
 def take(publisher: AsyncPublisher, properties: object = None, exchange: str = "", routing_key: str = "q") -> AsyncConfirm:
@@ -144,12 +145,12 @@ def test_a_transaction_stores_equal_payloads_once() -> None:
 
 def test_a_payload_that_is_stored_once_is_limited_as_often_as_a_destination_gets_it() -> None:
     payload = bytes(1 << 20)
-    messages.checked_shares(LogEntries.checked([(payload, ["west", "south"])] * 15))
-    messages.checked_shares(LogEntries.checked([(payload, ["west"]), (payload, ["south"])] * 15))
+    publisher_messages.checked_shares(LogEntries.checked([(payload, ["west", "south"])] * 15))
+    publisher_messages.checked_shares(LogEntries.checked([(payload, ["west"]), (payload, ["south"])] * 15))
     with pytest.raises(MessageTooLarge, match=r"share for one destination has 16777312 bytes.*Split it"):
-        messages.checked_shares(LogEntries.checked([(payload, ["west"])] * 16))
+        publisher_messages.checked_shares(LogEntries.checked([(payload, ["west"])] * 16))
     with pytest.raises(MessageTooLarge, match="of 20000 at most"):
-        messages.checked_shares(LogEntries.checked([(b"", ["west", "south"])] * 10_001))
+        publisher_messages.checked_shares(LogEntries.checked([(b"", ["west", "south"])] * 10_001))
 
 
 def test_a_transaction_without_entries_is_refused() -> None:
@@ -181,9 +182,9 @@ def test_collecting_a_transaction() -> None:
 
 
 def test_statuses() -> None:
-    client = pb.Status.FromString(messages.client_status("orders", True))
+    client = pb.Status.FromString(publisher_messages.client_status("orders", True))
     assert (client.key, client.client.client_name, client.client.full_sync_provider) == ("client/orders", "orders", True)
-    ended = pb.Status.FromString(messages.full_sync_status("orders", "west", "r1", "new", pb.FullSyncRequest.CANCELLED))
+    ended = pb.Status.FromString(publisher_messages.full_sync_status("orders", "west", "r1", "new", pb.FullSyncRequest.CANCELLED))
     assert (ended.key, ended.full_sync.request_id, ended.full_sync.state) == ("fullsync/orders/west", "r1", pb.FullSyncRequest.CANCELLED)
 
 

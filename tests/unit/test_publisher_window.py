@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lrq_ha.errors import IllegalEvent, LrqError
 from lrq_ha.publisher.errors import FencedError, NackedError, Unconfirmed
 from lrq_ha.publisher.window import CONNECTION_STRIKES_MAX, Entry, Settled, Window
-from lrq_ha.replication.errors import IllegalEvent, LrqError
 
 ALL = 1 << 30
 

@@ -7,6 +7,7 @@ or when the test says so.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -19,15 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker_plugin import assembling, building, frames, headers, publishing, wire
-from broker_plugin.channels import Closing
-from broker_plugin.permitting import Right
-from broker_plugin.relay import Relay
-from broker_plugin.replica import Replica
-from broker_plugin.waiting import Moving
+from broker_plugin.amqp import content_assembly, content_header, encode, frames
+from broker_plugin.door.client_connection import ClientConnection
+from broker_plugin.log import codec, stamps
+from broker_plugin.log.holds import QueueHold
+from broker_plugin.log.replica import Replica
+from broker_plugin.methods import publish as methods_publish
+from broker_plugin.session.channel import ChannelState
+from broker_plugin.session.rights import Right
+from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.roles import Role
@@ -82,32 +85,32 @@ class Connection:
         self.replica.progress.safe = FIRST - 1
         config = DoorTable(listen="127.0.0.1:5672", client_buffer_bytes_max=1 << 14)
         door: Any = SimpleNamespace(
-            config=config, now=lambda: 0.0, unfinished=assembling.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
+            config=config, now=lambda: 0.0, unfinished=content_assembly.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
             draining="", watch=lambda _: None, completes_locally=lambda _: False, client_full=lambda *_: None, relays=set(),
             buffered_bytes_max=config.buffered_bytes_max, sites=frozenset({"west"}), group="east",
         )  # fmt: skip
         self.client, self.broker = Socket(), Socket()
         client, broker = self._sockets
-        self.relay = Relay(
+        self.relay = ClientConnection(
             door, self.replica, client, broker, user="app", vhost=vhost, producer=producer, instance="", peer=None, may_write=True,
             frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
             channels_max=2_046, broker_channels_max=2_047,
         )  # fmt: skip
         self.relay.rights.add(Right("", "", False))
-        self.relay.client_data(building.method_frame(1, commands.Channel.Open()))
-        self.relay.client_data(building.method_frame(1, commands.Confirm.Select()))
+        self.relay.client_data(encode.method_frame(1, commands.Channel.Open()))
+        self.relay.client_data(encode.method_frame(1, commands.Confirm.Select()))
         self.broker.data = b""
 
     @property
     def _sockets(self) -> tuple[Any, Any]:
         return self.client, self.broker
 
-    def _emit(self, first: int, count: int, runs: list[pb.Run | wire.Publishes]) -> None:
+    def _emit(self, first: int, count: int, runs: list[pb.Run | codec.Publishes]) -> None:
         assert first == self.log.end + 1
         self.log.end = first + count - 1
         if not self.log_is_safe:
             return
-        body = pb.Batch.FromString(wire.batch_body(BatchHeader(257, first, self.log.end, 257, 257), 7, runs))
+        body = pb.Batch.FromString(codec.batch_body(BatchHeader(257, first, self.log.end, 257, 257), 7, runs))
         assert (body.epoch, body.first, body.count, body.previous_epoch, body.timestamp_us) == (257, first, count, 257, 7)
         self.runs += body.runs
         self.replica.progress.safe_advanced(self.log.end)
@@ -115,12 +118,12 @@ class Connection:
 
 def message(queue: str, table: bytes, persistent: bool, body: bytes) -> tuple[bytes, bytes]:
     """(frames of a publish, its content header's payload)"""
-    payload = headers.header_payload(len(body), headers.properties(table, persistent))
-    return building.publish_method(1, "", queue) + b"".join(building.content(1, payload, body, 4_096)), payload
+    payload = content_header.header_payload(len(body), content_header.properties(table, persistent))
+    return encode.publish_method(1, "", queue) + b"".join(encode.content(1, payload, body, 4_096)), payload
 
 
 tables = st.sampled_from(
-    [b"", headers.field(b"a", b"1"), headers.field(b"x-lrq-", b"1"), headers.field(POSITION, b"1.2/3"), headers.field(ID, b"p/1")]
+    [b"", *itertools.starmap(content_header.field, ((b"a", b"1"), (b"x-lrq-", b"1"), (POSITION, b"1.2/3"), (ID, b"p/1")))]
 )
 messages = st.builds(message, st.sampled_from(["orders", "other"]), tables, st.booleans(), st.sampled_from([b"", b"abc", b"abd", b"x" * 5_000]))
 
@@ -147,8 +150,8 @@ def test_a_run_is_logged_as_it_came_and_passed_on_with_positions(pool: Any, orde
         assert used == len(out)
         assert len(items) == len(passed) == len(sent)
         for number, ((raw, payload), one, other) in enumerate(zip(sent, items, passed)):
-            bare = headers.cut(headers.cut(payload, POSITION), ID)
-            stamped = headers.stamp(bare, headers.position_field(b"257.%d/1" % (FIRST + number)))
+            bare = content_header.cut(content_header.cut(payload, POSITION), ID)
+            stamped = stamps.stamp(bare, stamps.position_field(b"257.%d/1" % (FIRST + number)))
             assert logged[one[4] : one[5]] == bare
             assert out[other[4] : other[5]] == stamped
             [whole], _ = frames.scan(raw, 0, frames.FRAME_MAX_BYTES, 0)
@@ -163,7 +166,7 @@ def test_ids_of_the_producer_break_a_run_where_they_do_not_follow_each_other() -
     async def scenario() -> None:
         connection = Connection("p")
         plain, _ = message("orders", b"", True, b"abc")
-        of = {number: message("orders", headers.field(ID, b"p/%d" % number), True, b"abc")[0] for number in (1, 2, 4)}
+        of = {number: message("orders", content_header.field(ID, b"p/%d" % number), True, b"abc")[0] for number in (1, 2, 4)}
         connection.relay.client_data(plain * 3 + of[1] + of[2] + of[2] + of[4] + plain * 3)
         connection.replica.flush()
         told = [(run.enqueues.id_first, len(run.enqueues.lengths)) for run in connection.runs]
@@ -183,10 +186,10 @@ def test_what_is_not_safe_costs_no_more_memory_than_its_limit(local: bool) -> No
         door, relay = connection.relay.door, connection.relay
         door.buffered_bytes_max = 1 << 20
         cast(Any, door).completes_locally = lambda _: local
-        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Confirm.Select()))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()) + encode.method_frame(2, commands.Confirm.Select()))
         connection.broker.data = b""
-        header = headers.header_payload(0)
-        both = b"".join(building.publish_method(n, "", "orders") + b"".join(building.content(n, header, b"", 4_096)) for n in (1, 2))
+        header = content_header.header_payload(0)
+        both = b"".join(encode.publish_method(n, "", "orders") + b"".join(encode.content(n, header, b"", 4_096)) for n in (1, 2))
         taken = 0
         tracemalloc.start()
         try:
@@ -213,8 +216,8 @@ def test_a_small_publish_does_not_keep_all_that_was_read_with_it() -> None:
         connection = Connection()
         relay = connection.relay
         raw, _ = message("orders", b"", True, b"x")
-        relay.client_data(building.method_frame(2, commands.Channel.Open()))
-        relay.channels[2].state = Closing.TOLD  # what comes on it counts no more
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()))
+        relay.channels[2].state = ChannelState.TOLD  # what comes on it counts no more
         rest = on(2, message("orders", b"", True, b"y" * 100_000)[0]) * 2
         connection.broker.data = b""
         tracemalloc.start()
@@ -239,14 +242,14 @@ def test_confirms_that_wait_for_backups_are_kept_up_to_a_limit() -> None:
         connection = Connection()
         connection.replica.node.role = Role.RECOVERING
         relay, limit = connection.relay, connection.relay.door.config.client_buffer_bytes_max
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         raw, _ = message("orders", b"", True, b"x")
         tag = 0
         while connection.client.reads:
             relay.client_data(raw)
             connection.replica.flush()
             tag += 1
-            relay.broker_data(building.ack(1, tag))
+            relay.broker_data(encode.ack(1, tag))
             assert relay.held_bytes <= limit + 100
         assert relay.held_bytes > limit
         connection.client.data = b""
@@ -263,12 +266,12 @@ def test_what_comes_before_a_malformed_publish_is_taken() -> None:
 
     async def scenario() -> None:
         connection = Connection()
-        bad = headers.header_payload(0, b"\x20\x00\xff\xff\xff\xff")  # headers that are longer than their frame
+        bad = content_header.header_payload(0, b"\x20\x00\xff\xff\xff\xff")  # headers that are longer than their frame
         sent = [message("orders", b"", True, b"%d" % n)[0] for n in range(3)]
-        data = b"".join((*sent, building.publish_method(1, "", "orders"), *building.content(1, bad, b""), sent[0]))
+        data = b"".join((*sent, encode.publish_method(1, "", "orders"), *encode.content(1, bad, b""), sent[0]))
         items, _ = frames.scan(data)
         with pytest.raises(LrqError):
-            publishing.take(connection.relay, data, items, 0)
+            methods_publish.take(connection.relay, data, items, 0)
         connection.replica.flush()
         assert [len(run.enqueues.lengths) for run in connection.runs] == [3]
         assert connection.broker.data.count(b"orders") == 3
@@ -282,14 +285,14 @@ def test_what_comes_back_is_forgotten_with_its_ack() -> None:
     async def scenario() -> None:
         connection = Connection("p")
         relay = connection.relay
-        for tag, table in enumerate((b"", headers.field(ID, b"p/1"), b""), 1):
+        for tag, table in enumerate((b"", content_header.field(ID, b"p/1"), b""), 1):
             relay.client_data(message("orders", table, True, b"x")[0])
             connection.replica.flush()
             [item] = frames.scan(connection.broker.data)[0][-1:]
             content = connection.broker.data[frames.end_of(item) - (item[6] - item[4] + 7) : item[6]]
-            relay.broker_data(building.method_frame(1, commands.Basic.Return(312, "NO_ROUTE", "", "orders")) + content)
+            relay.broker_data(encode.method_frame(1, commands.Basic.Return(312, "NO_ROUTE", "", "orders")) + content)
             assert relay.channels[1].returned == {connection.log.end}
-            relay.broker_data(building.ack(1, tag))
+            relay.broker_data(encode.ack(1, tag))
             assert not relay.channels[1].returned
         connection.replica.flush()
         assert [list(run.refused.sequences) for run in connection.runs if run.WhichOneof("kind") == "refused"] == [[FIRST + 1, FIRST + 1]]
@@ -304,24 +307,24 @@ def test_a_publish_whose_id_gets_free_is_answered_when_that_is_safe(nacked: bool
     async def scenario() -> None:
         connection = Connection("p")
         relay = connection.relay
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
-        relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % number), True, b"x")[0] for number in (1, 2, 3)))
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(b"".join(message("orders", content_header.field(ID, b"p/%d" % number), True, b"x")[0] for number in (1, 2, 3)))
         connection.replica.flush()
         connection.log_is_safe = False
         back = frames.scan(connection.broker.data)[0][1]
         connection.client.data = b""
         if nacked:
-            relay.broker_data(building.nack(1, 2))
+            relay.broker_data(encode.nack(1, 2))
         else:
             content = connection.broker.data[back[3] + 1 : back[6]]
-            relay.broker_data(building.method_frame(1, commands.Basic.Return(312, "NO_ROUTE", "", "orders")) + content)
+            relay.broker_data(encode.method_frame(1, commands.Basic.Return(312, "NO_ROUTE", "", "orders")) + content)
             connection.client.data = b""
-        relay.broker_data(building.ack(1, 3, True))
+        relay.broker_data(encode.ack(1, 3, True))
         connection.replica.flush()
-        assert connection.client.data == building.ack(1, 1) + building.ack(1, 3)
+        assert connection.client.data == encode.ack(1, 1) + encode.ack(1, 3)
         assert not connection.replica.index.dedup.seen(relay.producer_key, 2)
         connection.replica.progress.safe_advanced(connection.log.end)
-        assert connection.client.data[len(building.ack(1, 1)) * 2 :] == (building.nack if nacked else building.ack)(1, 2)
+        assert connection.client.data[len(encode.ack(1, 1)) * 2 :] == (encode.nack if nacked else encode.ack)(1, 2)
 
     asyncio.run(scenario())
 
@@ -340,14 +343,14 @@ def test_an_ack_costs_no_look_at_every_repeat_that_waits() -> None:
                 return super().is_applied(seq)
 
         connection.replica.progress.tracker = Tracker()
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         for _ in range(2):
-            relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in range(1, count + 1)))
+            relay.client_data(b"".join(message("orders", content_header.field(ID, b"p/%d" % n), True, b"x")[0] for n in range(1, count + 1)))
         connection.replica.flush()
         connection.client.data = b""
         looks.clear()
         for tag in (count, 2, *(tag for tag in range(1, count) if tag != 2)):
-            relay.broker_data(building.ack(1, tag))
+            relay.broker_data(encode.ack(1, tag))
             assert len(looks) <= 2, "for the one whose first one this is"
             looks.clear()
         answers = [frames.tag_and_bits(connection.client.data, item[2]) for item in frames.scan(connection.client.data)[0]]
@@ -363,7 +366,7 @@ def test_a_connection_that_ends_waits_for_nothing() -> None:
         connection = Connection("p")
         relay, progress = connection.relay, connection.replica.progress
         cast(Any, relay.door).gone = lambda _: None
-        relay.client_data(b"".join(message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2, 1, 2, 1)))
+        relay.client_data(b"".join(message("orders", content_header.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2, 1, 2, 1)))
         connection.replica.flush()
         assert (relay.repeats.waiting, len(progress._awaited), progress._awaited_entries) == (3, 2, [FIRST, FIRST + 1])
         relay.close()
@@ -373,19 +376,19 @@ def test_a_connection_that_ends_waits_for_nothing() -> None:
 
 
 def on(channel: int, data: bytes) -> bytes:
-    return building.rechannel(data, channel)
+    return encode.rechannel(data, channel)
 
 
 async def commits(connection: Connection, *publishes: bytes) -> None:
     """On channel 2, and the broker has done it."""
     relay = connection.relay
-    relay.client_data(b"".join(on(2, each) for each in publishes) + building.method_frame(2, commands.Tx.Commit()))
-    relay.broker_data(building.method_frame(2, commands.Tx.RollbackOk()))
+    relay.client_data(b"".join(on(2, each) for each in publishes) + encode.method_frame(2, commands.Tx.Commit()))
+    relay.broker_data(encode.method_frame(2, commands.Tx.RollbackOk()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not relay.from_client.stalled
     connection.replica.flush()
-    relay.broker_data(building.method_frame(2, commands.Tx.CommitOk()))
+    relay.broker_data(encode.method_frame(2, commands.Tx.CommitOk()))
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -394,33 +397,33 @@ def test_a_commit_stands_for_its_repeats(refused: bool) -> None:
 
     async def scenario() -> None:
         connection = Connection("p")
-        relay, done = connection.relay, building.method_frame(2, commands.Tx.CommitOk())
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
-        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
-        of = {number: message("orders", headers.field(ID, b"p/%d" % number), True, b"abc")[0] for number in (1, 2, 3, 4)}
+        relay, done = connection.relay, encode.method_frame(2, commands.Tx.CommitOk())
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()) + encode.method_frame(2, commands.Tx.Select()))
+        of = {number: message("orders", content_header.field(ID, b"p/%d" % number), True, b"abc")[0] for number in (1, 2, 3, 4)}
         relay.client_data(of[1] + of[2])
         connection.replica.flush()
         connection.client.data = connection.broker.data = b""
         await commits(connection, of[3], of[1], of[3], of[2])
         await commits(connection, of[4])
         assert connection.client.data == b"", "the second waits behind the first"
-        relay.broker_data(building.ack(1, 2))
-        assert connection.client.data == building.ack(1, 2)
+        relay.broker_data(encode.ack(1, 2))
+        assert connection.client.data == encode.ack(1, 2)
         assert connection.replica.progress.tracker.applied < FIRST, "it has not waited for all before that"
         connection.client.data = connection.broker.data = b""
-        relay.client_data(building.method_frame(2, commands.Tx.Commit()))
-        relay.broker_data(building.nack(1, 1) if refused else building.ack(1, 1))
+        relay.client_data(encode.method_frame(2, commands.Tx.Commit()))
+        relay.broker_data(encode.nack(1, 1) if refused else encode.ack(1, 1))
         connection.replica.flush()
         relay.broker_data(done)
         if not refused:
-            assert connection.client.data == done * 2 + building.ack(1, 1) + done
+            assert connection.client.data == done * 2 + encode.ack(1, 1) + done
             return
-        assert connection.client.data == building.nack(1, 1)
+        assert connection.client.data == encode.nack(1, 1)
         assert frames.scan(connection.broker.data)[0][-1][:2] == (frames.CHANNEL_CLOSE, 2), "and what was committed later is no answer to this"
         connection.client.data = b""
-        relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
+        relay.broker_data(encode.method_frame(2, commands.Channel.CloseOk()))
         text = "PRECONDITION_FAILED - partial tx completion"
-        assert connection.client.data == building.channel_close(2, 406, text, frames.TX_COMMIT)
+        assert connection.client.data == encode.channel_close(2, 406, text, frames.TX_COMMIT)
         assert not relay.busy
 
     asyncio.run(scenario())
@@ -431,11 +434,11 @@ def test_commits_of_repeats_that_wait_are_limited() -> None:
 
     async def scenario() -> None:
         connection = Connection("p")
-        relay, done = connection.relay, building.method_frame(2, commands.Tx.CommitOk())
+        relay, done = connection.relay, encode.method_frame(2, commands.Tx.CommitOk())
         relay.door.config = relay.door.config.model_copy(update={"questions_max": 100})
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
-        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
-        raw, _ = message("orders", headers.field(ID, b"p/1"), True, b"x")
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()) + encode.method_frame(2, commands.Tx.Select()))
+        raw, _ = message("orders", content_header.field(ID, b"p/1"), True, b"x")
         relay.client_data(raw)
         connection.replica.flush()
         connection.client.data = b""
@@ -445,8 +448,8 @@ def test_commits_of_repeats_that_wait_are_limited() -> None:
             relay.flow.consider_pausing()  # as with the next word of the client
             sent += 1
         assert sent == 34, "each with two repeats"
-        relay.broker_data(building.ack(1, 1))
-        assert connection.client.data == done * sent + building.ack(1, 1)
+        relay.broker_data(encode.ack(1, 1))
+        assert connection.client.data == done * sent + encode.ack(1, 1)
         assert connection.client.reads
         assert not relay.repeats.waiting
 
@@ -461,17 +464,17 @@ def test_what_was_closed_is_kept_by_no_timer(whole: bool) -> None:
         connection = Connection()
         relay, loop = connection.relay, asyncio.get_running_loop()
         cast(Any, relay.door).gone = lambda _: None
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         relay.client_data(message("orders", b"", True, b"x")[0])
         connection.replica.flush()
         number = 0 if whole else 1
         close = (commands.Connection if whole else commands.Channel).Close(200, "", 0, 0)
-        relay.client_data(building.method_frame(number, close))
+        relay.client_data(encode.method_frame(number, close))
         far = loop.time() + relay.door.config.drain_timeout_s / 2
         timers = [timer for timer in cast(Any, loop)._scheduled if timer.when() > far]
         assert len(timers) == 1, "the broker has not confirmed it"
         assert not timers[0].cancelled()
-        relay.broker_data(building.ack(1, 1))
+        relay.broker_data(encode.ack(1, 1))
         assert timers[0].cancelled()
         assert frames.scan(connection.broker.data)[0][-1][:2] == (close.index, number)
         if whole:
@@ -497,14 +500,14 @@ def test_a_consume_that_waited_for_its_tag_waits_for_a_queue_that_is_moved() -> 
                 await asyncio.sleep(0.005)
             pytest.fail("not in time")
 
-        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
-        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
-        relay.client_data(building.method_frame(1, commands.Basic.Cancel("c")))
-        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c", nowait=True)))
+        relay.client_data(encode.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+        relay.broker_data(encode.method_frame(1, commands.Basic.ConsumeOk("c")))
+        relay.client_data(encode.method_frame(1, commands.Basic.Cancel("c")))
+        relay.client_data(encode.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c", nowait=True)))
         assert relay.from_client.stalled
-        moving = connection.replica.moving[("/", "orders")] = Moving(("/", "orders"))
+        moving = connection.replica.moving[("/", "orders")] = QueueHold(("/", "orders"))
         connection.broker.data = b""
-        relay.broker_data(building.method_frame(1, commands.Basic.CancelOk("c")))
+        relay.broker_data(encode.method_frame(1, commands.Basic.CancelOk("c")))
         await until(lambda: relay.from_client.stalled and len(relay._tasks) == 1 and "_unstall_after" in repr(relay._tasks))
         assert connection.broker.data == b""
         del connection.replica.moving[("/", "orders")]
@@ -524,19 +527,19 @@ def test_repeats_that_wait_for_the_own_stream_are_limited() -> None:
         connection.log_is_safe, node.durable = False, FIRST - 1
         relay.door.config = relay.door.config.model_copy(update={"questions_max": 100})
         cast(Any, relay.door).completes_locally = lambda _: True
-        raw, _ = message("orders", headers.field(ID, b"p/1"), True, b"x")
+        raw, _ = message("orders", content_header.field(ID, b"p/1"), True, b"x")
         sent = 0
         while connection.client.reads and sent < 1_000:
             relay.client_data(raw)
             sent += 1
         assert sent == 101
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         connection.client.data = b""
         connection.replica.flush()
         node.durable = FIRST
         connection.replica.progress.durable_advanced()
         assert connection.client.reads
-        assert connection.client.data == b"".join(building.ack(1, tag) for tag in range(1, sent + 1))
+        assert connection.client.data == b"".join(encode.ack(1, tag) for tag in range(1, sent + 1))
 
     asyncio.run(scenario())
 
@@ -548,32 +551,32 @@ def test_confirms_behind_a_select_are_kept_up_to_a_limit(ends: str) -> None:
     async def scenario() -> None:
         connection = Connection("p")
         relay, limit = connection.relay, connection.relay.door.config.client_buffer_bytes_max
-        relay.broker_data(building.method_frame(1, commands.Confirm.SelectOk()))
-        first, second = (message("orders", headers.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2))
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
+        first, second = (message("orders", content_header.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2))
         relay.client_data(first)
         connection.replica.flush()
-        relay.broker_data(building.ack(1, 1))
+        relay.broker_data(encode.ack(1, 1))
         connection.log_is_safe = False
         relay.client_data(second)
         connection.replica.flush()
-        relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Confirm.Select()))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()) + encode.method_frame(2, commands.Confirm.Select()))
         connection.client.data = b""
         sent = 0
         while connection.client.reads and sent < 10_000:
             relay.client_data(on(2, first))
             sent += 1
-        acks = b"".join(building.ack(2, tag) for tag in range(1, sent + 1))
+        acks = b"".join(encode.ack(2, tag) for tag in range(1, sent + 1))
         assert connection.client.data == b""
         assert limit < len(acks) == relay.held_bytes < limit + 100
         if ends == "answered":
-            ok = building.method_frame(2, commands.Confirm.SelectOk())
+            ok = encode.method_frame(2, commands.Confirm.SelectOk())
             relay.broker_data(ok)
             assert connection.client.data == ok + acks
         elif ends == "closed by the broker":
-            relay.broker_data(building.channel_close(2, 404, "NOT_FOUND", frames.QUEUE_DECLARE))
+            relay.broker_data(encode.channel_close(2, 404, "NOT_FOUND", frames.QUEUE_DECLARE))
         else:
-            relay.client_data(building.method_frame(2, commands.Channel.Close(200, "", 0, 0)))
-            relay.broker_data(building.method_frame(2, commands.Channel.CloseOk()))
+            relay.client_data(encode.method_frame(2, commands.Channel.Close(200, "", 0, 0)))
+            relay.broker_data(encode.method_frame(2, commands.Channel.CloseOk()))
         assert connection.client.reads
         assert relay.held_bytes == 0
 
@@ -584,23 +587,23 @@ def test_confirms_behind_a_select_are_kept_up_to_a_limit(ends: str) -> None:
 def test_a_publish_is_asked_once_whether_it_waits_for_a_queue_that_is_moved(ends: str) -> None:
     """All that were left of a read were asked for each run of them: of publishes on two channels in turn, each is one."""
 
-    class Counting(Moving):
+    class Counting(QueueHold):
         looks = 0
 
-        def reached_by(self, relay: Relay, method: bytes, header: bytes) -> bool:
+        def reached_by(self, relay: ClientConnection, method: bytes, header: bytes) -> bool:
             self.looks += 1
             return super().reached_by(relay, method, header)
 
     async def scenario() -> None:
         connection, many = Connection("p"), 200
         relay = connection.relay
-        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()))
         moving = connection.replica.moving[("/", "deep")] = Counting(("/", "deep"))
         publishes = []
         for number in range(1, many + 1):
-            table = headers.field(ID, b"p/%d" % number) if number % 2 and ends != "channels in turn" else b""
+            table = content_header.field(ID, b"p/%d" % number) if number % 2 and ends != "channels in turn" else b""
             publish, _ = message("deep" if ends == "one waits" and number == many else "orders", table, True, b"")
-            publishes.append(building.rechannel(publish, 1 + number % 2) if ends == "channels in turn" else publish)
+            publishes.append(encode.rechannel(publish, 1 + number % 2) if ends == "channels in turn" else publish)
         relay.client_data(b"".join(publishes))
         connection.replica.flush()
         assert moving.looks == many
@@ -628,9 +631,9 @@ def test_a_cancel_looks_at_no_consume_that_has_no_answer() -> None:
         channel = relay.channels[1]
         channel.consuming = consuming = Counting()
         for tag in "abcdefgh":
-            relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag=tag)))
+            relay.client_data(encode.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag=tag)))
         for tag in "hgfedcbax":
-            relay.client_data(building.method_frame(1, commands.Basic.Cancel(consumer_tag=tag)))
+            relay.client_data(encode.method_frame(1, commands.Basic.Cancel(consumer_tag=tag)))
         assert not consuming.looks
         assert all(consumer.cancelled for consumer in list(consuming))
 
@@ -641,15 +644,15 @@ def test_a_cancel_is_of_the_last_consumer_that_was_asked_for_by_its_tag() -> Non
     async def scenario() -> None:
         relay = Connection().relay
         channel = relay.channels[1]
-        consume = building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c"))
-        cancel = building.method_frame(1, commands.Basic.Cancel(consumer_tag="c"))
+        consume = encode.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c"))
+        cancel = encode.method_frame(1, commands.Basic.Cancel(consumer_tag="c"))
         relay.client_data(consume + cancel + consume)
         first, second = channel.consuming
-        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")) + building.method_frame(1, commands.Basic.CancelOk("c")))
+        relay.broker_data(encode.method_frame(1, commands.Basic.ConsumeOk("c")) + encode.method_frame(1, commands.Basic.CancelOk("c")))
         relay.client_data(cancel)
         assert first.cancelled
         assert second.cancelled
-        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
+        relay.broker_data(encode.method_frame(1, commands.Basic.ConsumeOk("c")))
         assert channel.consumers == {b"c": second}
         assert not channel.asked
 

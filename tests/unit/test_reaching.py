@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from broker_plugin import building
-from broker_plugin.definitions import Definitions
-from broker_plugin.reaching import Routing, downstream_last, routing
+from broker_plugin.amqp import encode
+from broker_plugin.log.bindings import BindingTable, binding_table, downstream_last
+from broker_plugin.log.definitions import Definitions
 
 
 def definitions(*methods: base.Frame, vhost: str = "/") -> Definitions:
-    return Definitions((vhost, building.method_frame(1, method)[7:-1]) for method in methods)
+    return Definitions((vhost, encode.method_frame(1, method)[7:-1]) for method in methods)
 
 
 def queue(name: str, **arguments: Any) -> base.Frame:
@@ -53,23 +53,23 @@ KNOWN = definitions(
     ],
 )  # fmt: skip
 def test_reached(source: str, key: str | None, reached: str) -> None:
-    assert Routing(KNOWN, "/").queues(source, key) == frozenset(reached)
+    assert BindingTable(KNOWN, "/").queues(source, key) == frozenset(reached)
 
 
 def test_the_ways_are_made_anew_when_something_was_declared() -> None:
     """And only then: each queue that a renewal moves asks for them, of ten thousand perhaps."""
     known = definitions(queue("q"))
-    ways = routing(known, "/")
-    assert routing(known, "/") is ways
-    assert routing(known, "other") is not ways
+    ways = binding_table(known, "/")
+    assert binding_table(known, "/") is ways
+    assert binding_table(known, "other") is not ways
     assert "q" not in ways.queues("amq.fanout", "x")
-    known.noted(99, "/", building.method_frame(1, bind("q", "amq.fanout"))[7:-1])
-    assert "q" in routing(known, "/").queues("amq.fanout", "x")
-    assert routing(definitions(queue("q")), "/") is not routing(known, "/")
+    known.noted(99, "/", encode.method_frame(1, bind("q", "amq.fanout"))[7:-1])
+    assert "q" in binding_table(known, "/").queues("amq.fanout", "x")
+    assert binding_table(definitions(queue("q")), "/") is not binding_table(known, "/")
 
 
 def test_another_vhost_has_exchanges_of_its_own() -> None:
-    assert Routing(KNOWN, "other").queues("amq.direct", "c") == frozenset()
+    assert BindingTable(KNOWN, "other").queues("amq.direct", "c") == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_another_vhost_has_exchanges_of_its_own() -> None:
 )  # fmt: skip
 def test_topics(pattern: str, key: str, matches: bool) -> None:
     known = definitions(queue("q"), exchange("t", "topic"), bind("q", "t", pattern))
-    assert ("q" in Routing(known, "/").queues("t", key)) is matches
+    assert ("q" in BindingTable(known, "/").queues("t", key)) is matches
 
 
 def test_queues_before_those_that_their_dead_letters_go_to() -> None:

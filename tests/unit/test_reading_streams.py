@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker_plugin.client_errors import Address
-from broker_plugin.streams import Streams
+from broker_plugin.amqp.address import Address
+from broker_plugin.log.streams import Streams
 
 
 class Silent:

@@ -12,16 +12,16 @@ import pytest
 from pamqp import commands
 from test_node import E1_1, LOG, Driver, diverged, follower, leader, leaders_log
 
-from broker_plugin import building, headers
-from broker_plugin.client_errors import Address
+from broker_plugin.amqp import content_header, encode
+from broker_plugin.amqp.address import Address
+from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import LrqError
 from lrq_ha.replication.events import Hello, PeerDisconnected
 from lrq_ha.replication.log import BatchHeader, LogIndex
 from lrq_ha.replication.roles import Role
-from lrq_ha.sidecar.life import Life
-from lrq_ha.sidecar.orders import Orders
-from lrq_ha.sidecar.reinit import tail
+from lrq_ha.sidecar.node.task_scope import TaskScope
+from lrq_ha.sidecar.operations.commands import OperatorCommands
+from lrq_ha.sidecar.operations.reinit import tail
 
 REFUSED = "no primary answers e2, so what it holds may be the last copy of what the group has: all of it would be lost. Bring the primary back"
 
@@ -41,11 +41,11 @@ def order(
         async def mark_anew() -> None:
             marked.append(True)
 
-        life, core = Life(), SimpleNamespace(node=d.node, replica=SimpleNamespace(declared=SimpleNamespace(partial=())))
+        life, core = TaskScope(), SimpleNamespace(node=d.node, replica=SimpleNamespace(declared=SimpleNamespace(partial=())))
         own_log: Any = SimpleNamespace(streams=SimpleNamespace(mark_anew=mark_anew))
-        orders = Orders("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+        orders = OperatorCommands("e2", Address("127.0.0.1"), core, life, own_log, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lrq_ha.sidecar.orders.in_no_export", counts)
+            patch.setattr("lrq_ha.sidecar.operations.commands.in_no_export", counts)
             ok, text = await orders.reinit(force=force, dry_run=dry_run)
         assert life.over is bool(marked)
         return ok, text, bool(marked)
@@ -58,7 +58,7 @@ def owns_entries(d: Driver) -> str:
 
     async def go() -> str:
         none: Any = SimpleNamespace()
-        orders = Orders("e2", Address("127.0.0.1"), SimpleNamespace(node=d.node), Life(), none, none, none)  # type: ignore[arg-type]
+        orders = OperatorCommands("e2", Address("127.0.0.1"), SimpleNamespace(node=d.node), TaskScope(), none, none, none)  # type: ignore[arg-type]
         with pytest.raises(LrqError) as caught:
             orders.tail()
         return caught.value.what
@@ -161,7 +161,8 @@ def test_what_happens_while_its_broker_is_asked_counts() -> None:
 
 
 def publishing(key: str, producer: str = "", exchange: str = "") -> pb.Run:
-    frames = building.publish_method(1, exchange, key) + b"".join(building.content(1, headers.header_payload(1, headers.properties(b"")), b"x"))
+    header = content_header.header_payload(1, content_header.properties(b""))
+    frames = encode.publish_method(1, exchange, key) + b"".join(encode.content(1, header, b"x"))
     return pb.Run(enqueues=pb.Enqueues(vhost="/", channel=1, frames=frames, lengths=[len(frames)], producer=producer, id_first=1))
 
 
@@ -170,7 +171,7 @@ def moving(queue: str, done: bool = False) -> pb.Run:
 
 
 def declaring(queue: str) -> pb.Run:
-    return pb.Run(topology=pb.Topology(vhost="/", method=building.method_frame(1, commands.Queue.Declare(queue=queue))[7:-1]))
+    return pb.Run(topology=pb.Topology(vhost="/", method=encode.method_frame(1, commands.Queue.Declare(queue=queue))[7:-1]))
 
 
 def dequeue(queue: str, sequence: int = 1) -> pb.Run:

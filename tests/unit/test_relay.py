@@ -12,23 +12,26 @@ import pytest
 from pamqp import commands
 from test_publishing import FIRST, POSITION, Connection, message
 
-from broker_plugin import building, delivering, frames, headers, publishing, settling
-from broker_plugin.census import Census
-from broker_plugin.channels import Channel, Delivery
-from broker_plugin.door import Door
-from broker_plugin.flow import Flow
-from broker_plugin.from_broker import FromBroker
-from broker_plugin.held import Held
-from broker_plugin.intercepting import Watch
-from broker_plugin.pausing import Pause
-from broker_plugin.protocol import FROM_BROKER, FROM_CLIENT
-from broker_plugin.relay import FEW_QUESTIONS, LEAVE_POLL_S, SEEN_S, Relay
+from broker_plugin.amqp import content_header, encode, frames
+from broker_plugin.door.broker_reader import BrokerReader
+from broker_plugin.door.client_connection import FEW_QUESTIONS, LEAVE_POLL_S, SEEN_S, ClientConnection
+from broker_plugin.door.intercept import InterceptPoints
+from broker_plugin.door.method_table import FROM_BROKER, FROM_CLIENT
+from broker_plugin.door.server import Door
+from broker_plugin.log.messages import Delivery
+from broker_plugin.methods import acknowledge, consume, deliver
+from broker_plugin.methods import publish as methods_publish
+from broker_plugin.reconcile.reconciler import LengthReconciler
+from broker_plugin.renewal.queue_pause import QueuePause
+from broker_plugin.session.channel import ClientChannel
+from broker_plugin.session.flow_control import FlowControl
+from broker_plugin.session.unacked import Unacked
+from lrq_ha.errors import LrqError, NotPrimary
 from lrq_ha.interceptors.events import Outcome, Point
-from lrq_ha.replication.errors import LrqError, NotPrimary
 
 
 def publish(channel: int, queue: str, body: bytes) -> bytes:
-    return building.rechannel(message(queue, b"", True, body)[0], channel)
+    return encode.rechannel(message(queue, b"", True, body)[0], channel)
 
 
 def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +44,7 @@ def test_a_client_that_has_vanished_is_looked_after_once(monkeypatch: pytest.Mon
                 looks.append(look)
 
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
-        relay = Relay.__new__(Relay)
+        relay = ClientConnection.__new__(ClientConnection)
         mocks = {name: MagicMock() for name in ("client", "outbox", "flow", "from_client", "replica")}
         state: dict[str, Any] = {**mocks, "watch": None}
         door = SimpleNamespace(config=SimpleNamespace(drain_timeout_s=60))
@@ -66,8 +69,8 @@ def test_a_client_hears_heartbeats_while_nothing_is_read_from_its_broker() -> No
     relay.frame_max_bytes = frames.FRAME_MAX_BYTES
     relay.broker.is_closing.return_value = False
     relay.door = SimpleNamespace(now=lambda: 0.0, config=config)
-    relay.flow = Flow(cast(Relay, relay), heartbeat_s=10)
-    relay.from_broker = FromBroker(cast(Relay, relay))
+    relay.flow = FlowControl(cast(ClientConnection, relay), heartbeat_s=10)
+    relay.from_broker = BrokerReader(cast(ClientConnection, relay))
     relay.from_broker.withheld[1] = []
     relay.from_broker._withhold(1, b"x")
     relay.flow.tick(1.0)
@@ -78,18 +81,18 @@ def test_a_client_hears_heartbeats_while_nothing_is_read_from_its_broker() -> No
     assert told == [frames.HEARTBEAT_FRAME]
 
 
-CONSUME = building.method_frame(1, commands.Basic.Consume(queue="q", consumer_tag="c", nowait=True))
+CONSUME = encode.method_frame(1, commands.Basic.Consume(queue="q", consumer_tag="c", nowait=True))
 WAITS = {  # what the client sends before it reads no more, and then; and the broker's answer, before which nothing more is taken from it
     "a commit": (
-        building.method_frame(2, commands.Tx.Select()),
-        publish(2, "orders", b"x") + building.method_frame(2, commands.Tx.Commit()),
-        building.method_frame(2, commands.Tx.RollbackOk()),
+        encode.method_frame(2, commands.Tx.Select()),
+        publish(2, "orders", b"x") + encode.method_frame(2, commands.Tx.Commit()),
+        encode.method_frame(2, commands.Tx.RollbackOk()),
     ),
-    "a late tx.select": (publish(2, "orders", b"x"), building.method_frame(2, commands.Tx.Select()), building.ack(2, 1)),
+    "a late tx.select": (publish(2, "orders", b"x"), encode.method_frame(2, commands.Tx.Select()), encode.ack(2, 1)),
     "a consumer's end": (
-        CONSUME + building.method_frame(1, commands.Basic.Cancel(consumer_tag="c")),
+        CONSUME + encode.method_frame(1, commands.Basic.Cancel(consumer_tag="c")),
         CONSUME,
-        building.method_frame(1, commands.Basic.CancelOk(consumer_tag="c")),
+        encode.method_frame(1, commands.Basic.CancelOk(consumer_tag="c")),
     ),
 }
 
@@ -102,7 +105,7 @@ def test_while_an_answer_is_waited_for_the_broker_is_read_from_though_the_client
     async def scenario() -> None:
         connection = Connection()
         relay = connection.relay
-        relay.client_data(building.method_frame(2, commands.Channel.Open()) + before)
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()) + before)
         relay.client_full(True)
         assert not connection.broker.reads
         relay.client_data(asks)
@@ -124,7 +127,7 @@ def test_a_commit_that_waits_for_a_declaration_does_not_have_the_broker_read() -
     async def scenario() -> None:
         connection = Connection()
         relay, barrier = connection.relay, connection.replica.barrier
-        relay.client_data(building.method_frame(2, commands.Channel.Open()) + before)
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()) + before)
         relay.client_full(True)
         relay.client_data(asks)
         await asyncio.sleep(0)
@@ -162,24 +165,24 @@ def test_what_fails_in_the_background_ends_the_connection(error: Exception, code
 
 
 LAST_WORDS: dict[str, Callable[[Connection], None]] = {
-    "the client's close": lambda connection: connection.relay.client_data(building.method_frame(0, commands.Connection.Close(200, "", 0, 0))),
+    "the client's close": lambda connection: connection.relay.client_data(encode.method_frame(0, commands.Connection.Close(200, "", 0, 0))),
     "the door's close": lambda connection: connection.relay.stop("it stops"),
     "the client's end": lambda connection: connection.relay.client_lost(),
 }
 
 
-class Unacked(Connection):
+class UnackedClient(Connection):
     """Its channel 2 has a consumer without acks, or asks for one message so; channel 1 waits for a confirm."""
 
     def __init__(self, asks: bool = False) -> None:
         super().__init__()
         self.replica.index.generations.opened(0, 1)
-        self.relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        self.relay.client_data(encode.method_frame(2, commands.Channel.Open()))
         if asks:
-            self.relay.client_data(building.method_frame(2, commands.Basic.Get(queue="orders", no_ack=True)))
+            self.relay.client_data(encode.method_frame(2, commands.Basic.Get(queue="orders", no_ack=True)))
         else:
-            self.relay.client_data(building.method_frame(2, commands.Basic.Consume(queue="orders", consumer_tag="c", no_ack=True)))
-            self.relay.broker_data(building.method_frame(2, commands.Basic.ConsumeOk("c")))
+            self.relay.client_data(encode.method_frame(2, commands.Basic.Consume(queue="orders", consumer_tag="c", no_ack=True)))
+            self.relay.broker_data(encode.method_frame(2, commands.Basic.ConsumeOk("c")))
         self.relay.client_data(publish(1, "orders", b"the broker owes an answer"))
         self.replica.flush()
 
@@ -191,11 +194,11 @@ class Unacked(Connection):
 
 def comes(sequence: int, body: bytes, *, asked: bool = False) -> tuple[bytes, bytes]:
     """A delivery on channel 2: (method and header, body)."""
-    method = building.method_frame(2, commands.Basic.Deliver("c", sequence, False, "", "orders"))
+    method = encode.method_frame(2, commands.Basic.Deliver("c", sequence, False, "", "orders"))
     if asked:
-        method = building.method_frame(2, commands.Basic.GetOk(sequence, False, "", "orders", 0))
-    payload = headers.header_payload(len(body), headers.properties(headers.field(POSITION, b"257.%d/1" % sequence)))
-    header, *bodies = building.content(2, payload, body)
+        method = encode.method_frame(2, commands.Basic.GetOk(sequence, False, "", "orders", 0))
+    payload = content_header.header_payload(len(body), content_header.properties(content_header.field(POSITION, b"257.%d/1" % sequence)))
+    header, *bodies = encode.content(2, payload, body)
     return method + header, b"".join(bodies)
 
 
@@ -206,10 +209,10 @@ def test_what_comes_behind_the_last_word_is_not_taken_by_a_consumer_without_acks
     """The door acked it, though nobody had it: it was in no queue any more."""
 
     async def scenario() -> None:
-        connection = Unacked(asks)
+        connection = UnackedClient(asks)
         LAST_WORDS[word](connection)
         if word == "the door's close":
-            connection.relay.broker_data(building.ack(1, 1))
+            connection.relay.broker_data(encode.ack(1, 1))
             await asyncio.sleep(SEEN_S + 2 * LEAVE_POLL_S)
             assert b"it stops" in connection.client.data
         first, rest = comes(FIRST, b"x" * (1 if whole else 2 * frames.HOLD_BYTES_MAX), asked=asks)
@@ -219,14 +222,14 @@ def test_what_comes_behind_the_last_word_is_not_taken_by_a_consumer_without_acks
             connection.relay.broker_data(first)
             connection.relay.broker_data(rest)
         assert connection.dequeued() == []
-        assert building.ack(2, FIRST) not in connection.broker.data
+        assert encode.ack(2, FIRST) not in connection.broker.data
         relay, key = connection.relay, ("/", "orders")
         channel, door = relay.channels[2], cast(Door, SimpleNamespace(relays=[relay]))
-        clients = Census._clients(cast(Census, SimpleNamespace(_door=door)))
+        clients = LengthReconciler._clients(cast(LengthReconciler, SimpleNamespace(_door=door)))
         assert clients is not None
         assert key in clients.unsure, "it is neither ready nor held: a tally would be too low"
         channel.paused.update(channel.consumers)
-        assert not Pause(door, relay.replica, key, {})._is_idle(), "a renewal would look for it too soon"
+        assert not QueuePause(door, relay.replica, key, {})._is_idle(), "a renewal would look for it too soon"
 
     asyncio.run(scenario())
 
@@ -245,28 +248,28 @@ def test_the_arguments_of_a_consumer_reach_the_broker_to_the_octet(table: bytes,
     """They were decoded and encoded anew, and so cut, changed or refused, and told to whoever reads the log."""
     connection = Connection()
     arguments = len(table).to_bytes(4, "big") + table
-    method = building.encode_method(commands.Basic.Consume(queue="orders", consumer_tag="c"))
-    connection.relay.client_data(building.frame(frames.METHOD, 1, method[:-4] + arguments))
-    assert connection.broker.data == building.frame(frames.METHOD, 1, method[:-4] + arguments)
+    method = encode.encode_method(commands.Basic.Consume(queue="orders", consumer_tag="c"))
+    connection.relay.client_data(encode.frame(frames.METHOD, 1, method[:-4] + arguments))
+    assert connection.broker.data == encode.frame(frames.METHOD, 1, method[:-4] + arguments)
     assert not caplog.records
 
 
 def test_a_consumer_that_ends_too_early() -> None:
     connection = Connection()
     channel = connection.relay.channels[1]
-    payload = building.encode_method(commands.Basic.Consume(queue="orders"))
+    payload = encode.encode_method(commands.Basic.Consume(queue="orders"))
     for size in (4, 6, 8, len("orders") + 7):
         with pytest.raises(frames.FrameError):
-            delivering.consume(connection.relay, channel, frames.BASIC_CONSUME, payload[:size])
+            consume.consume(connection.relay, channel, frames.BASIC_CONSUME, payload[:size])
 
 
 def test_what_has_begun_for_a_consumer_without_acks_comes_whole_before_the_door_closes() -> None:
     """It counts as taken from its beginning on."""
 
     async def scenario() -> None:
-        connection = Unacked()
+        connection = UnackedClient()
         relay = connection.relay
-        relay.broker_data(building.ack(1, 1))
+        relay.broker_data(encode.ack(1, 1))
         begun, rest = comes(FIRST, b"x" * 2 * frames.HOLD_BYTES_MAX)
         relay.broker_data(begun + rest[:-1])
         relay.stop("it stops")
@@ -275,7 +278,7 @@ def test_what_has_begun_for_a_consumer_without_acks_comes_whole_before_the_door_
         late, _ = comes(FIRST + 1, b"")
         relay.broker_data(rest[-1:] + late)
         await asyncio.sleep(2 * LEAVE_POLL_S)
-        assert begun + rest + building.connection_close(320, "it stops") in connection.client.data
+        assert begun + rest + encode.connection_close(320, "it stops") in connection.client.data
         assert late not in connection.client.data
         assert connection.dequeued() == [[FIRST, FIRST]]
 
@@ -305,7 +308,7 @@ def test_a_stop_does_not_wait_for_confirms_that_do_not_come() -> None:
 def test_questions_are_not_counted_with_each() -> None:
     """A client may have thousands of channels, and ask on each thousands of times: each question looked at all of them."""
 
-    class Channels(dict[int, Channel]):
+    class Channels(dict[int, ClientChannel]):
         looks = 0
 
         def values(self) -> Any:
@@ -317,10 +320,10 @@ def test_questions_are_not_counted_with_each() -> None:
         relay = connection.relay
         limit = relay.door.config.questions_max
         relay.channels = channels = Channels(relay.channels)
-        gets = building.method_frame(1, commands.Basic.Get(queue="none"))
+        gets = encode.method_frame(1, commands.Basic.Get(queue="none"))
         relay.client_data(gets * (limit - 1))
         assert channels.looks <= 10
-        relay.broker_data(building.method_frame(1, commands.Basic.GetEmpty()) * (limit // 2))
+        relay.broker_data(encode.method_frame(1, commands.Basic.GetEmpty()) * (limit // 2))
         relay.client_data(gets * (limit // 2))
         assert channels.looks <= 10 + limit / FEW_QUESTIONS
         assert relay.channels[1].questions == limit - 1 + limit % 2
@@ -340,11 +343,11 @@ def test_an_interceptor_hears_of_each_publish_that_a_channels_end_leaves_unanswe
         interceptors.tell = lambda _, event: heard.append((event.channel, event.message, event.outcome))
         relay = connection.relay
         cast(Any, connection.replica.node).leading = 257
-        relay.watch = watch = Watch(relay, cast(Any, interceptors))
-        relay.client_data(building.method_frame(2, commands.Channel.Open()))
+        relay.watch = watch = InterceptPoints(relay, cast(Any, interceptors))
+        relay.client_data(encode.method_frame(2, commands.Channel.Open()))
         for number in 1, 2, 1, 2:
             relay.client_data(publish(number, "orders", b"x"))
-        relay.broker_data(building.ack(1, 1))
+        relay.broker_data(encode.ack(1, 1))
         assert [(number, outcome) for number, _, outcome in heard] == [(1, Outcome.ACCEPTED)]
         heard.clear()
         watch.unanswered(2)
@@ -353,7 +356,7 @@ def test_an_interceptor_hears_of_each_publish_that_a_channels_end_leaves_unanswe
             (2, FIRST + 1, Outcome.UNANSWERED), (2, FIRST + 3, Outcome.UNANSWERED),
         ]  # fmt: skip
         heard.clear()
-        relay.broker_data(building.ack(1, 2))
+        relay.broker_data(encode.ack(1, 2))
         assert [(number, message.position.sequence, outcome) for number, message, outcome in heard] == [(1, FIRST + 2, Outcome.ACCEPTED)]
         assert watch._following == 0
 
@@ -365,7 +368,7 @@ def watched(points: set[Point]) -> Connection:
     connection = Connection()
     relay = connection.relay
     cast(Any, connection.replica.node).leading = 257
-    relay.watch = watch = Watch(relay, cast(Any, SimpleNamespace(points=points, full=False, refuse=False, tell=lambda *_: None)))
+    relay.watch = watch = InterceptPoints(relay, cast(Any, SimpleNamespace(points=points, full=False, refuse=False, tell=lambda *_: None)))
     relay.take, relay.acks = watch.take, watch.acks
     return connection
 
@@ -375,8 +378,8 @@ def test_what_comes_before_a_malformed_publish_is_taken_whoever_listens(points: 
     async def scenario() -> None:
         connection = watched(points)
         cast(Any, connection.relay).close_client = close = MagicMock()
-        method = building.publish_method(1, "", "orders")
-        malformed = building.frame(1, 1, method[7:-1] + b"more") + publish(1, "orders", b"x")[len(method) :]
+        method = encode.publish_method(1, "", "orders")
+        malformed = encode.frame(1, 1, method[7:-1] + b"more") + publish(1, "orders", b"x")[len(method) :]
         connection.relay.client_data(publish(1, "orders", b"x") * 3 + malformed)
         connection.replica.flush()
         assert [len(run.enqueues.lengths) for run in connection.runs] == [3]
@@ -401,9 +404,9 @@ def test_an_ack_of_several_costs_an_interceptor_what_it_covers() -> None:
         connection, many = watched({Point.ACCEPT}), 1_000
         watch = connection.relay.watch
         assert watch is not None
-        watch._held[1] = Held((Counted(tag), cast(Any, tag)) for tag in range(1, many + 1))
+        watch._held[1] = Unacked((Counted(tag), cast(Any, tag)) for tag in range(1, many + 1))
         connection.relay.channels[1].deliveries.update((tag, Delivery(("/", "orders"), tag, ())) for tag in range(1, many + 1))
-        connection.relay.client_data(b"".join(building.ack(1, tag, True) for tag in range(2, many + 1, 2)))
+        connection.relay.client_data(b"".join(encode.ack(1, tag, True) for tag in range(2, many + 1, 2)))
         assert not watch._held[1]
         assert Counted.looks < 2 * many
 
@@ -416,7 +419,7 @@ def test_without_interceptors_the_doors_own_functions_are_called() -> None:
     async def scenario() -> None:
         relay = Connection().relay
         assert relay.watch is None
-        assert (relay.take, relay.deliver, relay.acks) == (publishing.take, delivering.deliver, settling.acks)
+        assert (relay.take, relay.deliver, relay.acks) == (methods_publish.take, deliver.deliver, acknowledge.acks)
         assert relay.on_client is FROM_CLIENT
         assert relay.on_broker is FROM_BROKER
 
@@ -466,7 +469,7 @@ def test_a_confirm_for_which_declarations_wait_is_read_though_its_client_reads_n
             c.passes(10 * c.patience_s)
             assert not c.aborted
             assert c.client.reads, "it may be writing, and read when that is done"
-            c.relay.broker_data(building.ack(1, 1))
+            c.relay.broker_data(encode.ack(1, 1))
             assert not c.broker.reads
             c.replica.barrier._lower()
         assert not c.broker.reads

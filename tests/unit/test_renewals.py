@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from test_node import BOTH, E1_1, E2_1, E3_1, E3_2, LOG, MARKER, ONE, Driver, follower, kinds, leader, leaders_log, only, sent, state
 
-from broker_plugin import building, frames
-from broker_plugin.definitions import Definitions
-from lrq_ha.replication.errors import IllegalEvent
+from broker_plugin.amqp import encode, frames
+from broker_plugin.log.definitions import Definitions
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.events import (
     Ack,
     Append,
@@ -379,7 +379,7 @@ def test_who_was_last_in_the_set() -> None:
 
 
 def method(kind: int, *names: str, flags: bytes = b"\0", table: bytes = b"\0\0\0\0") -> bytes:
-    return kind.to_bytes(4, "big") + b"\0\0" + b"".join(building.short_string(name) for name in names) + flags + table
+    return kind.to_bytes(4, "big") + b"\0\0" + b"".join(encode.short_string(name) for name in names) + flags + table
 
 
 QUEUE, EXCHANGE = method(frames.QUEUE_DECLARE, "q"), method(frames.EXCHANGE_DECLARE, "x", flags=b"\x06direct\x02")

@@ -9,16 +9,17 @@ import pytest
 from pamqp import base, commands
 from test_completion import Alone
 
-from broker_plugin import building, wire
-from broker_plugin.channels import Delivery, Settled
-from broker_plugin.declared import LocalQueues
-from broker_plugin.given_out import GIVEN_BACK_RANGES_MAX
-from broker_plugin.replica import Replica
+from broker_plugin.amqp import encode
+from broker_plugin.log import codec
+from broker_plugin.log.catalog import LocalQueues
+from broker_plugin.log.delivery_history import GIVEN_BACK_RANGES_MAX
+from broker_plugin.log.messages import Delivery, Settled
+from broker_plugin.log.replica import Replica
+from lrq_ha.errors import NotPrimary
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import NotPrimary
 from lrq_ha.replication.levels import Levels
-from lrq_ha.sidecar.core import Core
-from lrq_ha.sidecar.life import Life
+from lrq_ha.sidecar.node.core import Core
+from lrq_ha.sidecar.node.task_scope import TaskScope
 
 
 def led(count: int) -> Replica:
@@ -98,7 +99,7 @@ def test_what_falls_out_of_the_log_is_not_of_before() -> None:
 
 
 def _entry(method: base.Frame) -> pb.Run:
-    return pb.Run(topology=pb.Topology(vhost="/", method=bytes(building.method_frame(1, method)[7:-1])))
+    return pb.Run(topology=pb.Topology(vhost="/", method=bytes(encode.method_frame(1, method)[7:-1])))
 
 
 def test_declarations_that_fall_out_of_the_log_were_never_made() -> None:
@@ -140,7 +141,7 @@ def test_how_long_a_queue_is_to_be_is_not_known_any_more_when_it_was_deleted() -
 
 
 def test_of_its_own_queues_a_node_remembers_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_plugin.declared.LOCAL_QUEUES_MAX", 3)
+    monkeypatch.setattr("broker_plugin.log.catalog.LOCAL_QUEUES_MAX", 3)
     queues = LocalQueues()
     for name in ("a", "b", "c", "a", "d"):
         queues.add(("/", name))
@@ -165,7 +166,7 @@ def test_nothing_is_appended_when_the_incarnation_is_over() -> None:
     """The core would not take it, and the next entry would get its sequence: connections that ended failed then, and the rest lived on."""
 
     async def go() -> None:
-        life, node = Life(), led(10).node
+        life, node = TaskScope(), led(10).node
         core = Core(node, Levels({}), life, lambda _effect: None)
         assert not core.replica.active, "not ready"
         core.ready = True
@@ -184,17 +185,17 @@ def test_an_entry_that_a_newer_version_has_written_is_refused() -> None:
     """It was passed over: its node stayed in sync, and lacked it after a promotion."""
     replica = led(10)
     newer = pb.Run.FromString(b"\xf2\x3f\x02\x08\x01")  # a message of field 1022
-    marker = pb.Run(marker=pb.Marker(nodes=[1, 2], writer=pb.Writer(software="9.1", protocol=wire.PROTOCOL)))
-    with pytest.raises(wire.UnsuitableVersion, match=r"entry 13 .*, written by lrq-ha 9\.1, is of a kind that .* does not know\. Upgrade this node"):
+    marker = pb.Run(marker=pb.Marker(nodes=[1, 2], writer=pb.Writer(software="9.1", protocol=codec.PROTOCOL)))
+    with pytest.raises(codec.UnsuitableVersion, match=r"entry 13 .*, written by lrq-ha 9\.1, is of a kind that .* does not know\. Upgrade this node"):
         replica.index_batch(11, [marker, pb.Run(dequeue=pb.Dequeue(vhost="/", queue="orders", sequences=[1, 1])), newer])
 
 
 @pytest.mark.parametrize("kind", ["marker", "checkpoint"])
 def test_a_log_of_a_newer_protocol_is_refused(kind: str) -> None:
     """A field of a kind that is known may be what must be understood: it would be passed over."""
-    writer = pb.Writer(software="9.1", protocol=wire.PROTOCOL + 1)
+    writer = pb.Writer(software="9.1", protocol=codec.PROTOCOL + 1)
     run = pb.Run(marker=pb.Marker(writer=writer)) if kind == "marker" else pb.Run(checkpoint=pb.Checkpoint(writer=writer))
-    with pytest.raises(wire.UnsuitableVersion, match=r"entry 11 .* was written by lrq-ha 9\.1 .*protocol"):
+    with pytest.raises(codec.UnsuitableVersion, match=r"entry 11 .* was written by lrq-ha 9\.1 .*protocol"):
         led(10).index_batch(11, [run])
-    with pytest.raises(wire.UnsuitableVersion):
+    with pytest.raises(codec.UnsuitableVersion):
         led(10).index.restore(11, pb.Checkpoint(writer=writer))

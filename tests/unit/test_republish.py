@@ -10,8 +10,10 @@ from typing import Any, Self
 
 import pytest
 
-from broker_plugin import headers
-from broker_plugin.client_errors import Address, ConnectionClosed
+from broker_plugin.amqp import content_header
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.errors import ConnectionClosed
+from broker_plugin.log import stamps
 from lrq_ha.cli import republish
 from lrq_ha.cli.main import main
 from lrq_ha.routing.names import parse_numbers_queue
@@ -61,7 +63,7 @@ class Group:
 
     def publish_content(self, exchange: str, routing_key: str, header: bytes, body: bytes, mandatory: bool) -> None:
         self._alive()
-        identity = (headers.replication_id(header) or b"").decode()
+        identity = (stamps.replication_id(header) or b"").decode()
         assert (exchange, mandatory, identity.rpartition("/")[0]) == ("", True, self.names[-1])
         self.meanwhile(identity)
         if self.error is None and identity not in self.taken:
@@ -100,7 +102,7 @@ def write_tail(folder: Path, ids: Iterable[str | None], user: str = "app") -> Pa
             text = body(identity or str(sequence))
             entry: dict[str, Any] = {"kind": "publish", "epoch": "1.1", "sequence": sequence, "user": user, "vhost": "/", "exchange": ""}
             entry |= {"replication_id": identity or "", "routing_key": "odd" if sequence % 2 else "even"}
-            entry |= {"header": base64.b64encode(headers.header_payload(len(text))).decode(), "body": base64.b64encode(text).decode()}
+            entry |= {"header": base64.b64encode(content_header.header_payload(len(text))).decode(), "body": base64.b64encode(text).decode()}
             out.write(json.dumps(entry) + "\n")
     return file
 

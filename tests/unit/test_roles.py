@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.roles import TRANSITIONS, Role, mermaid, require_legal
 
 

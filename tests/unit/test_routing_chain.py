@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import chain
 from lrq_ha.routing.merge import Item, Merge

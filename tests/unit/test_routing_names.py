@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrq_ha.replication.errors import MalformedInput
+from lrq_ha.errors import MalformedInput
 from lrq_ha.routing import names
 
 valid = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.\-]{0,63}", fullmatch=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import IllegalEvent
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing import names

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.errors import IllegalEvent, MalformedInput
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Row, Sink

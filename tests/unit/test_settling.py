@@ -12,14 +12,18 @@ from pamqp import base, commands
 from test_channels import Counted
 from test_publishing import POSITION, Connection, message
 
-from broker_plugin import building, draining, frames, headers, settling
-from broker_plugin.channels import Channel, Delivery, Transaction
-from broker_plugin.door import Door
-from broker_plugin.relay import Relay
+from broker_plugin.amqp import content_header, encode, frames
+from broker_plugin.door import drain
+from broker_plugin.door.client_connection import ClientConnection
+from broker_plugin.door.server import Door
+from broker_plugin.log.messages import Delivery
+from broker_plugin.methods import acknowledge
+from broker_plugin.session.channel import ClientChannel
+from broker_plugin.session.transaction import Transaction
 from lrq_ha.sidecar.config import DoorTable
 
 
-def a_relay(outbox: SimpleNamespace, channel: Channel) -> SimpleNamespace:
+def a_relay(outbox: SimpleNamespace, channel: ClientChannel) -> SimpleNamespace:
     """As much of a connection as these functions touch."""
     relay = SimpleNamespace(outbox=outbox, ask=lambda _: None, give_back=lambda _: None, gives_back=lambda _: None, channels={1: channel})
     relay.unseen, relay.ack_frames, relay.replica = set(), [], SimpleNamespace(last_operation=0)
@@ -31,12 +35,12 @@ def test_what_the_door_kept_back_goes_back_with_a_recover(kind: int) -> None:
     """When the door gave up draining it gave it back once more, under numbers that the broker did not know: 406."""
     told: list[bytes] = []
     outbox = SimpleNamespace(put=lambda data, _sequence=0: told.append(data), total=0)
-    channel = Channel(1)
-    channel.undelivered, channel.unseen = [5, 6], [building.ack(1, 4)]
+    channel = ClientChannel(1)
+    channel.undelivered, channel.unseen = [5, 6], [encode.ack(1, 4)]
     relay = a_relay(outbox, channel)
-    settling.recover(cast(Relay, relay), channel, kind, building.raw_method_frame(1, kind, b"\1")[7:-1])
-    draining.give_up(cast(Door, SimpleNamespace(draining="", relays=[relay])))
-    assert told == [building.raw_method_frame(1, frames.BASIC_RECOVER, b"\1")]
+    acknowledge.recover(cast(ClientConnection, relay), channel, kind, encode.raw_method_frame(1, kind, b"\1")[7:-1])
+    drain.give_up(cast(Door, SimpleNamespace(draining="", relays=[relay])))
+    assert told == [encode.raw_method_frame(1, frames.BASIC_RECOVER, b"\1")]
     assert not channel.unseen
 
 
@@ -44,16 +48,16 @@ def test_what_was_kept_back_on_a_channel_with_transactions_goes_back_at_once() -
     """When the door gives up draining: not with whatever the client does next."""
     told: list[bytes] = []
     outbox = SimpleNamespace(put=lambda data, _sequence=0: told.append(data))
-    channel = Channel(1, tx=Transaction(), undelivered=[5])
-    draining.give_up(cast(Door, SimpleNamespace(draining="", relays=[a_relay(outbox, channel)])))
-    assert told == [building.nack(1, 5, requeue=True) + building.method_frame(1, commands.Tx.Commit())]
+    channel = ClientChannel(1, tx=Transaction(), undelivered=[5])
+    drain.give_up(cast(Door, SimpleNamespace(draining="", relays=[a_relay(outbox, channel)])))
+    assert told == [encode.nack(1, 5, requeue=True) + encode.method_frame(1, commands.Tx.Commit())]
 
 
 def delivery(tag: int, sequence: int) -> bytes:
     """Frames of a delivery to consumer c on channel 1, with a position."""
-    header = headers.header_payload(1, headers.properties(headers.field(POSITION, b"257.%d/1" % sequence)))
-    method = building.method_frame(1, commands.Basic.Deliver("c", tag, False, "", "orders"))
-    return method + b"".join(building.content(1, header, b"x"))
+    header = content_header.header_payload(1, content_header.properties(content_header.field(POSITION, b"257.%d/1" % sequence)))
+    method = encode.method_frame(1, commands.Basic.Deliver("c", tag, False, "", "orders"))
+    return method + b"".join(encode.content(1, header, b"x"))
 
 
 class Draining:
@@ -75,15 +79,15 @@ class Draining:
         assert self.channel.undelivered == [1]
 
     def say(self, method: base.Frame) -> None:
-        self.relay.client_data(building.method_frame(1, method))
+        self.relay.client_data(encode.method_frame(1, method))
 
     def hear(self, method: base.Frame) -> None:
-        self.relay.broker_data(building.method_frame(1, method))
+        self.relay.broker_data(encode.method_frame(1, method))
 
     @property
     def told(self) -> bool:
         """Whether the broker has heard of what goes back."""
-        return building.nack(1, 1, requeue=True) in self.connection.broker.data
+        return encode.nack(1, 1, requeue=True) in self.connection.broker.data
 
     @property
     def returning(self) -> set[tuple[str, str]]:
@@ -99,7 +103,7 @@ def test_what_goes_back_and_waits_for_the_log_is_told_as_returning() -> None:
         drained.connection.log_is_safe = False
         drained.connection.replica.dequeue(("/", "others"), [1], ())  # somebody else's ack
         drained.connection.replica.flush()
-        draining.give_up(drained.door)
+        drain.give_up(drained.door)
         assert not drained.told
         assert drained.returning == {("/", "orders")}
         drained.connection.replica.progress.safe_advanced(drained.connection.log.end)
@@ -118,7 +122,7 @@ def test_what_goes_back_and_waits_for_a_commit_is_told_as_returning() -> None:
         while not drained.channel.commits:
             await asyncio.sleep(0)
         drained.connection.replica.flush()
-        draining.give_up(drained.door)
+        drain.give_up(drained.door)
         assert not drained.told
         assert drained.returning == {("/", "orders")}
         drained.hear(commands.Tx.CommitOk())
@@ -140,7 +144,7 @@ def test_an_ack_of_several_does_not_cover_what_goes_back() -> None:
         drained.hear(commands.Tx.RollbackOk())
         while not drained.channel.commits:
             await asyncio.sleep(0)
-        draining.give_up(drained.door)
+        drain.give_up(drained.door)
         drained.channel.deliveries[3] = Delivery(("/", "orders"), 3, ())
         for method in commands.Basic.Ack(3, True), commands.Tx.Commit():
             drained.say(method)
@@ -151,8 +155,8 @@ def test_an_ack_of_several_does_not_cover_what_goes_back() -> None:
         while not drained.channel.commits:
             await asyncio.sleep(0)
         drained.connection.replica.flush()
-        commit = building.method_frame(1, commands.Tx.Commit())
-        assert drained.connection.broker.data == building.nack(1, 1, requeue=True) + building.ack(1, 3, True) + commit
+        commit = encode.method_frame(1, commands.Tx.Commit())
+        assert drained.connection.broker.data == encode.nack(1, 1, requeue=True) + encode.ack(1, 3, True) + commit
         assert not drained.channel.unseen
         drained.hear(commands.Tx.CommitOk())
         assert not drained.returning
@@ -168,58 +172,58 @@ def test_a_large_transaction_is_not_sent_again_with_each_delivery_of_a_consumer_
         relay, replica, broker = connection.relay, connection.replica, connection.broker
         replica.index.generations.opened(0, 1)
         for method in commands.Channel.Open(), commands.Tx.Select(), commands.Basic.Consume(queue="orders", consumer_tag="c", no_ack=True):
-            relay.client_data(building.method_frame(2, method))
-        relay.broker_data(building.method_frame(2, commands.Basic.ConsumeOk("c")))
-        large = b"".join(building.rechannel(message("orders", b"", True, b"x" * 5_000)[0], 2) for _ in range(20))
+            relay.client_data(encode.method_frame(2, method))
+        relay.broker_data(encode.method_frame(2, commands.Basic.ConsumeOk("c")))
+        large = b"".join(encode.rechannel(message("orders", b"", True, b"x" * 5_000)[0], 2) for _ in range(20))
         relay.client_data(large)
         told = broker.data.count(large)
         for tag in range(1, 101):
-            relay.broker_data(building.rechannel(delivery(tag, tag), 2))
+            relay.broker_data(encode.rechannel(delivery(tag, tag), 2))
             replica.flush()
         assert broker.data.count(large) - told == 1
-        relay.broker_data(building.method_frame(2, commands.Tx.RollbackOk()) + building.method_frame(2, commands.Tx.CommitOk()))
+        relay.broker_data(encode.method_frame(2, commands.Tx.RollbackOk()) + encode.method_frame(2, commands.Tx.CommitOk()))
         replica.flush()
         assert broker.data.count(large) - told == 2
-        again = building.method_frame(2, commands.Tx.Commit()) + large
-        assert broker.data.endswith(b"".join(building.ack(2, tag) for tag in range(2, 101)) + again)
-        assert building.ack(2, 1) + again in broker.data
+        again = encode.method_frame(2, commands.Tx.Commit()) + large
+        assert broker.data.endswith(b"".join(encode.ack(2, tag) for tag in range(2, 101)) + again)
+        assert encode.ack(2, 1) + again in broker.data
 
     asyncio.run(scenario())
 
 
-def _kept_back(relay: Relay) -> None:
+def _kept_back(relay: ClientConnection) -> None:
     relay.door.draining = "a test"
     relay.broker_data(delivery(1, 1))
     assert relay.channels[1].undelivered == [1]
 
 
-def _withheld(relay: Relay) -> None:
+def _withheld(relay: ClientConnection) -> None:
     relay.from_broker.withheld[1] = [delivery(1, 1)]
 
 
-def _not_read(_: Relay) -> None: ...
+def _not_read(_: ClientConnection) -> None: ...
 
 
-def _settled(relay: Relay) -> None:
+def _settled(relay: ClientConnection) -> None:
     relay.channels[1].deliveries[1] = Delivery(("/", "orders"), 1, ())
-    relay.client_data(building.ack(1, 1))
+    relay.client_data(encode.ack(1, 1))
 
 
 @pytest.mark.parametrize("tx", [False, True])
 @pytest.mark.parametrize("state", [_kept_back, _withheld, _not_read, _settled])
-@pytest.mark.parametrize("settles", [building.ack(1, 1), building.reject(1, 1, requeue=False), building.nack(1, 1, requeue=False)])
-def test_what_the_client_does_not_hold_it_does_not_settle(settles: bytes, state: Callable[[Relay], None], tx: bool) -> None:
+@pytest.mark.parametrize("settles", [encode.ack(1, 1), encode.reject(1, 1, requeue=False), encode.nack(1, 1, requeue=False)])
+def test_what_the_client_does_not_hold_it_does_not_settle(settles: bytes, state: Callable[[ClientConnection], None], tx: bool) -> None:
     """The broker has given it out: it would let it go, and the log would keep it for ever."""
 
     async def scenario() -> None:
         connection = Connection()
         relay = connection.relay
         if tx:
-            relay.client_data(building.method_frame(1, commands.Channel.Close(200, "", 0, 0)))
-            relay.broker_data(building.method_frame(1, commands.Channel.CloseOk()))
-            relay.client_data(building.method_frame(1, commands.Channel.Open()) + building.method_frame(1, commands.Tx.Select()))
-        relay.client_data(building.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
-        relay.broker_data(building.method_frame(1, commands.Basic.ConsumeOk("c")))
+            relay.client_data(encode.method_frame(1, commands.Channel.Close(200, "", 0, 0)))
+            relay.broker_data(encode.method_frame(1, commands.Channel.CloseOk()))
+            relay.client_data(encode.method_frame(1, commands.Channel.Open()) + encode.method_frame(1, commands.Tx.Select()))
+        relay.client_data(encode.method_frame(1, commands.Basic.Consume(queue="orders", consumer_tag="c")))
+        relay.broker_data(encode.method_frame(1, commands.Basic.ConsumeOk("c")))
         state(relay)
         connection.replica.flush()
         connection.broker.data = b""
@@ -235,11 +239,11 @@ def test_what_was_settled_before_a_tag_that_is_not_held_counts() -> None:
         connection = Connection()
         relay = connection.relay
         relay.channels[1].deliveries[1] = Delivery(("/", "orders"), 1, ())
-        relay.client_data(building.ack(1, 1) + building.ack(1, 7))
+        relay.client_data(encode.ack(1, 1) + encode.ack(1, 7))
         connection.replica.flush()
         assert [run.WhichOneof("kind") for run in connection.runs] == ["dequeue"]
-        assert connection.broker.data.startswith(building.ack(1, 1))
-        assert connection.broker.data.index(building.ack(1, 1)) < connection.broker.data.index(b"the door closed it")
+        assert connection.broker.data.startswith(encode.ack(1, 1))
+        assert connection.broker.data.index(encode.ack(1, 1)) < connection.broker.data.index(b"the door closed it")
 
     asyncio.run(scenario())
 
@@ -247,7 +251,7 @@ def test_what_was_settled_before_a_tag_that_is_not_held_counts() -> None:
 def with_transactions() -> Connection:
     """A connection whose channel 2 has them."""
     connection = Connection()
-    connection.relay.client_data(building.method_frame(2, commands.Channel.Open()) + building.method_frame(2, commands.Tx.Select()))
+    connection.relay.client_data(encode.method_frame(2, commands.Channel.Open()) + encode.method_frame(2, commands.Tx.Select()))
     connection.broker.data = b""
     return connection
 
@@ -263,8 +267,8 @@ def test_the_end_of_a_transaction_costs_what_it_covers(ends: base.Frame) -> None
         channel.deliveries.update((Counted(tag), Delivery(("/", "orders"), tag, ())) for tag in range(1, held + 1))
         Counted.looks = 0
         for tag in range(1, times + 1):
-            relay.client_data(building.ack(2, tag) + building.method_frame(2, ends))
-            relay.broker_data(building.method_frame(2, commands.Tx.RollbackOk()))
+            relay.client_data(encode.ack(2, tag) + encode.method_frame(2, ends))
+            relay.broker_data(encode.method_frame(2, commands.Tx.RollbackOk()))
             while relay.from_client.stalled:
                 await asyncio.sleep(0)
         assert Counted.looks < 50 * times
@@ -275,7 +279,7 @@ def test_the_end_of_a_transaction_costs_what_it_covers(ends: base.Frame) -> None
     asyncio.run(scenario())
 
 
-METHODS = {"publish": message("orders", b"", True, b"")[0], "ack": building.ack(1, 1), "reject": building.reject(1, 1, requeue=True)}
+METHODS = {"publish": message("orders", b"", True, b"")[0], "ack": encode.ack(1, 1), "reject": encode.reject(1, 1, requeue=True)}
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -288,7 +292,7 @@ def test_a_transaction_has_no_more_methods_than_a_commit_may_take(method: bytes)
         relay.door.config = DoorTable(listen="127.0.0.1:5672", transaction_methods_max=limit)
         channel = relay.channels[2]
         channel.deliveries.update((tag, Delivery(("/", "orders"), tag, ())) for tag in range(1, limit + 2))
-        methods = [building.rechannel(method, 2)] * (limit + 1)
+        methods = [encode.rechannel(method, 2)] * (limit + 1)
         if method[7:11] != frames.BASIC_PUBLISH.to_bytes(4, "big"):
             methods = [frame[:11] + tag.to_bytes(8, "big") + frame[19:] for tag, frame in enumerate(methods, 1)]
         relay.client_data(b"".join(methods[:limit]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_plugin.shortfall import KEPT_MAX, Shortfall
+from broker_plugin.log.shortfall import KEPT_MAX, Shortfall
 
 
 def test_a_hold_stops_the_writing_and_a_gap_does_not() -> None:

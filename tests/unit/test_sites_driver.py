@@ -14,9 +14,9 @@ import pytest
 from node_config import MINIMAL
 from test_completion import Alone, publishes
 
-from broker_plugin import endpoints
-from broker_plugin.client import Connection, ConnectionRefused
-from broker_plugin.endpoints import Peer
+from broker_plugin.amqp.connection import Connection, ConnectionRefused
+from broker_plugin.methods import routing_queues
+from broker_plugin.session.decisions import Peer
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import client_status, full_sync_status
 from lrq_ha.replication.events import OwnConfirmed
@@ -24,7 +24,7 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing.tables import Reason, State
 from lrq_ha.sidecar.config import load
-from lrq_ha.sidecar.sites import Sites
+from lrq_ha.sidecar.sites.sessions import Sites
 
 
 def _sites(alone: Alone, folder: Path, more: str = "") -> Sites:
@@ -159,7 +159,7 @@ def test_what_a_sink_answers_is_what_its_source_reads(tmp_path: Path) -> None:
         driver, sink, epoch = site.drivers["orders"], alone.replica.index.sink, alone.node.log.epoch_at(1)
         relay: Any = SimpleNamespace(peer=Peer(site="east"), replica=alone.replica)
         queue, previous = "LRQ_Recv_orders_east", pb.Position()
-        assert driver._report(endpoints.answer(relay, f"LRQ_Sink_{queue}")[0]) == m.SinkReport(Position(0, 0), "", False)  # type: ignore[index]
+        assert driver._report(routing_queues.answer(relay, f"LRQ_Sink_{queue}")[0]) == m.SinkReport(Position(0, 0), "", False)  # type: ignore[index]
         rows, end = pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY
         steps = ((rows, "r/1", False, True), (end, "r/1", True, False), (rows, "s", False, False))
         for sequence, (kind, request, complete, bare) in enumerate(steps, 1):
@@ -167,7 +167,7 @@ def test_what_a_sink_answers_is_what_its_source_reads(tmp_path: Path) -> None:
             transaction = pb.ReceivedTransaction(position=at, type=kind, request_id=request)
             sink.noted(sequence, queue, pb.ReceivedBatch(source="east", client_name="orders", previous=previous, transactions=[transaction]))
             sink.safe(sequence)
-            told = driver._report(endpoints.answer(relay, f"LRQ_Sink_{queue}")[0])  # type: ignore[index]
+            told = driver._report(routing_queues.answer(relay, f"LRQ_Sink_{queue}")[0])  # type: ignore[index]
             assert (told.last.sequence, told.snapshot_request, told.snapshot_complete, told.bare) == (sequence, request, complete, bare)
             previous = at
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker_plugin.client_errors import Address
-from broker_plugin.sockets import connect, hung_up
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.connect import connect, hung_up
 
 
 def address(host: str, port: int) -> Address:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker_plugin.client import Address
-from broker_plugin.client_errors import AuthenticationFailed
-from broker_plugin.door import Door
+from broker_plugin.amqp.connection import Address
+from broker_plugin.amqp.errors import AuthenticationFailed
+from broker_plugin.door.server import Door
 from lrq_ha.replication.events import Hello
 from lrq_ha.replication.log import BatchHeader, LogState
 from lrq_ha.replication.positions import epoch_number
@@ -19,8 +19,8 @@ from lrq_ha.replication.retention import RECORD_BYTES
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import ReplicatingSubscription, StoredBatch
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.incarnation import Incarnation
-from lrq_ha.sidecar.links import Link
+from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.peers.link import Link
 
 
 def troubles(leading: int, role: Role, problem: str) -> str:
@@ -157,7 +157,7 @@ def test_the_log_names_the_node(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 await asyncio.sleep(0.01)
         running.cancel()
 
-    monkeypatch.setattr("lrq_ha.sidecar.links.Connection.open", open_)
+    monkeypatch.setattr("lrq_ha.sidecar.peers.link.Connection.open", open_)
     with caplog.at_level(logging.INFO, "lrq_ha.links"):
         asyncio.run(go())
     assert caplog.messages[0].startswith("no link to e2: ")

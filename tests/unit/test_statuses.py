@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from test_completion import Alone
 
-from broker_plugin.endpoints import REQUEST_ID_BYTES_MAX
-from broker_plugin.replica import CHECKPOINT_BYTES_MAX
+from broker_plugin.log.replica import CHECKPOINT_BYTES_MAX
+from broker_plugin.methods.routing_queues import REQUEST_ID_BYTES_MAX
+from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import client_status, full_sync_status
-from lrq_ha.replication.errors import MalformedInput
 from lrq_ha.routing import statuses as module
 from lrq_ha.routing.statuses import Statuses, Told
 

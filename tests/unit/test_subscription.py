@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from lrq_ha.replication.errors import IllegalEvent
+from lrq_ha.errors import IllegalEvent
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.subscription import BATCH_BYTES, ReplicatingSubscription, RoutingQueue, StoredBatch
 

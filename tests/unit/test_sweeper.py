@@ -11,12 +11,13 @@ import pytest
 from pamqp import commands
 from test_keeping import KEY, Broker
 
-from broker_plugin import building, headers
-from broker_plugin.client import Address
-from broker_plugin.replica import Entry, Replica
-from broker_plugin.sweep_pass import Pass
-from broker_plugin.sweeper import Sweeper, _End
-from broker_plugin.tallying import Tally
+from broker_plugin.amqp import content_header, encode
+from broker_plugin.amqp.connection import Address
+from broker_plugin.log import stamps
+from broker_plugin.log.replica import Entry, Replica
+from broker_plugin.log.tally import Tally
+from broker_plugin.sweep.sweep_pass import SweepPass
+from broker_plugin.sweep.sweeper import Sweeper, _End
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
@@ -56,7 +57,7 @@ def test_that_some_queue_is_full_may_be_said_of_each_message() -> None:
 def test_one_queue_that_is_kicked_all_the_time_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full one is, at each of the lane's tries, and a pass may take longer: nothing that was consumed from another was removed any more."""
     now = [0.0]
-    monkeypatch.setattr("broker_plugin.sweeper.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("broker_plugin.sweep.sweeper.time.monotonic", lambda: now[0])
     due: set[tuple[str, str]] = set()
 
     def queues() -> Iterator[Any]:
@@ -97,7 +98,7 @@ def test_where_giving_back_uses_up_a_limit(messages: tuple[int, ...], silent: bo
     broker = Broker(*messages, silent=silent, version=version)
 
     async def go() -> bool | None:
-        declares = building.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
+        declares = encode.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
         replica = SimpleNamespace(declared=SimpleNamespace(declarations={KEY: declares}), progress=SimpleNamespace(parked=()))
         sweeper = Sweeper(cast(Replica, replica), Address.parse("amqp://a:b@127.0.0.1:1"))
         cast(Any, sweeper)._vhosts = broker
@@ -111,7 +112,7 @@ def test_where_giving_back_uses_up_a_limit(messages: tuple[int, ...], silent: bo
 @pytest.mark.parametrize(("messages", "silent", "given_up"), [((50,), True, False), ((50, 0), False, False), ((3,), False, True)])
 def test_a_queue_that_does_not_answer_now_is_not_given_up(messages: tuple[int, ...], silent: bool, given_up: bool) -> None:
     """A declaration waits for what was rejected from it, and a promotion, too."""
-    declares = building.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
+    declares = encode.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
     done: list[Any] = []
     tallies = SimpleNamespace(pending=lambda *_: "tally", done=lambda *tally: done.append(tally))
     replica = SimpleNamespace(
@@ -148,7 +149,7 @@ def test_of_a_queue_with_a_limit_what_is_not_in_it_does_not_count_as_due(reached
 
     async def go() -> None:
         replica = Replica(Node(NodeSettings(2, {1: "e1", 2: "e2"})), Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
-        declares = building.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
+        declares = encode.encode_method(commands.Queue.Declare(queue="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 3}))
         replica.declared.noted(1, pb.Topology(vhost="/", method=declares))
         replica.index.filter.note(300, Kind.DEQUEUE, KEY, (10, 212), 0, "", sweep=True)
         replica.index.filter.safe(300)
@@ -181,9 +182,9 @@ def test_a_second_copy_does_not_make_others_too_many() -> None:
         replica.index.generations.opened(0, 1)
         tally = Tally(99, KEY, 90, 4, RangeSet(), RangeSet())
         channel = cast(Any, SimpleNamespace(reject=rejected.append, flow=flow))
-        sweep = Pass(replica.index.filter.queue(KEY), channel, replica, asyncio.Event(), lambda: False, tally, [])
+        sweep = SweepPass(replica.index.filter.queue(KEY), channel, replica, asyncio.Event(), lambda: False, tally, [])
         for tag, sequence in enumerate([1, 2, 3, 4, 5, 5, 5], 1):
-            header = headers.header_payload(1, headers.properties(headers.position_field(b"258.%d/1" % sequence)))
+            header = content_header.header_payload(1, content_header.properties(stamps.position_field(b"258.%d/1" % sequence)))
             sweep.take(tag, False, "", KEY[1], header, b"")
         await sweep.reject_excess()
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker_plugin import building
-from broker_plugin.declared import Declared
-from broker_plugin.index import Index
-from broker_plugin.tallying import EMPTY_KEPT, Tallies, Tally
+from broker_plugin.amqp import encode
+from broker_plugin.log.catalog import Catalog
+from broker_plugin.log.index import Index
+from broker_plugin.log.tally import EMPTY_KEPT, QueueTallies, Tally
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.positions import RangeSet
@@ -48,7 +48,7 @@ def test_what_was_given_back_may_be_what_is_gone() -> None:
 
 
 def test_of_which_copies_it_speaks() -> None:
-    tallies = Tallies()
+    tallies = QueueTallies()
     assert tallies.counts(tally(1), 100, (), by_name=True)
     assert not tallies.counts(tally(1), 101, (), by_name=True), "came after it"
     assert not tallies.counts(tally(1), 5, (), by_name=False), "bindings may differ"
@@ -57,7 +57,7 @@ def test_of_which_copies_it_speaks() -> None:
 
 
 def test_a_dead_letter_counts_if_all_it_died_in_was_empty_before() -> None:
-    tallies = Tallies()
+    tallies = QueueTallies()
     of_d = Tally(200, D, 100, 0, RangeSet(), RangeSet())
     assert not tallies.counts(of_d, 5, FROM_Q, by_name=False)
     tallies.noted(120, entry(Q, 50, 0))
@@ -74,7 +74,7 @@ def test_a_dead_letter_counts_if_all_it_died_in_was_empty_before() -> None:
 
 
 def test_a_queue_in_which_dead_letters_may_wait_is_not_known_to_be_empty() -> None:
-    tallies = Tallies()
+    tallies = QueueTallies()
     of_d = Tally(200, D, 100, 0, RangeSet(), RangeSet())
     tallies.noted(95, entry(Q, 50, 0), keeps_dead_letters=True)
     assert not tallies.counts(of_d, 5, FROM_Q, by_name=False), "the primary's copy may wait in q, and arrive later"
@@ -83,8 +83,8 @@ def test_a_queue_in_which_dead_letters_may_wait_is_not_known_to_be_empty() -> No
 
 def test_the_log_knows_in_which_queues_dead_letters_may_wait() -> None:
     for strategy, known in (("at-least-once", False), ("at-most-once", True)):
-        index = Index(Declared(Levels({})))
-        declare = building.encode_method(commands.Queue.Declare(queue=Q[1], durable=True, arguments={"x-dead-letter-strategy": strategy}))
+        index = Index(Catalog(Levels({})))
+        declare = encode.encode_method(commands.Queue.Declare(queue=Q[1], durable=True, arguments={"x-dead-letter-strategy": strategy}))
         index.note(pb.Run(topology=pb.Topology(vhost=Q[0], method=declare)), 1, sweep=True)
         index.note(pb.Run(tally=entry(Q, 50, 0)), 95, sweep=True)
         assert index.tallies.counts(Tally(200, D, 100, 0, RangeSet(), RangeSet()), 5, FROM_Q, by_name=False) is known
@@ -92,7 +92,7 @@ def test_the_log_knows_in_which_queues_dead_letters_may_wait() -> None:
 
 def test_what_one_primary_found_empty_need_not_be_on_the_next() -> None:
     """Messages that had expired on the first may have been in the queue of the second, and die there into a queue that it then finds empty."""
-    index = Index(Declared(Levels({})))
+    index = Index(Catalog(Levels({})))
     of_d = Tally(200, D, 100, 0, RangeSet(), RangeSet())
     index.note(pb.Run(tally=entry(Q, 50, 0)), 95, sweep=True)
     assert index.tallies.counts(of_d, 5, FROM_Q, by_name=False)
@@ -103,7 +103,7 @@ def test_what_one_primary_found_empty_need_not_be_on_the_next() -> None:
 
 
 def test_pending_until_done_cut_or_deleted() -> None:
-    tallies = Tallies()
+    tallies = QueueTallies()
     tallies.noted(10, entry(Q, 8, 2, 3, 4, 7))
     assert tallies.pending(Q, 9) is None, "not applied yet"
     first = tallies.pending(Q, 10)
@@ -124,7 +124,7 @@ def test_pending_until_done_cut_or_deleted() -> None:
 
 def test_what_speaks_of_entries_that_were_lost() -> None:
     """Others will take their sequences."""
-    tallies = Tallies()
+    tallies = QueueTallies()
     tallies.restored(entry(Q, 115, 0))
     tallies.restored(entry(D, 100, 0))
     tallies.lose(100)
@@ -173,13 +173,13 @@ def test_never_what_the_primary_has(actions: list[tuple[str, int]], returns: boo
 
 def test_after_a_restart_nobody_knows_what_was_empty_before() -> None:
     """An empty queue's tally that came after another's said, when both were restored, that it came before."""
-    tallies = Tallies()
+    tallies = QueueTallies()
     tallies.noted(110, entry(D, 100, 0))
     tallies.noted(120, entry(Q, 115, 0))
     later = tallies.pending(D, 120)
     assert later is not None
     assert not tallies.counts(later, 50, FROM_Q, by_name=False), "it died after the tally"
-    again = Tallies()
+    again = QueueTallies()
     for exported in tallies.export(120):
         again.restored(exported)
     later = again.pending(D, 120)

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker_plugin import building, frames, topology
+from broker_plugin.amqp import declarations, encode, frames
 
 
 def declaration(**options: Any) -> bytes:
-    return building.encode_method(commands.Queue.Declare(queue="a-queue", **options))
+    return encode.encode_method(commands.Queue.Declare(queue="a-queue", **options))
 
 
 def test_arguments() -> None:
-    assert topology.queue_arguments(b"") == topology.queue_arguments(declaration(durable=True)) == {}
-    assert topology.queue_arguments(declaration(arguments={"x-expires": 5_000})) == {"x-expires": 5_000}
+    assert declarations.queue_arguments(b"") == declarations.queue_arguments(declaration(durable=True)) == {}
+    assert declarations.queue_arguments(declaration(arguments={"x-expires": 5_000})) == {"x-expires": 5_000}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_arguments() -> None:
     [({"durable": True}, False), ({"durable": False}, True), ({"durable": True, "arguments": {"x-expires": 1}}, True)],
 )
 def test_which_queues_may_go_by_themselves(options: dict[str, Any], vanishes: bool) -> None:
-    assert topology.may_vanish(declaration(**options)) is vanishes
+    assert declarations.may_vanish(declaration(**options)) is vanishes
 
 
 NAMES = {
@@ -44,7 +44,7 @@ def method(of: Any, **values: str) -> tuple[int, bytes]:
     made = of(**dict.fromkeys(NAMES[of], "plain"))
     for name, value in values.items():
         setattr(made, name, value)
-    return made.index, building.encode_method(made)
+    return made.index, encode.encode_method(made)
 
 
 @pytest.mark.parametrize(("of", "name"), [(of, name) for of, names in NAMES.items() for name in names])
@@ -52,21 +52,21 @@ def test_cr_and_lf_are_in_no_name_of_a_queue_or_exchange(of: Any, name: str) -> 
     """RabbitMQ strips them: the log named a queue that no broker has. In a routing key they stay."""
     key = {"routing_key": "k\n"} if hasattr(of(), "routing_key") else {}
     kind, given = method(of, **{name: "\r\nor\nders\r"}, **key)
-    assert topology.as_named(kind, given) == method(of, **{name: "orders"}, **key)[1]
-    assert topology.as_named(kind, given[:12]) == given[:12]
+    assert declarations.as_named(kind, given) == method(of, **{name: "orders"}, **key)[1]
+    assert declarations.as_named(kind, given[:12]) == given[:12]
 
 
 @pytest.mark.parametrize(("of", "left"), [(commands.Queue.Declare, ""), (commands.Queue.Delete, "\r\n"), (commands.Queue.Bind, "\r\n")])
 def test_a_name_of_cr_and_lf_alone_is_not_the_last_declared_queues(of: Any, left: str) -> None:
     kind, given = method(of, queue="\r\n")
-    assert topology.as_named(kind, given) == method(of, queue=left)[1]
+    assert declarations.as_named(kind, given) == method(of, queue=left)[1]
 
 
 def test_a_purge_names_its_queue_to_the_octet() -> None:
     made = commands.Queue.Purge()
     made.queue = "orders\n"
-    payload = building.encode_method(made)
-    assert topology.as_named(made.index, payload) == payload
+    payload = encode.encode_method(made)
+    assert declarations.as_named(made.index, payload) == payload
 
 
 def test_deletions_of_what_has_any_name() -> None:
@@ -74,4 +74,4 @@ def test_deletions_of_what_has_any_name() -> None:
     for kind, of, name in ((frames.QUEUE_DELETE, commands.Queue.Delete, "queue"), (frames.EXCHANGE_DELETE, commands.Exchange.Delete, "exchange")):
         made = of()
         setattr(made, name, "caf\u00e9")
-        assert topology.deletion(kind, "caf\u00e9") == building.encode_method(made)
+        assert declarations.deletion(kind, "caf\u00e9") == encode.encode_method(made)

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker_plugin.door import Door
+from broker_plugin.door.server import Door
 from lrq_ha.replication.events import Answer
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.incarnation import Incarnation
-from lrq_ha.sidecar.orders import Orders
+from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.operations.commands import OperatorCommands
 
 UNDER_WAY = "node e1 hands over to e2; consumers have 600 s to finish what they hold"
 
@@ -22,11 +22,11 @@ UNDER_WAY = "node e1 hands over to e2; consumers have 600 s to finish what they 
 def _unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node may hand over, and its consumers do not finish."""
 
-    async def may_hand_over(_orders: Orders, _request: object) -> Answer:
+    async def may_hand_over(_orders: OperatorCommands, _request: object) -> Answer:
         return Answer(True, "would hand over to e2", 2)
 
-    monkeypatch.setattr(Orders, "_ask_core", may_hand_over)
-    monkeypatch.setattr("broker_plugin.draining.held", lambda _door: 1)
+    monkeypatch.setattr(OperatorCommands, "_ask_core", may_hand_over)
+    monkeypatch.setattr("broker_plugin.door.drain.held", lambda _door: 1)
 
 
 def run(check: Callable[[Incarnation, asyncio.Task[tuple[bool, str]]], Awaitable[None]]) -> None:

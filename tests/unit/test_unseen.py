@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from broker_plugin.unseen import LATE_S, held_back_s, keeps_dead_letters
+from broker_plugin.amqp.declarations import LATE_S, held_back_s, keeps_dead_letters
 
 
 @pytest.mark.parametrize(

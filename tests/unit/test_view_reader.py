@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from broker_plugin import headers
-from broker_plugin.client_channel import header_fields
+from broker_plugin.amqp import content_header
+from broker_plugin.amqp.channel import header_fields
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.messages import Event, Read, Trimmed
-from lrq_ha.sidecar.view_reader import View, ViewReader
+from lrq_ha.sidecar.sites.view_reader import View, ViewReader
 
 QUEUE = "LRQ_Send_LogEntries"
 READER = 7
@@ -59,7 +59,7 @@ class _Channel:
 
 def _header(offset: int, sequence: int) -> bytes:
     table: dict[str, Any] = {"x-stream-offset": offset} | ({"x-lrq-pos": f"1.{sequence}/1"} if sequence else {})
-    return headers.header_payload(0, headers.properties(header_fields(table), True))
+    return content_header.header_payload(0, content_header.properties(header_fields(table), True))
 
 
 def _read(stream: _Stream, from_sequence: int = 1) -> list[Event]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker_plugin import wire
-from broker_plugin.wire import PART_BYTES_MAX, Joiner, parts_of
+from broker_plugin.log import codec
+from broker_plugin.log.codec import PART_BYTES_MAX, Joiner, parts_of
 
 Record = tuple[dict[str, Any], bytes]
 
@@ -27,7 +27,7 @@ def test_a_large_one_is_joined_again(size: int) -> None:
     body = bytes(i & 255 for i in range(251)) * (size // 251 + 1)
     records = parts_of({"a": 1}, body[:size])
     assert all(len(part) <= PART_BYTES_MAX for _, part in records)
-    assert read(records) == [({"a": 1, wire.PARTS: len(records)}, body[:size])]
+    assert read(records) == [({"a": 1, codec.PARTS: len(records)}, body[:size])]
 
 
 def test_what_is_unfinished_is_dropped() -> None:

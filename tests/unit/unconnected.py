@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import pika
 
+from lrq_ha.errors import LrqError
 from lrq_ha.publisher import Publisher
 from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.core import Lane
 from lrq_ha.publisher.errors import PublisherClosed
 from lrq_ha.publisher.window import Settled
 from lrq_ha.publisher.wire import Outgoing
-from lrq_ha.replication.errors import LrqError
 
 PATIENCE_S = 60.0
 FOR_EVER_S = 10 * PATIENCE_S

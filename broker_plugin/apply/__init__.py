@@ -1,0 +1,1 @@
+"""From the log to the queues of the own broker."""

@@ -1,0 +1,633 @@
+"""The applier: brings what waits in `Replica.to_apply` to the broker beside this sidecar, in log order (R5, R11).
+
+Rules:
+- Nothing is applied that is not safe. A follower waits a little more: what is consumed meanwhile, and was routed to one queue only, is never
+  written at all. While an epoch is taken (`hurry`), and on an active node (where only views come here), nothing waits.
+- A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of queues and exchanges do
+  not wait for messages that a full queue refuses: a deletion may be the only thing that makes room.
+- What clients had rejected before a declaration, deletion or purge has left its queue before that is carried out here: it is not to go with its
+  queue, and goes where dead letters went then. The sweeper has its turn before, if it gets on. What waits for room is in no queue yet; if its
+  queue is deleted, that is emptied first to make room.
+- A restart carries out again what is not on record, which may be long ago while a full queue refuses something. But a queue whose messages are in
+  no log is not deleted once more where this node's own clients have declared it again since.
+- Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
+- A lost connection ends `run`: the incarnation is over.
+- What the log has for a vhost that was deleted is passed over: no other vhost is to wait for it.
+- Where the sidecar's user lacks a right, or a vhost is missing that this broker has never had, nothing is written until an operator has mended
+  that (`Shortfall`), and nothing of it is lost here: this goes on where it stopped. That does not end `run`, but for a message that was refused among
+  others, as these need a new generation (R8); then the next applier waits a while before it tries that one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import owner_of
+from lrq_ha.replication.queues import QueueKey
+from lrq_ha.routing import names
+
+from ..amqp import encode, frames
+from ..amqp.address import Address
+from ..amqp.content_header import routes_on
+from ..amqp.declarations import first_name
+from ..amqp.direct_reply import NOBODY
+from ..amqp.errors import BrokerRefuses, VhostNotFound
+from ..log.definitions import Row, rows_of
+from ..log.replica import LEVELS, Entry, Replica
+from .parking_lot import Message
+from .vhost_writer import STRIKES_MAX, SuspectEntries, VhostWriter, Window
+
+log = logging.getLogger("lrq_ha.applier")
+
+TIMER_MIN_S = 0.01
+_OF_QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_BIND)
+#: Declarations of queues with these levels that are not carried out here: a queue that is not replicated as a whole is bound to nothing on a backup.
+_NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QUEUES}
+TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
+FULL_SHOWN_MAX = 3
+REJECTED_STILL_S = 120.0  # so long a deletion or purge waits for a sweeper that rejects nothing: longer than its longest passes over two queues
+REJECTED_HURRY_S = 10.0  # and so long while an epoch is taken: nobody is served meanwhile
+REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
+REJECTED_POLL_S = 0.05
+PARKED_ROUND_S = 1.0  # longer than a lane waits before it tries again
+REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
+WAITS_S = 0.2  # who waits for longer is not judged meanwhile
+ABSENT_AGAIN_S = 30.0  # so long a vhost is not asked for again
+REFUSED_AGAIN_S = 2.0  # what needs a right that is missing is tried again so much later
+MESSAGE_AGAIN_S = 60.0  # and a message over which the applier before this one ended
+GAPS_AGAIN_S = 5.0
+
+
+async def _nothing() -> None: ...
+
+
+async def _may_write(_vhost: str) -> bool:
+    return True
+
+
+class Views(Protocol):
+    """Who writes view streams."""
+
+    async def append(self, queue: str, body: bytes, sequence: int, epoch: int) -> None:
+        """Returns when written to the socket; the entry is marked as applied when the stream has confirmed it."""
+
+
+class Applier:
+    """See above.
+
+    Args:
+        replica: Where the entries wait.
+        broker: The own broker; the vhost in it is replaced.
+        views: Who writes view streams.
+        delay_s: How late a follower applies.
+        delay_entries_max, delay_bytes_max: How many entries, and bytes, may wait for that.
+        window_messages_max: Most unconfirmed messages, but for those that full queues refuse.
+        window_bytes_max: Most unconfirmed bytes, likewise.
+        on_full: Called when a queue is to be swept at once: the broker refuses messages (None if the queue is not known), or it is to be deleted.
+        doubt: What the incarnation before had ended over.
+        refused: A message of the log that the broker did not take, over which the incarnation before had ended, and what mends it.
+        may_write: Asked whether the sidecar's user may do in a vhost what applying takes.
+
+    Attributes:
+        refused: The same of this one.
+        doubt: The same of this one.
+        hurry: Apply everything that is safe at once.
+        on_follow: Called before anything is applied while another node leads.
+        on_spared: Called with queues that are to be gone through as a whole, when all up to an entry is applied.
+        is_rejecting: Asked whether what was rejected from a queue of a vhost may still be on its way to others.
+        given_up_at: Asked when the sweeper last began to go through a queue in which it did not get on (monotonic seconds; 0: it never did).
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        broker: Address,
+        views: Views,
+        *,
+        delay_s: float,
+        delay_entries_max: int,
+        delay_bytes_max: int,
+        window_messages_max: int,
+        window_bytes_max: int,
+        on_full: Callable[[QueueKey | None], None] = lambda _queue: None,
+        doubt: SuspectEntries | None = None,
+        refused: str = "",
+        may_write: Callable[[str], Awaitable[bool]] = _may_write,
+    ) -> None:
+        self.doubt = doubt
+        self.refused = refused
+        self._may_write = may_write
+        self.hurry = False
+        self.on_full = on_full
+        self.on_follow: Callable[[], Awaitable[None]] = _nothing
+        self.on_spared: Callable[[Iterable[QueueKey], int], None] = lambda _queues, _upto: None
+        self.is_rejecting: Callable[[str], bool] = lambda _vhost: False
+        self.given_up_at: Callable[[QueueKey], float] = lambda _queue: 0.0
+        self._replica = replica
+        self._broker = broker
+        self._views = views
+        self._delay_s = delay_s
+        self._delay_entries_max, self._delay_bytes_max = delay_entries_max, delay_bytes_max
+        self._window = Window(window_messages_max, window_bytes_max)
+        self._lanes: dict[str, VhostWriter] = {}
+        self._read_upto = 0  # where the log ended when this node was rebuilt
+        self._absent: dict[str, float] = {}  # vhosts that this broker did not have, and when to ask for them again
+        self._not_waited_for: dict[QueueKey, float] = {}  # queues whose sweeper did not get on, until when
+        self._event = asyncio.Event()
+        self._follows = False
+        self._turn = 0
+        self._waits_since = 0.0  # when it began to wait for something else than its broker's confirms; 0: it does not
+        self._waited_s = 0.0
+        self._gaps_at = 0.0  # when to try again what was refused
+        self._drained: list[asyncio.Future[None]] = []
+        self._ended: BaseException | None = None
+        replica.progress.waits_for_room = self._waits_for_room
+
+    def wake(self) -> None:
+        """Something has changed: look again."""
+        self._event.set()
+
+    def log_advanced(self) -> None:
+        """The log is safe further than before. On a primary hardly anything waits here, and a look at that after each batch would cost much."""
+        if self._replica.applying or self._drained or self._replica.to_apply or self._replica.forgotten_queues:
+            self._event.set()
+
+    async def run(self) -> None:
+        """Applies until cancelled.
+
+        Raises:
+            LrqError: The broker's connection is lost, or the broker will not take what the log says.
+        """
+        self._read_upto = self._replica.node.log.end
+        try:
+            if self.refused:
+                await self._hold("message", self.refused, MESSAGE_AGAIN_S, urgent=lambda: self.hurry)
+                self._replica.shortfall.hold("message", "")
+                self.refused = ""
+            await self._carry_out(self._replica.forgotten, self._replica.progress.tracker.applied)
+            self._replica.forgotten = []
+            while True:
+                self._event.clear()
+                if self._replica.forgotten_queues and self._replica.node.following:
+                    await self._remember_queues()
+                pause = await self._tend()
+                before = self._replica.to_apply_bytes
+                pause = min(pause, await self._take(), await self._try_gaps_again())
+                if self._replica.to_apply_bytes < before:
+                    self._replica.progress.on_wake()  # whoever stopped taking pushes may go on
+                self._tell_drained()
+                await self._pause(pause)
+        except BaseException as error:
+            self._ended = error
+            for lane in self._lanes.values():
+                lane.judge_end()
+                if lane.in_doubt:
+                    self.doubt = SuspectEntries.over(lane.in_doubt, self.doubt)
+            if isinstance(error, BrokerRefuses):
+                self.refused = str(error)
+            raise
+        finally:
+            for lane in self._lanes.values():
+                lane.abort()
+            for future in self._drained:
+                if not future.done():
+                    future.set_exception(LrqError(f"the applier has ended: {self._ended}", retriable=True))
+                    future.exception()  # nobody may be waiting any more
+
+    async def drained(self) -> None:
+        """Returns when nothing safe waits and everything published is confirmed, but for what a full queue refuses. Set `hurry` before.
+
+        A full queue gets room from the consumers that the door will let in. (The primary's held more than its limit if consumers that had messages
+        of it vanished.)
+
+        Raises:
+            LrqError: The applier has ended.
+        """
+        if self._ended is not None:
+            raise LrqError(f"the applier has ended: {self._ended}", retriable=True)
+        if not self._is_drained():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drained.append(future)
+            self.wake()
+            await future
+
+    def full(self) -> str:
+        """For people: which vhosts are not here, and which queues are full, so that what the log has for them waits; empty if none is."""
+        found = [f"what the log has for vhost '{vhost}' was passed over, as this broker did not have that vhost" for vhost in self._absent]
+        found += [each for lane in self._lanes.values() for each in lane.full()]
+        more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
+        return "; ".join(found[:FULL_SHOWN_MAX]) + more
+
+    def _waits_for_room(self, queue: QueueKey) -> list[tuple[int, bool]]:
+        """See `Progress`."""
+        lane = self._lanes.get(queue[0])
+        return lane.waits_for(queue[1]) if lane is not None and lane.parked else []
+
+    # ---- waiting -----------------------------------------------------------------------------------------------------
+
+    def _is_drained(self) -> bool:
+        replica = self._replica
+        if replica.forgotten or replica.applying or (replica.to_apply and replica.to_apply[0].last <= replica.progress.safe):
+            return False
+        return all(lane.settled for lane in self._lanes.values())
+
+    def _tell_drained(self) -> None:
+        if self._drained and self._is_drained():
+            drained, self._drained = self._drained, []
+            for future in drained:
+                if not future.done():
+                    future.set_result(None)
+
+    async def _tend(self) -> float:
+        pause = 3600.0
+        for lane in list(self._lanes.values()):
+            pause = min(pause, await lane.tend())
+        return pause
+
+    async def _pause(self, pause_s: float) -> None:
+        if not self._event.is_set():
+            try:
+                async with asyncio.timeout(max(pause_s, TIMER_MIN_S)):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._event.clear()
+            pause = await self._tend()
+            if condition():
+                return
+            await self._pause(pause)
+
+    async def _lane(self, vhost: str, sequence: int) -> VhostWriter | None:
+        """The way to a vhost; None: there is none, and what the log has for it, entry `sequence` too, is to be passed over."""
+        lane = self._lanes.get(vhost)
+        while lane is None and time.monotonic() >= self._absent.get(vhost, 0.0):
+            if not await self._may_write(vhost):
+                await self._rest(REFUSED_AGAIN_S, lambda: False)
+                continue
+            try:
+                broker = replace(self._broker, vhost=vhost)
+                lane = await VhostWriter.open(broker, self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
+                self._lanes[vhost] = lane
+                self._replica.entered.add(vhost)
+            except VhostNotFound:
+                if vhost not in self._replica.entered:
+                    raise
+                self._absent[vhost] = time.monotonic() + ABSENT_AGAIN_S
+                log.error("this broker has no vhost '%s': what the log has for it is passed over, from entry %d on", vhost, sequence)
+        return lane
+
+    # ---- what the broker refuses -------------------------------------------------------------------------------------
+
+    async def _until_allowed(self) -> None:
+        """Returns when the sidecar's user may write to the queues (again), or an epoch is taken: one vhost is not to hold up what may not need it."""
+        with self._waiting():
+            await self._until(lambda: self.hurry or not self._replica.shortfall.holds)
+
+    async def _hold(self, place: str, text: str, pause_s: float, *, since: str = "", urgent: Callable[[], bool] = lambda: False) -> None:
+        """Writes nothing for so long, or until it is urgent, and says why. It is still said when this returns."""
+        since = since or time.strftime("%H:%M:%S")
+        if self._replica.shortfall.hold(place, f"cannot write its queues since {since}: {text}"):
+            log.error("this node cannot write its queues: %s", text)
+        await self._rest(pause_s, urgent)
+
+    async def _rest(self, pause_s: float, urgent: Callable[[], bool]) -> None:
+        """Writes nothing for so long, or until it is urgent."""
+        until = time.monotonic() + pause_s
+        with self._waiting():
+            while (left_s := until - time.monotonic()) > 0 and not urgent():
+                self._event.clear()
+                await self._pause(min(left_s, await self._tend()))
+
+    async def _insist(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Does what a right may be missing for, over and over until it is there."""
+        since = time.strftime("%H:%M:%S")
+        try:
+            while True:
+                try:
+                    return await do()
+                except BrokerRefuses as error:
+                    await self._hold("right", str(error), REFUSED_AGAIN_S, since=since)
+        finally:
+            self._replica.shortfall.hold("right", "")
+
+    async def _try_gaps_again(self) -> float:
+        """Tries again what the broker has refused to declare, as far as the log declares it; returns the seconds until the next time."""
+        now, shortfall = time.monotonic(), self._replica.shortfall
+        if not shortfall.refusals or self._replica.active:
+            return 3600.0
+        if now >= self._gaps_at:
+            self._gaps_at = now + GAPS_AGAIN_S
+            for vhost in shortfall.refusals.vhosts():
+                lane = await self._lane(vhost, self._replica.progress.tracker.applied)
+                if lane is not None:
+                    await self._insist(partial(lane.declarer.try_again, self._replica.declared.definitions.declares))
+        return max(0.0, self._gaps_at - now)
+
+    # ---- applying ----------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> float:
+        """Applies as far as it may now; returns the seconds until the next entry is old enough."""
+        replica = self._replica
+        waiting = replica.to_apply
+        while waiting and waiting[0].last <= replica.progress.safe:
+            if replica.shortfall.holds and not replica.active:
+                await self._until_allowed()
+            entry = waiting[0]
+            if not (self.hurry or replica.active or self._too_much_waits()):
+                young_s = entry.since + self._delay_s - time.monotonic()
+                if young_s > 0:
+                    return young_s
+            waiting.popleft()
+            replica.to_apply_bytes -= entry.size
+            replica.applying = entry.first
+            if replica.forgotten_queues:
+                await self._remember_queues()
+            if not self._follows and replica.follows:
+                self._follows = True
+                await self.on_follow()
+            await self._apply(entry)
+            replica.applying = 0
+            self._turn += entry.count
+            if self._turn >= TURN_MESSAGES_MAX:
+                self._turn = 0
+                await asyncio.sleep(0)
+        return 3600.0
+
+    def _too_much_waits(self) -> bool:
+        """Whether more waits than may for the delay."""
+        waiting = self._replica.to_apply
+        return waiting[-1].last - waiting[0].first >= self._delay_entries_max or self._replica.to_apply_bytes > self._delay_bytes_max
+
+    def overdue(self) -> int:
+        """How many safe entries are more than may wait for the delay; about, where it is their bytes that are too many. None are while it waits for
+        something else than its broker: a sweeper, before a purge or a declaration."""
+        replica = self._replica
+        if not replica.to_apply or (self._waits_since and time.monotonic() - self._waits_since > WAITS_S):
+            return 0
+        entries = max(0, min(replica.to_apply[-1].last, replica.progress.safe) - replica.reached())
+        too_many = entries - self._delay_entries_max if self._delay_s else entries
+        if replica.to_apply_bytes > self._delay_bytes_max:
+            too_many = max(too_many, entries - entries * self._delay_bytes_max // replica.to_apply_bytes)
+        return max(0, too_many)
+
+    def waited_s(self) -> float:
+        """How long it has waited, in all, for something else than its broker's confirms: for a sweeper, or for a record to be written."""
+        return self._waited_s + (time.monotonic() - self._waits_since if self._waits_since else 0.0)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What is done meanwhile is such a wait."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_s, self._waits_since = self.waited_s(), 0.0
+
+    async def _remember_queues(self) -> None:
+        """Declares queues that the broker has forgotten: it is known now that this node follows, or leads."""
+        replica = self._replica
+        if not replica.node.leading:
+            await self._carry_out(replica.forgotten_queues, replica.progress.tracker.applied)
+        replica.forgotten_queues = []
+
+    async def _apply(self, entry: Entry) -> None:
+        run, first = entry.run, entry.first
+        kind = run.WhichOneof("kind")
+        if entry.last <= self._replica.progress.tracker.applied:
+            return
+        if kind == "enqueues":
+            await self._enqueues(run.enqueues, first)
+        elif view := _view(run):
+            await self._views.append(*view, first, self._replica.node.log.epoch_at(first))
+        else:
+            await self._other(run, first)
+            self._replica.progress.applied(first, entry.last)
+            if kind == "purge":
+                await self._until(lambda: self._is_applied(first))
+                with self._waiting():
+                    await self._replica.barrier.write_record()
+
+    async def _other(self, run: pb.Run, sequence: int) -> None:
+        """What is done when this returns."""
+        kind = run.WhichOneof("kind")
+        if kind == "purge":
+            if (lane := await self._lane(run.purge.vhost, sequence)) is not None:
+                await self._purge(lane, run.purge, sequence)
+        elif kind == "topology":
+            if (lane := await self._lane(run.topology.vhost, sequence)) is not None:
+                await self._topology(lane, run.topology, sequence)
+        elif kind == "checkpoint" and sequence == self._replica.begins_at:
+            await self._carry_out(rows_of(run.checkpoint), sequence)
+
+    async def _carry_out(self, rows: Iterable[Row], sequence: int) -> None:
+        """Declares what the log declares up to an entry."""
+        for vhost, declares in rows:
+            method = frames.method_id(declares)
+            level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
+            lane = await self._lane(vhost, sequence)
+            if lane is not None and method not in _NOT_HERE.get(level, ()):
+                await self._insist(partial(lane.declarer.execute, declares))
+
+    async def _purge(self, lane: VhostWriter, purge: pb.Purge, sequence: int) -> None:
+        await self._until(lambda: not lane.open_messages)
+        with self._waiting():
+            await self._moved_on(purge.vhost, sequence)
+        if purge.spared:  # a purge would take what clients held, too
+            self.on_spared([(purge.vhost, purge.queue)], sequence)
+        else:
+            await self._insist(partial(lane.declarer.purge, purge.queue))
+
+    async def _topology(self, lane: VhostWriter, topology: pb.Topology, sequence: int) -> None:
+        method = frames.method_id(topology.method)
+        # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
+        await self._until(lambda: lane.settled)
+        await self._until(lambda: self._is_applied(sequence - 1))
+        barrier = self._replica.barrier
+        with self._waiting():
+            await self._moved_on(topology.vhost, sequence)
+            await barrier.settle_record(sequence)
+        key = (topology.vhost, first_name(topology.method))
+        if method == frames.QUEUE_DELETE:
+            if self._is_superseded(key, sequence):
+                return
+            with self._waiting():
+                await self._parked_dies(lane, key, sequence)
+            barrier.deleted(key, sequence)
+        elif method == frames.QUEUE_DECLARE:
+            with self._waiting():
+                await barrier.settle_deletion(key)
+        if method not in _NOT_HERE.get(topology.level, ()):
+            await self._insist(partial(lane.declarer.execute, topology.method))
+
+    async def _parked_dies(self, lane: VhostWriter, key: QueueKey, sequence: int) -> None:
+        """A queue is being deleted: what is parked for it goes with it, but for what was rejected on the primary and so is a dead letter there.
+
+        So it is here: what stands in the queue goes a moment before it, and makes room.
+        """
+        target = self._replica.index.filter.queue(key)
+        left, since = 0, time.monotonic()
+        while count := lane.forget_queue(key[1], is_dead := target.to_move().__contains__):
+            now = time.monotonic()
+            if count != left:
+                left, since = count, now
+            elif now > since + (REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S):
+                what = "%d messages that were rejected from queue '%s' in vhost '%s' cannot be written here, and go with it"
+                log.warning(f"{what}: they may be missing where they went to", count, key[1], key[0])
+                lane.forget_queue(key[1], lambda _sequence: False)
+                return
+            await self._insist(partial(lane.declarer.purge, key[1]))
+            await self._until(partial(_less_parked, lane, key[1], is_dead, count, now + PARKED_ROUND_S))
+            await self._moved_on(key[0], sequence)
+
+    def _is_applied(self, upto: int) -> bool:
+        """Whether all up to there is in the queues, or more than that waits before full ones."""
+        return self._replica.progress.tracker.applied >= upto or any(lane.parked for lane in self._lanes.values())
+
+    def _is_superseded(self, key: QueueKey, sequence: int) -> bool:
+        """Whether entry `sequence`, carried out in a former life of this node, which led then, would delete what is in no log."""
+        declared = self._replica.declared
+        if sequence > self._read_upto or declared.queues.get(key, sequence) or declared.replicates(key):
+            return False
+        return owner_of(self._replica.node.log.epoch_at(sequence)) == self._replica.node.me
+
+    async def _moved_on(self, vhost: str, sequence: int) -> None:
+        """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left its queue."""
+        began, kicked = time.monotonic(), 0.0
+        left: dict[QueueKey, tuple[int, float]] = {}  # how many, and since when it is so many
+        while (due := self._to_move(vhost, sequence)) or (self.is_rejecting(vhost) and time.monotonic() < began + REJECTED_STILL_S):
+            now = time.monotonic()
+            still_s = REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S
+            left = {key: left[key] if key in left and left[key][0] == count else (count, now) for key, count in due}
+            for key, (count, since) in left.items():
+                if self.given_up_at(key) > since or now > since + still_s:
+                    self._not_waited_for[key] = now + REJECTED_AGAIN_S
+                    what = "%d messages that the primary's clients rejected from queue '%s' in vhost '%s' cannot be reached here"
+                    log.warning(f"{what}, and are not waited for: they may be missing where they went to", count, key[1], vhost)
+            if now >= kicked:
+                for key, _ in due:
+                    self.on_full(key)
+                kicked = now + REJECTED_KICK_S
+            self._event.clear()
+            await self._tend()
+            await self._pause(REJECTED_POLL_S)
+
+    def _to_move(self, vhost: str, sequence: int) -> list[tuple[QueueKey, int]]:
+        parked = self._replica.progress.parked
+        moving = {target.key: due for target, due in self._replica.index.filter.moving(vhost, sequence, parked)}
+        if self._not_waited_for:
+            now = time.monotonic()
+            self._not_waited_for = {key: end for key, end in self._not_waited_for.items() if end > now and (key in moving or key[0] != vhost)}
+        return [(key, due) for key, due in moving.items() if key not in self._not_waited_for]
+
+    async def _enqueues(self, run: pb.Enqueues, first: int) -> None:
+        replica, window = self._replica, self._window
+        replica.barrier.published(first + len(run.lengths) - 1)
+        lane = await self._lane(run.vhost, first)
+        if lane is None:
+            self._pass_over(first, first + len(run.lengths) - 1)
+            return
+        blob = run.frames
+        items, used = frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)
+        if used != len(blob) or len(items) != len(run.lengths):
+            raise MalformedInput(f"entry {first} holds {len(items)} messages in {used} of {len(blob)} bytes, not {len(run.lengths)}")
+        number = lane.number
+        if run.channel != number:
+            blob = encode.rechannel(blob, number)
+        prefix = b"%d." % replica.node.log.epoch_at(first)
+        leads = not replica.follows
+        may_skip = replica.index.filter.may_skip
+        applied = replica.progress.tracker.applied
+        skipped_first = skipped_last = 0
+        takes = {"": True}  # by exchange
+        batch: list[Message] = []
+        for offset, (kind, _, start, end, header, header_end, stop) in enumerate(items):
+            sequence = first + offset
+            if sequence <= applied:
+                continue
+            if kind != frames.BASIC_PUBLISH or not stop:
+                raise MalformedInput(f"entry {sequence} is no whole publish")
+            route = lane.route(blob[start:end])
+            payload = blob[header:header_end]
+            if route.queues and routes_on(payload):
+                route = route._replace(queues=())
+            if may_skip(route.queues, sequence):
+                if route.queues:
+                    replica.index.filter.queue(route.queues[0]).skipped(sequence, sequence)
+                if sequence != skipped_last + 1:
+                    if skipped_first:
+                        replica.progress.applied(skipped_first, skipped_last)
+                    skipped_first = sequence
+                skipped_last = sequence
+                continue
+            if route.exchange not in takes:
+                takes[route.exchange] = await lane.has_exchange(route.exchange, sequence)
+            if not takes[route.exchange]:
+                replica.passes_over(sequence)
+                replica.progress.applied(sequence, sequence)
+                continue
+            message = Message(sequence, route, prefix, payload, blob, number, header_end, stop)
+            if not leads:
+                message.mandatory = not route.exchange and route.routing_key != NOBODY
+            elif run.producer:
+                message.mandatory = frames.publish_route(blob[start:end]).mandatory
+            if self.doubt is not None and sequence <= self.doubt.upto:
+                await self._alone(lane, message, self.doubt)
+                continue
+            batch.append(message)
+            if window.messages + len(batch) >= window.messages_max or window.full:
+                lane.publish(batch)
+                batch = []
+                await lane.room()
+                await self._until(lambda: window.roomy)
+        if skipped_first:
+            replica.progress.applied(skipped_first, skipped_last)
+        if batch:
+            lane.publish(batch)
+            await lane.room()
+            if window.full:
+                await self._until(lambda: window.roomy)
+
+    def _pass_over(self, first: int, last: int) -> None:
+        """These are publishes to a vhost that this broker does not have."""
+        for sequence in range(max(first, self._replica.progress.tracker.applied + 1), last + 1):
+            self._replica.passes_over(sequence)
+        self._replica.progress.applied(first, last)
+
+    async def _alone(self, lane: VhostWriter, message: Message, doubt: SuspectEntries) -> None:
+        """Publishes what may be a message that the broker does not take, with nothing else under way."""
+        if message.sequence == doubt.alone and doubt.strikes >= STRIKES_MAX:
+            lane.pass_over(message.sequence, f"it has ended the connection {doubt.strikes} times over it")
+            self._replica.progress.applied(message.sequence, message.sequence)
+            return
+        await self._until(lambda: lane.settled)
+        lane.publish([message])
+        await self._until(lambda: lane.settled)
+
+
+def _less_parked(lane: VhostWriter, queue: str, which: Callable[[int], bool], count: int, until: float) -> bool:
+    """Whether less is parked for a queue than it was, or the time is over."""
+    return lane.parked_for(queue, which) < count or time.monotonic() > until
+
+
+def _view(run: pb.Run) -> tuple[str, bytes] | None:
+    """(stream, body) of an entry that stands in a view."""
+    match run.WhichOneof("kind"):
+        case "transmission":
+            return run.transmission.queue, run.transmission.body
+        case "reception":
+            return run.reception.queue, run.reception.body
+        case "status":
+            return names.STATUS, run.status.body
+    return None

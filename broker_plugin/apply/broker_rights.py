@@ -1,0 +1,139 @@
+"""Whether the sidecar's user may do at its own broker what applying the log takes: tried out in each vhost of the log.
+
+A try declares a queue of its own, publishes to it in another user's name, takes the message and deletes the queue, so the broker itself judges.
+Rights may change at any time, so each vhost is tried when the applier first goes there, when an incarnation begins, and over and over.
+
+Rules:
+- A connection keeps the tags that its user had when it was opened, as those of the applier do. One over which something was refused is not
+  used again.
+- A broker that does not answer, or is lost, says nothing of rights.
+- Of a vhost in which this node has been, and which is gone, the log's entries are passed over (`Applier`): that is no question of rights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from shlex import quote
+
+from lrq_ha.errors import LrqError
+
+from ..amqp import content_header
+from ..amqp.address import Address
+from ..amqp.connection import Connection
+from ..amqp.errors import AccessRefused, ChannelClosed, ConnectionLimit, VhostNotFound, grant, impersonate
+from ..amqp.vhosts import open_vhost
+from ..log.replica import Replica
+
+log = logging.getLogger("lrq_ha.applier")
+
+AGAIN_S = 30.0
+REFUSED_AGAIN_S = 2.0
+BETWEEN_S = 0.1  # a log may have a thousand vhosts
+TRY_TIMEOUT_S = 10.0
+SOMEBODY_ELSE = b"lrq-somebody-else"
+QUEUE_PREFIX = "lrq-rights."
+
+
+class BrokerRights:
+    """See above.
+
+    Args:
+        replica: Whose log tells the vhosts, and whose `shortfall` is told what is missing.
+        broker: The own broker; the vhost in it is replaced.
+        on_change: Called when something is missing, or no longer.
+    """
+
+    def __init__(self, replica: Replica, broker: Address, on_change: Callable[[], None] = lambda: None) -> None:
+        self._replica = replica
+        self._broker = broker
+        self._on_change = on_change
+        self._lock = asyncio.Lock()
+        self._connections: dict[str, Connection] = {}
+        self._since: dict[str, str] = {}  # vhosts that are refused, and the time of day at which that was found
+
+    async def run(self) -> None:
+        """Looks at every vhost of the log, over and over, until cancelled."""
+        try:
+            while True:
+                for vhost in self._vhosts():
+                    await self.look(vhost)
+                    await asyncio.sleep(BETWEEN_S)
+                await asyncio.sleep(REFUSED_AGAIN_S if self._since else AGAIN_S)
+        finally:
+            for connection in self._connections.values():
+                connection.abort()
+
+    def _vhosts(self) -> list[str]:
+        declared = {vhost for vhost, _ in self._replica.declared.definitions.queues()}
+        return sorted(declared | self._since.keys())
+
+    async def look(self, vhost: str) -> bool:
+        """Whether the sidecar's user may do there what applying takes; what it may not is noted. True also where nobody can tell now."""
+        try:
+            async with self._lock, asyncio.timeout(TRY_TIMEOUT_S):
+                missing = await self._try_out(vhost)
+        except (TimeoutError, LrqError) as error:
+            log.debug("what the sidecar's user may do in vhost '%s' is not known now: %s", vhost, error)
+            return vhost not in self._since
+        self._note(vhost, missing)
+        return not missing
+
+    def _note(self, vhost: str, missing: str) -> None:
+        text = ""
+        if missing:
+            since = self._since.setdefault(vhost, time.strftime("%H:%M:%S"))
+            text = f"cannot write its queues since {since}: {missing}"
+        elif self._since.pop(vhost, None) is not None:
+            log.info("the sidecar's user may write to the queues in vhost '%s' again", vhost)
+        if self._replica.shortfall.hold(("rights", vhost), text):
+            if text:
+                log.error("%s", text)
+            self._on_change()
+
+    async def _try_out(self, vhost: str) -> str:
+        """What is missing there, and the command that mends it; empty if nothing is. Raises LrqError where that cannot be told."""
+        user, name = self._broker.user, f"{QUEUE_PREFIX}{uuid.uuid4().hex[:12]}"
+        todo = grant(vhost, user)
+        connection = self._connections.pop(vhost, None)
+        try:
+            if connection is None or connection.error is not None:
+                connection = await open_vhost(self._broker, vhost)
+        except VhostNotFound:
+            if vhost in self._replica.entered:
+                return ""
+            return f"its broker has no vhost '{vhost}': rabbitmqctl add_vhost {quote(vhost)} && {todo}"
+        except ConnectionLimit:
+            raise
+        except AccessRefused:
+            return f"user '{user}' has no permissions in vhost '{vhost}' of its broker: {todo}"
+        try:
+            await _use_a_queue(connection, name)
+        except ChannelClosed as error:
+            connection.abort()
+            if error.code == 403:
+                return f"user '{user}' lacks permissions in vhost '{vhost}' of its broker: {todo}"
+            if error.code == 406 and "user_id" in error.text:
+                return f"user '{user}' of its broker may not publish for other users: {impersonate(user)}"
+            raise
+        except BaseException:
+            connection.abort()
+            raise
+        self._connections[vhost] = connection
+        return ""
+
+
+async def _use_a_queue(connection: Connection, name: str) -> None:
+    """Declares a queue that ends with the connection, publishes to it in another user's name, and looks into it."""
+    channel = await connection.channel()
+    await channel.confirm_select()
+    await channel.queue_declare(name, durable=False, exclusive=True)
+    properties = content_header.properties(b"", persistent=False, user_id=SOMEBODY_ELSE)
+    channel.publish_content("", name, content_header.header_payload(0, properties), b"")
+    await channel.confirmed()
+    await channel.consume(name, lambda *_: None, no_ack=True)
+    await channel.queue_delete(name)
+    await channel.close()

@@ -1,0 +1,138 @@
+"""What an applier's lane does not bring to its queues yet: messages that full queues refuse, and what waits behind them. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from lrq_ha.replication.queues import QueueKey
+
+from ..log.definitions import ALONE
+
+RETRY_S = 0.2
+RETRY_MESSAGES_MIN = 16
+HELD_S = 2.0  # since something got in: so long others wait that are not known to be refused
+NAME_BYTES_MAX = 255
+
+
+class Route(NamedTuple):
+    """Where a message goes. `queues`: its one queue, if it goes to no other (by its name, say), else empty."""
+
+    exchange: str
+    routing_key: str
+    queues: tuple[QueueKey, ...]
+
+    def __str__(self) -> str:
+        return f"exchange '{self.exchange}'" if self.exchange else f"queue '{self.routing_key}'"
+
+
+Place = frozenset[str] | Route
+"""What parked messages wait for: the queues that may refuse them, or, if none is known, whatever is on their route."""
+
+
+class Message:
+    """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: its content header's."""
+
+    __slots__ = ("blob", "header_end", "mandatory", "number", "origin", "parked", "payload", "place", "prefix", "refusers", "retried",
+                 "route", "sequence", "size", "stop")  # fmt: skip
+
+    def __init__(
+        self, sequence: int, route: Route, prefix: bytes, payload: bytes, blob: bytes, number: int, header_end: int, stop: int
+    ) -> None:
+        self.sequence = sequence
+        self.origin = route  # by which it came
+        self.route = route  # by which it goes
+        self.prefix = prefix
+        self.payload = payload
+        self.blob = blob
+        self.number = number
+        self.header_end = header_end
+        self.stop = stop
+        self.size = len(payload) + stop - header_end
+        self.parked = False  # refused, or waits behind one that was, until it is in
+        self.retried = False
+        self.refusers: frozenset[str] | None = None  # has been on its route, and one of these would not take it
+        self.place: Place = route  # where it is parked
+        self.mandatory = False  # whether this node is to hear that it is in no queue
+
+    def part(self) -> None:
+        """Keeps its own bytes only: those that came with it are many, and it may stay for long."""
+        self.blob = self.blob[self.header_end : self.stop]
+        self.header_end, self.stop = 0, len(self.blob)
+
+
+@dataclass(slots=True)
+class ParkingLot:
+    """Messages of one place that the broker would not take, or that wait behind such: a heap, by sequence."""
+
+    moved: float  # when one of them got in, or the first came
+    batch: int  # so many are tried at once
+    waiting: list[tuple[int, Message]] = field(default_factory=list)
+    at: float = 0.0
+    pause_s: float = RETRY_S
+    flying: int = 0  # tried again and not answered yet
+    refused: bool = False  # one of this round
+    alone: str = ""  # the queue that some go on to alone, through an exchange of this node's own
+    holds_others: bool = False  # some have not been on their route, and have other queues to go to
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether nothing has got in for a while."""
+        return now - self.moved > HELD_S
+
+    def goes_before(self, sequence: int, now: float) -> bool:
+        """Whether entry `sequence` is to wait for these."""
+        return not self.is_stuck(now) and (self.flying > 0 or (bool(self.waiting) and self.waiting[0][0] < sequence))
+
+    def take(self, count: int) -> list[Message]:
+        """The first so many."""
+        return [heappop(self.waiting)[1] for _ in range(min(count, len(self.waiting)))]
+
+    def put_back(self, messages: list[Message]) -> None:
+        """What was taken and is not sent."""
+        for message in messages:
+            heappush(self.waiting, (message.sequence, message))
+
+    def take_others(self, count: int) -> list[Message]:
+        """The first so many of those that have not been on their route."""
+        found = self.take_where(lambda message: not message.route.queues, count)
+        self.holds_others = len(found) == count
+        return found
+
+    def take_where(self, which: Callable[[Message], bool], count: int | None = None) -> list[Message]:
+        """These, in order; no more than so many."""
+        found = sorted(each for each in self.waiting if which(each[1]))[:count]
+        taken = {sequence for sequence, _ in found}
+        self.waiting = [each for each in self.waiting if each[0] not in taken]
+        heapify(self.waiting)
+        return [message for _, message in found]
+
+
+def alone(queue: str) -> str:
+    """The exchange of this node's own that leads to a queue alone."""
+    raw = queue.encode("utf-8", "surrogateescape")
+    return ALONE + (queue if len(ALONE) + len(raw) <= NAME_BYTES_MAX else sha256(raw).hexdigest())
+
+
+def refuser(message: Message, place: Place) -> str | None:
+    """The one queue of several that can refuse a message; None: it has no others, or nobody knows which one it is."""
+    return None if message.route.queues or isinstance(place, Route) or len(place) > 1 else next(iter(place))
+
+
+def leaves_copies(place: Place) -> bool:
+    """Whether each try may leave a second copy somewhere: nobody knows which of several queues refuses what is parked there."""
+    return isinstance(place, Route) or len(place) > 1
+
+
+def batch_min(place: Place) -> int:
+    """How many messages are tried first."""
+    return 1 if leaves_copies(place) else RETRY_MESSAGES_MIN
+
+
+def told(place: Place) -> str:
+    """For people."""
+    if isinstance(place, Route):
+        return str(place)
+    return " or ".join(f"queue '{queue}'" for queue in sorted(place))

@@ -1,0 +1,1 @@
+"""Listening, login, dispatch, and the connections of other nodes."""

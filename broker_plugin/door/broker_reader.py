@@ -1,0 +1,199 @@
+"""What a client's broker sends: its bytes are cut into frames, and sorted into what the client gets, what it gets changed, and what is the door's.
+
+What becomes of a method stands in `method_table.FROM_BROKER`. Rules:
+- Frames that need nothing are passed on as the slice they came in.
+- A broker cuts bodies to what was agreed on, but no header frame: one is as large as somebody with larger frames has published it.
+- A delivery whose fate is not safe yet is withheld with all that follows it on its channel, so that order is kept. So is the answer to a declaration
+  whose entry is not safe yet.
+- What the door cannot handle ends both sides.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lrq_ha.errors import NotPrimary, place
+
+from ..amqp import frames
+from ..amqp.content_relay import PIECES, ContentRelay
+from ..amqp.frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, BODY, Item, scan
+from ..amqp.reply_codes import CONNECTION_FORCED
+from ..methods import acknowledge, deliver, publish
+from . import closing_handshake
+
+if TYPE_CHECKING:
+    from .client_connection import ClientConnection
+
+log = logging.getLogger("lrq_ha.door")
+
+
+class BrokerReader:
+    """See above.
+
+    Attributes:
+        passing: Contents that come in pieces.
+        withheld: Frames, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its channel is given
+            out before, so that a `multiple` ack of the client covers what it has got. Or beginning with the answer to a declaration: nothing is
+            taken from the client before it is given out.
+    """
+
+    __slots__ = ("_answers", "_left", "_relay", "_withheld_bytes", "passing", "withheld")
+
+    def __init__(self, relay: ClientConnection) -> None:
+        self._relay = relay
+        self.withheld: dict[int, list[bytes]] = {}
+        self.passing = ContentRelay(relay.frame_max_bytes, self._decide, self.withheld.__contains__)
+        self._withheld_bytes = 0
+        self._answers: set[int] = set()  # channels on which the answer to a declaration is withheld
+        self._left = b""
+
+    def data(self, data: bytes) -> None:
+        """Bytes came from the broker."""
+        try:
+            self._from_the_broker(data)
+        except Exception as error:
+            self._cannot_handle(error)
+        self._relay.flow.broker_heard()
+
+    def _cannot_handle(self, error: Exception) -> None:
+        relay = self._relay
+        if isinstance(error, NotPrimary):
+            relay.close_client(CONNECTION_FORCED, str(error))
+            relay.close()
+            return
+        log.error("a broker's frames could not be handled: %s", place(error))
+        relay.close_client(541, "the door could not handle the broker's answer; its log says why")
+        relay.close()
+
+    def _from_the_broker(self, data: bytes) -> None:
+        if self._left:
+            data = self._left + data
+        items, used = scan(data, 0, frames.FRAME_MAX_ANY_BYTES)
+        self._left = data[used:] if used < len(data) else b""
+        self._sort(data, items)
+
+    def _sort(self, data: bytes, items: list[Item]) -> None:
+        """What the client gets of these frames of the broker."""
+        relay = self._relay
+        withheld, passing = self.withheld, self.passing
+        limit = relay.frame_max_bytes
+        on_broker, apart = relay.on_broker, relay.apart
+        out: list[bytes] = []
+        keep_from = -1  # start of the slice that is passed on as it came
+        keep_to = 0
+        for item in items:
+            kind, number, start, end, _, _, stop = item
+            begin, after = start - 7, stop or end + 1
+            replaced: bytes | None = b""
+            if apart and number in apart:
+                if keep_from >= 0:
+                    out.append(data[keep_from:keep_to])
+                    keep_from = -1
+                replaced = apart[number](relay, number, data, item)
+            elif withheld and number in withheld:
+                self._withhold(number, data[begin:after])
+            elif kind == BASIC_DELIVER and stop:
+                replaced = relay.deliver(relay, number, data, item)
+            elif kind in (BASIC_ACK, BASIC_NACK):
+                if keep_from >= 0:
+                    out.append(data[keep_from:keep_to])
+                    keep_from = -1
+                replaced = publish.answered(relay, number, kind, data, start)
+            elif not stop and kind in PIECES:
+                replaced = passing.take(kind, number, data, item)
+                if replaced is None and not passing.is_open(number):
+                    replaced = data[begin:after]
+            elif kind in on_broker:
+                replaced = on_broker[kind](relay, number, data, item)
+            else:
+                replaced = None
+            if stop and after - begin > limit:
+                replaced = deliver.refit(data[begin:after] if replaced is None else replaced, limit)
+            if replaced is None:
+                if keep_from < 0:
+                    keep_from = begin
+                elif keep_to != begin:
+                    out.append(data[keep_from:keep_to])
+                    keep_from = begin
+                keep_to = after
+                continue
+            if keep_from >= 0:
+                out.append(data[keep_from:keep_to])
+                keep_from = -1
+            if replaced:
+                out.append(replaced)
+            if kind == BODY:
+                # The content may have ended. What comes next can have the door itself say something, and that must not come before this.
+                relay.pass_on(b"".join(out))
+                out.clear()
+                relay.flow.consider_pausing()
+        if keep_from >= 0:
+            out.append(data[keep_from:keep_to])
+        acknowledge.flush(relay)
+        if out:
+            relay.pass_on(out[0] if len(out) == 1 else b"".join(out))
+        if relay.over:
+            self._end()
+
+    def _decide(self, client: int, blob: bytes, item: Item) -> bytes | None:
+        """What becomes of a content of which the method and the header have come."""
+        relay = self._relay
+        handler = relay.deliver if item[0] == BASIC_DELIVER else relay.on_broker.get(item[0])
+        replaced = handler(relay, client, blob, item) if handler is not None else None
+        if item[5] - item[4] + frames.FRAME_OVERHEAD_BYTES > relay.frame_max_bytes:
+            return deliver.refit(blob if replaced is None else replaced, relay.frame_max_bytes)
+        return replaced
+
+    def forget(self, number: int) -> None:
+        """A channel has ended at the broker: nothing more comes of what has begun on it."""
+        if behind := self.passing.drop(number):
+            self._relay.pass_on(behind)
+            self._relay.flow.consider_pausing()
+
+    def _end(self) -> None:
+        """The broker has closed the connection and the client is told. Until it answers, nothing that it says may be waited for by anybody."""
+        relay = self._relay
+        if relay.client is not None:
+            closing_handshake.hand_over(relay.client, relay.from_client.left)
+            relay.client_lost()
+        relay.close()
+
+    def _withhold(self, channel: int, data: bytes) -> None:
+        self.withheld[channel].append(data)
+        self._withheld_bytes += len(data)
+        if self.withholds_too_much:
+            self._relay.flow.consider_broker()
+
+    @property
+    def withholds_too_much(self) -> bool:
+        """Whether nothing more is read from the broker for that."""
+        return self._withheld_bytes > self._relay.door.config.connection_buffer_bytes_max
+
+    def hold_answer(self, channel: int, frame: bytes) -> None:
+        """Withholds the broker's answer to a declaration, with all that follows it, until `give_answer`."""
+        self.withheld[channel] = [frame]
+        self._answers.add(channel)
+
+    def give_answer(self, channel: int, *, silent: bool) -> None:
+        """The answer that is withheld on this channel, if there is one, goes to the client, or is dropped (`silent`); what follows it, goes on."""
+        if channel not in self._answers:
+            return
+        self._answers.remove(channel)
+        if silent:
+            self.withheld[channel][0] = b""
+        self.release()
+
+    def release(self) -> None:
+        """Looks again at what was withheld; what is not decided yet is withheld again."""
+        withheld = {channel: parts for channel, parts in self.withheld.items() if channel not in self._answers}
+        for channel, parts in withheld.items():
+            del self.withheld[channel]
+            self._withheld_bytes -= sum(map(len, parts[1:]))
+        self._relay.flow.consider_broker()
+        try:
+            for parts in withheld.values():
+                data = b"".join(parts)
+                self._sort(data, scan(data, 0, frames.FRAME_MAX_ANY_BYTES, 0)[0])
+        except Exception as error:
+            self._cannot_handle(error)

@@ -1,0 +1,294 @@
+"""What a client sends: its bytes are cut into frames, and each is done in its turn.
+
+What becomes of a method stands in `method_table.FROM_CLIENT`. Rules:
+- Everything is taken in the order it came. While something of it is under way that nothing may overtake (a declaration, another connection's
+  barrier, a queue that is being moved, a question to the broker), what follows waits in the backlog.
+- The beginning of a frame or content that waits for its end counts as a message of which a part has arrived; so does what waits in the backlog
+  though it was looked at, as a large message may.
+- Whatever is wrong with the bytes ends the connection, in RabbitMQ's words. So does what comes on a channel that the client has not opened: the
+  broker hears of no channel that the door does not know, or it would take publishes from it that are in no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lrq_ha.errors import LrqError, NotPrimary, place
+
+from ..amqp import content_assembly, encode
+from ..amqp.frames import (
+    BASIC_ACK,
+    BASIC_PUBLISH,
+    BODY,
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
+    CHANNEL_OPEN,
+    CONNECTION_CLASS,
+    HEADER,
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    METHOD,
+    FrameError,
+    Item,
+    end_of,
+    scan,
+)
+from ..amqp.reply_codes import CONNECTION_FORCED
+from ..methods import acknowledge, closing, permissions
+from ..methods.holds import first_that_waits, waits_for
+
+if TYPE_CHECKING:
+    from .client_connection import ClientConnection
+
+log = logging.getLogger("lrq_ha.door")
+
+
+class ClientReader:
+    """See above.
+
+    Attributes:
+        parts: Contents that come in pieces.
+        left: The beginning of a frame or content whose end has not come.
+        share: What is held of those, of what was looked at and waits, and of transactions that are not committed.
+        stalled: Nothing more is taken from the client until something that is under way is done.
+    """
+
+    __slots__ = ("_backlog", "_deafened", "_put_back", "_relay", "left", "parts", "share", "stalled")
+
+    def __init__(self, relay: ClientConnection) -> None:
+        self._relay = relay
+        self.share = relay.door.unfinished.share(relay.user, self.cannot_take)
+        self.parts = content_assembly.Assembly(relay.door.config.message_bytes_max, self.share)
+        self.left = b""
+        self.stalled = False
+        self._backlog: deque[bytes] = deque()  # what came while it was stalled
+        self._put_back = 0  # bytes at its beginning that count as held
+        self._deafened = False  # whatever comes counts no more
+
+    def data(self, data: bytes) -> None:
+        """Bytes came from the client."""
+        relay = self._relay
+        relay.flow.client_heard_at = relay.door.now()
+        if self._deafened:
+            return
+        self._backlog.append(data)
+        while self._backlog and not self.stalled and relay.client is not None:
+            if relay.replica.barrier.holds_all:
+                self.stall()
+                relay.spawn(self._await_barrier())
+                return
+            self.share.give(self._put_back)
+            self._put_back = 0
+            self._take(self._backlog.popleft())
+
+    def _take(self, data: bytes) -> None:
+        if self.left:
+            data = self.left + data
+        wrong: FrameError | None = None
+        try:
+            try:
+                items, used = scan(data, 0, self._relay.frame_max_bytes)
+            except FrameError as error:  # as by a broker, what stands before it is taken
+                (items, used), wrong = error.before, error
+            self._keep(data[used:] if used < len(data) else b"")
+            self.work(data, items)
+            if wrong is not None and not (self.stalled or self._deafened):
+                self._keep(b"")
+                raise wrong
+        except Exception as error:
+            self.cannot_take(error)
+            return
+        self._relay.flow.consider_pausing()
+
+    def _keep(self, left: bytes) -> None:
+        """The beginning of a frame or content that waits for its end, which counts as a message of which a part has arrived. Raises FrameError."""
+        more = len(left) - len(self.left)
+        if more > 0:
+            self.share.take(more)
+        elif more:
+            self.share.give(-more)
+        self.left = left
+
+    def cannot_take(self, error: Exception) -> None:
+        """Ends the connection: something that the client sent cannot be done."""
+        relay = self._relay
+        try:
+            acknowledge.flush(relay)  # what was acked before counts
+        except NotPrimary as late:
+            error = late
+        if isinstance(error, NotPrimary):  # it has stepped down in this very moment
+            relay.close_client(CONNECTION_FORCED, str(error))
+        elif isinstance(error, LrqError):
+            code, cause = (error.code, error.cause) if isinstance(error, FrameError) else (541, 0)
+            relay.door.counters["client_errors"] += 1
+            relay.close_client(code, str(error), cause)
+        else:
+            log.error("a client's frames could not be handled: %s", place(error))
+            relay.close_client(541, "the door could not handle this; its log says why")
+
+    def work(self, data: bytes, items: list[Item]) -> None:
+        """Does what these frames of the client say, one after the other."""
+        relay = self._relay
+        at, count = 0, len(items)
+        clear, moving, run = 0, None, items  # publishes before items[clear] wait for nothing; that one may, for a queue that is being moved
+        while at < count:
+            item = items[at]
+            kind, number = item[0], item[1]
+            if kind not in (HEADER, BODY, HEARTBEAT) and self.parts.is_open(number):
+                raise self.parts.unexpected(number)
+            if kind not in (HEADER, BODY, HEARTBEAT, CHANNEL_OPEN) and (number or kind >> 16 != CONNECTION_CLASS):
+                known = relay.channels.get(number)
+                if known is None or not known.opened:
+                    raise closing.NotOpen(kind)
+            if kind == BASIC_PUBLISH and item[6]:
+                if at >= clear and relay.replica.moving:
+                    clear, moving = first_that_waits(relay, data, items, at)
+                    run = items if moving is None else items[:clear]
+                if at < clear or moving is None:
+                    at = relay.take(relay, data, run, at)
+                if relay.must_ask:
+                    self._wait_for(permissions.ask(relay, data, items, at), _rest(data, items, at))
+                    return
+                if moving is not None and at == clear and relay.client is not None and not relay.closed:
+                    self._wait_for(moving.over, _rest(data, items, at))
+                    return
+                if relay.gone(relay.channels.get(number)):
+                    return
+                continue
+            if kind == BASIC_ACK:
+                at = relay.acks(relay, data, items, at)
+                continue
+            at += 1
+            acknowledge.flush(relay)
+            if kind == HEARTBEAT:
+                if not relay.outbox.full:  # else more than enough is on its way
+                    relay.outbox.write(HEARTBEAT_FRAME)
+                continue
+            payload = bytes(data[item[2] : item[3]])
+            if kind in (HEADER, BODY, BASIC_PUBLISH):
+                relay.channel(number)
+                held_back = self._take_part(kind, number, payload)
+                if held_back is not None:
+                    self._wait_for(held_back[0], held_back[1] + _rest(data, items, at))
+                    return
+                continue
+            channel = relay.channel(number)
+            if channel.closing and kind not in (CHANNEL_CLOSE, CHANNEL_CLOSE_OK):
+                continue  # sent before the client knew
+            if relay.replica.moving and (moving := waits_for(relay, channel, kind, payload)) is not None:
+                self._wait_for(moving.over, _rest(data, items, at - 1))
+                return
+            if channel.gets:
+                channel.asked_behind = True
+            handler = relay.on_client.get(kind)
+            if handler is not None:
+                handler(relay, channel, kind, payload)
+            else:
+                relay.outbox.put(encode.frame(METHOD, number, payload))
+            if self._deafened:
+                return
+            if self.stalled:
+                if left := _rest(data, items, at) + self.left:
+                    self._wait_with(left)
+                return
+        acknowledge.flush(relay)
+
+    def _take_part(self, kind: int, number: int, payload: bytes) -> tuple[asyncio.Event, bytes] | None:
+        """A frame of a content that comes in pieces. Returns what has to wait, and for what."""
+        relay = self._relay
+        try:
+            content = self.parts.take(kind, number, payload)
+        except content_assembly.BodyTooLarge as error:
+            channel = relay.channel(number)
+            if not channel.closing:
+                closing.too_large(relay, channel, error.size, error.limit)
+            return None
+        if content is not None:
+            whole = content_assembly.whole(number, content, relay.frame_max_bytes)
+            if relay.replica.moving and (moving := first_that_waits(relay, *whole, 0)[1]) is not None:
+                return moving.over, whole[0]
+            relay.take(relay, *whole, 0)
+            if relay.must_ask:
+                return permissions.ask(relay, *whole, 0), whole[0]
+        return None
+
+    def hear_nothing_more(self) -> None:
+        """The client has said its last word."""
+        self._deafened = True
+        self._relay.takes_deliveries = False
+        self._backlog.clear()
+        self._keep(b"")
+
+    def forget(self) -> None:
+        """The client is gone: nothing is held of what it sent."""
+        self._backlog.clear()
+        self._keep(b"")
+        self.parts.clear()
+        self.share.leave()
+
+    def stall(self) -> None:
+        """Takes nothing more from the client for now."""
+        self.stalled = True
+        self._relay.flow.pause_client()
+
+    def unstall(self, first: Callable[[], None] | None = None) -> None:
+        """Goes on with what came meanwhile; `first` comes before that, in the same turn of the event loop."""
+        relay = self._relay
+        self.stalled = False
+        if first is not None and not relay.closed:
+            try:
+                first()
+            except Exception as error:
+                self.cannot_take(error)
+        if relay.closed or relay.client is None:
+            return
+        relay.flow.resume_client()
+        self.data(b"")
+
+    def take_again(self, data: bytes) -> None:
+        """These frames, which have been looked at before, come before all that waits."""
+        self._backlog.appendleft(data)
+
+    def _wait_for(self, over: asyncio.Event, data: bytes) -> None:
+        """Takes nothing more from the client, from these bytes on, until a queue has been moved, or the broker has answered a question."""
+        acknowledge.flush(self._relay)
+        self._wait_with(data + self.left)
+        self.stall()
+        self._relay.spawn(self._unstall_after(over))
+
+    def _wait_with(self, data: bytes) -> None:
+        """These bytes, with what was left over, come first when it goes on. Raises FrameError if the connection is to end over it."""
+        self._keep(b"")
+        self.share.take(len(data))
+        self._put_back += len(data)
+        self._backlog.appendleft(data)
+
+    def wait_for_answer(self, answered: asyncio.Event) -> None:
+        """Takes nothing more from the client until the broker has answered it."""
+        self.stall()
+        self._relay.flow.asks(True)
+        self._relay.spawn(self._unstall_when_answered(answered))
+
+    async def _unstall_when_answered(self, answered: asyncio.Event) -> None:
+        await answered.wait()
+        self._relay.flow.asks(False)
+        self.unstall()
+
+    async def _unstall_after(self, over: asyncio.Event) -> None:
+        """Goes on when that is set."""
+        await over.wait()
+        self.unstall()
+
+    async def _await_barrier(self) -> None:
+        """Another connection's declaration is under way."""
+        await self._relay.replica.barrier.eased()
+        self.unstall()
+
+
+def _rest(data: bytes, items: list[Item], at: int) -> bytes:
+    """The frames from items[at] on, as they came; nothing behind the last one."""
+    return data[items[at][2] - 7 : end_of(items[-1])] if at < len(items) else b""

@@ -1,0 +1,66 @@
+"""Emptying the door before a planned change of primary: nobody loses a message, nobody gets one twice.
+
+Rules:
+- First, nothing more is given out, and consumers finish what they hold. Publishers go on meanwhile. What the broker hands out then goes back to its
+  queue with the connection, or at once if draining is given up.
+- Nobody drains a door that is being drained: who ends first would give out messages that the other keeps back.
+- Then, nothing more is taken from anybody; what was taken is confirmed, and each client is told. What it had sent beyond that has no confirm: its
+  publisher sends it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from ..amqp import encode
+from ..methods import acknowledge
+
+if TYPE_CHECKING:
+    from .server import Door
+
+POLL_S = 0.02
+
+
+def held(door: Door) -> int:
+    """Messages that consumers have and have not settled, or not committed; but for what their brokers no longer wait for."""
+    return sum(len(channel.held) - len(channel.overdue) for relay in door.relays for channel in relay.channels.values())
+
+
+async def drain(door: Door, why: str, timeout_s: float) -> int:
+    """Gives out nothing more; returns when consumers have settled what they hold, or the time is over: how many messages are left.
+
+    Args:
+        why: What others are told meanwhile, until `give_up`, or until the caller says that it is over.
+        timeout_s: How long consumers may take.
+    """
+    door.draining = why
+    deadline = time.monotonic() + timeout_s
+    while held(door) and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
+    return held(door)
+
+
+def give_up(door: Door) -> None:
+    """Gives out messages again."""
+    door.draining = ""
+    for relay in door.relays:
+        for channel in relay.channels.values():
+            for tag in channel.undelivered:
+                acknowledge.settle_unseen(relay, channel, encode.nack(channel.number, tag, requeue=True))
+            channel.undelivered.clear()
+        acknowledge.flush(relay)  # of channels with transactions
+        for channel in relay.channels.values():
+            relay.gives_back(channel.returning)
+            if not (channel.closing or channel.unseen):
+                channel.returning = set()
+
+
+async def close(door: Door, reason: str, timeout_s: float) -> None:
+    """Takes nothing more, brings what was taken to its end, and tells every client; after the time it is cut short."""
+    deadline = time.monotonic() + timeout_s
+    for relay in list(door.relays):
+        relay.stop(reason)
+    while door.relays and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)

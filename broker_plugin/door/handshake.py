@@ -1,0 +1,233 @@
+"""What is agreed on in the login of one connection: every method of the client and of the broker is judged, and becomes what the other is sent.
+
+Rules:
+- Login is the broker's; the door goes by the one user name that the broker has accepted: a client that goes on before the broker asked it to, or
+  names a user twice, is closed.
+- The broker takes every client for a local one, so the door itself turns away from outside those who may only log in locally, at the same moment
+  and in the same words as the broker would.
+- Another node of the group (client property `lrq_node`) and another site (`lrq_site`) show the credentials of this sidecar itself: user and
+  password, since not every broker takes the name that a client gives for the user that it is.
+- No sockets here: those are `client_login`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lrq_ha.errors import LrqError
+from lrq_ha.routing import names
+from lrq_ha.routing.names import is_routing
+
+from ..amqp import encode, frames, sasl
+from ..amqp.frames import (
+    CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
+    CONNECTION_OPEN,
+    CONNECTION_START,
+    CONNECTION_START_OK,
+    CONNECTION_TUNE,
+    CONNECTION_TUNE_OK,
+    HEARTBEAT,
+)
+from ..amqp.reply_codes import ACCESS_REFUSED, CONNECTION_FORCED, NOT_ALLOWED
+from ..amqp.sasl import Credentials
+from .peer import PROCESS
+
+if TYPE_CHECKING:
+    from .server import Door
+
+log = logging.getLogger("lrq_ha.door")
+
+ANSWERED_WITH = {CONNECTION_START: CONNECTION_START_OK, CONNECTION_TUNE: CONNECTION_TUNE_OK}
+
+
+class Refusal(LrqError):
+    """A login that the door refuses.
+
+    Args:
+        code: AMQP reply code; 0 to close without a word.
+        text: What the client is told.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Handshake:
+    """See above. What `vhost` and everything behind it say is known when the client has asked for a vhost.
+
+    Args:
+        door: The door.
+        host, port: Of the client.
+        external: The user that the door maps the client's certificate to; empty if it maps it to none.
+
+    Attributes:
+        user: Who logs in.
+        vhost: What is to be opened.
+        hears_blocked: The client understands connection.blocked.
+        frame_max: Bytes that were agreed on: by the client, with the broker.
+        heartbeat_s: 0 for none.
+        channels_max: Channels that were agreed on, 0 for no limit: by the client, with the broker.
+    """
+
+    def __init__(self, door: Door, host: str, port: int, external: str) -> None:
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.user = ""
+        self.vhost = ""
+        self.hears_blocked = False
+        self.frame_max = (frames.FRAME_MAX_BYTES, frames.FRAME_MAX_BYTES)
+        self.heartbeat_s = 0
+        self.channels_max = (0, 0)
+        self._door = door
+        self._host = host
+        self._external = external
+        self._asked = 0  # what the broker asked in the login and the client has not answered
+        self._tuned = False
+        self._who: Credentials | None = None
+        self._mechanism = ""
+        self._told = False  # the client understands connection.close as the answer to a login
+        self._properties: Mapping[str, Any] = {}
+        self._offered_bytes = 0  # frame_max, to the client
+        self._broker_channels = 0  # channel_max, of the broker
+
+    @property
+    def node(self) -> int | None:
+        """Number of the node of this group that connects; None for anybody else."""
+        return self._properties.get("lrq_node")
+
+    @property
+    def site(self) -> str | None:
+        """The site whose sidecar connects; None for anybody else."""
+        site = self._properties.get("lrq_site")
+        return None if site is None else str(site)
+
+    @property
+    def producer(self) -> str:
+        """The producer that the client announces; empty if it does not."""
+        return str(self._properties.get("lrq_producer", ""))
+
+    @property
+    def instance(self) -> str:
+        """What the connections of one publisher have in common; empty if it does not say."""
+        return str(self._properties.get("lrq_instance", ""))
+
+    def forget(self) -> None:
+        """The login is over: the password is needed no more."""
+        self._who = None
+
+    # ---- what the client says ----------------------------------------------------------------------------------------
+
+    def from_client(self, kind: int, payload: bytes) -> bytes:
+        """What the broker is sent for a frame of the client.
+
+        Raises:
+            Refusal: The client is to be told why it goes no further.
+            LrqError: It does not keep to the protocol.
+        """
+        if ANSWERED_WITH.get(self._asked) == kind:
+            self._asked = 0
+        elif not (kind == CONNECTION_OPEN and self._tuned) and kind not in (HEARTBEAT, CONNECTION_CLOSE, CONNECTION_CLOSE_OK):
+            raise LrqError(f"method {kind:#x} has no place in a login")
+        if kind == CONNECTION_START_OK:
+            return payload[:4] + self._start_ok(payload)
+        if kind == CONNECTION_TUNE_OK:
+            return self._tune_ok(frames.decode_method(payload))
+        if kind == CONNECTION_OPEN:
+            method: Any = frames.decode_method(payload)
+            self.vhost = method.virtual_host
+            self._may_open()
+        return payload
+
+    def _start_ok(self, payload: bytes) -> bytes:
+        """What the broker is sent for the client's start-ok."""
+        answer = sasl.parse_start_ok(payload)
+        self._told = sasl.capability(answer.properties, b"authentication_failure_close")
+        self.hears_blocked = sasl.capability(answer.properties, sasl.HEARS_BLOCKED)
+        self._properties = sasl.own_properties(answer.properties)
+        self._mechanism = answer.mechanism
+        if answer.mechanism == sasl.EXTERNAL:
+            who = self._door.mapped(self._external)
+            if who is None:
+                log.info("%s: EXTERNAL, but its certificate is none of door.tls.users", self.address)
+                raise Refusal(ACCESS_REFUSED, "ACCESS_REFUSED - the door takes EXTERNAL only from certificates that its configuration maps to users")
+        elif answer.mechanism in sasl.UNDERSTOOD:
+            who = sasl.credentials(answer)
+            if who is None:
+                raise self._login_refused("its response has not the mechanism's form")
+        else:
+            raise Refusal(ACCESS_REFUSED, f"ACCESS_REFUSED - the door cannot tell who logs in otherwise than by {' or '.join(sasl.UNDERSTOOD)}")
+        self._who, self.user = who, who.name
+        address = "" if self._door.broker.proxied else self.address
+        return sasl.encode_start_ok(answer, who, sasl.with_address(sasl.told_of_alarms(answer.properties), address))
+
+    def _tune_ok(self, method: Any) -> bytes:
+        """What the broker is sent for the client's tune-ok. What the client asked for beyond the broker's limits, the broker judges."""
+        asked, most = method.frame_max, self._door.config.frame_max_bytes
+        if self._offered_bytes and not 0 < asked <= max(most, self._offered_bytes):
+            raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated frame_max = {asked} is higher than the maximum allowed value ({most})")
+        channels, most = method.channel_max, self._door.config.channels_max
+        if most < self._broker_channels and not 0 < channels <= most:
+            raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated channel_max = {channels} is higher than the maximum allowed value ({most})")
+        if asked and asked <= self._offered_bytes:
+            method.frame_max += frames.HEADROOM_BYTES
+        self._tuned = True
+        self.frame_max = (asked or frames.FRAME_MAX_ANY_BYTES, method.frame_max or frames.FRAME_MAX_ANY_BYTES)
+        if 0 < channels < self._broker_channels:
+            method.channel_max += 1  # the door's own (see `permissions`)
+        self.heartbeat_s, self.channels_max = method.heartbeat, (channels, method.channel_max)
+        return encode.encode_method(method)
+
+    def _login_refused(self, why: str) -> Refusal:
+        """In the broker's own words: the reason stands in the log only."""
+        log.info("%s: user '%s': %s", self.address, self.user, why)
+        text = f"ACCESS_REFUSED - Login was refused using authentication mechanism {self._mechanism}. For details see the broker logfile."
+        return Refusal(ACCESS_REFUSED if self._told else 0, text)
+
+    def _may_open(self) -> None:
+        """The broker has accepted the login (it sends tune only then): who is this? Raises Refusal."""
+        node, site = self._properties.get("lrq_node"), self._properties.get("lrq_site")
+        producer = self._properties.get("lrq_producer")
+        if node is not None or site is not None:
+            if self._who is None or not self._who.same(self._door.own) or not is_routing(self.vhost):
+                raise Refusal(NOT_ALLOWED, "other nodes and sites log in as this sidecar's own user, to vhost lrq")
+            if node is not None and self._properties.get("lrq_group") != self._door.group:
+                raise Refusal(NOT_ALLOWED, f"this is group {self._door.group}, not {self._properties.get('lrq_group')}")
+            if self._properties.get("lrq_process") == PROCESS:
+                raise Refusal(NOT_ALLOWED, f"this door is node {node}'s own: correct the address in its [[peers]]")
+        if producer is not None and not (isinstance(producer, str) and names.is_producer(producer)):
+            raise Refusal(NOT_ALLOWED, "NOT_ALLOWED - client property lrq_producer is no producer name: 1 to 128 of letters, digits and ._:@-")
+        if node is not None and not (isinstance(node, int) and 0 < node < 256):
+            raise Refusal(NOT_ALLOWED, f"client property lrq_node is {str(node)[:20]!r}, not the number of a node")
+
+    # ---- what the broker says ----------------------------------------------------------------------------------------
+
+    def from_broker(self, kind: int, payload: bytes) -> bytes:
+        """What the client is sent for a frame of the broker. Raises as `client_reader` does."""
+        if kind in ANSWERED_WITH:
+            self._asked = kind
+        if kind == CONNECTION_START:
+            payload, mechanisms = sasl.offer(payload, bool(self._external))
+            if not mechanisms:
+                log.error("the broker offers none of %s, and the door understands no other", ", ".join(sasl.UNDERSTOOD))
+                raise Refusal(CONNECTION_FORCED, "the broker offers no way to log in that the door understands")
+        elif kind == CONNECTION_TUNE:
+            if self.user in self._door.config.loopback_users and not sasl.is_loopback(self._host):
+                raise self._login_refused("it can only connect via localhost")
+            payload = self._limit(payload)
+        elif kind != HEARTBEAT:
+            raise LrqError(f"method {kind:#x} of the broker has no place in a login")
+        return payload
+
+    def _limit(self, payload: bytes) -> bytes:
+        """The broker's tune: with the door's own limits, room for positions in the header frames of what the client publishes, and a channel less."""
+        tune: Any = frames.decode_method(payload)
+        most = tune.frame_max or frames.FRAME_MAX_ANY_BYTES
+        if most >= frames.FRAME_MIN_BYTES + frames.HEADROOM_BYTES:
+            most -= frames.HEADROOM_BYTES
+        tune.frame_max = self._offered_bytes = min(most, self._door.config.frame_max_bytes)
+        self._broker_channels = tune.channel_max or frames.CHANNELS_MAX
+        tune.channel_max = min(max(self._broker_channels - 1, 1), self._door.config.channels_max)
+        return encode.encode_method(tune)

@@ -1,0 +1,1 @@
+"""The replicated log as this node has it."""

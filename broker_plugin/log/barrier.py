@@ -1,0 +1,193 @@
+"""A declaration that goes into the log passes a barrier: everything appended before is in the queues and on record, and nothing comes in meanwhile.
+
+What is published again after a restart goes by the bindings of that moment, and older copies no longer count (R8). So before bindings change,
+everything published is on record. What waits before a full queue is not waited for.
+
+In an alarm of the broker nothing gets into the log or the queues, and nobody may have to wait for its end to acknowledge anything: draining queues
+may be the way out. So no barrier goes up then, and one that is not up yet is given up. Where the broker has been asked by then, and owes an answer
+that it may give after the alarm only, publishes alone wait for that: they would in any case.
+
+A restart carries out again what is not on record. What comes into a queue by itself afterwards (dead letters), or by publishes that are in no log,
+nobody brings again. So a purge is on record before anything follows it, and the deletion of a queue before one of its name is declared again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from lrq_ha.replication.queues import QueueKey
+
+from .holds import PublishHold
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+ALARM_POLL_S = 0.05
+PARKED_POLL_S = 0.2
+DELETED_MAX = 1_000  # remembered before it is looked which of them are on record
+
+
+async def _no_record() -> None: ...
+
+
+class Barrier:
+    """See above.
+
+    Attributes:
+        published_upto: The last entry that this node has published to its broker.
+        recorded: R of the last applied record that is confirmed.
+        write_record: Writes one.
+        changed: Called when one goes up, or is down again.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._progress = replica.progress
+        self.published_upto = 0
+        self.recorded = 0
+        self.write_record: Callable[[], Awaitable[None]] = _no_record
+        self.changed: set[Callable[[], None]] = set()
+        self._deleted: dict[QueueKey, int] = {}  # by which entries
+        self._lock = asyncio.Lock()
+        self._free = asyncio.Event()
+        self._free.set()
+        self._eased = asyncio.Event()  # or it is not up
+        self._eased.set()
+        self._settling = asyncio.Event()
+
+    @asynccontextmanager
+    async def up(self, alarmed: Callable[[], bool], declares: QueueKey | None = None) -> AsyncIterator[bool]:
+        """Everything appended before is in the queues; nothing is taken from any connection inside.
+
+        Args:
+            alarmed: Whether the broker has an alarm.
+            declares: A queue that is to be declared inside.
+
+        Yields:
+            Whether it is so; if not, as there is an alarm, it is not up.
+        """
+        async with self._lock:
+            if alarmed():
+                yield False
+                return
+            self._free.clear()
+            self._eased.clear()
+            self._tell_changed()
+            try:
+                stands = await self._settles(alarmed, declares)
+                if not stands:
+                    self._lower()
+                yield stands
+            finally:
+                self._lower()
+
+    def _lower(self) -> None:
+        if self.is_up:
+            self._free.set()
+            self._eased.set()
+            waits = self._replica.moving.pop(PublishHold.KEY, None)
+            if waits is not None:
+                waits.over.set()
+            self._progress.on_wake()
+            self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        for tell in tuple(self.changed):
+            tell()
+
+    def ease(self) -> None:
+        """From now on only publishes wait until it is down, and who declares."""
+        if self.holds_all:
+            self._replica.moving[PublishHold.KEY] = PublishHold()
+            self._eased.set()
+
+    @asynccontextmanager
+    async def nobody_declares(self) -> AsyncIterator[None]:
+        """No declaration is under way inside; everything else goes on."""
+        async with self._lock:
+            yield
+
+    @property
+    def is_up(self) -> bool:
+        return not self._free.is_set()
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether nothing at all is to be taken from any connection."""
+        return not self._eased.is_set()
+
+    async def down(self) -> None:
+        """Returns when it is not up."""
+        await self._free.wait()
+
+    async def eased(self) -> None:
+        """Returns when it is not up, or was eased."""
+        await self._eased.wait()
+
+    def published(self, upto: int) -> None:
+        """Entries up to this one were published to this node's broker."""
+        self.published_upto = max(self.published_upto, upto)
+
+    async def wait_settled(self, upto: int) -> None:
+        """Returns when everything up to `upto` is in the queues and confirmed, or waits before a full one."""
+        while self._progress.tracker.applied < upto and not self._only_parked(upto):
+            self._settling.clear()
+            self._progress.waiting_applied.add(self)
+            try:
+                async with asyncio.timeout(PARKED_POLL_S):
+                    await self._settling.wait()
+            except TimeoutError:
+                pass
+
+    async def settle_record(self, upto: int) -> None:
+        """Returns when a restart would publish nothing of the entries up to `upto` again."""
+        if self.recorded < min(upto, self.published_upto):
+            await self.write_record()
+
+    def deleted(self, queue: QueueKey, sequence: int) -> None:
+        """Entry `sequence` has deleted a queue of this node's broker."""
+        self._deleted[queue] = sequence
+        if len(self._deleted) > DELETED_MAX:
+            self._deleted = {key: at for key, at in self._deleted.items() if at > self.recorded}
+
+    def has_died(self, queue: QueueKey, sequence: int) -> bool:
+        """Whether a queue of this node's broker was deleted behind entry `sequence`, which is not applied: so R, and any record, is before it."""
+        return self._deleted.get(queue, 0) > sequence
+
+    async def settle_deletion(self, queue: QueueKey) -> None:
+        """Returns when a restart would not delete a queue again that is to be declared now. Call when its deletion is applied."""
+        if self._deleted.get(queue, 0) > self.recorded:
+            await self.write_record()
+        if self._deleted.get(queue, 0) <= self.recorded:
+            self._deleted.pop(queue, None)
+
+    async def _settles(self, alarmed: Callable[[], bool], declares: QueueKey | None) -> bool:
+        """Returns when everything is ready for a declaration; or in an alarm, and then False."""
+        settling = asyncio.ensure_future(self._settle(declares))
+        try:
+            while not settling.done():
+                if alarmed():
+                    return False
+                await asyncio.wait((settling,), timeout=ALARM_POLL_S)
+            settling.result()
+            return True
+        finally:
+            settling.cancel()
+
+    async def _settle(self, declares: QueueKey | None) -> None:
+        self._replica.flush()
+        await self.wait_settled(self._replica.end)
+        await self.settle_record(self._replica.end)
+        if declares is not None:
+            await self.settle_deletion(declares)
+
+    def applied_advanced(self) -> None:
+        """More of the log is in the queues and confirmed, or something of it that is not the next."""
+        self._settling.set()
+
+    def _only_parked(self, upto: int) -> bool:
+        parked = self._progress.parked
+        return all(parked.has_all(*span) for span in self._progress.tracker.needs(1, upto))

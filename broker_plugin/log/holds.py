@@ -1,0 +1,50 @@
+"""Holds: what of the clients' traffic waits while a queue is moved, or while no publish may pass. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from lrq_ha.replication.queues import QueueKey
+
+from ..amqp.content_header import routes_on
+from ..amqp.frames import publish_route
+from . import bindings
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+
+
+@dataclass(eq=False)
+class QueueHold:
+    """A queue that is being moved, until `over` is set. `consumes`: who consumes waits, and not only a deletion; `publishes`: everybody does."""
+
+    key: QueueKey
+    consumes: bool = True
+    publishes: bool = True
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def reached_by(self, relay: ClientConnection, method: bytes, header: bytes) -> bool:
+        """Whether a publish may reach it."""
+        if not self.publishes or relay.vhost != self.key[0]:
+            return False
+        route = publish_route(method)
+        more = routes_on(header)
+        if not route.exchange:
+            return more or route.routing_key == self.key[1]
+        ways = bindings.binding_table(relay.replica.declared.definitions, self.key[0])
+        return self.key[1] in ways.queues(route.exchange, None if more else route.routing_key)
+
+
+class PublishHold(QueueHold):
+    """No queue, but all of them: every publish waits, and nothing else."""
+
+    KEY: ClassVar[QueueKey] = ("", "")  # which no queue has
+
+    def __init__(self) -> None:
+        super().__init__(self.KEY, consumes=False)
+
+    def reached_by(self, relay: ClientConnection, method: bytes, header: bytes) -> bool:
+        return True

@@ -1,0 +1,240 @@
+"""What the entries of a node's log come to: every entry is taken note of once, in log order, wherever it comes from.
+
+Rules:
+- IDs go into the dedup, operations into the filter, receptions into the sink, declarations into `catalog`. What is cut off is taken out again.
+- A CHECKPOINT says what all entries before it come to; who starts from it needs none of them.
+- An entry of a kind that a newer version writes is refused, in another node's batch as in the own log, where a node was given back its older version.
+"""
+
+from __future__ import annotations
+
+from lrq_ha import __version__
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import Generations
+from lrq_ha.replication.deduplication import Dedup
+from lrq_ha.replication.delivery_filter import DeliveryFilter
+from lrq_ha.replication.log import LogState
+from lrq_ha.replication.positions import RangeSet
+from lrq_ha.replication.queue_filter import Kind
+from lrq_ha.replication.queues import QueueKey
+from lrq_ha.replication.renewal_progress import Passes
+from lrq_ha.routing.sink import Row, Sink
+from lrq_ha.routing.statuses import Statuses, Told
+
+from ..amqp import declarations, frames
+from . import codec
+from .catalog import Catalog
+from .producers import ProducerKeys
+from .retired_queues import RetiredQueues
+from .tally import QueueTallies
+
+EXPIRATION = 0x0100  # the flag of that property in a content header
+
+
+class Index:
+    """See above.
+
+    Attributes:
+        declared: What is known of queues and exchanges.
+        dedup: The replication IDs in the log.
+        producers: Whose those are.
+        generations, filter: Which copies count, and what becomes of each.
+        sink, statuses: What other sites have sent, and said.
+        tallies: What the primary's queues held; of its own queues a node knows.
+        passes: What a renewal has to move (R17).
+        departures: What of queues is known for a while only.
+        last_publish: The last entry that is one.
+        writer: The version that has written the log, as its last MARKER or CHECKPOINT says.
+    """
+
+    def __init__(self, declared: Catalog) -> None:
+        self.declared = declared
+        self.dedup = Dedup()
+        self.producers = ProducerKeys()
+        self.generations = Generations()
+        self.filter = DeliveryFilter(self.generations)
+        self.sink = Sink()
+        self.statuses = Statuses()
+        self.tallies = QueueTallies()
+        self.passes = Passes()
+        self.departures = RetiredQueues()
+        self.last_publish = 0
+        self.writer = __version__
+
+    def note(self, run: pb.Run, first: int, *, sweep: bool) -> str:
+        """Takes note of a run of entries in log order; returns its kind.
+
+        Args:
+            sweep: This node's own copies are to be removed by the sweeper.
+
+        Raises:
+            UnsuitableVersion: A newer version has written it.
+        """
+        kind = run.WhichOneof("kind") or ""
+        match kind:
+            case "enqueues":
+                self.last_publish = first + len(run.enqueues.lengths) - 1
+                if run.enqueues.producer:
+                    self.dedup.add(run.enqueues.producer, run.enqueues.id_first, len(run.enqueues.lengths), first)
+                if self.passes.counting:
+                    self._count(run.enqueues)
+            case "checkpoint":
+                self._written_by(run.checkpoint.writer, first)
+                if run.checkpoint.renewal:
+                    self.passes.begin(first)
+            case "marker":
+                self._written_by(run.marker.writer, first)
+                self.tallies.led_anew()
+            case "moving":
+                self.passes.noted(first, (run.moving.vhost, run.moving.queue), done=run.moving.done)
+            case "renewed":
+                self.passes.end(first)
+            case "dequeue" | "reject":
+                op = run.dequeue if kind == "dequeue" else run.reject
+                if self.passes.counting:
+                    self.passes.left((op.vhost, op.queue), op.sequences)
+                which = Kind.DEQUEUE if kind == "dequeue" else Kind.REJECT
+                key = self._operated_on(first, op.vhost, op.queue)
+                self.filter.note(first, which, key, op.sequences, op.visit, op.origin, sweep=sweep)
+            case "moved":
+                m = run.moved
+                key = self._operated_on(first, m.vhost, m.queue)
+                self.filter.note(first, Kind.MOVED, key, (m.sequence, m.sequence), m.visit, m.origin, sweep=sweep)
+            case "refused":
+                self.passes.count_no_more()
+                self.filter.note(first, Kind.REFUSED, None, run.refused.sequences, 0, "", sweep=False)
+                for part in run.refused.producers:
+                    for id_first, id_last in zip(part.ids[::2], part.ids[1::2]):
+                        for number in range(id_first, id_last + 1):
+                            self.dedup.forget(part.producer, number, first)
+            case "purge":
+                self.filter.note_change(first)
+                self.passes.count_no_more((run.purge.vhost, run.purge.queue))
+                purged = RangeSet.from_flat(run.purge.spared).missing(0, run.purge.before - 1).flat()
+                if run.purge.before > 1:
+                    key = self._operated_on(first, run.purge.vhost, run.purge.queue)
+                    self.filter.note(first, Kind.PURGE, key, purged, 0, "", sweep=False)
+            case "transmission":
+                self.dedup.add(run.transmission.producer, run.transmission.id, 1, first)
+            case "reception":
+                self.sink.noted(first, run.reception.queue, pb.ReceivedBatch.FromString(run.reception.body))
+            case "status":
+                if run.status.producer:
+                    self.dedup.add(run.status.producer, run.status.id, 1, first)
+                self.statuses.noted(first, pb.Status.FromString(run.status.body))
+            case "topology":
+                self.filter.note_change(first)
+                deleted = self.declared.noted(first, run.topology)
+                if deleted is not None:
+                    dead_letters = declarations.may_dead_letter(self.declared.declarations.get(deleted, b""))
+                    self.departures.deleted(first, deleted, dead_letters=dead_letters)
+                    self.tallies.done(deleted)
+                    self.passes.count_no_more(deleted)
+            case "tally" if sweep:  # of its own queues a node knows
+                declaration = self.declared.declarations.get((run.tally.vhost, run.tally.queue), b"")
+                keeps = declarations.keeps_dead_letters(declarations.queue_arguments(declaration))
+                self.tallies.noted(first, run.tally, keeps_dead_letters=keeps)
+            case "":  # passed over, it would be missing here after a promotion, and nobody would know
+                wrote = f"entry {first} of the log, written by lrq-ha {self.writer}, is of a kind that lrq-ha {__version__} does not know"
+                raise codec.UnsuitableVersion(wrote, todo=codec.RUN_THE_NEWER)
+        return kind
+
+    def _written_by(self, writer: pb.Writer, sequence: int) -> None:
+        codec.check_writer(writer, sequence)
+        self.writer = writer.software or "of an early version"
+
+    def _operated_on(self, sequence: int, vhost: str, queue: str) -> QueueKey:
+        """The key of a queue that entry `sequence` is an operation on."""
+        key = (vhost, queue)
+        if self.declared.queues.get(key, -1):  # also where a deletion comes before it
+            self.departures.undeclared(sequence, key)
+        return key
+
+    def gave_back(self, queue: QueueKey, sequence: int) -> None:
+        """A message goes back to its queue. A quorum queue may drop it, by its delivery limit: that is in no client's traffic."""
+        self.passes.stirred(sequence)
+        if self.passes.counting and declarations.queue_arguments(self.declared.declarations.get(queue, b"")).get("x-queue-type") == "quorum":
+            self.passes.count_no_more(queue)
+
+    def let_go(self, applied: int) -> None:
+        """Everything up to entry `applied` is applied on this node: what is known of queues that were deleted up to there goes."""
+        for sequence, key, deleted, dead_letters in self.departures.take(applied):
+            if deleted:
+                self.filter.forget_queue(key, sequence, dead_letters=dead_letters)
+                self.declared.forget(key, sequence)
+            else:
+                self.filter.undeclared(key, sequence)
+
+    def _count(self, run: pb.Enqueues) -> None:
+        blob = run.frames
+        for _, _, start, end, header, _, _ in frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)[0]:
+            route = frames.publish_route(blob[start:end])
+            if not route.exchange:
+                key = (run.vhost, route.routing_key)
+                if int.from_bytes(blob[header + 12 : header + 14], "big") & EXPIRATION:
+                    self.passes.count_no_more(key)
+                self.passes.came(key)
+
+    def cut(self, first: int) -> None:
+        """Entries from `first` on fell out of the log."""
+        self.declared.cut(first)
+        self.dedup.cut(first)
+        self.filter.cut(first)
+        self.departures.cut(first)
+        self.sink.cut(first)
+        self.statuses.cut(first)
+        self.tallies.cut(first)
+        self.passes.cut(first)
+
+    def safe(self, upto: int) -> None:
+        """Nothing up to this entry will be cut off."""
+        self.declared.safe(upto, self.filter.reached())
+        self.dedup.safe(upto)
+        self.filter.safe(upto)
+        self.sink.safe(upto)
+        self.statuses.safe(upto)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, log: LogState, *, renewal: bool) -> pb.Checkpoint:
+        """What all entries so far come to. `renewal`: this one begins one (R17)."""
+        epochs, sets = codec.history_to_pb(log)
+        return pb.Checkpoint(
+            epochs=epochs,
+            sets=sets,
+            producers=[pb.ProducerRanges(producer=producer, ids=ids, others=others) for producer, ids, others in self.dedup.snapshot()],
+            received=[
+                pb.ReceiveState(
+                    queue=r.queue,
+                    last=pb.Position(epoch=r.epoch, sequence=r.sequence),
+                    snapshot_request=r.snapshot_request,
+                    snapshot_complete=r.snapshot_complete,
+                    bare=r.bare,
+                )
+                for r in self.sink.rows()
+            ],
+            auto_delete_exchanges=[pb.Topology(vhost=vhost, method=method) for (vhost, _), method in self.declared.auto_delete_exchanges.items()],
+            statuses=[pb.KeptStatus(sequence=told.sequence, body=told.status.SerializeToString()) for told in self.statuses.rows()],
+            definitions=self.declared.definitions.export(),
+            renewal=renewal,
+            renewals=[pb.Renewal(sequence=at, renewal=which) for at, which in log.renewals],
+            writer=codec.WRITER,
+            moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
+        )
+
+    def restore(self, sequence: int, entry: pb.Checkpoint) -> None:
+        """Starts from the CHECKPOINT at `sequence`, which is safe, instead of from the first entry. The core's log is restored by the caller.
+
+        Raises:
+            UnsuitableVersion: A newer version has written it.
+        """
+        self._written_by(entry.writer, sequence)
+        if entry.renewal:
+            self.passes.begin(sequence)
+        elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:
+            self.passes.restore(entry.renewals[-1].sequence, {(m.vhost, m.queue): m.before for m in entry.moving})
+        self.dedup = Dedup.restored((part.producer, part.ids, part.others) for part in entry.producers)
+        received = (Row(r.queue, r.last.epoch, r.last.sequence, r.snapshot_request, r.snapshot_complete, r.bare) for r in entry.received)
+        self.sink.load(received, sequence - 1)
+        self.declared.restore(sequence, entry)
+        self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)

@@ -1,0 +1,500 @@
+"""A node's log and what belongs to it, for the door and the applier: what is appended, and what waits for the applier. No sockets of its own.
+
+`index` has the state that the entries come to, `progress` the safe and applied positions, `delivery_history` the messages that clients hold.
+Declarations pass the `barrier`.
+Rules:
+- Entries get their sequence at once and go out in batches: what came in one turn of the event loop is one batch, and while enough batches are
+  on their way the next one grows (group commit).
+- Every entry is indexed once, in log order, wherever it comes from (own append, push, own stream at start).
+- On a backup, and while an epoch is being taken, entries wait in `to_apply` until the applier has brought them to the broker. On an active
+  node publishes are brought by the connections they came on, views by the applier, and everything else is done when it is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from lrq_ha.errors import LrqError, NotPrimary
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import AppliedTracker, QueueRecord, parse_stamp
+from lrq_ha.replication.dead_letters import Deaths, origin_of, visit_of
+from lrq_ha.replication.levels import Level, Levels
+from lrq_ha.replication.node import Node
+from lrq_ha.replication.positions import RangeSet, owner_of
+from lrq_ha.replication.queues import QueueKey
+from lrq_ha.replication.roles import Role
+
+from ..amqp import encode, frames
+from ..amqp.declarations import first_name
+from . import codec
+from .barrier import Barrier
+from .catalog import Catalog
+from .definitions import Row
+from .delivery_history import DeliveryHistory
+from .index import Index
+from .messages import Delivery, Settled
+from .progress import Progress
+from .shortfall import Shortfall
+from .stamps import position
+from .tally import QueueTallies
+
+if TYPE_CHECKING:
+    from ..methods import declare_rules
+    from .holds import QueueHold
+
+BATCH_BYTES_MAX = 256 << 10
+BATCHES_IN_FLIGHT_MAX = 4
+SPARED_RANGES_MAX = 1_000  # of a purge; with more, some that it took are spared, too
+CHECKPOINT_BYTES_MAX = 64 << 20  # it travels in parts, as the largest transaction does
+VIEWS = ("transmission", "reception", "status")
+PASSED_OVER_KEPT_MAX = 10_000
+UNDECLARED_MAX = 1_000
+LEVELS = {Level.ALL: pb.LEVEL_ALL, Level.CONFIGURATION: pb.LEVEL_CONFIGURATION, Level.NONE: pb.LEVEL_NONE}
+OPERATIONS = ("dequeue", "reject", "moved", "refused", "purge")
+
+
+class Undeclared(NamedTuple):
+    """A queue or exchange that a client publishes to, and that the log does not declare."""
+
+    vhost: str
+    name: str
+    is_exchange: bool
+
+
+@dataclass(slots=True)
+class Entry:
+    """A run of entries that waits for the applier: `count` sequences from `first` on. `since`: when it came (monotonic seconds)."""
+
+    first: int
+    count: int
+    run: pb.Run
+    size: int
+    since: float
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+class Replica:
+    """See above.
+
+    Args:
+        node: The pure core.
+        levels: What of queues and exchanges is replicated, by their names.
+        emit: Carries out what an append leads to (Node.handle and its effects); gets first sequence, number of entries, runs.
+        shortfall: Of the incarnation before.
+
+    Attributes:
+        declared: What is known of queues and exchanges.
+        index: What the entries come to.
+        progress: What is safe and applied, and who waits for that.
+        given_out: What clients hold, or have held.
+        barrier: Before declarations.
+        undeclared: What clients have begun to publish to, and the log does not declare: to be looked at (`strays`).
+        shortfall: What this node's broker lacks of what the log needs.
+        moving: What waits at the door of this node until these queues have been moved (R17).
+        to_apply, to_apply_bytes: What waits for the applier.
+        entered: Vhosts that this broker has, or had once.
+        applying: The first of the entries that it is applying; 0: none.
+        takes: Whether what is appended gets into the core. Not when the incarnation is over: what its connections leave undone is the next one's.
+        forgotten: What the applier declares before anything else, (vhost, method), as the broker may not have it any more.
+        forgotten_queues: The same of queues, if this node follows: of a leader's own that have gone with their messages, the census tells the others.
+        begins_at: The CHECKPOINT at which this node's log began (R17); 0: at entry 1.
+        epoch_from: Everything up to it is of earlier epochs, while this node leads.
+        last_operation: The last entry of this node that is one.
+        stamp_affixes: What stands before and behind the sequence in the stamps of this epoch.
+        checkpoint_bytes: Of the last CHECKPOINT that was made here, or was too large for it.
+        checkpoint_bytes_max: It is not larger than this.
+        log_marks: How large the log was at some entries, see Retention.
+        record_parts: Of the last applied record.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        levels: Levels,
+        emit: Callable[[int, int, list[pb.Run | codec.Publishes]], None],
+        shortfall: Shortfall | None = None,
+    ) -> None:
+        self.node = node
+        self._emit = emit
+        self.declared = Catalog(levels)
+        self.index = Index(self.declared)
+        self.progress = Progress(node, self.index)
+        self.given_out = DeliveryHistory()
+        self.barrier = Barrier(self)
+        self.shortfall = Shortfall(shortfall)
+        self.undeclared: dict[Undeclared, None] = {}
+        self.moving: dict[QueueKey, QueueHold] = {}
+        self.to_apply: deque[Entry] = deque()
+        self.to_apply_bytes = 0
+        self.applying = 0
+        self.entered: set[str] = set()
+        self.index.filter.reached = self.reached
+        self.takes: Callable[[], bool] = lambda: True
+        self.forgotten: list[Row] = []
+        self.forgotten_queues: list[Row] = []
+        self.begins_at = 0
+        self.epoch_from = 0
+        self.last_operation = 0
+        self.checkpoint_bytes = 0
+        self.checkpoint_bytes_max = CHECKPOINT_BYTES_MAX
+        self.batches_in_flight = 0
+        self.stamp_affixes = (b"", b"")
+        self.log_marks: Callable[[], Sequence[tuple[int, int]]] = lambda: ()
+        self.record_parts: dict[QueueKey, tuple[QueueRecord, bytes]] = {}
+        self._passed_over: list[tuple[int, list[tuple[str, int, int]]]] = []  # while this node leads: (entry, its IDs)
+        self._open: list[pb.Run | codec.Publishes] = []
+        self._open_first = 0
+        self._open_count = 0
+        self._open_bytes = 0
+        self._flush_scheduled = False
+
+    def published_to(self, vhost: str, exchange: str, routing_key: str) -> None:
+        """A client begins to publish there: if the log does not declare it, it is to be looked at."""
+        if exchange.startswith("amq."):
+            return
+        target = Undeclared(vhost, exchange or routing_key, bool(exchange))
+        if len(self.undeclared) < UNDECLARED_MAX and not self.declares(target):
+            self.undeclared[target] = None
+
+    def declares(self, target: Undeclared) -> bool:
+        """Whether the log declares it by now."""
+        definitions = self.declared.definitions
+        found = definitions.exchange(target.vhost, target.name) if target.is_exchange else definitions.queue((target.vhost, target.name))
+        return found is not None
+
+    # ---- what clients' connections ask -------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        return self.node.serving and self.takes()
+
+    @property
+    def holds_confirms(self) -> bool:
+        """Whether this primary still waits for its expected backups: what it takes, it does not confirm yet."""
+        return self.node.role is Role.RECOVERING
+
+    @property
+    def next_sequence(self) -> int:
+        return self.node.log.end + self._open_count + 1
+
+    @property
+    def end(self) -> int:
+        """Last sequence given out."""
+        return self.node.log.end + self._open_count
+
+    @property
+    def follows(self) -> bool:
+        """Whether another node was the last whose entries are safe: this broker's queues are not what clients use."""
+        epoch = self.node.log.epoch_at(min(self.progress.safe, self.node.log.end))
+        return epoch > 0 and owner_of(epoch) != self.node.me
+
+    def reached(self) -> int:
+        """The entry that the applier has come to."""
+        if self.applying:
+            return self.applying - 1
+        return self.to_apply[0].first - 1 if self.to_apply else self.progress.safe
+
+    def stamp_of(self, header: bytes) -> tuple[int, int] | None:
+        """(sequence, generation) of the stamp in a content header's payload; None if it has none that a door wrote."""
+        value = position(header)
+        if value is None:
+            return None
+        try:
+            _, sequence, generation = parse_stamp(value)
+        except LrqError:
+            return None
+        return sequence, generation
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The node leads `epoch`: what is stamped on messages from now on."""
+        self.epoch_from = self.node.log.end
+        self.forgotten_queues = []
+        self.index.tallies = QueueTallies()  # of the primary before
+        self.index.passes.count_no_more()  # it may have been given back what went unseen
+        self.declared.here.clear()
+        self.stamp_affixes = (b"%d." % epoch, b"/%d" % self.index.generations.newest)
+
+    # ---- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, run: pb.Run, count: int = 1, size: int = 64, *, apply: bool = False, contents: Sequence[bytes | memoryview] = ()) -> int:
+        """Appends a run of entries; returns the first's sequence.
+
+        Args:
+            run: What they are.
+            count: How many.
+            size: Bytes, about.
+            apply: Publishes are brought by the applier.
+            contents: The frames of publishes, if they are not in `run`.
+
+        Raises:
+            NotPrimary: It is not.
+        """
+        if not self.active:
+            raise NotPrimary(f"node {self.node.name(self.node.me)} is not primary any more", retriable=True)
+        first = self.next_sequence
+        if not self._open_count:
+            self._open_first = first
+        self._open.append(codec.Publishes(run, contents) if contents else run)
+        self._open_count += count
+        self._open_bytes += size
+        self.progress.appended(first + count - 1, size)
+        kind = self.index.note(run, first, sweep=False)
+        if kind in VIEWS or apply:
+            self.to_apply.append(Entry(first, count, run, size, 0.0))
+            self.to_apply_bytes += size
+        elif kind == "enqueues":
+            self.barrier.published(first + count - 1)
+        else:
+            self.progress.done_when_safe(first, first + count - 1)
+            if kind == "topology" and frames.method_id(run.topology.method) == frames.QUEUE_DELETE:
+                self.barrier.deleted((run.topology.vhost, first_name(run.topology.method)), first)
+        if kind in OPERATIONS:
+            self.last_operation = first
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush_soon)
+        return first
+
+    def _flush_soon(self) -> None:
+        self._flush_scheduled = False
+        if self.batches_in_flight < BATCHES_IN_FLIGHT_MAX or self._open_bytes >= BATCH_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the open batch out."""
+        if self._open_count and self.active:
+            first, count, runs = self._open_first, self._open_count, self._open
+            self._open, self._open_count, self._open_bytes = [], 0, 0
+            self._emit(first, count, runs)
+
+    def own_confirmed(self) -> None:
+        """A batch of the own stream was confirmed."""
+        self.progress.durable_advanced()
+        if self._open_count and self.batches_in_flight < BATCHES_IN_FLIGHT_MAX:
+            self.flush()
+
+    # ---- what clients and brokers do with messages -------------------------------------------------------------------
+
+    def dequeue(self, queue: QueueKey, sequences: list[int], deaths: Deaths) -> int:
+        """A client acked these; returns the entry's sequence."""
+        return self._operate("dequeue", queue, sequences, deaths)
+
+    def reject(self, queue: QueueKey, sequences: list[int], deaths: Deaths) -> int:
+        """A client rejected these for good; returns the entry's sequence."""
+        return self._operate("reject", queue, sequences, deaths)
+
+    def _operate(self, kind: str, queue: QueueKey, sequences: list[int], deaths: Deaths) -> int:
+        if kind == "reject":
+            self.index.passes.stirred(min(sequences))
+        self.given_out.settled(queue, sequences)
+        origin = origin_of(deaths)
+        if deaths:
+            for sequence in sequences:  # R10: what the log lacks of its way comes first, in the same batch
+                for name, visit in self.index.filter.queue(queue).implied_moves(sequence, deaths):
+                    if not self.declared.replicates((queue[0], name)):
+                        continue  # what happens to copies there is each broker's own
+                    moved = pb.Moved(vhost=queue[0], queue=name, sequence=sequence, visit=visit, origin=origin)
+                    self.append(pb.Run(moved=moved))
+        run = pb.Run()
+        op = run.dequeue if kind == "dequeue" else run.reject
+        op.vhost, op.queue = queue
+        op.sequences.extend(RangeSet.of(sequences).flat())
+        op.visit = visit_of(queue[1], deaths)
+        op.origin = origin
+        return self.append(run)
+
+    def gave_back(self, deliveries: Iterable[Delivery]) -> None:
+        """These go back to their queues."""
+        for delivery in deliveries:
+            self.index.gave_back(delivery.queue, delivery.sequence)
+            self.given_out.gave_back(delivery.queue, delivery.sequence)
+
+    def purge(self, queue: QueueKey, held: Iterable[int]) -> int:
+        """The own broker has purged a queue, but for what clients held (sequences); returns the entry's sequence."""
+        spared = RangeSet.of(sorted(held)).cover(SPARED_RANGES_MAX)
+        return self.append(pb.Run(purge=pb.Purge(vhost=queue[0], queue=queue[1], before=self.next_sequence, spared=spared.flat())))
+
+    def topology(self, vhost: str, action: declare_rules.Replicate) -> int:
+        """A declaration succeeded on the own broker; returns its entry's sequence."""
+        if action.entry[:4] == frames.QUEUE_DECLARE.to_bytes(4, "big"):
+            self.declared.here.add((vhost, action.queue))
+        return [self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=m, level=LEVELS[level]))) for m, level in action.entries][-1]
+
+    def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> int:
+        """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again.
+
+        Returns the sequence of the entry that says so; 0 if there is none.
+        """
+        ranges = RangeSet()
+        for run in settled:
+            ranges.add(run.sequence, run.sequence + run.publishes - 1)
+        if unless_seen:
+            unseen = RangeSet(span for each in ranges for span in self.progress.met.missing(*each))
+            for span in [span for each in ranges for span in unseen.missing(*each)]:
+                self.progress.applied(*span)
+            ranges = unseen
+        if not ranges or not self.active:
+            return 0
+        refused = pb.Refused(sequences=ranges.flat())
+        for first, last in ranges:
+            for producer, id_first, id_last in self.index.dedup.ids_of(first, last):
+                refused.producers.add(producer=producer, ids=[id_first, id_last])
+        # Not before REFUSED is safe: R must never pass an entry that could still fall out of the log, or a publish whose refusal could.
+        when = self.append(pb.Run(refused=refused))
+        for first, last in ranges:
+            self.progress.done_when_safe(first, last, when)
+        return when
+
+    def passes_over(self, sequence: int) -> None:
+        """The applier brings no copy of an entry, as the own broker takes none, or has no queue for it. Call before it counts as applied."""
+        if not self.follows and len(self._passed_over) < PASSED_OVER_KEPT_MAX:
+            self._passed_over.append((sequence, self.index.dedup.ids_of(sequence, sequence)))
+            if self.active:
+                self.refuse_passed_over()
+
+    def refuse_passed_over(self) -> None:
+        """The door opens: what the broker took none of in this epoch is refused as by any broker, so that its IDs are free again."""
+        passed, self._passed_over = self._passed_over, []
+        if not passed:
+            return
+        refused = pb.Refused(sequences=RangeSet.of(sequence for sequence, _ in passed).flat())
+        for _, ids in passed:
+            for producer, first, last in ids:
+                refused.producers.add(producer=producer, ids=[first, last])
+        self.append(pb.Run(refused=refused))
+
+    def doubt(self, runs: Sequence[tuple[int, pb.Run]]) -> None:
+        """Nobody can know whether the broker has done the transaction that these publishes belong to, but it is in the log, so it is to be done.
+
+        Unless a copy has been seen they are logged anew, and what may be there of the first ones counts for nothing.
+        """
+        spans = [(first, first + len(run.enqueues.lengths) - 1) for first, run in runs]
+        if any(self.progress.met.intersects(*span) for span in spans):
+            for span in spans:
+                self.progress.applied(*span)
+        elif self.active:
+            self.refuse(Settled(0, last - first + 1, first, "", 0) for first, last in spans)
+            for _, run in runs:
+                self.append(run, len(run.enqueues.lengths), len(run.enqueues.frames), apply=True)
+
+    def log_again(self, settled: Settled, first: int, run: pb.Run) -> None:
+        """The same of publishes that were confirmed with local completion, some or all of `run`, the entries from `first` on.
+
+        Each by itself: those of which a copy has been seen are there, the others are logged anew.
+        """
+        if not self.active:
+            return
+        missing = RangeSet()
+        missing.add(settled.sequence, settled.sequence + settled.publishes - 1)
+        for seen in self.progress.met:
+            missing.remove(*seen)
+        self.refuse([settled], unless_seen=True)
+        for begin, end in missing:
+            again = _part(run, begin - first, end - begin + 1)
+            self.append(again, end - begin + 1, len(again.enqueues.frames), apply=True)
+
+    def seen_gone(self, queue: QueueKey, sequence: int, generation: int, deaths: Deaths) -> None:
+        """A copy was turned away."""
+        self.index.filter.queue(queue).gone(sequence, generation, deaths)
+
+    # ---- checkpoints and renewals ------------------------------------------------------------------------------------
+
+    def checkpoint(self, *, renewal: bool = False) -> bool:
+        """Appends a CHECKPOINT, in a batch of its own; whether it did: one of more than `checkpoint_bytes_max` is left out.
+
+        `renewal`: it begins one (R17).
+        """
+        self.flush()
+        entry = self.index.checkpoint(self.node.log.state(), renewal=renewal)
+        entry.marks.extend(pb.LogMark(sequence=at, bytes=size) for at, size in self.log_marks())
+        self.checkpoint_bytes = entry.ByteSize()
+        if self.checkpoint_bytes > self.checkpoint_bytes_max or not self.active:
+            return False
+        self.append(pb.Run(checkpoint=entry), size=self.checkpoint_bytes)
+        self.flush()
+        return True
+
+    def renewed(self, checkpoint: int, *, given_up: bool = False) -> int:
+        """Ends the renewal that began with the CHECKPOINT `checkpoint`; returns the entry's sequence."""
+        self.flush()
+        sequence = self.append(pb.Run(renewed=pb.Renewed(checkpoint=checkpoint, given_up=given_up)))
+        self.flush()
+        return sequence
+
+    def note_moving(self, queue: QueueKey, *, done: bool) -> int:
+        """What stands in a queue is moved behind this entry, or has been (R17); returns its sequence."""
+        return self.append(pb.Run(moving=pb.Moving(vhost=queue[0], queue=queue[1], done=done)))
+
+    def move(self, queue: QueueKey, content: tuple[bytes, bytes], sequence: int | None, deaths: Deaths) -> int:
+        """Publishes a live message to its queue again, in one batch with the DEQUEUE of its old copy; returns the last entry's sequence.
+
+        Args:
+            content: Content header, without a position, and body.
+            sequence, deaths: Of the old copy; None if it had no position.
+        """
+        frames_of = [encode.publish_method(1, "", queue[1]), *encode.content(1, *content, frames.FRAME_MAX_BYTES)]
+        blob = b"".join(frames_of)
+        run = pb.Run(enqueues=pb.Enqueues(vhost=queue[0], channel=1, frames=blob, lengths=[len(blob)]))
+        last = self.append(run, size=len(blob), apply=True)
+        return last if sequence is None else self.dequeue(queue, [sequence], deaths)
+
+    # ---- what comes from elsewhere -----------------------------------------------------------------------------------
+
+    def begin(self, sequence: int, entry: pb.Checkpoint) -> None:
+        """R17: this node's log begins with the CHECKPOINT at `sequence`, and nothing was in it before."""
+        self.progress.tracker = AppliedTracker(sequence - 1)
+        self.begins_at = sequence
+        self.index.restore(sequence, entry)
+        self.node.applied = self.barrier.recorded = sequence - 1
+        self.index.dedup.completed(sequence - 1)
+        self.progress.safe_advanced(sequence - 1)
+
+    def index_batch(self, first: int, runs: Iterable[pb.Run]) -> None:
+        """Indexes a batch that came from elsewhere. What is behind R waits for the applier."""
+        for entry in self.entries_of(first, runs):
+            self.index.note(entry.run, entry.first, sweep=True)
+            if entry.last > self.progress.tracker.applied:
+                self.to_apply.append(entry)
+                self.to_apply_bytes += entry.size
+            elif entry.run.HasField("topology"):
+                self.entered.add(entry.run.topology.vhost)
+
+    @staticmethod
+    def entries_of(first: int, runs: Iterable[pb.Run]) -> Iterator[Entry]:
+        """The runs of a batch that begins with entry `first`, as the applier takes them."""
+        now = time.monotonic()
+        for run in runs:
+            count = len(run.enqueues.lengths) or 1
+            yield Entry(first, count, run, run.ByteSize(), now)
+            first += count
+
+    def wait_first(self, entries: Sequence[Entry]) -> None:
+        """These wait for the applier, before all that waits already."""
+        self.to_apply.extendleft(reversed(entries))
+        self.to_apply_bytes += sum(entry.size for entry in entries)
+
+    def cut(self, first: int) -> None:
+        """Entries from `first` on fell out of the log."""
+        self.index.cut(first)
+        self.given_out.cut(first)
+        while self.to_apply and self.to_apply[-1].first >= first:
+            self.to_apply_bytes -= self.to_apply.pop().size
+
+
+def _part(run: pb.Run, skip: int, count: int) -> pb.Run:
+    """`count` publishes of a run, without the first `skip`."""
+    whole = run.enqueues
+    begin = sum(whole.lengths[:skip])
+    lengths = whole.lengths[skip : skip + count]
+    part = pb.Run(enqueues=pb.Enqueues(vhost=whole.vhost, channel=whole.channel, frames=whole.frames[begin : begin + sum(lengths)], lengths=lengths))
+    if whole.producer:
+        part.enqueues.producer, part.enqueues.id_first = whole.producer, whole.id_first + skip
+    return part

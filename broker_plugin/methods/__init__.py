@@ -1,0 +1,1 @@
+"""The handling of each AMQP method."""

@@ -1,0 +1,231 @@
+"""Consumers: basic.qos, consume, get and cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from lrq_ha.routing import names
+
+from ..amqp import encode, frames
+from ..amqp.frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, FrameError, Item, decode_method
+from ..amqp.reply_codes import NOT_ALLOWED
+from ..session.channel import ChannelState, ClientChannel, Consumer
+from . import closing, routing_queues
+from . import consume as methods_consume
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+
+
+ENDED_POLL_S = 0.01
+
+
+NO_ARGUMENTS = b"\0\0\0\0"
+
+
+class TagInUse(FrameError):
+    """A second consumer on a channel has the tag of the first; in RabbitMQ's words. The broker may not know the first (`queue_pause`)."""
+
+    code, cause = NOT_ALLOWED, BASIC_CONSUME
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
+
+
+# ---- what the client asks for ----------------------------------------------------------------------------------------------
+
+
+def qos(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+    """basic.qos."""
+    if not payload[-1] & 1:
+        channel.limit = payload
+    channel.unasked.append(False)
+    relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
+
+
+def consume(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+    """basic.consume."""
+    try:
+        at = frames.behind_names(payload, 2) + 1
+    except IndexError:
+        raise FrameError(f"a basic.consume of {len(payload)} bytes ends too early") from None
+    method: Any = decode_method(payload[:at] + NO_ARGUMENTS)
+    method.arguments = payload[at:]  # to the octet: what they mean is the broker's to say
+    if not _may_read(relay, channel, method):
+        return
+    method.consumer_tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+    tag = method.consumer_tag.encode()
+    if tag in channel.paused:
+        raise TagInUse(method.consumer_tag)
+    if method.nowait and _is_ending(channel, tag):
+        relay.from_client.stall()
+        relay.spawn(_consume_when_free(relay, channel, tag, payload))
+        return
+    relay.ask(channel)
+    consumer = _consumer(relay, channel, method)
+    if method.nowait:
+        channel.consumers[tag] = consumer
+        relay.replica.declared.consumes(consumer.queue)
+    else:
+        channel.consuming.append(consumer)
+        channel.asked[tag] = consumer
+    relay.outbox.put(encode.method_frame(channel.number, method))
+
+
+def _latest(channel: ClientChannel, tag: bytes) -> Consumer | None:
+    """The consumer to which the client gave this tag last, whether or not the broker has answered."""
+    return channel.asked.get(tag) or channel.consumers.get(tag)
+
+
+def _is_ending(channel: ClientChannel, tag: bytes) -> bool:
+    """Whether the client has cancelled it, and the broker has not said so."""
+    latest = _latest(channel, tag)
+    return latest is not None and latest.cancelled
+
+
+async def _consume_when_free(relay: ClientConnection, channel: ClientChannel, tag: bytes, payload: bytes) -> None:
+    relay.flow.asks(True)
+    try:
+        while not channel.closing and _is_ending(channel, tag):
+            await asyncio.sleep(ENDED_POLL_S)
+    finally:
+        relay.flow.asks(False)
+    relay.from_client.unstall(lambda: relay.from_client.take_again(encode.frame(frames.METHOD, channel.number, payload)))
+
+
+def cancel(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+    """basic.cancel of the client."""
+    method: Any = decode_method(payload)
+    tag = method.consumer_tag.encode()
+    consumer = _latest(channel, tag)
+    channel.paused.pop(tag, None)
+    if consumer is not None:
+        consumer.cancelled = True
+        if method.nowait:  # the door must know all the same when nothing more comes
+            methods_consume.cancel_here(relay, channel, tag)
+            return
+    relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
+
+
+def get(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+    """basic.get."""
+    method: Any = decode_method(payload)
+    if not _may_read(relay, channel, method):
+        return
+    consumer = _consumer(relay, channel, method)
+    frame = encode.method_frame(channel.number, method)
+    relay.ask(channel)
+    if not channel.gets:
+        channel.asked_behind = False
+    channel.gets.append((consumer, frame))
+    relay.outbox.put(frame)
+
+
+def _may_read(relay: ClientConnection, channel: ClientChannel, method: Any) -> bool:
+    queue = method.queue or channel.last_queue
+    if routing_queues.may_read(relay, queue):
+        return True
+    closing.refuse(relay, channel, 403, f"ACCESS_REFUSED - clients do not read '{queue}' in vhost '{relay.vhost}'", method.index)
+    return False
+
+
+def _consumer(relay: ClientConnection, channel: ClientChannel, method: Any) -> Consumer:
+    """As the client asked for it; `method` is changed to what the broker is asked for."""
+    method.queue = method.queue or channel.last_queue
+    key = (relay.vhost, method.queue)
+    tracked = relay.replica.declared.replicates(key) and not names.is_routing(relay.vhost)
+    automatic = tracked and bool(method.no_ack) and not relay.replica.declared.is_stream(key)  # a broker refuses that of a stream
+    consumer = Consumer(key, automatic, tracked, bool(method.no_ack))
+    if consumer.automatic:
+        method.no_ack = False
+    consumer.method, consumer.limit = method, channel.limit or methods_consume.NO_LIMIT
+    return consumer
+
+
+# ---- what the broker answers -----------------------------------------------------------------------------------------------
+# None: the client gets it as it came; else what it gets instead (nothing, if it must not see it).
+
+
+def qos_ok(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+    """basic.qos-ok, to the client or to the door."""
+    unasked = relay.channel(number).unasked
+    return b"" if unasked and unasked.popleft() else None
+
+
+def consume_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    channel = relay.channel(number)
+    start = item[2] + 4
+    tag = bytes(data[start + 1 : start + 1 + data[start]])
+    if channel.resuming[tag]:
+        _one_less(channel.resuming, tag)
+        return b""
+    consumer = next((one for one in channel.consuming if one.method.consumer_tag.encode() == tag), None)
+    if consumer is not None:
+        channel.consuming.remove(consumer)
+        if channel.asked[tag] is consumer:
+            del channel.asked[tag]
+        channel.consumers[tag] = consumer
+        relay.replica.declared.consumes(consumer.queue)
+    return None
+
+
+def _one_less(owed: Counter[bytes], tag: bytes) -> None:
+    owed[tag] -= 1
+    if not owed[tag]:
+        del owed[tag]
+
+
+def cancelled(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    """basic.cancel of the broker, or its cancel-ok: nothing more comes for this consumer."""
+    start = item[2] + 4
+    tag, channel = bytes(data[start + 1 : start + 1 + data[start]]), relay.channel(number)
+    if item[0] == BASIC_CANCEL_OK and channel.stopping[tag]:
+        _one_less(channel.stopping, tag)
+        consumer = channel.consumers.get(tag)
+        if consumer is not None and consumer.cancelled and not channel.stopping[tag]:  # by a client that wants no answer
+            del channel.consumers[tag]
+        return b""
+    consumer = channel.consumers.pop(tag, None)
+    channel.paused.pop(tag, None)
+    if consumer is not None and item[0] == BASIC_CANCEL:
+        channel.ended_by_broker(consumer)
+        relay.replica.index.passes.count_no_more(consumer.queue)  # the broker has back what it held
+    return None
+
+
+def cancel_here(relay: ClientConnection, channel: ClientChannel, tag: bytes) -> None:
+    """Ends a consumer at the broker; the client is not told."""
+    channel.stopping[tag] += 1
+    send_after_commits(relay, channel, encode.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
+
+
+def consume_again(relay: ClientConnection, channel: ClientChannel, tag: bytes, consumer: Consumer) -> None:
+    gone = relay.closed or relay.client is None or channel.state is not ChannelState.NO
+    if gone or channel.consumers.get(tag) is not consumer or consumer.cancelled:
+        return
+    number, method = channel.number, consumer.method
+    method.consumer_tag, method.nowait = tag.decode("utf-8", "surrogateescape"), False
+    now = channel.limit or NO_LIMIT
+    differs = consumer.limit != now
+    data = encode.method_frame(number, method)
+    if differs:
+        data = encode.frame(frames.METHOD, number, consumer.limit) + data + encode.frame(frames.METHOD, number, now)
+        channel.unasked.extend((True, True))
+    channel.resuming[tag] += 1
+    send_after_commits(relay, channel, data)
+
+
+def send_after_commits(relay: ClientConnection, channel: ClientChannel, data: bytes) -> None:
+    if channel.commits_here:
+        channel.after_commit.append(data)
+    else:
+        relay.outbox.put(data)
+
+
+NO_LIMIT = encode.encode_method(commands.Basic.Qos())

@@ -1,0 +1,225 @@
+"""Carrying out what `declare_rules` says of a declaration: passed on, answered, refused, or brought into the log between two barriers.
+
+Rule: a declaration that is replicated takes its place among the publishes of all connections. Before the broker is asked, everything that was
+published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
+every node. A purge is on record before it is answered, a deletion before the queue is declared again (`barrier`). The answer to a declaration of a
+queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern that queue, by its name or by none, and is not
+replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it. What has gone
+around the door and is declared otherwise, before the census has noticed, is deleted in the log first: the other nodes would refuse the declaration.
+So is an auto-delete exchange that is declared again when it has gone by itself: the bindings to it have gone, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from lrq_ha.errors import LrqError
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.levels import Level
+
+from ..amqp import declarations, encode
+from ..amqp.errors import ChannelClosed
+from ..amqp.frames import EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
+from ..session.channel import ClientChannel, PendingDeclaration
+from . import closing, declare_rules, holds
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+log = logging.getLogger("lrq_ha.door")
+
+BLOCKED_POLL_S = 0.05
+_DELETES = {QUEUE_DECLARE: QUEUE_DELETE, EXCHANGE_DECLARE: EXCHANGE_DELETE}
+
+
+def declare(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    """A declaration, deletion, binding or purge of the client."""
+    payload = declarations.as_named(kind, payload)
+    method: Any = decode_method(payload)
+    declarations.check_depth(getattr(method, "arguments", None), relay.door.config.header_depth_max)
+    action = declare_rules.classify(relay, channel, kind, payload, method)
+    if isinstance(action, declare_rules.Refuse):
+        closing.refuse(relay, channel, action.code, action.text, kind)
+    elif isinstance(action, declare_rules.FindOut):
+        relay.from_client.stall()
+        relay.spawn(_find_out(relay, channel, payload))
+    elif isinstance(action, declare_rules.Answer):
+        name = encode.short_string(action.queue)
+        high, low = divmod(action.number, 1 << 32)
+        counts = low.to_bytes(4, "big") + high.to_bytes(4, "big")
+        relay.to_client(encode.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
+    elif isinstance(action, declare_rules.PassOn):
+        relay.ask(channel)
+        if action.queue:
+            channel.last_queue = action.queue
+        passed = PendingDeclaration(action.queue, action.local, bool(getattr(method, "nowait", False)), action.known, asyncio.Event())
+        needed = action.waited_for or action.known is not None
+        if needed:  # whether the queue is this node's own is known when the broker has accepted it; and the census must know when it has
+            payload = action.asked or declarations.answered(payload)
+        if needed or not passed.silent:
+            channel.passed.append(passed)
+        relay.outbox.put(encode.frame(METHOD, channel.number, payload))
+        if action.waited_for:
+            relay.from_client.wait_for_answer(passed.over)
+    else:
+        relay.from_client.stall()
+        relay.spawn(_replicate(relay, channel, kind, payload, method, action))
+
+
+async def _find_out(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None:
+    await relay.door.default_types.find_out(relay.vhost)
+    relay.from_client.unstall(_again(relay, channel, payload))
+
+
+def _again(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> Callable[[], None]:
+    """What has a declaration looked at once more, from the beginning."""
+    return lambda: relay.from_client.take_again(encode.frame(METHOD, channel.number, payload))
+
+
+async def _replicate(
+    relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes, method: Any, action: declare_rules.Replicate
+) -> None:
+    number, replica = channel.number, relay.replica
+    again: Callable[[], None] | None = None
+    try:
+        async with _turn(relay, kind, action.queue):
+            if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
+                return
+            if (deletes := _DELETES.get(kind)) is not None:
+                name = declarations.first_name(action.entry)
+                if await _went(relay, kind, name, action):
+                    _log_deletion(relay, deletes, name, action)
+                    again = _again(relay, channel, payload)
+                    return
+            if not await _ask(relay, number, action.asked):
+                return
+            if action.purge:
+                queue = (relay.vhost, action.queue)  # what is on its way to clients counts as purged a moment later
+                sequence = replica.purge(queue, (delivery.sequence for delivery in relay.door.held(queue)))
+            else:
+                sequence = replica.topology(relay.vhost, action)
+            if kind == QUEUE_DECLARE:
+                replica.declared.local_queues.discard((relay.vhost, action.queue))
+            if kind in (QUEUE_DECLARE, QUEUE_DELETE):
+                relay.door.forget_decisions()  # of what level a queue of this name is may have changed
+            elif kind in (EXCHANGE_DECLARE, EXCHANGE_DELETE):
+                relay.door.exchange_changed(relay.vhost, method.exchange)
+            if action.queue:
+                channel.last_queue = action.queue
+        await replica.progress.wait_safe(sequence)
+        if action.purge:
+            await replica.barrier.wait_settled(sequence)  # what no client has appended, right before it, may not be applied yet
+            await replica.barrier.write_record()
+        if relay.watch is not None:
+            relay.watch.declared(number, action.asked, True)
+    finally:
+        if not relay.closed:
+            relay.from_broker.give_answer(number, silent=bool(getattr(method, "nowait", False)))
+        relay.from_client.unstall(again)
+
+
+async def _went(relay: ClientConnection, kind: int, name: str, action: declare_rules.Replicate) -> bool:
+    """Whether what is to be declared is in the log in other words, or may go by itself, and is not there any more.
+
+    Not where it cannot be seen, or may be another node's.
+    """
+    definitions = relay.replica.declared.definitions
+    known = definitions.queue((relay.vhost, name)) if kind == QUEUE_DECLARE else definitions.exchange(relay.vhost, name)
+    unchanged = known == action.entry and not action.may_have_gone
+    if known is None or unchanged or (kind == QUEUE_DECLARE and declarations.level_of(known) is Level.NONE):
+        return False
+    try:
+        channel = await (await relay.door.vhosts.connection(relay.vhost, anew=True)).channel()
+        try:
+            await (channel.queue_declare(name, passive=True) if kind == QUEUE_DECLARE else channel.exchange_declare(name, passive=True))
+        finally:
+            await channel.close()
+    except ChannelClosed as error:
+        return error.no_such_queue or error.no_such_exchange
+    except LrqError as error:
+        log.warning("whether '%s' in vhost '%s' is there, which is declared otherwise, cannot be seen: %s", name, relay.vhost, error)
+    return False
+
+
+def _log_deletion(relay: ClientConnection, kind: int, name: str, action: declare_rules.Replicate) -> None:
+    """Call in a barrier. The next one has it on record."""
+    if action.may_have_gone and relay.replica.declared.definitions.exchange(relay.vhost, name) == action.entry:
+        what = "'%s' in vhost '%s' has gone, as it does with its last binding, and is declared again: on the backups, its bindings are deleted, too"
+        log.info(what, name, relay.vhost)
+    else:
+        what = "'%s' in vhost '%s' has gone, or was deleted at the broker, and is declared otherwise: it is deleted on the backups, too"
+        log.warning(what, name, relay.vhost)
+    relay.replica.append(pb.Run(topology=pb.Topology(vhost=relay.vhost, method=declarations.deletion(kind, name))))
+    if kind == QUEUE_DELETE:
+        relay.door.forget_decisions()
+    else:
+        relay.door.exchange_changed(relay.vhost, name)
+
+
+@asynccontextmanager
+async def _turn(relay: ClientConnection, kind: int, queue: str) -> AsyncIterator[None]:
+    """A barrier in which the queue is not being moved (`holds`): that may have begun while this waited for it. In an alarm this waits, alone."""
+    while True:
+        while relay.door.alarmed():
+            await asyncio.sleep(BLOCKED_POLL_S)
+        moving = None
+        async with relay.replica.barrier.up(relay.door.alarmed, (relay.vhost, queue) if kind == QUEUE_DECLARE else None) as stands:
+            if stands:
+                moving = holds.queue_waits_for(relay, kind, queue)
+                if moving is None:
+                    yield
+                    return
+        if moving is not None:
+            await moving.over.wait()
+
+
+async def _ask(relay: ClientConnection, number: int, payload: bytes) -> bool:
+    """Whether the broker has accepted a declaration; its answer is withheld then (`BrokerReader.hold_answer`).
+
+    Behind a publish of the same connection, the broker does not read the question before an alarm is over.
+    """
+    reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    relay.replies[number] = reply
+    relay.flow.asks(True)
+    relay.outbox.put(encode.frame(METHOD, number, payload))
+    if relay.alarm.reason:
+        relay.replica.barrier.ease()
+    try:
+        return await reply
+    finally:
+        del relay.replies[number]
+        relay.flow.asks(False)
+
+
+# ---- what the broker answers -----------------------------------------------------------------------------------------------
+
+
+def declare_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    """queue.declare-ok, which names the queue. Where the client did, it may have declared another one since, which is the last one then."""
+    channel = relay.channel(number)
+    if channel.passed and not channel.passed[0].queue:
+        start = item[2] + 4
+        channel.last_queue = data[start + 1 : start + 1 + data[start]].decode("utf-8", "surrogateescape")
+    return reply(relay, number, data, item)
+
+
+def reply(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    """The answer to a declaration; the client gets that of a replicated one later, and what follows it on the channel, too."""
+    channel = relay.channel(number)
+    if channel.passed:
+        passed = channel.passed.popleft()
+        passed.over.set()
+        if passed.local is not None:
+            relay.replica.declared.local_queues.add(passed.local)
+            relay.door.forget_decisions()
+        return b"" if passed.silent else None
+    future = relay.replies.get(number)
+    if future is None or future.done():
+        return None
+    future.set_result(True)
+    relay.from_broker.hold_answer(number, bytes(data[item[2] - 7 : item[3] + 1]))
+    return b""

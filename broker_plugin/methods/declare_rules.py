@@ -1,0 +1,278 @@
+"""Declarations, deletions, bindings and purges: which are replicated, and in what form they enter the log.
+
+Rules: the tables below are the whole dispatch. What is this node's own (queues that are server-named, exclusive or auto-delete) is passed on and
+not replicated, as are passive declarations, and those of the exchanges that every broker has (`amq.*`), whose bindings are replicated all the same.
+What of other queues is replicated says their level (`replication/levels.py`): it is settled by the first declaration, whose entry names it. What is
+declared of a queue with the level `none` by its argument is in the log, too, as nothing else remembers it, and carried out by no other node; of what
+has that level by its name, the log knows nothing. An auto-delete queue that is to be replicated is none to the brokers, where it would go with its
+clients' connections, or when a sweeper looks into it: the census deletes it. A name is what RabbitMQ makes of it (`as_named`).
+
+An entry holds the method as the client sent it, to the octet, but for its names and arguments resolved (the last declared queue, the queue's type
+and level), and without `if_unused` and `if_empty`: whether they held was decided on the primary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lrq_ha.replication import levels
+from lrq_ha.replication.levels import Level
+from lrq_ha.replication.queues import QueueKey
+from lrq_ha.routing import names as routing_names
+
+from ..amqp import declarations, encode, frames
+from ..amqp.content_header import field
+from ..amqp.declarations import AUTO_DELETE, AUTO_DELETE_FIELD, AUTO_DELETE_FLAG, CLASSIC, DELETES, LAYOUT, REJECT_PUBLISH_DLX
+from ..amqp.frames import (
+    EXCHANGE_BIND,
+    EXCHANGE_DECLARE,
+    QUEUE_BIND,
+    QUEUE_DECLARE,
+    QUEUE_DELETE,
+    QUEUE_PURGE,
+    QUEUE_UNBIND,
+)
+from ..log.definitions import ALONE
+from ..session.channel import ClientChannel
+from . import routing_queues
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+_AT_RANDOM = "routes differently on every node"
+NOT_REPLICATED = {  # types of exchanges, and why
+    **dict.fromkeys(("x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"), _AT_RANDOM),
+    "x-delayed-message": "keeps messages in no queue until their time has come, where nobody sees them",
+}
+REPEATED_EXCHANGES_MAX = 256  # with one binding
+
+
+@dataclass(frozen=True)
+class PassOn:
+    """Not replicated, or replicated already.
+
+    `queue`: what it declares; `local`: that is this node's own from then on; `known`: it is in the log; `asked`: what the broker is asked then;
+    `waited_for`: what else the client sends may concern it, and is taken when the broker has said that it is there, or how it is called.
+    """
+
+    queue: str = ""
+    local: QueueKey | None = None
+    known: QueueKey | None = None
+    asked: bytes = b""
+    waited_for: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The door answers by itself: a declare-ok with this queue name, and a number in its two counts (low and high 32 bits)."""
+
+    queue: str
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class FindOut:
+    """What type of queue the vhost has by default; then it is looked at again."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The channel is closed with this error."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """To the broker between two barriers, then into the log.
+
+    `asked`: what the broker is asked; `before`, if any, and `entry`: what stands in the log; `level`: of the queue that `entry` is about;
+    `may_have_gone`: what is declared again may have gone by itself, and with it bindings to it that the log has.
+    """
+
+    queue: str = ""
+    purge: bool = False
+    asked: bytes = b""
+    entry: bytes = b""
+    before: tuple[bytes, ...] = ()
+    level: Level = Level.ALL
+    may_have_gone: bool = False
+
+    @property
+    def entries(self) -> list[tuple[bytes, Level]]:
+        """The methods as they stand in the log, and of what level the queue is that each is about."""
+        return [*((method, Level.ALL) for method in self.before), (self.entry, self.level)]
+
+
+def _replicate(
+    relay: ClientConnection, kind: int, payload: bytes, queue: str = "", level: Level = Level.ALL, *, resolved: bytes = b"", without: int = 0
+) -> Replicate:
+    """`resolved`: arguments that are added; `without`: flags that go."""
+    names, nowait, kept = LAYOUT[kind]
+    at = frames.behind_names(payload, names)
+    head, flags, tail = payload[:at], payload[at : at + 1], payload[at + 1 :]
+    if queue:
+        name, others = encode.short_string(queue), payload[7 + payload[6] : at]
+        if kind in (QUEUE_BIND, QUEUE_UNBIND) and not payload[6] and len(others) == others[0] + 2:
+            others = others[:-1] + name  # where neither queue nor key is named, the last declared queue stands for both
+        head = payload[:6] + name + others
+    if resolved:
+        tail = b"".join(((len(tail) - 4 + len(resolved)).to_bytes(4, "big"), tail[4:], resolved))
+    if not nowait:  # queue.unbind has no flags
+        whole = head + flags + tail
+        return Replicate(queue, asked=whole, entry=whole, level=level)
+    asked, entry = flags[0] & ~nowait & ~without, flags[0] & kept & ~without
+    return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), level=level)
+
+
+def _binds(relay: ClientConnection, kind: int, payload: bytes, action: Replicate) -> Action:
+    """With what must be there before it is bound.
+
+    An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have. It takes with it what
+    it is bound to, which is repeated where something was deleted since. How much that may be is limited, as every node carries it out.
+    """
+    ends = (declarations.source_of(payload), declarations.first_name(payload)) if kind == EXCHANGE_BIND else (declarations.source_of(payload),)
+    declared = relay.replica.declared
+    declares, binds = declared.keeping(relay.vhost, ends)
+    if len(declares) > REPEATED_EXCHANGES_MAX:
+        return Refuse(
+            406,
+            f"PRECONDITION_FAILED - {len(declares)} auto-delete exchanges lead to this binding, and would be declared again on every node with it; "
+            f"at most {REPEATED_EXCHANGES_MAX} may: bind fewer, or declare some of them without auto_delete",
+        )
+    return replace(action, before=(*declares, *(method for method in binds if (relay.vhost, method) not in declared.known_topology)))
+
+
+Action = PassOn | Answer | FindOut | Refuse | Replicate
+
+
+def classify(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes, method: Any) -> Action:
+    """What becomes of a declaration. `method` is what `payload` says."""
+    if routing_names.is_routing(relay.vhost):
+        return _routing(relay, kind, method)
+    if kind == QUEUE_DECLARE:
+        return _queue_declare(relay, payload, method)
+    if kind == EXCHANGE_DECLARE:
+        return _exchange_declare(relay, payload, method)
+    exchanges = [getattr(method, name) for name in ("exchange", "source", "destination") if hasattr(method, name)]
+    if not all(map(relay.replica.declared.replicates_exchange, exchanges)):
+        return PassOn()
+    if kind in (QUEUE_DELETE, QUEUE_PURGE, QUEUE_BIND, QUEUE_UNBIND):
+        method.queue = method.queue or channel.last_queue
+        key = (relay.vhost, method.queue)
+        level = relay.replica.declared.level(key)
+        if not relay.replica.declared.knows(key) or (kind == QUEUE_PURGE and level is not Level.ALL):
+            return PassOn()
+        action = _replicate(relay, kind, payload, method.queue, level)
+    else:
+        action = _replicate(relay, kind, payload)
+    if kind in DELETES:
+        return action
+    if _is_known(relay, action):
+        return PassOn()
+    return _binds(relay, kind, payload, action) if kind in (QUEUE_BIND, EXCHANGE_BIND) else action
+
+
+def _is_known(relay: ClientConnection, action: Replicate) -> bool:
+    """Whether the log holds the very same declaration, with no deletion since: applications declare at every start."""
+    return not action.purge and (relay.vhost, action.entry) in relay.replica.declared.known_topology
+
+
+def _queue_declare(relay: ClientConnection, payload: bytes, method: Any) -> Action:
+    queue, arguments, replica = method.queue, method.arguments or {}, relay.replica
+    if method.passive:
+        return _passive(relay, queue)
+    if queue.startswith("amq."):
+        return PassOn(queue)
+    try:
+        asked = levels.parse(arguments[levels.ARGUMENT]) if levels.ARGUMENT in arguments else None
+    except levels.BadLevel as error:
+        return _bad_level(relay, queue, error.what)
+    wanted = asked not in (None, Level.NONE)
+    if wanted and (method.exclusive or not queue):
+        kind = "an exclusive" if method.exclusive else "a server-named"
+        return _bad_level(relay, queue, f"'{arguments[levels.ARGUMENT]}' is not for {kind} queue, which no other node can have; allowed: none")
+    if not queue:
+        return PassOn(waited_for=True)
+    key = (relay.vhost, queue)
+    known = replica.declared.definitions.queue(key) or b""
+    unused = (method.auto_delete and wanted) or AUTO_DELETE in arguments or (method.auto_delete and declarations.goes_unused(known))
+    if method.exclusive or (method.auto_delete and not unused):
+        return PassOn(queue, local=key, waited_for=True)
+    if known and (refusal := _otherwise(relay, queue, known, asked, unused)):
+        return refusal
+    # A queue of this node alone may be gone by now; where it is not, the broker refuses this declaration.
+    was_local = key in replica.declared.local_queues
+    replica.declared.local_queues.discard(key)
+    level = asked or replica.declared.level(key)
+    if level is Level.NONE and asked is None and not known:
+        return PassOn(queue)
+    if was_local:
+        replica.declared.local_queues.add(key)
+    if level is not Level.NONE and arguments.get("x-overflow") == REJECT_PUBLISH_DLX:
+        return Refuse(
+            406,
+            f"queue '{queue}' with x-overflow {REJECT_PUBLISH_DLX} cannot be replicated, as its dead letters are of messages that it has "
+            f"refused; use reject-publish or drop-head, or {levels.ARGUMENT} = none",
+        )
+    resolved = b""
+    if "x-queue-type" not in arguments:  # it would differ from node to node, where vhosts have other defaults; they hold for what lasts
+        logged = str(declarations.queue_arguments(known).get("x-queue-type", "")).encode()
+        queue_type = relay.door.default_types.of(relay.vhost, logged) if method.durable and not unused else CLASSIC
+        if queue_type is None:
+            return FindOut()
+        resolved += field(b"x-queue-type", queue_type)
+    if asked is None and level is not Level.ALL:
+        resolved += field(levels.ARGUMENT.encode(), level.value.encode())
+    if unused and AUTO_DELETE not in arguments:
+        resolved += AUTO_DELETE_FIELD
+    action = _replicate(relay, QUEUE_DECLARE, payload, queue, level, resolved=resolved, without=AUTO_DELETE_FLAG)
+    return PassOn(queue, known=key, asked=action.asked) if _is_known(relay, action) else action
+
+
+def _bad_level(relay: ClientConnection, queue: str, text: str) -> Refuse:
+    return Refuse(406, f"PRECONDITION_FAILED - invalid arg '{levels.ARGUMENT}' for queue '{queue}' in vhost '{relay.vhost}': {text}")
+
+
+def _otherwise(relay: ClientConnection, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
+    """The refusal of a declaration that differs, in what only the door knows, from the one that the log has; in the broker's words for the like."""
+    current = declarations.level_of(known)
+    told = ""
+    if asked not in (None, current):
+        told = f"'{levels.ARGUMENT}' for queue '{queue}' in vhost '{relay.vhost}': received '{asked.value}' but current is '{current.value}'"
+    elif unused is not declarations.goes_unused(known):
+        flags = [str(flag).lower() for flag in (unused, not unused)]
+        told = f"'auto_delete' for queue '{queue}' in vhost '{relay.vhost}': received '{flags[0]}' but current is '{flags[1]}'"
+    return Refuse(406, f"PRECONDITION_FAILED - inequivalent arg {told}") if told else None
+
+
+def _exchange_declare(relay: ClientConnection, payload: bytes, method: Any) -> Action:
+    if method.exchange.startswith(ALONE) and not method.passive:
+        return Refuse(403, f"ACCESS_REFUSED - exchanges whose names begin with '{ALONE}' are each node's own")
+    if method.passive or method.exchange.startswith("amq.") or not relay.replica.declared.replicates_exchange(method.exchange):
+        return PassOn()
+    if why := NOT_REPLICATED.get(method.exchange_type):
+        return Refuse(
+            406,
+            f"exchange '{method.exchange}' of type {method.exchange_type} {why}, and cannot be replicated; "
+            "give it a name for which replication.replicate says none",
+        )
+    action = _replicate(relay, EXCHANGE_DECLARE, payload)
+    if method.auto_delete and relay.replica.declared.definitions.bound_to_exchange(relay.vhost, method.exchange):
+        return replace(action, may_have_gone=True)
+    return PassOn() if _is_known(relay, action) else action
+
+
+def _routing(relay: ClientConnection, kind: int, method: Any) -> Action:
+    """In the vhost of the routing queues clients declare nothing."""
+    if kind == QUEUE_DECLARE and method.passive:
+        return _passive(relay, method.queue)
+    return Refuse(403, f"vhost '{relay.vhost}' holds routing queues, which only lrq-ha declares")
+
+
+def _passive(relay: ClientConnection, queue: str) -> Action:
+    """A passive declaration of a queue may be a question."""
+    answer = routing_queues.answer(relay, queue)
+    return PassOn(queue) if answer is None else Answer(*answer)

@@ -1,0 +1,250 @@
+"""What the broker hands out: which copies the client gets (R9), and which it never sees. The other hot half of the door.
+
+Rules:
+- A delivery without a position is none of the log's business and passes as it came.
+- Whether a copy may be given out can depend on an entry that is not safe yet: then it is withheld, with all that follows on its channel.
+- The door knows a consumer's tag before anything comes for it, and the broker's answer by it: who waits for direct replies is answered before a
+  consumer of a queue that was asked for first. So it makes one up for a client that names none. Where one that wants no answer uses again the tag
+  of one that it has cancelled, what is on its way is for the former: the next one waits until the broker has ended that.
+- A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log. What would reach a client
+  behind the connection's close, by either side's word, is not taken: it goes back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from lrq_ha.replication.dead_letters import Deaths
+from lrq_ha.replication.queue_filter import Verdict
+
+from ..amqp import death_headers, encode, frames
+from ..amqp.content_header import cut, deaths
+from ..amqp.frames import HEADER, Item, scan
+from ..log.messages import Delivery
+from ..session.channel import ChannelState, ClientChannel, Consumer
+from . import acknowledge
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+
+
+# A content comes whole, or by its method and header: then what becomes of it here becomes of its body, too (see `content_relay`).
+
+
+def deliver(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    """basic.deliver."""
+    channel = relay.channel(number)
+    if not relay.takes_deliveries or channel.state is ChannelState.DOOR:
+        return b""  # nobody takes it; it goes back with the channel
+    start = item[2]
+    to_tag = start + 5 + data[start + 4]
+    consumer = channel.consumers.get(data[start + 5 : to_tag])
+    if consumer is None:
+        return None
+    tag = int.from_bytes(data[to_tag : to_tag + 8], "big")
+    payload = data[item[4] : item[5]]
+    if channel.takes_back and _comes_again(relay, channel, consumer, payload):
+        return b""
+    sequence = consumer.alike.sequence(payload)
+    if not sequence:
+        if b"x-lrq-pos" not in payload or not consumer.tracked:
+            _unknown(relay, channel, consumer, tag)
+            return _as_brought(relay, payload, data, item, None)
+        if b"x-stream-offset" in payload:
+            replaced = _read(relay, channel, consumer, tag, payload, data[start - 7 : item[6]])
+            return _as_brought(relay, payload, data, item, replaced)
+    if relay.door.draining:
+        _keep_back(channel, consumer, tag)
+        return b""
+    if sequence:
+        return _judge(relay, channel, consumer, tag, (sequence, consumer.alike.generation), (), data, item, to_tag + 8)
+    return _as_brought(relay, payload, data, item, _examine(relay, channel, consumer, tag, payload, data, item, to_tag + 8))
+
+
+def _as_brought(relay: ClientConnection, payload: bytes, data: bytes, item: Item, replaced: bytes | None) -> bytes | None:
+    """What the client gets instead of `replaced`, if the content's header (its payload) says more of deaths than this broker has counted."""
+    if replaced == b"" or death_headers.PREFIX not in payload:
+        return replaced
+    return refit(data[item[2] - 7 : item[6]] if replaced is None else replaced, relay.frame_max_bytes)
+
+
+def _comes_again(relay: ClientConnection, channel: ClientChannel, consumer: Consumer, payload: bytes) -> bool:
+    """Of what the broker takes back: whether the client must not see it before. Of a stream nothing goes back."""
+    if channel.recovers:
+        relay.gives_back((consumer.queue,))
+    return consumer.automatic and b"x-stream-offset" not in payload
+
+
+def _keep_back(channel: ClientChannel, consumer: Consumer, tag: int) -> None:
+    """Until the door gives out messages again, or the channel ends."""
+    if not channel.recovers:
+        channel.undelivered.append(tag)
+    channel.returning.add(consumer.queue)
+
+
+def get_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    channel = relay.channel(number)
+    if not channel.gets:
+        return None
+    if not relay.takes_deliveries:
+        return b""  # it counts as asked for, and so on its way, until the channel is closed
+    consumer, frame = channel.gets.popleft()
+    payload = data[item[4] : item[5]]
+    tag, _ = frames.get_ok_arguments(data[item[2] : item[3]])
+    if channel.takes_back and _comes_again(relay, channel, consumer, payload):
+        return encode.method_frame(number, commands.Basic.GetEmpty())
+    if b"x-lrq-pos" not in payload or not consumer.tracked:
+        _unknown(relay, channel, consumer, tag)
+        return _as_brought(relay, payload, data, item, None)
+    if relay.door.draining:
+        _keep_back(channel, consumer, tag)
+        return encode.method_frame(number, commands.Basic.GetEmpty())
+    replaced = _examine(relay, channel, consumer, tag, payload, data, item, item[2] + 12)
+    if replaced != b"":
+        return _as_brought(relay, payload, data, item, replaced)
+    if number in relay.from_broker.withheld:
+        channel.gets.appendleft((consumer, frame))
+    elif channel.asked_behind or channel.closing:  # what answers that comes first: the client must not take it for this
+        return encode.method_frame(number, commands.Basic.GetEmpty())
+    else:
+        channel.gets.appendleft((consumer, frame))
+        relay.outbox.put(frame)  # the client gets the next one instead
+    return replaced
+
+
+def get_empty(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+    channel = relay.channel(number)
+    if channel.gets:
+        channel.gets.popleft()
+    return None
+
+
+def returned(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    """basic.return: the message is in no queue. Its ack follows; see `publish.took`."""
+    payload = data[item[4] : item[5]]
+    stamped = relay.replica.stamp_of(payload) if relay.producer_key else None
+    if stamped is not None:
+        relay.channel(number).returned.add(stamped[0])
+    return _as_brought(relay, payload, data, item, None)
+
+
+def refit(blob: bytes, frame_max_bytes: int) -> bytes:
+    """Contents, or one's method and header, as a client gets them: what was put aside of their headers is given back, and frames that may be too
+    large for a client that agreed to this frame_max are cut anew. A method without a content is as it was.
+
+    A broker may send bodies in frames a little larger than its client is told of (frames.HEADROOM_BYTES), and header frames of any size. One of
+    those cannot be cut, but goes without its position where that is too much.
+    """
+    items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, 0)
+    parts = []
+    for kind, channel, start, end, header, header_end, stop in items:
+        if kind == HEADER:
+            parts.append(encode.frame(HEADER, channel, _refit_header(blob[start:end], frame_max_bytes)))
+            continue
+        parts.append(blob[start - 7 : end + 1])
+        if stop:
+            payload = _refit_header(blob[header:header_end], frame_max_bytes)
+            parts += encode.content(channel, payload, frames.body_of(blob, header_end, stop), frame_max_bytes)
+    return b"".join(parts)
+
+
+def _refit_header(payload: bytes, frame_max_bytes: int) -> bytes:
+    payload = death_headers.restore(payload)
+    return cut(payload, b"x-lrq-pos") if len(payload) + frames.FRAME_OVERHEAD_BYTES > frame_max_bytes else payload
+
+
+def _examine(
+    relay: ClientConnection, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int
+) -> bytes | None:
+    """As `_judge`, of a copy whose header (its payload) has to be taken apart."""
+    stamped = relay.replica.stamp_of(payload)
+    if stamped is None:
+        _unknown(relay, channel, consumer, tag)
+        return None
+    died = deaths(payload) if b"x-death" in payload else ()
+    if not died and death_headers.PREFIX not in payload:
+        consumer.alike.learn(payload, stamped[1])
+    return _judge(relay, channel, consumer, tag, stamped, died, data, item, bit)
+
+
+def _judge(
+    relay: ClientConnection,
+    channel: ClientChannel,
+    consumer: Consumer,
+    tag: int,
+    stamped: tuple[int, int],
+    died: Deaths,
+    data: bytes,
+    item: Item,
+    bit: int,
+) -> bytes | None:
+    """R9: what becomes of a copy that the broker hands out. `stamped`: sequence and generation; `bit`: where it says whether it comes again."""
+    replica = relay.replica
+    sequence, generation = stamped
+    queue = consumer.queue
+    verdict = replica.index.filter.verdict(queue, sequence, generation, died)
+    if verdict is Verdict.GIVE:
+        if sequence > replica.progress.tracker.applied:
+            replica.progress.seen(sequence)
+        delivery = Delivery(queue, sequence, died)
+        if consumer.automatic:
+            acknowledge.ack_for(relay, channel, tag, delivery)
+        elif channel.recovers:
+            replica.gave_back((delivery,))
+        else:
+            channel.deliveries[tag] = delivery
+        flagged = data[bit] & 1
+        again = replica.given_out.comes_again(sequence, bool(flagged))
+        if again == flagged:
+            return None
+        return data[item[2] - 7 : bit] + bytes((data[bit] ^ 1,)) + data[bit + 1 : item[6]]
+    _turn_away(relay, channel, tag, Delivery(queue, sequence, died), generation, verdict, data[item[2] - 7 : item[6]])
+    return b""
+
+
+def _unknown(relay: ClientConnection, channel: ClientChannel, consumer: Consumer, tag: int) -> None:
+    """A delivery that the log knows nothing of."""
+    if consumer.automatic:
+        acknowledge.settle_unseen(relay, channel, encode.ack(channel.number, tag))
+    elif not (consumer.no_ack or channel.recovers):
+        channel.deliveries[tag] = None
+
+
+def _read(relay: ClientConnection, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
+    """What is read from a stream stays there, so nothing of it is settled; but what was published again, or refused, counts once (R8, R9)."""
+    replica = relay.replica
+    stamped = replica.stamp_of(payload)
+    if stamped is not None:
+        died = deaths(payload) if b"x-death" in payload else ()
+        verdict = replica.index.filter.verdict(consumer.queue, *stamped, died)
+        if verdict is Verdict.HOLD:
+            _withhold(relay, channel, blob)
+            return b""
+        if verdict is Verdict.ACK:
+            relay.door.counters["filtered"] += 1
+            acknowledge.settle_unseen(relay, channel, encode.ack(channel.number, tag))
+            return b""
+        replica.progress.seen(stamped[0])
+    _unknown(relay, channel, consumer, tag)
+    return None
+
+
+def _withhold(relay: ClientConnection, channel: ClientChannel, blob: bytes) -> None:
+    relay.from_broker.withheld[channel.number] = [blob]
+    relay.replica.progress.waiting_safe.add(relay)
+
+
+def _turn_away(relay: ClientConnection, channel: ClientChannel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
+    if verdict is Verdict.HOLD:
+        _withhold(relay, channel, blob)
+        return
+    relay.door.counters["filtered"] += 1
+    if verdict is Verdict.REJECT:
+        relay.replica.index.passes.stirred(delivery.sequence)
+        acknowledge.settle_unseen(relay, channel, encode.reject(channel.number, tag, requeue=False))
+    else:
+        acknowledge.settle_unseen(relay, channel, encode.ack(channel.number, tag))
+    relay.replica.seen_gone(delivery.queue, delivery.sequence, generation, delivery.deaths)

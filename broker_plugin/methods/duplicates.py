@@ -1,0 +1,138 @@
+"""Publishes whose IDs are in the log already (R6): each is answered when it is known what became of the first one, and as that was.
+
+Rules:
+- A repeat is not appended. Its confirm waits until the first one's entry is applied, or, with local completion, until the own stream has that. If
+  the first one was refused, its ID is free again, and the repeat is refused, too.
+- So waits the answer to a commit with repeats in it. Where one of them stands for nothing the channel is closed, as by a broker that has refused a
+  publish of a transaction. A channel's commits are answered in their order.
+- Thousands may wait while every ack of the broker's applies something: each is looked at when its own entry is applied, not before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..amqp import frames
+from ..session.channel import ClientChannel
+from . import closing, publisher_confirms
+
+if TYPE_CHECKING:
+
+    from ..door.client_connection import ClientConnection
+
+
+PARTIAL = "PRECONDITION_FAILED - partial tx completion"  # RabbitMQ's words
+REFUSED: tuple[bytes, list[int]] = (b"", [])  # stands for a commit that was refused: no later one is taken for its answer
+
+
+class DuplicatePublishes:
+    """Those of one connection.
+
+    Attributes:
+        waiting: How many wait for their entries: publishes; commits, and the repeats in them.
+    """
+
+    __slots__ = ("_by_entry", "_relay", "waiting")
+
+    def __init__(self, relay: ClientConnection) -> None:
+        self._relay = relay
+        # (channel, client's tag, number in the ID); tag 0: the channel's commits
+        self._by_entry: dict[int, list[tuple[ClientChannel, int, int]]] = {}
+        self.waiting = 0
+
+    def take(self, channel: ClientChannel, number: int, *, early: bool) -> None:
+        """A publish with an ID that is in the log. `early`: its confirm need not wait for the broker's."""
+        relay = self._relay
+        relay.door.counters["repeats"] += 1
+        if channel.committing is not None:
+            channel.committing.repeats.append(number)
+            return
+        tag = channel.confirms.ended_here()
+        if not tag:
+            return
+        sequence = self._open_entry(number)
+        if not sequence:
+            publisher_confirms.confirm(relay, channel, tag)
+        elif early and sequence in relay.replica.progress.early:
+            publisher_confirms.until_durable(relay, channel, tag, 1, sequence, 0)
+            publisher_confirms.durable_advanced(relay)
+        else:
+            self._wait(sequence, channel, tag, number)
+
+    def are_in(self, numbers: list[int]) -> bool:
+        """Whether what has these numbers is in the queues."""
+        return all(self._seen(number) and not self._open_entry(number) for number in numbers)
+
+    def answer_commit(self, channel: ClientChannel, frame: bytes, numbers: list[int]) -> None:
+        """The broker has committed a transaction: the client gets this frame, if these repeats in it are in the queues, and behind what waits."""
+        if channel.commit_oks and channel.commit_oks[0] is REFUSED:
+            return
+        channel.commit_oks.append((frame, numbers))
+        self.waiting += 1 + len(numbers)
+        if len(channel.commit_oks) == 1:
+            self._answer_commits(channel)
+
+    def applied_advanced(self, sequence: int) -> None:
+        """This entry is applied, or refused."""
+        relay = self._relay
+        for channel, tag, number in self._by_entry.pop(sequence, ()):
+            self.waiting -= 1
+            if not tag:
+                self._answer_commits(channel)
+            elif later := self._open_entry(number):  # the first one was refused, and a third has taken its place
+                self._wait(later, channel, tag, number)
+            else:
+                publisher_confirms.confirm(relay, channel, tag, self._seen(number))
+        relay.flow.consider_pausing()
+
+    def forget(self) -> None:
+        """The connection is at its end."""
+        for sequence in self._by_entry:
+            self._relay.replica.progress.applied_no_matter(sequence, self)
+        self._by_entry.clear()
+        self.waiting = 0
+
+    def _answer_commits(self, channel: ClientChannel) -> None:
+        relay = self._relay
+        while channel.commit_oks:
+            if not channel.speaks or relay.channels.get(channel.number) is not channel:
+                self._forget_commits(channel)
+                return
+            frame, numbers = channel.commit_oks[0]
+            while numbers:
+                sequence = self._open_entry(numbers[-1])
+                if sequence:
+                    self._wait(sequence, channel, 0, 0)
+                    return
+                self.waiting -= 1
+                if not self._seen(numbers.pop()):
+                    self._forget_commits(channel)
+                    channel.commit_oks.append(REFUSED)
+                    closing.refuse(relay, channel, 406, PARTIAL, frames.TX_COMMIT)
+                    return
+            channel.commit_oks.popleft()
+            self.waiting -= 1
+            relay.confirm(channel, frame)
+
+    def _forget_commits(self, channel: ClientChannel) -> None:
+        self.waiting -= sum(1 + len(numbers) for _, numbers in channel.commit_oks)
+        channel.commit_oks.clear()
+
+    def _wait(self, sequence: int, channel: ClientChannel, tag: int, number: int) -> None:
+        self._by_entry.setdefault(sequence, []).append((channel, tag, number))
+        self.waiting += 1
+        self._relay.replica.progress.when_applied(sequence, self)
+
+    def _open_entry(self, number: int) -> int:
+        """The entry with this ID, if it is not applied yet; else 0."""
+        sequence = self._relay.replica.index.dedup.position_of(self._relay.producer_key, number)
+        return 0 if sequence is None or self._relay.replica.progress.tracker.is_applied(sequence) else sequence
+
+    def _seen(self, number: int) -> bool:
+        return self._relay.replica.index.dedup.seen(self._relay.producer_key, number)
+GAPS = "PRECONDITION_FAILED - this producer's IDs lie too far apart (door.id_bytes_max): number consecutively, and use refused IDs again"
+
+
+def may_number(relay: ClientConnection, number: int) -> bool:
+    """Whether this number of the announced producer, which is not in the log, leaves no gap too many there (`GAPS`)."""
+    return relay.replica.index.dedup.may_add(relay.producer_key, number, relay.door.config.id_bytes_max)

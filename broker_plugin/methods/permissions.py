@@ -1,0 +1,196 @@
+"""What a client publishes is judged by its broker before it enters the log: a backup applies the log with the sidecar's own rights.
+
+Rules:
+- The client's broker judges, from the client's own login: it is shown the publish without its body, on a channel of the door's own on the same
+  connection, in a transaction that is taken back. So nothing comes of it, and a refusal is in the broker's own words.
+- Shown is what the broker has not allowed this connection before: a publish to an exchange once; where the exchange judges routing keys (topic),
+  once with each; once with each user-id; and what is not plainly right of expiration, CC and BCC. Nothing more is taken from the client until
+  the broker has answered, so order is kept. An answer to a direct reply-to is shown as one to nobody: RabbitMQ 3 delivers them at once.
+- A transaction of the client needs none of this: it is rehearsed at the broker (`transactions`).
+- What was allowed is forgotten when the broker refuses this connection something (403), when the client renews its secret, and when the exchange
+  is declared or deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from ..amqp import content_header, direct_reply, encode, frames
+from ..amqp.frames import BASIC_PUBLISH, CHANNEL_CLOSE, CHANNEL_CLOSE_OK, HEADER, METHOD, TX_ROLLBACK_OK, FrameError, Item, Route, publish_route
+from ..amqp.reply_codes import ACCESS_REFUSED, NOT_IMPLEMENTED
+from ..log import stamps
+from ..session import decisions
+from ..session.channel import ClientChannel
+from ..session.rights import Right
+from . import closing, routes
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+SHOWN_MAX = 256  # publishes that are shown at once
+EXPIRATION_MAX_MS = 0xFFFF_FFFF  # every RabbitMQ takes that; of more it is asked
+_NO_TOPICS = frozenset({"", "amq.direct", "amq.fanout", "amq.headers", "amq.match"})
+
+
+def of_route(relay: ClientConnection, route: Route) -> Right:
+    """What every publish on this route needs."""
+    return Right(route.exchange, route.routing_key if _judges_keys(relay, route.exchange) else "", route.immediate)
+
+
+def missing(relay: ClientConnection, method: bytes, header: bytes) -> Right | None:
+    """What the broker has to be asked for before a publish may enter the log; None: nothing, or it does not enter it.
+
+    Raises:
+        FrameError: The publish is malformed.
+    """
+    route = publish_route(method)
+    decision = routes.decide(relay, route)
+    if decision not in decisions.IN_LOG and not routes.names_more(decision, header):
+        return None
+    right = of_route(relay, route)
+    if content_header.is_judged(header):
+        content_header.check_header(header, relay.door.config.header_depth_max)
+        right = right._replace(properties=_judged(header, _judges_keys(relay, route.exchange)))
+    return None if right in relay.rights else right
+
+
+def _judges_keys(relay: ClientConnection, exchange: str) -> bool:
+    """Whether topic permissions hold for an exchange: rather once too often."""
+    if exchange in _NO_TOPICS:
+        return False
+    method = relay.replica.declared.definitions.exchange(relay.vhost, exchange)
+    if method is None:
+        return True
+    at = 7 + method[6]
+    return method[at + 1 : at + 1 + method[at]] == b"topic"
+
+
+def _judged(header: bytes, topic: bool) -> bytes:
+    """The properties of a content header (its payload) whose fate is not plain."""
+    copies, expiration, user_id = content_header.judged(header)
+    if expiration is not None and expiration.isdigit() and int(expiration) <= EXPIRATION_MAX_MS:
+        expiration = None
+    if not topic and all(content_header.is_array(field) for field in copies):
+        copies = []
+    return content_header.properties(b"".join(copies), persistent=False, expiration=expiration, user_id=user_id)
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------------
+
+
+class PermissionProbe:
+    """Publishes that are shown to the broker, each followed by a rollback, whose answers tell how far it got.
+
+    Args:
+        channel: The client's channel that waits for the first of them.
+        rights: What they need, in order.
+        first: Method and content header of the first.
+
+    Attributes:
+        over: Set when the broker has closed the channel on which it was asked.
+    """
+
+    def __init__(self, channel: ClientChannel, rights: list[Right], first: tuple[bytes, bytes]) -> None:
+        self.over = asyncio.Event()
+        self._channel = channel
+        self._rights = rights
+        self._first = first
+        self._allowed = 0
+
+    def hear(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes:
+        """The broker's answers; nothing of them is the client's business, but a refusal of what it waits for."""
+        kind = item[0]
+        if kind == TX_ROLLBACK_OK:
+            relay.rights.add(self._rights[self._allowed])
+            self._allowed += 1
+        elif kind == CHANNEL_CLOSE:
+            relay.outbox.write(encode.method_frame(number, commands.Channel.CloseOk()))
+            if not self._allowed:  # else it is asked again when its turn comes
+                refused(relay, data[item[2] : item[3]])
+                self._refused(relay, data[item[2] - 7 : item[3] + 1])
+        elif kind == CHANNEL_CLOSE_OK:  # the broker answers the door's close in any case
+            del relay.apart[number]
+            relay.flow.asks(False)
+            self.over.set()
+        return b""
+
+    def _refused(self, relay: ClientConnection, close: bytes) -> None:
+        channel = self._channel
+        if channel.closing:
+            return
+        relay.door.counters["refused_publishes"] += 1
+        if relay.watch is not None:
+            said: Any = frames.decode_method(close[7:-1])
+            relay.watch.not_allowed(channel.number, *self._first, said.reply_text)
+        closing.refuse_as(relay, channel, encode.rechannel(close, channel.number))
+
+
+def ask(relay: ClientConnection, data: bytes, items: list[Item], at: int) -> asyncio.Event:
+    """Shows the broker the publish items[at], and those behind it on its channel, as far as they need it. Returns what is set when that is over.
+
+    It overtakes what waits for the log: nothing that the broker judges by is on its way there.
+
+    Raises:
+        FrameError: The publish is malformed.
+    """
+    relay.must_ask = False
+    channel = relay.channel(items[at][1])
+    shown: dict[Right, bytes] = {}
+    for kind, same, start, end, header, header_end, stop in islice(items, at, None):
+        if kind != BASIC_PUBLISH or not stop or same != channel.number or len(shown) == SHOWN_MAX:
+            break
+        method = bytes(data[start:end])
+        try:
+            right = missing(relay, method, data[header:header_end])
+        except FrameError:  # it is told when its turn comes
+            if not shown:
+                raise
+            break
+        if right is not None:
+            shown.setdefault(right, direct_reply.answer_to_nobody(method) if direct_reply.is_answer(method) else method)
+    _, _, start, end, header, header_end, _ = items[at]
+    question = PermissionProbe(channel, list(shown), (bytes(data[start:end]), data[header:header_end]))
+    number = relay.number_apart()
+    if not number:
+        text = f"all {relay.channels_max} channels of this connection are in use, and its first publish to an exchange takes another"
+        closing.refuse(relay, channel, NOT_IMPLEMENTED, text, BASIC_PUBLISH)
+        question.over.set()
+        return question.over
+    relay.apart[number] = question.hear
+    relay.flow.asks(True)
+    parts = [encode.method_frame(number, commands.Channel.Open()), encode.method_frame(number, commands.Tx.Select())]
+    rollback = encode.method_frame(number, commands.Tx.Rollback())
+    for right, method in shown.items():
+        parts += (encode.frame(METHOD, number, method), encode.frame(HEADER, number, content_header.header_payload(0, right.properties)), rollback)
+    parts.append(encode.method_frame(number, commands.Channel.Close(200, "", 0, 0)))
+    relay.outbox.write(b"".join(parts))
+    return question.over
+
+
+# ---- forgetting ------------------------------------------------------------------------------------------------------------
+
+
+def forget(relay: ClientConnection) -> None:
+    """Nothing that the broker has allowed before counts any more."""
+    relay.rights.clear()
+    relay.decisions.clear()
+    relay.stamps = stamps.StampCache()
+
+
+def exchange_changed(relay: ClientConnection, vhost: str, exchange: str) -> None:
+    """An exchange was declared or deleted."""
+    if relay.vhost != vhost:
+        return
+    relay.decisions.clear()  # one that a transaction has left, or that has outlived its right, names the exchange, too
+    if relay.rights.names(exchange):
+        forget(relay)
+
+
+def refused(relay: ClientConnection, close: bytes) -> None:
+    """The broker has closed a channel of the client's, or one on which it was asked; `close`: the method's payload."""
+    if int.from_bytes(close[4:6], "big") == ACCESS_REFUSED:
+        forget(relay)

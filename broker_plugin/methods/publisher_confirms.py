@@ -1,0 +1,118 @@
+"""Gives publishers their confirms, in order, once the log entries are safe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from ..amqp import encode, frames
+from ..amqp.frames import Item
+from ..session.channel import ClientChannel
+from . import transactions
+
+if TYPE_CHECKING:
+
+    from ..door.client_connection import ClientConnection
+
+
+
+def need_broker_confirms(relay: ClientConnection, channel: ClientChannel) -> None:
+    """The door needs the broker's answers to these publishes, whether or not the client asked for them."""
+    if not channel.broker_confirms:
+        channel.broker_confirms = True
+        relay.outbox.put(encode.method_frame(channel.number, commands.Confirm.Select(nowait=True)))
+
+
+def pass_on(relay: ClientConnection, channel: ClientChannel, blob: bytes) -> None:
+    """A publish that is not replicated: to the broker as it came."""
+    if channel.committing is None and (relay.producer_key or channel.confirms.selected or channel.broker_confirms):
+        need_broker_confirms(relay, channel)
+        channel.confirms.forwarded(1, 0)
+    relay.outbox.put(transactions.of_transaction(channel, blob))
+
+
+def ended_here(relay: ClientConnection, channel: ClientChannel, sequence: int) -> None:
+    """A publish that ended here as log entry `sequence`: it is acked when that is safe (0: now)."""
+    tag = channel.confirms.ended_here()
+    if not tag:
+        return
+    confirm_when_safe(relay, channel, tag, sequence)
+
+
+def until_durable(relay: ClientConnection, channel: ClientChannel, tag: int, count: int, sequence: int, size: int) -> None:
+    """`count` publishes, the client's from `tag` on, are confirmed when the own stream has everything up to this entry."""
+    relay.until_durable.append((channel, tag, tag + count - 1, sequence, size))
+    relay.replica.progress.waiting_durable.add(relay)
+
+
+def confirm_when_safe(relay: ClientConnection, channel: ClientChannel, tag: int, sequence: int, ok: bool = True) -> None:
+    if sequence <= relay.replica.progress.safe:
+        confirm(relay, channel, tag, ok)
+    else:
+        relay.until_safe.append((channel, tag, sequence, ok))
+        relay.replica.progress.waiting_safe.add(relay)
+
+
+def confirm(relay: ClientConnection, channel: ClientChannel, tag: int, ok: bool = True) -> None:
+    """A publish in `local` is answered."""
+    channel.confirms.local.discard(tag)
+    relay.confirm(channel, encode.ack(channel.number, tag) if ok else encode.nack(channel.number, tag), held=ok)
+
+
+def select_confirms(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+    """confirm.select."""
+    if channel.second:  # the broker refuses
+        relay.outbox.put(encode.frame(frames.METHOD, channel.second, payload))
+        return
+    channel.confirms.selected = channel.broker_confirms = True
+    if payload[4:5] == b"\0":  # it is to be answered
+        channel.selecting += 1
+    relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))  # a broker that has it on already just answers
+
+
+# ---- what became of it -----------------------------------------------------------------------------------------------------
+
+
+def safe_advanced(relay: ClientConnection) -> None:
+    """The log is safe further than before: answers what ended here, and what has freed its ID."""
+    safe = relay.replica.progress.safe
+    waiting = relay.until_safe
+    while waiting and waiting[0][2] <= safe:
+        channel, tag, _, ok = waiting.popleft()
+        confirm(relay, channel, tag, ok)
+    if waiting:
+        relay.replica.progress.waiting_safe.add(relay)
+
+
+def durable_advanced(relay: ClientConnection) -> None:
+    """The own stream has more of the log: confirms what asks no more than that."""
+    durable, waiting = relay.replica.node.durable, relay.until_durable
+    while waiting and waiting[0][3] <= durable:
+        channel, first, last, sequence, size = waiting.popleft()
+        confirms = channel.confirms
+        is_repeat = first in confirms.local
+        if is_repeat:
+            confirms.local.discard(first)
+        else:
+            confirms.early.popleft()
+        if not channel.speaks or relay.channels.get(channel.number) is not channel:
+            continue
+        if not is_repeat:
+            relay.replica.progress.confirmed_early(sequence, last - first + 1, size)
+        if first < last and not (confirms.waiting or relay.held_confirms or confirms.covers_others(last)):
+            answer = encode.ack(channel.number, last, True)
+        else:
+            answer = b"".join(encode.ack(channel.number, tag) for tag in range(first, last + 1))
+        relay.confirm(channel, answer, held=False)
+    if waiting:
+        relay.replica.progress.waiting_durable.add(relay)
+
+
+def selected(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    """confirm.select-ok; what the door has confirmed before follows it."""
+    channel = relay.channel(number)
+    channel.selecting -= channel.selecting > 0
+    if channel.selecting or not channel.before_select:
+        return None
+    return data[item[2] - 7 : item[3] + 1] + relay.take_before_select(channel)

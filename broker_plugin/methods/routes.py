@@ -1,0 +1,46 @@
+"""Decides for each publish which of log and broker has it. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lrq_ha.routing import names
+
+from ..amqp.content_header import routes_on
+from ..amqp.direct_reply import DIRECT_REPLY_TO
+from ..session.decisions import LOCAL, LOGGED, Decision
+
+if TYPE_CHECKING:
+    from ..amqp.frames import Route
+    from ..door.client_connection import ClientConnection
+
+
+
+def decide(relay: ClientConnection, route: Route) -> Decision:
+    """What becomes of publishes on this route."""
+    if not names.is_routing(relay.vhost):
+        name = route.exchange or route.routing_key
+        if not route.exchange and name.startswith(DIRECT_REPLY_TO):
+            return Decision.PASSED
+        logged = relay.replica.declared.replicates_exchange(name) if route.exchange else relay.replica.declared.replicates((relay.vhost, name))
+        if not logged:
+            return Decision.PASSED
+        relay.replica.published_to(relay.vhost, route.exchange, route.routing_key)
+        plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
+        if not (plain and relay.door.completes_locally(name)):
+            return LOGGED
+        return LOGGED if relay.replica.declared.is_stream((relay.vhost, name)) else LOCAL  # which does not take every header
+    if route.exchange:
+        return Decision.FORBIDDEN
+    if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
+        return Decision.TRANSMIT
+    if route.routing_key == names.STATUS:
+        return Decision.STATUS
+    if names.parse_recv_queue(route.routing_key) is not None and relay.peer is not None and relay.peer.site:
+        return Decision.RECEIVE
+    return Decision.FORBIDDEN
+
+
+def names_more(decision: Decision, header: bytes) -> bool:
+    """Whether what is not replicated, or an answer to a direct reply-to, names further queues, which may be: then it enters the log all the same."""
+    return decision is Decision.PASSED and routes_on(header)

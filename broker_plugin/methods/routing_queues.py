@@ -1,0 +1,225 @@
+"""What ends at the door instead of at the broker: routing queues, pushes of other nodes and sites, and questions.
+
+Rules:
+- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync` and `LRQ_Status` only; each becomes an entry of the log
+  and is acked when that is safe.
+- A publish that ends here never reaches the broker. So that it takes no less right than there, the broker is asked at the login of a producer
+  whether the user may publish to queues by their names (write on `amq.default`); who announces no producer, publishes nothing here.
+- Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold what belongs to others.
+- Only another sidecar (its user is the one that this sidecar itself uses at its broker) pushes batches, control messages and receptions.
+- How far a producer has come is asked in vhost `lrq`, whatever vhost it publishes in, or by itself where it publishes: the answer is the greatest
+  number of any vhost.
+- A question is a passive declaration. What a client library asks is answered in the two counts of declare-ok (pika takes only an answer that
+  names the queue it asked for), what another sidecar asks in the name, which has room for 255 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from lrq_ha.errors import LrqError, NotPrimary
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.deduplication import ReplicationId
+from lrq_ha.routing import chain, names, statuses
+from lrq_ha.routing.names import SINK_QUESTION
+from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
+
+from ..amqp import encode, frames
+from ..amqp.content_header import cut
+from ..amqp.reply_codes import NO_ROUTE
+from ..log.stamps import replication_id
+from ..session.channel import ClientChannel
+from ..session.decisions import Decision
+from . import closing, duplicates, publisher_confirms
+
+if TYPE_CHECKING:
+    from ..amqp.frames import Route
+    from ..door.client_connection import ClientConnection
+
+REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
+_OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
+
+
+def may_read(relay: ClientConnection, queue: str) -> bool:
+    """Whether a client may read a queue, as far as the door is asked; the broker is asked afterwards."""
+    return not names.is_routing(relay.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
+
+
+def take(relay: ClientConnection, channel: ClientChannel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
+    """A publish that is neither LOGGED nor LOCAL."""
+    if decision is Decision.PASSED:
+        if b"x-lrq-pos" in header:  # only the door says where in the log a message stands
+            pieces = encode.content(channel.number, cut(header, b"x-lrq-pos"), body, relay.frame_max_bytes)
+            blob = b"".join((encode.frame(frames.METHOD, channel.number, method), *pieces))
+        publisher_confirms.pass_on(relay, channel, blob)
+        return
+    route = frames.publish_route(method)
+    if decision in _OF_PRODUCERS and relay.producer and not relay.may_write:
+        text = f"ACCESS_REFUSED - user '{relay.user}' lacks the right to write to 'amq.default' in vhost '{relay.vhost}'"
+        closing.refuse_publish(relay, channel, 403, text)
+        return
+    try:
+        if decision is Decision.TRANSMIT:
+            _transmit(relay, channel, route.routing_key, header, body)
+        elif decision is Decision.STATUS:
+            _status(relay, channel, header, body)
+        elif decision is Decision.RECEIVE:
+            _receive(relay, channel, route.routing_key, body)
+        else:
+            what = f"exchange '{route.exchange}'" if route.exchange else f"'{route.routing_key}'"
+            closing.refuse_publish(relay, channel, 403, f"{what} in vhost '{relay.vhost}' takes no messages from clients")
+    except _Unroutable as error:
+        _return(relay, channel, route, header, body, str(error))
+        publisher_confirms.ended_here(relay, channel, 0)
+    except NotPrimary:  # it has stepped down in this very moment: the connection ends, and nothing is wrong with the message
+        raise
+    except LrqError as error:
+        closing.refuse_publish(relay, channel, 406, str(error))
+
+
+class _Unroutable(LrqError):
+    """Comes back to the publisher as basic.return."""
+
+
+def _return(relay: ClientConnection, channel: ClientChannel, route: Route, header: bytes, body: bytes, text: str) -> None:
+    returned = commands.Basic.Return(NO_ROUTE, text.encode()[:250].decode("utf-8", "ignore"), route.exchange, route.routing_key)
+    content = encode.content(channel.number, header, body, relay.frame_max_bytes)
+    relay.to_client(encode.method_frame(channel.number, returned) + b"".join(content))
+
+
+def _identity(relay: ClientConnection, header: bytes) -> ReplicationId | None:
+    """The message's replication ID, if it counts on this connection."""
+    raw = replication_id(header)
+    if raw is None or not relay.producer:
+        return None
+    identity = ReplicationId.parse(raw)
+    return identity if identity.producer == relay.producer else None
+
+
+def _is_repeat(relay: ClientConnection, channel: ClientChannel, identity: ReplicationId | None) -> bool:
+    if identity is None or not relay.replica.index.dedup.seen(relay.producer_key, identity.sequence):
+        return False
+    relay.door.counters["repeats"] += 1
+    publisher_confirms.ended_here(relay, channel, relay.replica.index.dedup.position_of(relay.producer_key, identity.sequence) or 0)
+    return True
+
+
+def _check_number(relay: ClientConnection, identity: ReplicationId) -> None:
+    if not duplicates.may_number(relay, identity.sequence):
+        raise LrqError(duplicates.GAPS)
+
+
+def _transmit(relay: ClientConnection, channel: ClientChannel, queue: str, header: bytes, body: bytes) -> None:
+    identity = _identity(relay, header)
+    if identity is None:
+        raise LrqError(
+            "a log entry needs a replication ID", todo="announce the producer in the client property lrq_producer and set the header x-lrq-id"
+        )
+    if _is_repeat(relay, channel, identity):
+        return
+    if len(body) > chain.TRANSMISSION_BYTES_MAX:
+        todo = f"transmit at most {chain.TRANSMISSION_BYTES_MAX} at once"
+        raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
+    transaction = _parse(pb.Transaction, body)
+    destinations = chain.check(transaction)
+    _check_client(relay, transaction.client_name)
+    if (queue == names.SEND_SNAP_SYNC) != bool(transaction.request_id):
+        todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
+        raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
+    _check_request(transaction.request_id)
+    for destination in destinations:
+        _check_destination(relay, destination)
+    _check_number(relay, identity)
+    transaction.source = relay.door.group
+    transaction.replication_id = str(identity)
+    entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
+    publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
+
+
+def _status(relay: ClientConnection, channel: ClientChannel, header: bytes, body: bytes) -> None:
+    if not relay.producer:
+        raise LrqError("a status needs a producer", todo="announce it in the client property lrq_producer")
+    identity = _identity(relay, header)
+    if _is_repeat(relay, channel, identity):
+        return
+    if len(body) > statuses.STATUS_BYTES_MAX:
+        raise LrqError(f"a status of {len(body)} bytes, of {statuses.STATUS_BYTES_MAX} at most", todo="say it in fewer words")
+    status = _parse(pb.Status, body)
+    statuses.check(status)
+    _check_client(relay, status.client.client_name or status.full_sync.client_name)
+    _check_request(status.full_sync.request_id)
+    known = relay.replica.index.statuses
+    if status.HasField("full_sync") and not known.ends(status):  # its site may have left the configuration since it was asked for
+        _check_destination(relay, status.full_sync.destination)
+    overtaken = known.overtaken(status)
+    if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
+        publisher_confirms.ended_here(relay, channel, overtaken)
+        return
+    entry = pb.StatusEntry(body=body)
+    if identity is not None:
+        _check_number(relay, identity)
+        entry.producer, entry.id = relay.producer_key, identity.sequence
+    publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
+
+
+def _check_client(relay: ClientConnection, client_name: str) -> None:
+    """One that could not become known has no session: what it transmits would be confirmed, and go nowhere."""
+    if not relay.replica.index.statuses.has_room(client_name):
+        todo = "use the name of one of them (GET /status of the primary lists them)"
+        raise LrqError(f"the log knows {statuses.CLIENTS_MAX} clients, and '{client_name}' is none of them", todo=todo)
+
+
+def _check_destination(relay: ClientConnection, destination: str) -> None:
+    known = relay.door.sites
+    if destination not in known:
+        listed = ", ".join(sorted(known)) or "none"
+        raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
+
+
+def _check_request(request_id: str) -> None:
+    if len(request_id.encode()) > REQUEST_ID_BYTES_MAX:
+        raise LrqError(f"the request id of a full sync has at most {REQUEST_ID_BYTES_MAX} bytes")
+
+
+def _receive(relay: ClientConnection, channel: ClientChannel, queue: str, body: bytes) -> None:
+    batch = _parse(pb.ReceivedBatch, body)
+    if relay.peer is None or batch.source != relay.peer.site:
+        raise LrqError(f"a batch of {batch.source!r} on a connection of {relay.peer.site if relay.peer else 'nobody'!r}")
+    if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take it, at no start of this node
+        todo = f"it may have {chain.BATCH_BYTES_MAX}: run the same version on both sides"
+        raise LrqError(f"a batch of {len(body)} bytes is too large for {queue}", todo=todo)
+    verdict = relay.replica.index.sink.accept(queue, batch)
+    if isinstance(verdict, Gap):
+        raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)
+    if isinstance(verdict, Accept | AcceptTrimmed):
+        kept = verdict.body if isinstance(verdict, AcceptTrimmed) else body
+        publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
+    else:
+        publisher_confirms.ended_here(relay, channel, verdict.op_seq)
+
+
+def _parse(kind: Any, body: bytes) -> Any:
+    try:
+        return kind.FromString(body)
+    except Exception as error:
+        raise LrqError(f"the body is not a {kind.DESCRIPTOR.name}") from error
+
+
+def answer(relay: ClientConnection, question: str) -> tuple[str, int] | None:
+    """Queue name and number that answer a passive declaration; None: it is no question. Outside the routing vhost a producer asks for itself only."""
+    producer = names.parse_producer_queue(question)
+    if producer is not None and (names.is_routing(relay.vhost) or producer == relay.producer):
+        relay.door.end_unread(producer, relay)
+        index = relay.replica.index
+        return question, max(map(index.dedup.last, index.producers.of(relay.user, producer, index.dedup.producers())), default=0)
+    numbers = names.parse_numbers_queue(question)
+    if numbers is not None and numbers[0] == relay.producer and not names.is_routing(relay.vhost):
+        dedup = relay.replica.index.dedup
+        return question, sum(dedup.seen(relay.producer_key, number) for number in range(numbers[1], numbers[2] + 1))
+    if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
+        status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
+        last = f"{status.last.epoch}.{status.last.sequence}"
+        return f"/{last}/{2 if status.bare else int(status.snapshot_complete)}/{status.snapshot_request}", 0
+    return None

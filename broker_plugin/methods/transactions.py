@@ -1,0 +1,205 @@
+"""Transactions of a channel: tx.select, tx.commit, tx.rollback.
+
+Rules:
+- Rehearsed: what belongs to a transaction goes to the broker as it comes, in a transaction there. So whatever the broker refuses, it refuses at
+  once and in its own words, before anything of it is in the log. The door keeps a copy.
+- An answer to a direct reply-to is rehearsed as one to nobody: RabbitMQ 3 delivers them at once, whatever becomes of the transaction.
+- In earnest: at commit the broker forgets the rehearsal. When it has said so, it has refused nothing of it; only then the copy goes the way of
+  everything that is published and acked without a transaction, in one turn of the event loop. So all of its entries are in one batch of the log,
+  and a batch is never split: it is safe as a whole, and whoever is promoted has all of it or nothing. What the broker gets, with positions, when
+  that is safe, is a transaction again; its commit-ok is the client's, and says that the entries are applied.
+- Begun late: a channel that has published is in confirm mode at the broker, by the door's doing, and takes no tx there. RabbitMQ itself does not mind
+  what was published before. So, when all publishes are answered, such a channel gets a second one at the broker, which the client does not see: its
+  publishes and whatever is of tx go there, and what comes from there is given to the client under its own number. Consumers, deliveries and acks
+  stay on the first one. There, an ack counts at once; so it is not rehearsed but judged here, by the tags that the client holds, and told to the
+  broker at commit. That is no less atomic: what an ack and a publish have in common stands in the log. An end of either is the end of both, and
+  the client is told of it when both have ended (`lifecycle`).
+- In doubt: a broker's connection that dies before commit-ok leaves a transaction done or not done. If a copy of it has been seen, it was done.
+  Else its publishes are refused, so that copies that are there all the same count for nothing, and in the same batch logged anew, for the applier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from lrq_ha.routing import names
+
+from ..amqp import encode, frames, reply_codes
+from ..amqp.content_relay import PIECES
+from ..amqp.frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, METHOD, Item, scan
+from ..amqp.reply_codes import NOT_IMPLEMENTED
+from ..log.messages import Settled
+from ..session.channel import ClientChannel
+from ..session.transaction import Commit, Transaction
+from . import acknowledge, closing, duplicates, holds, lifecycle, publish
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+ANSWERED_POLL_S = 0.01
+
+
+# ---- what the client says --------------------------------------------------------------------------------------------------
+
+
+def select(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    """tx.select."""
+    if names.is_routing(relay.vhost):
+        closing.refuse(relay, channel, NOT_IMPLEMENTED, f"vhost '{relay.vhost}' has no tx: several payloads go in one log entry instead", kind)
+        return
+    if channel.broker_confirms and not channel.confirms.selected and not channel.second:
+        relay.from_client.stall()
+        relay.spawn(_begin_late(relay, channel, payload))
+        return
+    if channel.tx is None and not channel.broker_confirms:  # where the client has selected confirms, the broker refuses
+        channel.tx = Transaction(relay.from_client.share)
+    relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
+
+
+def at_broker(channel: ClientChannel) -> int:
+    """The broker's number of the channel that has this one's transactions."""
+    return channel.second or channel.number
+
+
+def of_transaction(channel: ClientChannel, data: bytes) -> bytes:
+    """Frames of the client's channel, as they go to that one."""
+    return encode.rechannel(data, channel.second) if channel.second else data
+
+
+async def _begin_late(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None:
+    relay.flow.asks(True)
+    try:
+        while not channel.closing and (channel.unanswered or channel.questions):
+            await asyncio.sleep(ANSWERED_POLL_S)
+        if channel.closing:
+            return
+        if not relay.has_room_for_channel:
+            text = f"all {relay.channels_max} channels of this connection are in use, and tx on one that has published takes another: select it first"
+            closing.refuse(relay, channel, NOT_IMPLEMENTED, text, frames.TX_SELECT)
+            return
+        number = relay.number_apart()
+        channel.second, relay.seconds[number], relay.apart[number] = number, channel, from_second
+        channel.tx = Transaction(relay.from_client.share)
+        relay.outbox.put(encode.method_frame(number, commands.Channel.Open()) + encode.frame(METHOD, number, payload))
+    finally:
+        relay.flow.asks(False)
+        relay.from_client.unstall()
+
+
+def commit(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+    """tx.commit."""
+    tx = channel.tx
+    if tx is not None and tx.frames:
+        channel.rollbacks.append(False)
+        channel.rehearsed = asyncio.get_running_loop().create_future()
+        relay.outbox.put(encode.method_frame(at_broker(channel), commands.Tx.Rollback()))
+        relay.from_client.stall()
+        relay.spawn(_commit_when_rehearsed(relay, channel, tx, channel.rehearsed, payload))
+        return
+    if tx is not None:
+        relay.ask(channel)
+        channel.tx = tx.over()
+        channel.commits.append(Commit())
+    relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
+
+
+async def _commit_when_rehearsed(
+    relay: ClientConnection, channel: ClientChannel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes
+) -> None:
+    def in_earnest() -> None:
+        if channel.closing or relay.fenced:
+            return  # what it settles has gone back, or will
+        if tx.gaps and not relay.replica.index.dedup.may_leave(relay.producer_key, tx.gaps, relay.door.config.id_bytes_max):
+            closing.refuse(relay, channel, reply_codes.PRECONDITION_FAILED, duplicates.GAPS, frames.TX_COMMIT)
+            return
+        commit = Commit()
+        channel.tx, channel.committing = None, commit
+        acknowledge.commit_unseen(relay, channel)
+        data = b"".join(tx.frames)
+        relay.from_client.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
+        channel.tx, channel.committing = tx.over(), None
+        channel.commits.append(commit)
+        relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
+
+    relay.flow.asks(True)
+    try:
+        await rehearsed
+    finally:
+        relay.flow.asks(False)  # what else it waits for is not for the broker to say
+    while True:
+        moving = holds.commit_waits_for(relay, tx)
+        if relay.replica.barrier.is_up:
+            await relay.replica.barrier.down()
+        elif moving is not None:
+            await moving.over.wait()
+        else:
+            break
+    channel.rehearsed = None
+    relay.from_client.unstall(in_earnest)
+
+
+def rollback(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+    """tx.rollback."""
+    if channel.tx is not None:
+        channel.rollbacks.append(True)
+        channel.tx = channel.tx.over()
+    relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
+
+
+# ---- what the broker answers -----------------------------------------------------------------------------------------------
+
+
+def from_second(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes:
+    """What comes from a second channel: the same, as if it came from the first. Returns what the client gets."""
+    kind, channel = item[0], relay.seconds[number]
+    if kind == CHANNEL_OPEN_OK:
+        return b""
+    if kind == CHANNEL_CLOSE:
+        return lifecycle.second_refused(relay, channel, encode.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
+    if kind == CHANNEL_CLOSE_OK:
+        return lifecycle.second_closed(relay, channel)
+    if kind in PIECES and not item[6]:
+        given = relay.from_broker.passing.take(kind, number, data, item, channel.number) or b""
+    else:
+        blob = encode.rechannel(data[item[2] - 7 : frames.end_of(item)], channel.number)
+        items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
+        handler = relay.on_broker.get(kind)
+        replaced = handler(relay, channel.number, blob, items[0]) if handler is not None else None
+        given = blob if replaced is None else replaced
+        if relay.from_broker.passing.waits(given):  # of the first channel's
+            return b""
+    return given if channel.speaks else b""
+
+
+def commit_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    """tx.commit-ok: its publishes are in the queues."""
+    channel, replica = relay.channel(number), relay.replica
+    if not channel.commits:
+        return None
+    commit = channel.commits.popleft()
+    for first, run in commit.runs:
+        publish.took(relay, channel, first, len(run.enqueues.lengths), run.enqueues.producer)
+        if relay.watch is not None:
+            relay.watch.answered(channel.number, [Settled(0, len(run.enqueues.lengths), first, "", 0)], True)
+    if not channel.unanswered:
+        closing.settled(relay, channel)
+    if commit.own:
+        return b""
+    if relay.repeats.are_in(commit.repeats) and not (channel.commit_oks or replica.holds_confirms):
+        return None
+    relay.repeats.answer_commit(channel, data[item[2] - 7 : item[3] + 1], commit.repeats)
+    return b""
+
+
+def rollback_ok(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+    """tx.rollback-ok; the client did not ask for that of a rehearsal."""
+    channel = relay.channel(number)
+    if not channel.rollbacks:
+        return None
+    asked = channel.rollbacks.popleft()
+    if not channel.rollbacks:  # nothing is added to them while a commit waits for its own
+        channel.rehearsal_is_over()
+    return None if asked else b""

@@ -1,0 +1,1 @@
+"""Compares queue lengths, and counts the messages that the log does not have."""

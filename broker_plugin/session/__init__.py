@@ -1,0 +1,1 @@
+"""State of one client connection. Nothing here decides."""

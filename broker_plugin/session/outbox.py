@@ -1,0 +1,130 @@
+"""What a connection has for its broker: one FIFO; an item leaves it when the entry that it waits for is safe (R5).
+
+So a publish, an ack and a declaration of one client keep their order, also across channels. While the own broker takes nothing for the log, acks and
+rejections do not wait for entries of their own: else an alarm could never end (docs/operations.md, "Alarms"). Behind a publish of the same connection
+that waits for its entry, they wait all the same.
+
+An item's frames are all of one channel. A client may have thousands that its broker closes: what waits for one is found without a look at the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..amqp import frames
+
+if TYPE_CHECKING:
+    from ..door.client_connection import ClientConnection
+
+
+class _Item:
+    """What waits: these bytes, until entry `sequence` is safe. Without bytes it was dropped. `number`: of all that ever had to wait."""
+
+    __slots__ = ("data", "number", "sequence")
+
+    def __init__(self, data: bytes, sequence: int, number: int) -> None:
+        self.data = data
+        self.sequence = sequence
+        self.number = number
+
+
+class Outbox:
+    """See above.
+
+    Attributes:
+        bytes: What waits.
+        total: Items that ever had to wait.
+        full: The broker does not read as fast as the log gets safe: nothing leaves.
+        sent_at: When something was written last (the door's clock).
+    """
+
+    __slots__ = ("_dropped", "_items", "_of", "_relay", "_replica", "bytes", "full", "sent_at", "total")
+
+    def __init__(self, relay: ClientConnection) -> None:
+        self._relay = relay
+        self._replica = relay.replica
+        self._items: deque[_Item] = deque()
+        self._of: dict[bytes, deque[_Item]] = {}  # those of each channel, by its number as it stands in a frame
+        self._dropped = 0  # items without bytes, behind one that waits
+        self.bytes = 0
+        self.total = 0
+        self.full = False
+        self.sent_at = relay.door.now()
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    @property
+    def gone(self) -> int:
+        """Up to which of `total` none waits any more."""
+        return self._items[0].number - 1 if self._items else self.total
+
+    def put(self, data: bytes, sequence: int = 0) -> None:
+        """These frames of one channel go when entry `sequence` is safe (0: at once), after everything that was put in before."""
+        if sequence and self._relay.door.log_blocked and frames.settles(data):
+            sequence = 0
+        safe = self._replica.progress.safe
+        if not self._items and sequence <= safe and not self.full:
+            self.write(data)
+            return
+        self.total += 1
+        item = _Item(data, sequence, self.total)
+        self._items.append(item)
+        of_channel = self._of.get(data[1:3])
+        if of_channel is None:
+            of_channel = self._of[data[1:3]] = deque()
+        of_channel.append(item)
+        self.bytes += len(data)
+        if sequence > safe:
+            self._replica.progress.waiting_safe.add(self._relay)
+
+    def write(self, data: bytes) -> None:
+        """These bytes go now, whatever waits."""
+        self._write((data,))
+
+    def _write(self, pieces: Sequence[bytes]) -> None:
+        self.sent_at = self._relay.door.now()
+        if not self._relay.broker.is_closing():
+            self._relay.broker.writelines(pieces)
+
+    def pump(self) -> None:
+        """Sends what may go now."""
+        items, safe = self._items, self._replica.progress.safe
+        ready = []
+        while items and items[0].sequence <= safe and not self.full:
+            data = items.popleft().data
+            if data:
+                self.bytes -= len(data)
+                ready.append(data)
+                of_channel = self._of[data[1:3]]
+                of_channel.popleft()
+                if not of_channel:
+                    del self._of[data[1:3]]
+            else:
+                self._dropped -= 1
+        if ready:
+            self._write(ready)
+        if items:
+            self._replica.progress.waiting_safe.add(self._relay)
+
+    def release_acks(self) -> None:
+        """The log takes nothing from now on: what settles deliveries no longer waits for it."""
+        for item in self._items:
+            if frames.settles(item.data):
+                item.sequence = 0
+
+    def drop(self, channel: int) -> bool:
+        """The broker has closed this channel: what waits for it must not reach one that is opened anew under its number. Returns whether any did."""
+        dropped = self._of.pop(channel.to_bytes(2, "big"), ())
+        for item in dropped:
+            self.bytes -= len(item.data)
+            item.data, item.sequence = b"", 0
+        self._dropped += len(dropped)
+        while self._items and not self._items[0].data:
+            self._items.popleft()
+            self._dropped -= 1
+        if 2 * self._dropped > len(self._items):
+            self._items, self._dropped = deque(item for item in self._items if item.data), 0
+        return bool(dropped)

@@ -1,0 +1,166 @@
+"""One pass of a sweeper over a queue: what it decides on each message as it comes, and how it makes sure of what it took out.
+
+Rules:
+- A removal counts only after a later reply on its channel has come.
+- What is rejected or acked goes in small steps, as a quorum queue's client keeps back what comes after its first 32 commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lrq_ha.replication.dead_letters import Deaths, origin_of
+from lrq_ha.replication.queue_filter import QueueFilter, Verdict
+
+from ..amqp import requeue
+from ..amqp.connection import Channel
+from ..amqp.content_header import deaths
+from ..amqp.requeue import requeue_is_free
+from ..log.replica import Replica
+from ..log.tally import Tally
+
+log = logging.getLogger("lrq_ha.sweeper")
+EVERYTHING = 1 << 62  # above every sequence
+
+
+class Removed(NamedTuple):
+    tag: int
+    sequence: int
+    generation: int
+    deaths: Deaths
+
+
+class SweepPass:
+    """One pass over a queue: decides on each delivery as it comes. `holds`: of what `tally` speaks of, what waits for room in the queue."""
+
+    def __init__(
+        self,
+        target: QueueFilter,
+        channel: Channel,
+        replica: Replica,
+        event: asyncio.Event,
+        stopping: Callable[[], bool],
+        tally: Tally | None,
+        waiting: list[int],
+    ) -> None:
+        self.target = target
+        self.tally = tally
+        self.excess_waits = False  # some of what is too many is not in the queue yet
+        self.channel = channel
+        self.tag = ""
+        self.met = 0
+        self.kept = 0
+        self.deep_window = 0  # how many messages it may hold of a queue that may have more
+        self.is_cancelled = False  # by the broker
+        self.is_cut_short = False  # what it should have removed goes back: it was stopped
+        self.rejects = False
+        self.newest = EVERYTHING  # of what may have been there when it was asked how much there is
+        self.overtaken = False  # something younger came before it: by its priority
+        self._waiting = set(waiting)
+        self._replica = replica
+        self._event = event
+        self._stopping = stopping
+        self._removed: list[Removed] = []
+        self._acks: list[int] = []
+        self._rejects: list[int] = []
+        self._stay: dict[tuple[int, Deaths], int] = {}  # delivery tags of copies that the tally speaks of; a second one of them is not one too many
+        self._kept_first = 0  # delivery tag of the first that is kept; 0: none
+        self.undecided: set[tuple[int, str]] = set()  # copies that are kept, as an operation on them is not safe yet, or too early
+
+    def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
+        self.met += 1
+        self._event.set()
+        stamp = self._replica.stamp_of(header)
+        if stamp is None:
+            self._keep(tag)
+            return
+        sequence, generation = stamp
+        self.overtaken = self.overtaken or sequence > self.newest
+        path = deaths(header)
+        verdict = self.target.sweeping_verdict(sequence, generation, path)
+        if verdict is Verdict.ACK:
+            self._acks.append(tag)
+        elif verdict is Verdict.REJECT:
+            self._rejects.append(tag)
+        else:
+            self._keep(tag)
+            if verdict is Verdict.HOLD:
+                self.undecided.add((sequence, origin_of(path) or self.target.name))
+                self.target.met(sequence, generation, path)
+            tally = self.tally
+            if tally is not None and verdict is Verdict.GIVE and self._replica.index.tallies.counts(tally, sequence, path, by_name=not exchange):
+                self._stay.setdefault((sequence, path), tag)
+            return
+        self._removed.append(Removed(tag, sequence, generation, path))
+
+    def _keep(self, tag: int) -> None:
+        self.kept += 1
+        self._kept_first = self._kept_first or tag
+
+    def cancelled(self, _tag: str) -> None:
+        self.is_cancelled = True
+        self._event.set()
+
+    @property
+    def held(self) -> int:
+        """How many messages are here, in whatever way they will leave."""
+        return self.kept + len(self._removed)
+
+    async def leave(self) -> None:
+        """Consumes no more, where a channel that closes is not to take its consumer along: see `give_back`."""
+        if self.tag and not self.is_cancelled and requeue_is_free(self.channel.connection):
+            tag, self.tag = self.tag, ""
+            await self.channel.cancel(tag)
+
+    async def settle(self) -> None:
+        """Makes sure of the removals so far, or of as many as were under way when the sweeper was stopped."""
+        if self._removed:
+            removed, self._removed = self._removed, []
+            acks, self._acks = self._acks, []
+            rejects, self._rejects = self._rejects, []
+            self.rejects = self.rejects or bool(rejects)
+            left = await requeue.in_steps(self.channel, rejects, self.channel.reject, self._stopping)
+            # All before the first that stays are removed, and need one command only: see `in_steps`.
+            first = min((self._kept_first or EVERYTHING, *left))
+            apart = [tag for tag in acks if tag > first]
+            if len(apart) < len(acks):
+                self.channel.ack(acks[-len(apart) - 1], multiple=True)
+            left += await requeue.in_steps(self.channel, apart, self.channel.ack, self._stopping)
+            await self.channel.flow()
+            if self.is_cancelled:
+                return  # the queue has it all back, or nobody knows
+            self.kept += len(left)
+            if left:
+                self.is_cut_short = True
+                self._kept_first = min((self._kept_first or EVERYTHING, *left))
+            here = set(left)
+            for one in removed:
+                if one.tag not in here:
+                    self.target.gone(one.sequence, one.generation, one.deaths)
+
+    async def reject_excess(self) -> int:
+        """Rejects what is too many of what is held; returns how many that were. Called when the window is full, or the queue was seen to its end."""
+        if self.tally is None or self.is_cancelled:
+            return 0
+        stay = list(self._stay)
+        here = [sequence for sequence, _ in stay]
+        self._waiting -= set(here)  # what was tried again has come in
+        found = sorted(self.tally.excess([*here, *sorted(self._waiting)]))
+        excess = [stay[index] for index in found if index < len(stay)]
+        self.excess_waits = len(excess) < len(found)
+        left = await requeue.in_steps(self.channel, [self._stay[copy] for copy in excess], self.channel.reject, self._stopping)
+        gone = excess[: len(excess) - len(left)]
+        for copy in gone:
+            del self._stay[copy]
+        self.kept -= len(gone)
+        if gone:
+            log.info(
+                "%d messages of queue '%s' in vhost '%s' are gone at the primary (expired, over a limit, or purged there): so here",
+                len(gone),
+                self.target.name,
+                self.target.key[0],
+            )
+        return len(gone)

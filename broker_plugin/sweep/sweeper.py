@@ -1,0 +1,478 @@
+"""The sweeper: on a backup, takes out of the queues what clients of the primary took there (R9, R11).
+
+Rules:
+- It consumes from a queue only while something in it is due, through a small window, one queue after the other; a consumer that stayed would
+  break delivery limits, expiry and order.
+- A removal counts only after a later reply on its channel has come. That does not say that a quorum queue has carried out what was rejected: before
+  a pass ends, the queue has done something that stands behind it (`_returned`, `carried_out`), as dead letters go where they go at that moment.
+- What is not due goes back (`requeue`) as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window
+  is no larger than the queue, and what leaves a shallow queue leaves it when all is here; and no smaller than what a quorum queue was given back
+  before. Where a message of higher priority came in meanwhile, another was not met, and nothing is concluded from that.
+- Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
+- What a TALLY of the primary shows to be too many is rejected (`tally`), when everything else that is due has gone. What waits for room in the
+  queue counts with what is in it: that may be full of just what is too many. A tally is kept until what is too many has come in and gone.
+- Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back; that
+  it is empty is believed only where it says so itself (`is_empty`).
+- One consumer per queue: while it is there, the `QueueKeepAlive` is not; and it comes when what the sidecar before it had left there is gone.
+- A vhost that the broker does not let the sidecar into is left alone for a while. In one that it does not have, nothing is due any more.
+- `stop` waits only until what is held is back. What is due and not acked yet goes back, too; the door filters it.
+- A promotion waits a little longer (`take_over`): what was rejected goes where dead letters go before clients are let in. The door would send it
+  there only when it meets it, which is never if nobody consumes, or too late if the queue is purged or deleted first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+from lrq_ha.errors import IllegalEvent
+from lrq_ha.replication.queue_filter import QueueFilter, Verdict
+from lrq_ha.replication.queues import QueueKey
+
+from ..amqp import declarations
+from ..amqp.address import Address
+from ..amqp.connection import Connection
+from ..amqp.errors import AccessRefused, ChannelClosed, VhostNotFound
+from ..amqp.requeue import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, RequeueDepths, all_arrived, carried_out, give_back, is_empty, requeue_is_free
+from ..amqp.vhosts import VhostConnections
+from ..log.replica import Replica
+from ..log.tally import Tally
+from .keepalive import QueueKeepAlive
+from .sweep_pass import EVERYTHING, SweepPass
+
+log = logging.getLogger("lrq_ha.sweeper")
+
+PASS_MAX_S = 60.0
+TAKEN_MAX_S = 20.0
+ARRIVED_S = 0.25  # within it, what was rejected arrives where dead letters go
+MOVES_MAX_S = 10.0  # so long a promotion waits at most for what was rejected
+MOVES_POLL_S = 0.2
+BACK_OFF_MIN_S = 1.0
+BACK_OFF_MAX_S = 30.0
+SUSPECT_BACK_OFF_MAX_S = 1_800.0  # of a queue of which nothing is due: it may be deeper than any pass for years
+
+
+class _End(Enum):
+    """Why a pass ended."""
+
+    DONE = "nothing is due any more"
+    SEEN = "every message was met"
+    FULL = "the window is full of messages that stay"
+    STUCK = "the queue gives nothing"
+    GONE = "there is no such queue"
+
+
+class Sweeper:
+    """See above.
+
+    Args:
+        replica: Whose filter says what is due.
+        broker: The own broker; the vhost in it is replaced.
+        window: Most messages held at once, at first, but for quorum queues that were given back more.
+        interval_s: How often it looks.
+    """
+
+    def __init__(self, replica: Replica, broker: Address, *, window: int = 500, interval_s: float = 1.0) -> None:
+        self._replica = replica
+        self._window = min(window, WIDE_WINDOW_MESSAGES)
+        self._interval_s = interval_s
+        self._vhosts = VhostConnections(broker)
+        self._event = asyncio.Event()
+        self._stopping = False
+        self._takes_over = False
+        self._started = False
+        self._ended = asyncio.Event()
+        self._kicked: set[QueueKey | None] = set()
+        self._suspects: dict[QueueKey, int] = {}  # and the entry up to which all must be applied before they are gone through
+        self._given_up: dict[QueueKey, float] = {}  # where it did not get on, and when it began to try
+        self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
+        self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
+        self._rejected_at: dict[str, float] = {}  # when something was rejected last, by vhost
+        self._given_back = RequeueDepths()
+        self._keeper = QueueKeepAlive(replica, broker, self._given_back)
+        self._under_way: SweepPass | None = None
+
+    def kick(self, queue: QueueKey | None = None) -> None:
+        """A queue (None: one that is not known) is full: sweep it now, whatever is due. This may come for each of thousands of messages."""
+        self._kicked.add(queue)
+        self._event.set()
+
+    def suspect(self, queues: Iterable[QueueKey], upto: int) -> None:
+        """When all up to `upto` is applied, copies may be left in these queues of which nothing is due: each is gone through once as a whole.
+
+        Such are older copies, which do not count, of what a new generation publishes again; and, where clients of the primary held messages of a
+        queue while it was purged, what went then.
+        """
+        for queue in queues:
+            self._suspects[queue] = max(upto, self._suspects.get(queue, 0))
+        self._event.set()
+
+    def given_up_at(self, queue: QueueKey) -> float:
+        """When it last began to go through a queue in which it cannot reach what is due (monotonic seconds); 0 if it can, or has not tried."""
+        return self._given_up.get(queue, 0.0)
+
+    def is_rejecting(self, vhost: str) -> bool:
+        """Whether what was rejected from a queue there may not have left it."""
+        sweep = self._under_way
+        return sweep is not None and sweep.rejects and sweep.target.key[0] == vhost
+
+    async def run(self) -> None:
+        """Sweeps until `stop` or cancelled.
+
+        Raises:
+            IllegalEvent: On an active node.
+            LrqError: The broker's connection is lost.
+        """
+        self._started = True
+        keeping = asyncio.create_task(self._keeper.run())
+        try:
+            while not self._stopping:
+                if keeping.done():
+                    keeping.result()
+                if self._replica.active:
+                    raise IllegalEvent("a sweeper runs on an active node")
+                self._event.clear()
+                for key, kicked in self._round():
+                    if self._stopping:
+                        break
+                    await self._look_at(key, kicked)
+                if not self._stopping and not self._kicked:  # a pass clears the event
+                    await self._wait(self._interval_s)
+            if self._takes_over:
+                await self._move_what_was_rejected()
+        finally:
+            try:
+                await self._keeper.stop()
+            finally:
+                self._ended.set()  # nothing is held any more; a promotion need not wait for the broker to answer that connections are closed
+            await asyncio.gather(keeping, return_exceptions=True)
+            await self._vhosts.close()
+
+    async def _look_at(self, key: QueueKey, kicked: bool) -> None:
+        target = self._replica.index.filter.queue(key)
+        # `partial_queues` has the others; but one that is about to be deleted may be declared anew as such by then.
+        if not self._replica.declared.replicates(key) and not (kicked and target.moves_due(EVERYTHING)):
+            return
+        if self._vhosts.is_closed_to_us(key[0]):
+            return
+        try:
+            await self._consider(target, kicked)
+        except (VhostNotFound, AccessRefused) as error:
+            self._vhosts.keep_out(key[0], error, "queues cannot be swept")
+            if isinstance(error, VhostNotFound):
+                self._without(key[0])
+
+    async def _move_what_was_rejected(self) -> None:
+        """Everything safe is applied, and nobody uses the queues yet: what was rejected leaves them, for MOVES_MAX_S at most."""
+        began, self._stopping = time.monotonic(), False
+        timer = asyncio.get_running_loop().call_later(MOVES_MAX_S, self._stop)
+        looked_at: list[QueueKey] = []
+        while not self._stopping and (keys := self._within_reach(began)):
+            if keys == looked_at:  # somebody is in the way
+                await asyncio.sleep(MOVES_POLL_S)
+            for key in keys:
+                await self._look_at(key, True)
+            looked_at = keys
+        timer.cancel()
+        for target, count in self._moving():
+            what = "%d messages that were rejected from queue '%s' in vhost '%s' have not become dead letters here"
+            when = "they do when somebody consumes from it up to them, and not if it is purged or deleted before"
+            log.warning(f"{what}: {when}", count, target.name, target.key[0])
+
+    def _within_reach(self, since: float) -> list[QueueKey]:
+        """Queues from which something is to move, and in which it has not given up since then."""
+        keys = [target.key for target, _ in self._moving()]
+        return [key for key in keys if self.given_up_at(key) < since and not self._vhosts.is_closed_to_us(key[0])]
+
+    def _moving(self) -> list[tuple[QueueFilter, int]]:
+        return self._replica.index.filter.moving(None, EVERYTHING, self._replica.progress.parked)
+
+    def _round(self) -> Iterator[tuple[QueueKey, bool]]:
+        """The queues to look at, and which of them were kicked. These wait for one other at most: somebody waits for them.
+
+        Suspects come when nothing else does: after a restart there may be ten thousand, and what is consumed meanwhile does not wait for all of them.
+        Nor does it wait for the end of a round that has none, as somebody kicks one queue all the time (a full one).
+        """
+        suspects = deque(self._suspects)
+        others = self._pressing()
+        looked = time.monotonic()
+        while others or suspects or self._kicked:
+            if time.monotonic() >= looked + self._interval_s:
+                others, looked = others | self._pressing(), time.monotonic()
+            for key in self._take_kicked():
+                others.pop(key, None)
+                yield key, True
+            if others:
+                key = next(iter(others))
+                del others[key]
+                yield key, False
+            elif suspects:
+                yield suspects.popleft(), False
+
+    def _take_kicked(self) -> set[QueueKey]:
+        kicked, self._kicked = self._kicked, set()
+        keys = {key for key in kicked if key is not None}
+        if None in kicked:
+            keys.update((target.key for target in self._replica.index.filter.queues() if target.due(EVERYTHING)), self._suspects)
+        return keys
+
+    def _pressing(self) -> dict[QueueKey, None]:
+        due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
+        return dict.fromkeys((*due, *self._replica.index.tallies.keys(), *(key for key in self._back_off if key not in self._suspects)))
+
+    async def stop(self) -> None:
+        """Ends `run`; returns when everything it held has been given back."""
+        self._stop()
+        if self._started:
+            await self._ended.wait()
+
+    async def take_over(self) -> None:
+        """The same, when what was rejected has become dead letters, as far as it can be reached. Everything safe is applied."""
+        self._takes_over = True
+        await self.stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._event.set()
+
+    async def _wait(self, seconds: float) -> bool:
+        """Whether something happened within that time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _consider(self, target: QueueFilter, kicked: bool) -> None:
+        key, progress = target.key, self._replica.progress
+        upto = progress.tracker.applied
+        if kicked or progress.parked:  # behind an entry that a full queue refuses, others are applied all the same
+            upto = max(upto, self._replica.reached())
+        # A full queue is gone through at once: older copies may be what fills it, and keep out what is published again.
+        whole_from = self._suspects.get(key)
+        whole = whole_from is not None and (kicked or progress.tracker.applied >= whole_from)
+        tally = self._replica.index.tallies.pending(key, progress.written)
+        pressing = bool(target.due(upto)) or tally is not None
+        if not pressing and not whole:
+            for known in (self._back_off, self._taken, self._given_up):
+                known.pop(key, None)
+            return
+        not_before, pause_s = self._back_off.get(key, (0.0, BACK_OFF_MIN_S))
+        wait_s = not_before - time.monotonic()
+        if wait_s > 0 and not kicked and not (pressing and wait_s > BACK_OFF_MAX_S):
+            return
+        began = time.monotonic()
+        worth = await self._is_worth_it(target, upto, whole, tally)
+        if worth is False:
+            self._given_up[key] = began
+            if tally is not None:
+                self._replica.index.tallies.done(key, tally)
+            return
+        end, acted = _End.STUCK, False
+        if worth:
+            window = max(self._window, self._given_back.least_window(key)) if self._is_quorum(key) else self._window
+            end, acted = await self._pass(target, upto, window, whole, tally)
+            if end is _End.FULL and window < WIDE_WINDOW_MESSAGES and not self._stopping:
+                end, acted = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
+        if tally is not None and acted:
+            self._replica.index.tallies.done(key, tally)
+        if end is _End.FULL:
+            self._given_up[key] = began
+        if end in (_End.FULL, _End.STUCK):
+            pause_s = min(pause_s, BACK_OFF_MAX_S if pressing else SUSPECT_BACK_OFF_MAX_S)
+            log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
+            self._back_off[key] = (time.monotonic() + pause_s, 2 * pause_s)
+        else:
+            self._back_off.pop(key, None)
+            if whole and end in (_End.SEEN, _End.GONE) and self._suspects.get(key) == whole_from:
+                del self._suspects[key]
+
+    def _without(self, vhost: str) -> None:
+        """There is no such vhost, so nothing is in its queues."""
+        applied, tallies = self._replica.progress.tracker.applied, self._replica.index.tallies
+        for target in [each for each in self._replica.index.filter.queues() if each.key[0] == vhost]:
+            target.end_pass(target.start_pass(applied))
+        for key in [key for key in (*self._suspects, *self._back_off, *tallies.keys()) if key[0] == vhost]:
+            self._suspects.pop(key, None)
+            self._back_off.pop(key, None)
+            tally = tallies.pending(key, applied)
+            if tally is not None:
+                tallies.done(key, tally)
+
+    async def _is_worth_it(self, target: QueueFilter, upto: int, whole: bool, tally: Tally | None) -> bool | None:
+        """Whether a pass can remove anything, and does no harm. None: nobody knows now: the queue does not answer, or another consumer is there."""
+        vhost, queue = target.key
+        due = target.due(upto)
+        connection = await self._vhosts.connection(vhost)
+        limited = self._uses_up_a_limit(connection, target.key)
+        if not limited and (due or whole or tally is None):
+            return True
+        channel = await connection.channel()
+        try:
+            ready = (await channel.queue_declare(queue, passive=True))[1]
+            if limited and not ready:
+                async with self._keeper.away_from(target.key):
+                    return await is_empty(channel, queue) or None
+        except ChannelClosed:
+            return not limited  # the pass finds out
+        finally:
+            await channel.close()
+        if limited:
+            return ready <= self._there(target, upto)
+        return tally is not None and ready + len(self._waiting(target, tally)) > tally.messages
+
+    def _waiting(self, target: QueueFilter, tally: Tally) -> list[int]:
+        """The copies of which a tally speaks that wait for room in its queue, and that nobody has taken out of the log since."""
+        newest = self._replica.index.generations.newest
+        found = ((sequence, by_name) for sequence, by_name in self._replica.progress.waits_for_room(target.key) if sequence <= tally.upto)
+        return [
+            sequence for sequence, by_name in found if (by_name or not tally.messages) and target.verdict(sequence, newest) is Verdict.GIVE
+        ]
+
+    def _there(self, target: QueueFilter, upto: int) -> int:
+        """How many of those that are due can be in the queue: what waits for room may wait for it in this one."""
+        return target.due(upto, self._replica.progress.parked)
+
+    def _uses_up_a_limit(self, connection: Connection, key: QueueKey) -> bool:
+        """Whether what is given back to a queue may not come back for ever."""
+        return not requeue_is_free(connection) and "x-delivery-limit" in self._arguments(key)
+
+    def _is_quorum(self, key: QueueKey) -> bool:
+        return self._arguments(key).get("x-queue-type") == "quorum"
+
+    def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
+        return declarations.queue_arguments(self._replica.declared.declarations.get(key, b""))
+
+    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
+        """Goes through a queue once. Returns why that ended, and whether all was done that its tally asks for."""
+        async with self._keeper.away_from(target.key):
+            return await self._pass_alone(target, upto, window, whole, tally)
+
+    async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
+        vhost, queue = target.key
+        if target.has_dead_letters and (wait_s := self._rejected_at.get(vhost, 0.0) + ARRIVED_S - time.monotonic()) > 0:
+            await asyncio.sleep(wait_s)  # whoever looks before they have arrived takes them for gone
+        expected = target.start_pass(self._replica.progress.written, self._replica.progress.parked)
+        waiting = self._waiting(target, tally) if tally is not None else []
+        connection = await self._vhosts.connection(vhost)
+        channel = await connection.channel()
+        sweep = self._under_way = SweepPass(target, channel, self._replica, self._event, lambda: self._stopping, tally, waiting)
+        try:
+            end = await self._go_through(sweep, upto, window, whole)
+            # What was given back stands behind what was rejected, and has come back by now. Whoever took some of it would change its order.
+            if sweep.rejects and not (sweep.kept or self._stopping or self._uses_up_a_limit(connection, target.key)):
+                await carried_out(connection, queue)
+        finally:
+            self._under_way = None
+            if sweep.rejects:
+                self._rejected_at[vhost] = time.monotonic()
+        if end is _End.SEEN or end is _End.GONE:
+            missed = target.end_pass(expected, sweep.undecided)
+            if missed:
+                log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
+        return end, end is not _End.STUCK and not (sweep.excess_waits or self._stopping)
+
+    async def _go_through(self, sweep: SweepPass, upto: int, window: int, whole: bool) -> _End:
+        channel, target = sweep.channel, sweep.target
+        vhost, queue = target.key
+        end = _End.STUCK
+        try:
+            _, ready, consumers = await channel.queue_declare(queue, passive=True)
+            sweep.newest = self._replica.barrier.published_upto
+            if self._uses_up_a_limit(channel.connection, target.key) and ready > self._there(target, upto):
+                return end  # more has come since it was found worth it
+            if not self._is_taken(target.key, consumers):
+                end = await self._sweep(sweep, queue, upto, window, whole, ready)
+                await sweep.leave()
+                await sweep.settle()
+                if sweep.is_cancelled:
+                    await channel.queue_declare(queue, passive=True)  # it is not gone: its consumer held something for too long, or it has crashed
+                    end = _End.STUCK
+                elif sweep.is_cut_short and end is _End.SEEN:
+                    end = _End.DONE
+                if end is _End.SEEN:
+                    await sweep.reject_excess()
+                if sweep.tag and not self._stopping:
+                    # What has left made room, and the queue has given out more. It goes back with the rest, and the next pass must not begin before:
+                    # it would take what it does not meet for gone.
+                    await all_arrived(channel, queue, lambda: sweep.met, lambda: sweep.held >= window or sweep.is_cancelled)
+        except ChannelClosed as error:
+            if error.no_such_queue:
+                end = _End.GONE
+            else:  # 403: somebody consumes exclusively; 406: it was deleted and declared again meanwhile
+                log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
+                end = _End.STUCK
+        finally:
+            if sweep.tag or sweep.met:
+                # Of a deep queue more may be on its way; how much there was of one that was stuck is not known.
+                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else max(sweep.held, sweep.deep_window))
+            await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
+        if end is _End.GONE:
+            self._given_back.forget(target.key)
+        return end
+
+    def _is_taken(self, key: QueueKey, consumers: int) -> bool:
+        """Whether another consumer is there; one that stays does not count for long.
+
+        It may be that of this sidecar's former life, which held what is at the queue's head. Whoever consumes before that is back gives back in
+        another order.
+        """
+        if not consumers:
+            self._taken.pop(key, None)
+            return False
+        return time.monotonic() - self._taken.setdefault(key, time.monotonic()) < TAKEN_MAX_S
+
+    async def _sweep(self, sweep: SweepPass, queue: str, upto: int, window: int, whole: bool, ready: int) -> _End:
+        channel, target = sweep.channel, sweep.target
+        self._event.clear()
+        # What a shallow queue holds fits into the window. So that this ends with all of it here and nothing more on its way (see `give_back`), the
+        # window is that large, and removals wait until it is full.
+        shallow = 0 < ready < window
+        window = ready if shallow else window
+        sweep.deep_window = 0 if shallow else window
+        await channel.qos(window)
+        sweep.tag = await channel.consume(queue, sweep.take, on_cancel=sweep.cancelled)
+        began = heard = time.monotonic()
+        met = 0
+        while True:
+            await self._wait(QUIET_S)
+            self._event.clear()
+            got, met = sweep.met != met, sweep.met
+            now = time.monotonic()
+            if sweep.is_cancelled:
+                return _End.STUCK
+            if shallow and met >= window:
+                return _End.DONE if sweep.overtaken else _End.SEEN
+            if not shallow:
+                await sweep.settle()
+            if self._stopping or not (shallow or whole or sweep.tally or target.due(upto)):
+                await all_arrived(channel, queue, lambda: sweep.met, lambda: sweep.held >= window or sweep.is_cancelled)  # an ack brings more
+                return _End.DONE
+            if sweep.kept >= window:
+                if await sweep.reject_excess():
+                    continue
+                return _End.FULL
+            if now - began > PASS_MAX_S:
+                return _End.STUCK
+            if got:
+                heard = now
+                continue
+            _, ready, consumers = await channel.queue_declare(queue, passive=True)
+            if sweep.met != met:
+                continue
+            if not ready and consumers == 1:  # none: a quorum queue that does not answer looks like an empty one
+                await self._wait(QUIET_S)
+                if sweep.met == met:
+                    # The queue's answer may have overtaken deliveries in a busy broker's channel. They stand there before this question.
+                    await channel.flow()
+                    if sweep.met != met:
+                        continue
+                    return _End.SEEN
+            elif now - heard > STUCK_S:
+                return _End.STUCK

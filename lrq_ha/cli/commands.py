@@ -1,0 +1,241 @@
+"""What an operator tells a group: `promote`, `switchover`, `demote`, `remove`, `renew`, `pause` and `resume`.
+
+Rules: a refusal comes from the node that was asked, with its reason, and changes nothing; --dry-run only says what would happen. What concerns the
+primary is told to the node that says it is primary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lrq_ha.errors import LrqError
+from lrq_ha.replication.roles import Role
+from lrq_ha.replication.settings import id_of_unnamed
+
+from .list_nodes import Asking, Report, Target, add_command, ask_all, find_targets, named, primary_of, say_if_several, tell
+
+#: A renewal takes as long as the queues are deep.
+RENEWING_S = 3_600.0
+#: A node takes no more.
+TIMEOUT_MAX_S = 3_600.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the commands."""
+    promote = add_command(
+        subparsers,
+        "promote",
+        "make a backup the primary",
+        "Makes NODE the primary of its group. It is refused where NODE can tell that confirmed messages would be lost or two primaries arise. What "
+        "it cannot tell is whether OTHER went on without it before it went down: in mode available a primary that has lost its backup does, after "
+        "backup_timeout_s. So the answer says when NODE last heard its primary; what was confirmed after that is lost. See it before with --dry-run.",
+        "examples:\n  lrq-ha promote e2 --down e1 --dry-run\n  lrq-ha promote e2 --down e1",
+    )
+    promote.add_argument("node", metavar="NODE", help="node to promote")
+    promote.add_argument(
+        "--down", nargs="+", action="extend", default=[], metavar="OTHER",
+        help="nodes that you know to be down, that have confirmed nothing without NODE, and that stay down until they rejoin",
+    )
+    promote.add_argument("--force", action="store_true", help="accept the loss that the refusal speaks of")
+    promote.add_argument("--dry-run", action="store_true", help="only say what would happen")
+    promote.set_defaults(run=_promote)
+
+    remove = add_command(
+        subparsers,
+        "remove",
+        "take a silent backup out of the in-sync set",
+        "Takes NODE out of the in-sync set of its group, so that the primary no longer waits for it. The group's primary is told. It is refused "
+        "while NODE keeps up, as it would be back at once: stop it first. This comes before a node is taken out of the configuration for good.",
+        "examples:\n  lrq-ha remove e3\n  lrq-ha remove 3      the node with the id 3, which is not configured any more (`lrq-ha list`: node 3)",
+    )
+    _add_group(remove)
+    remove.add_argument("node", metavar="NODE", help="node to remove; of one that is not configured any more, its id")
+    remove.add_argument("--dry-run", action="store_true", help="only say what would happen")
+    remove.set_defaults(run=_remove)
+
+    switchover = add_command(
+        subparsers,
+        "switchover",
+        "hand the primary's role over to a backup, in order",
+        "The primary stops giving out messages, waits until its consumers have acknowledged what they hold, confirms what was published, closes its "
+        "clients' connections, and hands over. Nothing is lost, and nothing is delivered twice.",
+        "examples:\n  lrq-ha switchover --dry-run\n  lrq-ha switchover e2 --timeout 10",
+    )
+    _add_group(switchover)
+    switchover.add_argument("node", metavar="NODE", nargs="?", help="the backup that is to become primary (default: one that is in sync)")
+    _add_drain(switchover)
+    switchover.set_defaults(run=_switchover)
+
+    demote = add_command(
+        subparsers,
+        "demote",
+        "the primary steps down, and nobody takes over until told to",
+        "As switchover, but the group then has no primary: all of its nodes are paused, until `lrq-ha resume` or `lrq-ha promote NODE`. Exit code 1 "
+        "also if one of them was not told.",
+        "",
+    )
+    _add_group(demote)
+    _add_drain(demote)
+    demote.set_defaults(run=_demote)
+
+    renew = add_command(
+        subparsers,
+        "renew",
+        "let a node join whose primary's log has lost its beginning",
+        "The primary publishes everything that is live in its queues again at the end of its log, one queue after the other. A node with an empty "
+        "log can join then. Each queue stands still meanwhile: its consumers get nothing new, and publishes to it wait; how long depends on how much "
+        "is in it. Everything else goes on.",
+        "examples:\n  lrq-ha renew --dry-run\n  lrq-ha renew --timeout 10",
+    )
+    _add_group(renew)
+    _add_drain(renew)
+    renew.add_argument(
+        "--dead-letters-arrived",
+        action="store_true",
+        help="no dead letters wait in queues with x-dead-letter-strategy at-least-once, and none will: you have seen to it",
+    )
+    renew.set_defaults(run=_renew)
+
+    for name, paused, summary in (
+        ("pause", True, "no node takes the primary's role by itself"),
+        ("resume", False, "nodes take the primary's role by themselves again"),
+    ):
+        command = add_command(subparsers, name, summary, f"Every node of the group is told: {summary}. What is going on goes on.", "")
+        _add_group(command)
+        command.set_defaults(run=_pause, paused=paused)
+
+
+def _add_group(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--group", metavar="GROUP", help="which group, where several are known")
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= TIMEOUT_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {TIMEOUT_MAX_S:g}")
+    return number
+
+
+def _add_drain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=_seconds, default=30.0, metavar="S", help="how long consumers may take (default: %(default)g s)")
+    parser.add_argument("--force", action="store_true", help="go on when that time is over: what consumers hold then is delivered again")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would happen")
+
+
+def _promote(args: argparse.Namespace) -> int:
+    targets = find_targets(args.config, args.dir)
+    target = named(args.node, targets)
+    group = [other for other in targets if other.group == target.group]
+    # Refusals list names with commas, and what they say can be pasted.
+    down = [named(name, group) for given in args.down for name in given.split(",") if name]
+    asking = Asking([other for other in down if other != target])
+    names = [other.name for other in down]
+    answer = tell(target, "promote", {"down": names, "force": args.force, "dry_run": args.dry_run})
+    print("; ".join([answer, *map(_known_of, asking.reports())]))
+    return 0
+
+
+def _known_of(report: Report) -> str:
+    """What the sidecar of a node that is said to be down knows of it: whether, and until when, it may have confirmed something."""
+    role, since, reason = report.status.get("role"), report.since(), report.status.get("reason")
+    said = f"the sidecar of {report.target.name} answers: it is {' '.join(filter(None, (str(role), since)))}{f' ({reason})' if reason else ''}"
+    if report.is_primary or role == Role.RECOVERING.value:
+        return f"{said}, and so NOT down"
+    return f"{said}, and has confirmed nothing since then" if since else said
+
+
+def _remove(args: argparse.Namespace) -> int:
+    targets = find_targets(args.config, args.dir)
+    unnamed = id_of_unnamed(args.node) and all(target.name != args.node for target in targets)
+    group = _group(targets, args.group if unnamed else named(args.node, targets).group)
+    print(tell(_leader(group), "remove", {"node": args.node, "dry_run": args.dry_run}))
+    return 0
+
+
+def _switchover(args: argparse.Namespace) -> int:
+    targets = find_targets(args.config, args.dir)
+    group = _group(targets, named(args.node, targets).group if args.node else args.group)
+    body = {"node": args.node, "timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
+    print(tell(_primary(group), "switchover", body, args.timeout))
+    return 0
+
+
+def _demote(args: argparse.Namespace) -> int:
+    group = _group(find_targets(args.config, args.dir), args.group)
+    primary = _primary(group)
+    body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
+    print(tell(primary, "demote", body, args.timeout))
+    if args.dry_run:
+        return 0
+    # It is paused itself, which its sidecar forgets when it is restarted.
+    return 1 if _not_told([target for target in group if target != primary], paused=True) else 0
+
+
+def _renew(args: argparse.Namespace) -> int:
+    group = _group(find_targets(args.config, args.dir), args.group)
+    body = {
+        "timeout_s": args.timeout,
+        "force": args.force,
+        "dead_letters_arrived": args.dead_letters_arrived,
+        "dry_run": args.dry_run,
+    }
+    print(tell(_primary(group), "renew", body, args.timeout + RENEWING_S))
+    return 0
+
+
+def _pause(args: argparse.Namespace) -> int:
+    group = _group(find_targets(args.config, args.dir), args.group)
+    failed = _not_told(group, paused=args.paused)
+    if failed == len(group):
+        raise LrqError("no node was told", todo="Are the sidecars running?")
+    return 1 if failed else 0
+
+
+def _not_told(targets: Sequence[Target], *, paused: bool) -> int:
+    """Tells each whether it is paused. Returns how many could not be told, which it names."""
+    failed = 0
+    for target in targets:
+        try:
+            print(tell(target, "pause", {"paused": paused}))
+        except LrqError as error:
+            failed += 1
+            print(f"{target.name}: {error}", file=sys.stderr)
+    return failed
+
+
+def _group(targets: Sequence[Target], group: str | None) -> list[Target]:
+    """The nodes of a group; without a name, of the only one that has more than one node, or of the only one."""
+    groups = {target.group for target in targets}
+    if group is None and len(groups) > 1:
+        groups = {name for name in groups if sum(target.group == name for target in targets) > 1} or groups
+    if group is None and len(groups) > 1:
+        raise LrqError(f"several groups are known: {', '.join(sorted(groups))}", todo="Say which one with --group")
+    found = [target for target in targets if target.group == (group or next(iter(groups)))]
+    if not found:
+        raise LrqError(f"there is no group {group}", todo=f"Known groups: {', '.join(sorted(groups))}")
+    return found
+
+
+def _leader(group: Sequence[Target]) -> Target:
+    """The primary, or else a node that takes an epoch: it may wait for the very node that is to be removed."""
+    reports = ask_all(group)
+    if primary_of(group[0].group, reports) is None:
+        for report in reports:
+            if report.status.get("role") == Role.RECOVERING.value and report.status.get("primary") == report.target.name:
+                return report.target
+    return _primary(group)
+
+
+def _primary(group: Sequence[Target]) -> Target:
+    reports = ask_all(group)
+    say_if_several(reports)
+    primary = primary_of(group[0].group, reports)
+    if primary is None:
+        said = "; ".join(f"{r.target.name}: {r.failure or r.status.get('role')}" for r in reports)
+        raise LrqError(f"group {group[0].group} has no primary that answers, and only a primary can do this ({said})", todo="Promote one first")
+    return primary.target

@@ -1,0 +1,33 @@
+"""The door that `adopt` and `republish` go through: where it is, as whom, and who may sign its certificate.
+
+Rule: the arguments of a process can be read by everybody on its machine, so an address with a password may come from the environment instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from broker_plugin.amqp.address import Address
+from broker_plugin.amqp.tls import client_files
+
+DOOR_VARIABLE = "LRQ_HA_DOOR"
+
+
+def add_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds `--to`, where `what` is to be found, and `--ca`."""
+    known = os.environ.get(DOOR_VARIABLE)
+    parser.add_argument(
+        "--to",
+        default=known,
+        required=not known,
+        metavar="URL",
+        help=f"{what}: amqp://USER:PASSWORD@HOST:PORT, amqps:// for TLS (default: the environment variable {DOOR_VARIABLE}, which other users of "
+        "this machine cannot read)",
+    )
+    parser.add_argument("--ca", default="", metavar="FILE", help="who may sign the door's certificate (PEM; default: those that the system trusts)")
+
+
+def address(args: argparse.Namespace) -> Address:
+    """What `--to` and `--ca` say. Raises LrqError if it is no URL, or the file cannot be used."""
+    return Address.parse(args.to, tls=client_files(args.ca, "", "", "1.2"))

@@ -1,0 +1,391 @@
+"""The nodes of a group over the sidecars' HTTP: which there are, what they say, `lrq-ha list`; orders.py tells them something.
+
+Rules: which nodes there are comes from a lab's lab.json or from one node's configuration; every question has a time limit; a node
+that does not answer is shown as such and never hides the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shutil
+import sys
+import textwrap
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from lrq_ha.direct_http import NOT_HTTP, http_open
+from lrq_ha.errors import LrqError
+from lrq_ha.replication.positions import epoch_name
+from lrq_ha.replication.roles import Role
+from lrq_ha.sidecar import config as configuration
+
+from .text import one_line
+
+STATUS_TIMEOUT_S = 2.0
+#: All that asking in the background may cost a command.
+ASKING_TIMEOUT_S = 2.0
+#: A promotion waits for other nodes.
+COMMAND_TIMEOUT_S = 60.0
+WATCH_INTERVAL_S = 1.0
+ASKED_AT_ONCE_MAX = 16
+CONFIG_VARIABLE = "LRQ_HA_CONFIG"
+LAB_DIRECTORY = Path(".lab")
+NO_ANSWER = "no answer"
+
+_HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "IN SYNC", "LOG END", "LAG", "LAG S", "LOG LEFT")
+#: Columns of numbers, which stand to the right.
+_NUMBERS = frozenset({"LOG END", "LAG", "LAG S", "LOG LEFT"})
+_KIB, _UNITS = 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_CONTINUED = " " * 6  # before the further lines of a reason
+
+_WHERE = f"""\
+The nodes are taken from --dir (a lab), --config (that node and its peers), the configuration named by the environment
+variable {CONFIG_VARIABLE}, or the lab in ./{LAB_DIRECTORY}, whichever comes first.
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A node that can be asked. `http` is the base URL of its sidecar, without a slash at the end."""
+
+    name: str
+    group: str
+    http: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a node said. `status` is empty if it did not answer; then `failure` says what was tried and what happened."""
+
+    target: Target
+    status: dict[str, Any]
+    failure: str = ""
+
+    @property
+    def is_primary(self) -> bool:
+        return self.status.get("role") == Role.ACTIVE.value or bool(self.status.get("serving"))
+
+    def since(self) -> str:
+        """Since when it has its role; empty if it does not say."""
+        found = self.status.get("since")
+        if isinstance(found, int | float):  # Unix time in seconds
+            found = datetime.fromtimestamp(found).isoformat(" ", "seconds")
+        return f"since {found}" if found else ""
+
+    def epoch(self) -> int:
+        """Its epoch; 0 if it names none."""
+        found = self.status.get("epoch")
+        return found if isinstance(found, int) else 0
+
+
+# ---- which nodes there are -------------------------------------------------------------------------------------------
+
+
+def find_targets(config: Path | None, directory: Path | None) -> list[Target]:
+    """The nodes meant by the options of a command (see the help of `lrq-ha list`).
+
+    Raises:
+        LrqError: No source of nodes, or it cannot be used.
+    """
+    if directory:
+        return _from_lab(directory / "lab.json")
+    if config := config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None):
+        return _from_config(config)
+    if (default := LAB_DIRECTORY / "lab.json").exists():
+        return _from_lab(default)
+    raise LrqError(
+        f"no nodes are known: there is no {default} here and {CONFIG_VARIABLE} is not set",
+        todo="Name a node's configuration with --config FILE or a lab's folder with --dir DIR, or start a lab with `lrq-ha lab up`",
+    )
+
+
+def _from_lab(file: Path) -> list[Target]:
+    try:
+        groups = json.loads(file.read_text("utf-8"))["groups"]
+        targets = [Target(name, group, node["http"].rstrip("/")) for group, of in groups.items() for name, node in of["nodes"].items()]
+        if not targets or not all(target.http.startswith("http://") for target in targets):
+            raise ValueError("nodes with an http:// address")
+        return targets
+    except OSError as error:
+        raise LrqError(f"{file} cannot be read: {error.strerror}", todo="Is the lab up? `lrq-ha lab up` starts it") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LrqError(f"{file} is not the description of a lab ({error!r})", todo="Start the lab again") from error
+
+
+def _from_config(file: Path) -> list[Target]:
+    config = configuration.read(file)
+    host, _, port = config.http.listen.rpartition(":")
+    # A sidecar that listens on all addresses is reached on this machine's own.
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    own = Target(config.node.name, config.node.group, f"http://{host}:{port}")
+    return [own, *(Target(peer.name, config.node.group, peer.http.rstrip("/")) for peer in config.peers)]
+
+
+def named(name: str, targets: Sequence[Target]) -> Target:
+    for target in targets:
+        if target.name == name:
+            return target
+    raise LrqError(f"there is no node {name}", todo=f"Known nodes: {', '.join(target.name for target in targets)}")
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
+
+
+def ask(target: Target) -> Report:
+    """One node's status; a node that does not answer within STATUS_TIMEOUT_S gives a report that says so."""
+    url = f"{target.http}/status"
+    try:
+        with http_open(url, timeout=STATUS_TIMEOUT_S) as answer:
+            status = json.load(answer)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return Report(target, {}, f"tried {url}: {_reason(error, STATUS_TIMEOUT_S)}")
+    return Report(target, status) if isinstance(status, dict) else Report(target, {}, f"tried {url}: the answer is not a status")
+
+
+def ask_all(targets: Sequence[Target]) -> list[Report]:
+    """The status of every node, asked at the same time, in the order given."""
+    with ThreadPoolExecutor(min(len(targets), ASKED_AT_ONCE_MAX)) as pool:
+        return list(pool.map(ask, targets))
+
+
+class Asking:
+    """Asks nodes in the background, from now on."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._until = time.monotonic() + ASKING_TIMEOUT_S
+        self._answers: SimpleQueue[Report] = SimpleQueue()
+        self._targets = list(dict.fromkeys(targets))
+        for target in self._targets:
+            threading.Thread(target=lambda target=target: self._answers.put(ask(target)), daemon=True).start()
+
+    def reports(self) -> list[Report]:
+        """The status of those that have answered ASKING_TIMEOUT_S after it began, in the order given."""
+        found: dict[Target, Report] = {}
+        while len(found) < len(self._targets):
+            try:
+                report = self._answers.get(timeout=max(0.0, self._until - time.monotonic()))
+            except Empty:
+                break
+            found[report.target] = report
+        return [found[target] for target in self._targets if target in found and found[target].status]
+
+
+def _reason(error: Exception, limit_s: float) -> str:
+    inner = error.reason if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception) else error
+    if isinstance(inner, TimeoutError):
+        return f"nothing within {limit_s:g} s"
+    if isinstance(inner, http.client.HTTPException) and not isinstance(inner, OSError):
+        return NOT_HTTP
+    return str(getattr(inner, "strerror", None) or inner or type(inner).__name__).lower()
+
+
+def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0.0) -> str:
+    """Sends a command to a node and returns what it answers. `longer_s`: so much longer than others it may take.
+
+    Raises:
+        LrqError: It refuses, and says why, or does not answer in time.
+    """
+    url = f"{target.http}/{command}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with http_open(request, timeout=COMMAND_TIMEOUT_S + longer_s) as answer:
+            return _text(answer.read())
+    except urllib.error.HTTPError as refusal:
+        raise refused(target, refusal) from refusal
+    except TimeoutError as error:
+        raise LrqError(
+            f"{target.name} has not answered within {COMMAND_TIMEOUT_S + longer_s:g} s (POST {url}); it may still do it",
+            todo="Look with `lrq-ha list` before trying again",
+            retriable=True,
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        why = _reason(error, COMMAND_TIMEOUT_S + longer_s)
+        raise LrqError(f"{target.name} does not answer (POST {url}: {why})", todo="Is its sidecar running?", retriable=True) from error
+
+
+def refused(target: Target, refusal: urllib.error.HTTPError) -> LrqError:
+    """A node's answer that is an error, in its own words."""
+    with refusal:
+        return LrqError(_text(refusal.read()) or f"{target.name} answered {refusal.code} to {refusal.url}")
+
+
+def _text(body: bytes) -> str:
+    try:
+        return one_line(str(json.loads(body)["text"]))
+    except (ValueError, KeyError, TypeError):
+        return one_line(body.decode(errors="replace").strip())
+
+
+# ---- showing ---------------------------------------------------------------------------------------------------------
+
+
+def as_text(reports: Sequence[Report], width: int | None) -> str:
+    """The nodes as an aligned table, and below it since when each has its role, and its reason.
+
+    A backup's lag and its place in the in-sync set are its primary's word, if that answers.
+
+    Args:
+        reports: What the nodes said.
+        width: Columns that a line of a reason may have, unless one word is longer; None: each reason is one line.
+    """
+    rows = [_HEADINGS, *(tuple(map(one_line, _row(report, primary_of(report.target.group, reports)))) for report in reports)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if heading in _NUMBERS else cell.ljust(width) for heading, cell, width in zip(_HEADINGS, row, widths)
+        ).rstrip()
+        for row in rows
+    ]
+    reasons = [line for report in reports for line in _reason_lines(report, widths[0], width)]
+    return "\n".join([*lines, "", *reasons] if reasons else lines)
+
+
+def _reason_lines(report: Report, name_width: int, width: int | None) -> list[str]:
+    said = one_line(_why(report))
+    if not said:
+        return []
+    first = f"  {report.target.name.ljust(name_width)}  "
+    if width is None:
+        return [first + said]
+    return textwrap.wrap(said, width, initial_indent=first, subsequent_indent=_CONTINUED, break_long_words=False, break_on_hyphens=False)
+
+
+def _why(report: Report) -> str:
+    """Since when a node has its role, and why; or what was tried."""
+    reason = str(report.status.get("reason") or "")
+    if report.status.get("paused") and "paused" not in reason:
+        reason += "; paused: takes no epoch by itself until lrq-ha resume"
+    return ": ".join(filter(None, (report.since(), reason))) or report.failure
+
+
+def primary_of(group: str, reports: Sequence[Report]) -> Report | None:
+    """The primary of a group: where several say that they are, the one with the highest epoch."""
+    return max(_primaries(group, reports), key=Report.epoch, default=None)
+
+
+def _primaries(group: str, reports: Sequence[Report]) -> list[Report]:
+    return [report for report in reports if report.target.group == group and report.is_primary]
+
+
+def say_if_several(reports: Sequence[Report]) -> None:
+    """Names all that say that they are primary, where those are several."""
+    for group in dict.fromkeys(report.target.group for report in reports):
+        primaries = _primaries(group, reports)
+        if len(primaries) > 1:
+            said = ", ".join(f"{report.target.name} (epoch {epoch_name(report.epoch())})" for report in primaries)
+            print(f"several nodes of group {group} say that they are primary: {said}; the highest epoch counts", file=sys.stderr)
+
+
+def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
+    target, status = report.target, report.status
+    lag: dict[str, Any] = {}
+    in_sync = status.get("in_set")
+    if primary and primary is not report:
+        lag = (primary.status.get("peers") or {}).get(target.name) or {}
+        in_sync = target.name in (primary.status.get("members") or [])
+    return (
+        target.name,
+        target.group,
+        str(status.get("role", "?")) if status else NO_ANSWER,
+        _epoch(status.get("epoch")),
+        "-" if in_sync is None else "yes" if in_sync else "no",
+        *map(_cell, (status.get("end"), lag.get("lag_entries"), lag.get("lag_seconds"))),
+        _size(lag.get("log_bytes_left")),
+    )
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _size(value: object) -> str:
+    """Bytes in the largest unit of which there is one at least; anything else as it is."""
+    if not isinstance(value, int) or value < _KIB:
+        return _cell(value)
+    size, unit = float(value), -1
+    while size >= _KIB:
+        size, unit = size / _KIB, unit + 1
+    return f"{size:.{0 if size >= 99.95 else 1}f} {_UNITS[min(unit, len(_UNITS) - 1)]}"
+
+
+def _epoch(value: object) -> str:
+    return epoch_name(value) if isinstance(value, int) else _cell(value)
+
+
+def as_json(reports: Sequence[Report]) -> str:
+    """The nodes as one line of JSON: a list of {name, group, http, answers, failure, status}."""
+    return json.dumps(
+        [
+            {
+                "name": r.target.name,
+                "group": r.target.group,
+                "http": r.target.http,
+                "answers": not r.failure,
+                "failure": r.failure or None,
+                "status": r.status or None,
+            }
+            for r in reports
+        ]
+    )
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `list`."""
+    show = add_command(
+        subparsers,
+        "list",
+        "show every node: role, epoch, positions in the log, lag",
+        "Asks every node and shows what it says. LAG and LAG S are what a backup lacks of its primary's log: entries, seconds. "
+        "LOG LEFT: so much may still be written before the broker drops what that node needs next. Below the table stands since when each node has "
+        "its role, and why. All that a node says is in --format json.",
+        "Exit code 0 if at least one node answered, 1 if none did.",
+    )
+    show.add_argument("--watch", action="store_true", help=f"again every {WATCH_INTERVAL_S:g} s until Ctrl-C")
+    show.add_argument("--format", choices=("text", "json"), default="text", help="json: one line, one list (default: %(default)s)")
+    show.set_defaults(run=_list)
+
+
+def add_command(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        name, help=summary, description=description, epilog=f"{_WHERE}\n{epilog}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--config", type=Path, metavar="FILE", help="configuration of a node: it and its peers are asked")
+    where.add_argument("--dir", type=Path, metavar="DIR", help="folder of a lab: all of its nodes are asked")
+    return parser
+
+
+def _width() -> int | None:
+    """Columns of the terminal; None if standard output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _list(args: argparse.Namespace) -> int:
+    while True:
+        # Found anew each time: a lab may have been started again on other ports.
+        reports = ask_all(find_targets(args.config, args.dir))
+        if args.watch and args.format == "text":
+            # On a terminal each table takes the place of the one before; else an empty line parts them.
+            print("\x1b[H\x1b[2J", end="") if sys.stdout.isatty() else print()
+        print(as_json(reports) if args.format == "json" else as_text(reports, _width()), flush=True)
+        say_if_several(reports)
+        if not args.watch:
+            return 1 if all(report.failure for report in reports) else 0
+        time.sleep(WATCH_INTERVAL_S)

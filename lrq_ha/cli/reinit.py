@@ -1,0 +1,112 @@
+"""`lrq-ha reinit`: a node begins anew, with or without a copy of what it alone holds, which republish.py publishes again.
+
+Rule: nothing is deleted on a node before the whole copy is on this machine's disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import urllib.error
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lrq_ha.direct_http import http_open
+from lrq_ha.errors import LrqError
+
+from .list_nodes import Target, add_command, find_targets, named, refused, tell
+
+READ_TIMEOUT_S = 60.0
+TAIL_MODE = 0o600  # it holds messages
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `reinit`."""
+    reinit = add_command(
+        subparsers,
+        "reinit",
+        "let a backup begin anew, as after it has diverged",
+        "Deletes what NODE's log brought to its broker, and the log; the node then follows its primary from the first entry. A diverged node holds "
+        "entries that it may have confirmed alone: they are saved to a file, or given up. It is refused where no primary answers NODE.",
+        "examples:\n  lrq-ha reinit e1 --export e1-tail.jsonl\n  lrq-ha republish e1-tail.jsonl --to amqp://app:SECRET@192.0.2.2:5673",
+    )
+    reinit.add_argument("node", metavar="NODE", help="the backup")
+    what = reinit.add_mutually_exclusive_group(required=True)
+    what.add_argument("--export", type=Path, metavar="FILE", help="save what it alone holds to a new file first")
+    what.add_argument("--discard", action="store_true", help="give up what it alone holds")
+    reinit.add_argument("--force", action="store_true", help="although no primary answers NODE: if no other node has what NODE has, it is lost")
+    reinit.add_argument("--dry-run", action="store_true", help="only say what would happen")
+    reinit.set_defaults(run=_reinit)
+
+
+def _open_tail(target: Target) -> Any:
+    """Raises LrqError if the node refuses, OSError or HTTPException if it does not answer."""
+    try:
+        return http_open(f"{target.http}/tail", timeout=READ_TIMEOUT_S)
+    except urllib.error.HTTPError as refusal:
+        raise refused(target, refusal) from refusal
+
+
+def _new(file: Path) -> BinaryIO:
+    """A new file. Raises LrqError if there is one already, or none can be made."""
+    try:
+        return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, TAIL_MODE), "wb")
+    except FileExistsError:
+        raise LrqError(f"{file} exists already", todo="Name a file that does not") from None
+    except OSError as error:
+        raise LrqError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _may_save(target: Target, file: Path) -> None:
+    """Raises LrqError for what `_save` would refuse at once: the file exists or cannot be made, or the node has no tail."""
+    _new(file).close()
+    file.unlink()
+    try:
+        _open_tail(target).close()
+    except (OSError, http.client.HTTPException) as error:
+        raise LrqError(f"{target.http}/tail cannot be read: {error}", retriable=True) from error
+
+
+def _reinit(args: argparse.Namespace) -> int:
+    target = named(args.node, find_targets(args.config, args.dir))
+    if args.export:
+        _may_save(target, args.export)
+    would = tell(target, "reinit", {"force": args.force, "dry_run": True})  # what is refused is refused before anything is saved
+    if args.dry_run:
+        print(would)
+        return 0
+    if args.export:
+        count = _save(target, args.export)
+        print(f"{count} entries are in {args.export}", file=sys.stderr)
+    print(tell(target, "reinit", {"force": args.force, "dry_run": False}))
+    return 0
+
+
+def _save(target: Target, file: Path) -> int:
+    """Copies a node's tail to a new file; returns the number of entries. Raises LrqError, and leaves no file, unless it is complete."""
+    url = f"{target.http}/tail"
+    out = _new(file)  # before anything else, so that no file is deleted below that was there before
+    count, complete = 0, False
+    try:
+        with out, _open_tail(target) as answer:
+            for line in answer:
+                entry = json.loads(line)
+                complete = entry["kind"] == "end"
+                if entry["kind"] == "error":
+                    raise LrqError(f"{target.name} cannot give all of its entries, so nothing was saved, and nothing is deleted: {entry['text']}")
+                if not complete:
+                    out.write(line)
+                    count += 1
+            out.flush()
+            os.fsync(out.fileno())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise LrqError(f"{url} cannot be saved to {file}: {error}", retriable=True) from error
+    finally:
+        if not complete:
+            file.unlink()
+    if not complete:
+        raise LrqError(f"{url} ended too early: nothing was saved, and nothing is deleted", retriable=True)
+    return count

@@ -1,0 +1,3 @@
+"""How the core names a queue."""
+
+QueueKey = tuple[str, str]  # vhost, queue

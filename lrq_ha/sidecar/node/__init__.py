@@ -1,0 +1,1 @@
+"""One incarnation of this node: its core, its log, its recovery."""

@@ -1,0 +1,105 @@
+"""A primary that turns its clients away in order before it steps down.
+
+Rules: consumers get time to settle what they hold; if they do not, nothing has changed, unless the operator wants it so. Then the door is closed
+for as long as there is a reason, and everything becomes safe. Who is turned away for one order is not turned away for another meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from broker_plugin.door import drain
+from broker_plugin.door.server import Door
+
+from ..node.core import Core
+
+STEP_DOWN_TIMEOUT_S = 10.0
+POLL_S = 0.005
+
+
+class ClientDrain:
+    """See above.
+
+    Args:
+        door: The door.
+        core: Whose log is to become safe.
+
+    Attributes:
+        door: The door.
+        reason: Why clients are turned away, while this node is primary; empty if they are not.
+        renewing: Why they are not to be now; empty if they may be.
+        progress: How far that has come; empty if there is nothing to say.
+    """
+
+    def __init__(self, door: Door, core: Core) -> None:
+        self.door = door
+        self.reason = ""
+        self.renewing = ""
+        self.progress: Callable[[], str] = str
+        self._core = core
+        self._node = core.node
+        self._replica = core.replica
+
+    @property
+    def busy(self) -> str:
+        """What is being done; empty if nothing is."""
+        return self.reason or self.renewing or self.door.draining
+
+    @property
+    def alarm(self) -> str:
+        """Why the broker takes nothing for the log, so that publishers wait; empty if it does."""
+        return self.door.log_blocked
+
+    def held(self) -> int:
+        """Messages that consumers hold."""
+        return drain.held(self.door)
+
+    def hold(self, reason: str) -> None:
+        """Nobody is let in from now on; who is in stays."""
+        self.reason = reason
+
+    def end(self) -> None:
+        """Clients are served again."""
+        self.reason = ""
+
+    async def begin(self, node: int, reason: str, timeout_s: float, *, force: bool) -> tuple[bool, str, int]:
+        """Turns every client away in order and waits until everything is safe; if that was done, nobody is let in until `end`.
+
+        Only while nothing else is done (`busy`).
+
+        Args:
+            node: Id of the node that must have the whole log, too; 0: none.
+            reason: What clients are told.
+            timeout_s: How long consumers may take to settle what they hold.
+            force: Go on when that is over.
+
+        Returns:
+            Whether it was done; what is to be said of it; how many messages consumers still hold.
+        """
+        try:
+            left = await drain.drain(self.door, f"{reason}; consumers have {timeout_s:g} s to finish what they hold", timeout_s)
+            if not self._core.ready:
+                return False, "this node is not primary any more", left
+            if left and not force:
+                drain.give_up(self.door)
+                return False, (
+                    f"consumers still hold {left} messages after {timeout_s:g} s; nothing was changed. Wait longer with --timeout, or repeat with "
+                    "--force: they are then delivered again"
+                ), left
+            self.hold(reason)
+            await drain.close(self.door, reason, STEP_DOWN_TIMEOUT_S)
+        finally:
+            self.door.draining = ""  # also where this incarnation is over: the door is the next one's then
+        deadline = time.monotonic() + STEP_DOWN_TIMEOUT_S
+        while not self._all_safe(node) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        if not self._all_safe(node):
+            self.end()
+            return False, f"the log did not become safe within {STEP_DOWN_TIMEOUT_S:g} s: this node goes on as primary", left
+        return True, f"; {left} messages are delivered again" if left else "", left
+
+    def _all_safe(self, node: int) -> bool:
+        acknowledged = node == 0 or self._node.peers[node].acknowledged == self._node.log.end
+        return self._node.safe == self._node.log.end == self._replica.end and acknowledged

@@ -1,0 +1,1 @@
+"""The links to the other nodes of the group."""

@@ -1,0 +1,328 @@
+"""Reads one view of the own broker (LRQ_Send_LogEntries, LRQ_Send_SnapSync) for one session with another site.
+
+Rules:
+- What is given is in log order, each position once: a view repeats entries after a restart of its node.
+- Deliveries are acknowledged when the session has taken them; a session that wants a pause leaves them unacknowledged. So
+  PREFETCH_MESSAGES is all that waits here. Where these are more than WAITING_BYTES_MAX, the reader leaves the view, and comes back when the
+  pause is over, for fewer of them at a time.
+- `ReadEnd` is said only if the newest entry known to be in the view has come, and nothing came for a while after that. An entry
+  that comes nevertheless after a `ReadEnd` beyond it is too late for the session: it is said out loud, and a full sync is demanded.
+- What sidecars wrote to look for the newest entry (OPEN) has no position, and is passed over.
+- A reader that gets no channel says so, and tries again.
+- A reader that is slower than the broker drops segments is led over the hole without a word, also once it is attached. So wherever offsets do
+  not follow each other (they also skip what the broker writes for itself at the beginning of a segment), the view's head is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from broker_plugin.amqp.channel import fail
+from broker_plugin.amqp.connection import Channel, ChannelClosed, Connection, NoChannelLeft
+from broker_plugin.log import codec, stamps
+from broker_plugin.log.streams import LOCATE_BACK_RECORDS, LOCATE_GROWTH, OFFSET, Streams
+from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import parse_stamp
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing.messages import Demand, Event, Read, ReadEnd, Trimmed
+
+log = logging.getLogger("lrq_ha.sites")
+
+PREFETCH_MESSAGES = 200
+WAITING_BYTES_MAX = 16 << 20  # a single message, and what the broker gives out with it, may be more
+READ_MESSAGES_MAX = 64
+READ_BYTES_MAX = 1 << 20
+QUIET_S = 0.05  # without a delivery before the end is believed
+IDLE_S = 0.1  # between looks whether the end has moved on
+HINT_EVERY_MESSAGES = 256
+HINTS_MAX = 4_096
+CHANNEL_AGAIN_S = 1.0
+
+
+class View:
+    """What is known of one view, for all its readers.
+
+    Attributes:
+        tail: Sequence of the newest entry that is known to be in it, or on its way there.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.tail = 0
+        self._sequences: list[int] = []  # ascending, as the offsets are
+        self._offsets: list[int] = []
+
+    def note(self, sequence: int, offset: int) -> None:
+        """The first copy of entry `sequence` stands at `offset`."""
+        if self._sequences and sequence <= self._sequences[-1]:
+            return
+        self._sequences.append(sequence)
+        self._offsets.append(offset)
+        if len(self._sequences) > HINTS_MAX:
+            del self._sequences[::2], self._offsets[::2]
+
+    def offset_before(self, sequence: int) -> int:
+        """An offset such that `sequence` and all that follow stand behind it; 0 if none is known."""
+        index = bisect_right(self._sequences, sequence)
+        return self._offsets[index - 1] if index else 0
+
+    async def probe(self, streams: Streams) -> None:
+        """Looks up the tail that older incarnations left: behind the OPEN of this one nothing older stands (R3).
+
+        From the end back, as starts that got nothing to write have left nothing but their OPEN there.
+        """
+
+        def take(found: Mapping[str, Any], _body: bytes) -> None:
+            self.tail = max(self.tail, _stamped(str(found.get("x-lrq-pos", "")).encode()).sequence)
+
+        start: int | str = "last"
+        back = LOCATE_BACK_RECORDS
+        while True:
+            opened = await streams.read(self.queue, take, start)
+            if self.tail or start == 0:
+                return
+            start = max(0, opened - back)
+            back *= LOCATE_GROWTH
+
+
+class ViewReader:
+    """See above. One is made per StartRead; its task is cancelled to stop it.
+
+    Args:
+        connection: To the own broker, vhost `lrq`.
+        view: Which view.
+        from_sequence: The first sequence to give.
+        number: The reader's number for the session.
+        end: The position up to which every view of the own broker is written now.
+        give: Takes what is read. It may call `pause` before it returns.
+        begins: Sequence at which the own log began (R17): what was in the view before is on other nodes only.
+
+    Attributes:
+        problem: Why it cannot read now; empty if it can.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        view: View,
+        from_sequence: int,
+        number: int,
+        end: Callable[[], Position],
+        give: Callable[[Event], None],
+        *,
+        begins: int = 0,
+    ) -> None:
+        self._connection = connection
+        self._view = view
+        self._from = from_sequence
+        self._begins = begins
+        self._number = number
+        self.problem = ""
+        self._end = end
+        self._give = give
+        self._arrived: deque[tuple[int, bytes, bytes]] = deque()
+        self._waiting_bytes = 0  # of the bodies in `_arrived`
+        self._prefetch = PREFETCH_MESSAGES
+        self._wake = asyncio.Event()
+        self._going = True
+        self._attached = False
+        self._broken: LrqError | None = None
+        self._offset = -1  # of the last delivery that was taken
+        self._return_to = 0  # offset at which to go on with a view that was left; 0: at the beginning
+        self._dropped = False  # the broker has dropped what stood between the last delivery and the next entry
+        self._seen = 0  # greatest sequence that has come, given or not
+        self._ended = 0  # sequence of the last ReadEnd
+        self._count = 0
+
+    def pause(self) -> None:
+        self._going = False
+
+    def resume(self) -> None:
+        self._going = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Reads until it is cancelled, or until what it is to read was trimmed.
+
+        Raises:
+            LrqError: The view cannot be read any more.
+        """
+        if self._from < self._begins:
+            self._give(Trimmed(self._number, self._begins))
+            return
+        while True:
+            try:
+                while not await self._attach():
+                    while not self._going:
+                        await self._woken()
+                return
+            except NoChannelLeft as error:
+                if not self.problem:
+                    log.warning("%s cannot be read: %s", self._view.queue, error)
+                self.problem = str(error)
+                await asyncio.sleep(CHANNEL_AGAIN_S)
+
+    async def _attach(self) -> bool:
+        """Reads from the beginning, or from where it left: what was given is not given again. Returns whether that was all, as of `_read`."""
+        channel = await self._connection.channel(on_close=self._closed)
+        try:
+            await channel.qos(self._prefetch)
+            start = self._return_to or self._view.offset_before(self._from)
+            self._dropped = self._dropped and self._return_to > 0
+            self._offset, self._return_to = start - 1, 0
+            self._forget()
+            self._attached = True
+            await channel.consume(self._view.queue, self._take, arguments={OFFSET: start or "first"}, on_cancel=self._cancelled)
+            self.problem = ""
+            return await self._read(channel)
+        finally:
+            self._attached = False
+            self._forget()
+            if channel.error is None:
+                await channel.close()
+
+    async def _read(self, channel: Channel) -> bool:
+        """Gives what comes. Returns whether there is nothing more to give; if not, it has left."""
+        while True:
+            if not self._going:
+                if self._waiting_bytes > WAITING_BYTES_MAX:
+                    self._prefetch = max(1, min(self._prefetch, len(self._arrived) * WAITING_BYTES_MAX // self._waiting_bytes))
+                    self._return_to = self._offset + 1
+                    return False
+                await self._woken()
+                continue
+            if not self._arrived:
+                await self._rest()
+                continue
+            taken: list[tuple[int, bytes, bytes]] = []
+            size = 0
+            while self._arrived and len(taken) < READ_MESSAGES_MAX and size < READ_BYTES_MAX:
+                taken.append(self._arrived.popleft())
+                size += len(taken[-1][2])
+            self._waiting_bytes -= size
+            if (first := await self._behind_hole([header for _, header, _ in taken])) > 0:
+                self._give(Trimmed(self._number, first))
+                return True
+            entries = [(position, pb.Transaction.FromString(body)) for _, header, body in taken if (position := self._next(header)) is not None]
+            if entries:
+                self._give(Read(self._number, tuple(entries)))
+            if channel.error is None:
+                channel.ack(taken[-1][0], True)
+            await asyncio.sleep(0)
+
+    async def _behind_hole(self, headers_taken: list[bytes]) -> int:
+        """The first entry behind what the broker has dropped before these deliveries, or among them, if that may be wanted; else 0."""
+        if not self._dropped and _offset(headers_taken[-1]) == self._offset + len(headers_taken):
+            self._offset += len(headers_taken)
+            return 0
+        seen = max(self._from, self._seen)
+        for header in headers_taken:
+            before, self._offset = self._offset, _offset(header)
+            if not self._dropped and self._offset > before + 1:
+                self._dropped = await self._head() > before + 1
+            sequence = _position(header).sequence
+            if self._dropped and sequence:
+                if sequence > seen:
+                    return sequence
+                self._dropped = False
+            seen = max(seen, sequence)
+        return 0
+
+    async def _head(self) -> int:
+        """Offset of the first record that the view still has."""
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def take(_tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
+            if not found.done():
+                found.set_result(_offset(header))
+
+        gone = self._gone()
+        channel = await self._connection.channel(on_close=lambda error: fail(found, error or gone))
+        try:
+            await channel.qos(1)
+            await channel.consume(self._view.queue, take, arguments={OFFSET: "first"}, on_cancel=lambda _tag: fail(found, gone))
+            return await found
+        finally:
+            if channel.error is None:
+                await channel.close()
+
+    def _next(self, header: bytes) -> Position | None:
+        """The position of a delivery that is to be given; None if it is a repeat or lies before the beginning."""
+        position = _position(header)
+        if position.sequence <= self._seen:
+            return None
+        self._seen = position.sequence
+        if self._count % HINT_EVERY_MESSAGES == 0:
+            self._view.note(position.sequence, _offset(header))
+        self._count += 1
+        if position.sequence < self._from:
+            return None
+        if position.sequence <= self._ended:
+            log.error("%s gave entry %s after its end was taken for %d: a full sync is asked for", self._view.queue, position, self._ended)
+            self._give(Demand())
+        return position
+
+    async def _rest(self) -> None:
+        """Waits for a delivery; if none comes, everything that was in the view when the wait began has come."""
+        if self._broken is not None:
+            raise self._broken
+        end, tail = self._end(), self._view.tail
+        moved = end.sequence > self._ended and self._seen >= tail
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(QUIET_S if moved else IDLE_S):
+                await self._wake.wait()
+        except TimeoutError:
+            if moved and self._going:
+                self._ended = end.sequence
+                self._give(ReadEnd(self._number, end))
+
+    async def _woken(self) -> None:
+        """Waits for a delivery, the end of a pause, or of the channel."""
+        self._wake.clear()
+        await self._wake.wait()
+
+    def _forget(self) -> None:
+        self._arrived.clear()
+        self._waiting_bytes = 0
+
+    def _take(self, tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
+        if self._attached:
+            self._arrived.append((tag, header, body))
+            self._waiting_bytes += len(body)
+            self._wake.set()
+
+    def _closed(self, error: LrqError | None) -> None:
+        if error is not None:
+            self._broken = error
+            self._going = True
+            self._wake.set()
+
+    def _cancelled(self, _tag: str) -> None:
+        self._closed(self._gone())
+
+    def _gone(self) -> ChannelClosed:
+        return ChannelClosed(404, f"the stream '{self._view.queue}' was deleted")
+
+
+def _position(header: bytes) -> Position:
+    """Where the entry stands in the log; (0, 0), which is nowhere, for what is no entry."""
+    return _stamped(stamps.position(header) or b"")
+
+
+def _stamped(value: bytes) -> Position:
+    try:
+        epoch, sequence, _ = parse_stamp(value)
+    except MalformedInput:
+        return Position(0, 0)
+    return Position(epoch, sequence)
+
+
+def _offset(header: bytes) -> int:
+    return int(codec.header_table(header).get(OFFSET, 0))
