@@ -16,7 +16,6 @@ from ..amqp.frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, FrameErr
 from ..amqp.reply_codes import NOT_ALLOWED
 from ..session.channel import ChannelState, ClientChannel, Consumer
 from . import closing, routing_queues
-from . import consume as methods_consume
 
 if TYPE_CHECKING:
     from ..door.client_connection import ClientConnection
@@ -108,7 +107,7 @@ def cancel(relay: ClientConnection, channel: ClientChannel, _kind: int, payload:
     if consumer is not None:
         consumer.cancelled = True
         if method.nowait:  # the door must know all the same when nothing more comes
-            methods_consume.cancel_here(relay, channel, tag)
+            cancel_here(relay, channel, tag)
             return
     relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
 
@@ -144,7 +143,7 @@ def _consumer(relay: ClientConnection, channel: ClientChannel, method: Any) -> C
     consumer = Consumer(key, automatic, tracked, bool(method.no_ack))
     if consumer.automatic:
         method.no_ack = False
-    consumer.method, consumer.limit = method, channel.limit or methods_consume.NO_LIMIT
+    consumer.method, consumer.limit = method, channel.limit or NO_LIMIT
     return consumer
 
 

@@ -29,7 +29,7 @@ from ..log.stamps import POSITION_BYTES_MAX, position_field, replication_id, sta
 from ..session.channel import ClientChannel
 from ..session.decisions import IN_LOG, LOCAL, LOGGED, UNASKED, Decision
 from ..session.transaction import Transaction
-from . import acknowledge, closing, duplicates, permissions, publisher_confirms, routes, routing_queues, transactions
+from . import acknowledge, closing, duplicates, permissions, publisher_confirms, routes, routing_queues
 from .duplicates import GAPS
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def take(relay: ClientConnection, data: bytes, items: list[Item], at: int) -> in
         blob = b"".join(out)
         if channel.committing is not None:
             channel.committing.runs.append((first, run))
-            blob = transactions.of_transaction(channel, blob)
+            blob = channel.for_tx_channel(blob)
         else:
             publisher_confirms.need_broker_confirms(relay, channel)
             forwarded = _forwarded if way is logged else _forwarded_early

@@ -9,7 +9,6 @@ from pamqp import commands
 from ..amqp import encode, frames
 from ..amqp.frames import Item
 from ..session.channel import ClientChannel
-from . import transactions
 
 if TYPE_CHECKING:
 
@@ -29,7 +28,7 @@ def pass_on(relay: ClientConnection, channel: ClientChannel, blob: bytes) -> Non
     if channel.committing is None and (relay.producer_key or channel.confirms.selected or channel.broker_confirms):
         need_broker_confirms(relay, channel)
         channel.confirms.forwarded(1, 0)
-    relay.outbox.put(transactions.of_transaction(channel, blob))
+    relay.outbox.put(channel.for_tx_channel(blob))
 
 
 def ended_here(relay: ClientConnection, channel: ClientChannel, sequence: int) -> None:

@@ -56,17 +56,7 @@ def select(relay: ClientConnection, channel: ClientChannel, kind: int, payload: 
         return
     if channel.tx is None and not channel.broker_confirms:  # where the client has selected confirms, the broker refuses
         channel.tx = Transaction(relay.from_client.share)
-    relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
-
-
-def at_broker(channel: ClientChannel) -> int:
-    """The broker's number of the channel that has this one's transactions."""
-    return channel.second or channel.number
-
-
-def of_transaction(channel: ClientChannel, data: bytes) -> bytes:
-    """Frames of the client's channel, as they go to that one."""
-    return encode.rechannel(data, channel.second) if channel.second else data
+    relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
 async def _begin_late(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None:
@@ -95,7 +85,7 @@ def commit(relay: ClientConnection, channel: ClientChannel, _kind: int, payload:
     if tx is not None and tx.frames:
         channel.rollbacks.append(False)
         channel.rehearsed = asyncio.get_running_loop().create_future()
-        relay.outbox.put(encode.method_frame(at_broker(channel), commands.Tx.Rollback()))
+        relay.outbox.put(encode.method_frame(channel.tx_number, commands.Tx.Rollback()))
         relay.from_client.stall()
         relay.spawn(_commit_when_rehearsed(relay, channel, tx, channel.rehearsed, payload))
         return
@@ -103,7 +93,7 @@ def commit(relay: ClientConnection, channel: ClientChannel, _kind: int, payload:
         relay.ask(channel)
         channel.tx = tx.over()
         channel.commits.append(Commit())
-    relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
+    relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
 async def _commit_when_rehearsed(
@@ -122,7 +112,7 @@ async def _commit_when_rehearsed(
         relay.from_client.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
         channel.tx, channel.committing = tx.over(), None
         channel.commits.append(commit)
-        relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
+        relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
     relay.flow.asks(True)
     try:
@@ -146,7 +136,7 @@ def rollback(relay: ClientConnection, channel: ClientChannel, _kind: int, payloa
     if channel.tx is not None:
         channel.rollbacks.append(True)
         channel.tx = channel.tx.over()
-    relay.outbox.put(encode.frame(METHOD, at_broker(channel), payload))
+    relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.queues import QueueKey
 
+from ..amqp import encode
 from ..log.messages import Delivery
 from ..log.stamps import HeaderCache
 from .confirms import Confirms
@@ -231,6 +232,15 @@ class ClientChannel:
         self.resuming.clear()
         self.recovers.clear()
         self.after_commit.clear()
+
+    @property
+    def tx_number(self) -> int:
+        """The broker's number of the channel that has this one's transactions."""
+        return self.second or self.number
+
+    def for_tx_channel(self, data: bytes) -> bytes:
+        """Frames of the client's channel, as they go to the channel that has its transactions."""
+        return encode.rechannel(data, self.second) if self.second else data
 
     @property
     def acks_wait(self) -> bool:

@@ -113,8 +113,8 @@ def deaths_to_the_octet(url: str, kind: str) -> list[bytes]:
             client.expect(frames.BODY)
             start, end = content_header.table(payload)
             fields = payload[start:end]
-            fields = content_header.fields(payload, start, end)
-            (deaths,) = (payload[at:after] for at, value, after in fields if payload[at + 1 : value] == b"x-death")
+            found = content_header.fields(payload, start, end)
+            (deaths,) = (payload[at:after] for at, value, after in found if payload[at + 1 : value] == b"x-death")
             seen.append(re.sub(rb"\x04timeT.{8}", b"", deaths, flags=re.DOTALL).replace(mark.encode(), b"mark"))
         for name in (queue, dead):
             client.call(1, commands.Queue.Delete(queue=name), frames.QUEUE_DELETE_OK)
