@@ -1,4 +1,4 @@
-"""A group that grows, as docs/operations.md says under "Adding a node": a broker that is full gets a sidecar, becomes a pair, then a group of three.
+"""A group that grows, as "Add a node" in docs/operations/members.md says: a full broker gets a sidecar, becomes a pair, then a group of three.
 
 Rule: the sidecars are processes of the test's own, which are stopped in order, as by a service manager; a lab's are all there from the beginning.
 """

@@ -180,7 +180,7 @@ def test_the_door_of_a_backup_names_the_primary(lab: Lab, names: tuple[str, str]
 
 
 def test_the_sidecars_get_another_password(lab: Lab, names: tuple[str, str]) -> None:
-    """As docs/operations.md has it."""
+    """As docs/operations/maintenance.md has it."""
     declare(lab.nodes[names[0]].door, queue := f"password-{time.time_ns()}")
     publish(lab, queue, 3)
     password, new = str(urlsplit(lab.nodes["e1"].admin).password), "an0ther"

@@ -17,6 +17,7 @@ from node_config import MINIMAL
 
 from broker_plugin.amqp import tls
 from lrq_ha.lab.certificates import Authority
+from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.config import ConfigError, exposed, load, sample
 
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -95,6 +96,28 @@ def test_documented_sample_is_up_to_date() -> None:
     documented = _BLOCK.search(DOC.read_text("utf-8"))
     assert documented
     assert documented[0] == sample(), "run: python tests/unit/test_config.py"
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    page = DOC.read_text("utf-8")
+    keys = page[page.index("\n## Keys\n") : page.index("\n## `replicate`\n")]
+    sections = dict(re.findall(r"^### `([^`]+)`\n(.*?)(?=^### |\Z)", keys, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == {heading.removeprefix("# ") for heading, _ in configuration._TABLES}
+    for heading, model in configuration._TABLES:
+        said = dict(re.findall(r"^- \*\*`(\w+)`\*\* \((.+?)\):\s", sections[heading.removeprefix("# ")], re.MULTILINE | re.DOTALL))
+        known = {name: info for name, info in model.model_fields.items() if not configuration._models(info.annotation)}
+        assert list(said) == list(known), heading
+        for name, info in known.items():
+            if info.is_required():
+                assert said[name].endswith("required"), f"{heading} {name}"
+            elif info.default is not None:
+                assert said[name].endswith(f"default `{_shown(info.default)}`"), f"{heading} {name}"
+            limits = [f"{getattr(limit, sign)}" for limit in info.metadata for sign in ("ge", "gt", "le", "lt") if hasattr(limit, sign)]
+            assert set(limits) <= set(re.findall(r"\d+", said[name])), f"{heading} {name}: {limits}"
+
+
+def _shown(value: object) -> str:
+    return "{}" if value == {} else configuration._toml(value)
 
 
 def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:

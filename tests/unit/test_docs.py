@@ -1,20 +1,27 @@
-"""Whatever the documentation names as a test, or as a file of tests, is there; and every scenario of docs/scenarios.md has its answer."""
+"""Whatever the documentation names as a test, or as a file of tests, is there, as is whatever it links to; commands are ones that there are.
+
+And every scenario of docs/scenarios.md has its answer.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from named_tests import TESTS, defined
 
+from lrq_ha.cli.main import parser
+
 ROOT = TESTS.parent
 SCENARIOS = ROOT / "docs" / "scenarios.md"
+PAGES = [ROOT / "README.md", ROOT / "compose" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PATH = re.compile(r"\btests/[\w./-]*\w")
 FILE = re.compile(r"\btest_\w+\.py\b")
 TEST = re.compile(r"\btest_\w+\b(?!\.py)")
 IN_FILE = re.compile(r"\b\w+\.py::\w+")
-LINK = re.compile(r"\[(?P<file>\w+\.py)(?:::(?P<name>\w+))?\]\(\.\./(?P<path>tests/[\w/]+\.py)\)")
+LINK = re.compile(r"\[(?P<file>\w+\.py)(?:::(?P<name>\w+))?\]\((?:\.\./)+(?P<path>tests/[\w/]+\.py)\)")
 ANSWER = re.compile(rf"{LINK.pattern}|Does not apply: |\*\*Not yet\*\*")
 
 #: What the systems that this one learnt from test, and what users of RabbitMQ complain of, by section of docs/scenarios.md.
@@ -86,9 +93,45 @@ def test_what_is_said_to_be_for_both_versions_runs_on_both() -> None:
     assert not of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (4.3), [x] (both)")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_test_that_is_named_exists(page: Path) -> None:
     assert wrong(page.read_text("utf-8")) == []
+
+
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+TARGET = re.compile(r"\]\((?P<inline>[^()\s]+)\)|^\[[^\]]+\]: (?P<reference>\S+)$", re.MULTILINE)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(page: str) -> set[str]:
+    """Of each heading, as GitHub makes them."""
+    headings = HEADING.findall(FENCED.sub("", page))
+    return {re.sub(r"[^\w -]", "", re.sub(r"\[(.+?)\]\(.+?\)", r"\1", heading).lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = FENCED.sub("", page.read_text("utf-8"))
+    lost = [f"[{name}]" for name in re.findall(r"\w\]\[(\w+)\]", text) if not re.search(rf"^\[{name}\]: \S+$", text, re.MULTILINE)]
+    for found in TARGET.finditer(text):
+        path, _, anchor = (found["inline"] or found["reference"]).partition("#")
+        if path.startswith(("http:", "https:")):
+            continue
+        file = page.parent / path if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file.read_text("utf-8"))):
+            lost.append(found[0])
+    assert lost == []
+
+
+COMMAND = re.compile(r"^ {4,}(?:\S*bin/)?lrq-ha (.+)$", re.MULTILINE)
+TO_PASTE = [*sorted((ROOT / "docs" / "operations").glob("*.md")), ROOT / "docs" / "quickstart.md", ROOT / "docs" / "configuration.md"]
+
+
+@pytest.mark.parametrize("page", TO_PASTE, ids=lambda page: page.name)
+def test_every_command_can_be_pasted(page: Path) -> None:
+    for command in COMMAND.findall(page.read_text("utf-8")):
+        arguments = shlex.split(command, comments=True)
+        assert callable(parser().parse_args(arguments).run), command
 
 
 @pytest.mark.parametrize(
