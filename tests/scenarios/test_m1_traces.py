@@ -19,6 +19,8 @@ from lrq_ha.replication.positions import epoch_number
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import StoredBatch
 
+pytestmark = pytest.mark.proves("G5", "rules")
+
 
 def group(size: int, **options: object) -> Cluster:
     """Node 1 leads, all are in the set."""
@@ -479,6 +481,7 @@ def test_rules_on(trace: Callable[..., None]) -> None:
     trace()
 
 
+@pytest.mark.proves("promotion", cases=("longer_log_promised", "longer_log_ignored"))
 @pytest.mark.parametrize(("trace", "rule", "violation"), TRACES, ids=[t.__name__ for t, _, _ in TRACES])
 def test_rule_off(trace: Callable[..., None], rule: str, violation: str) -> None:
     with rule_off(rule) as options, pytest.raises(Violation, match=violation):

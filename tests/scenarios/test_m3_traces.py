@@ -12,6 +12,8 @@ from rules_off import rule_off
 from sidecar import Site
 from world import World
 
+pytestmark = pytest.mark.proves("rules")
+
 
 def pump(world: World, i: int, *, seconds: float = 0.2) -> None:
     """Everything that is under way at one node arrives, and its record is written."""

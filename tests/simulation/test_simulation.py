@@ -14,6 +14,10 @@ import pytest
 from cluster import Violation
 from rules_off import rule_off
 
+pytestmark = pytest.mark.proves(
+    "G1", "G2", "G3", "G4", "G5", "strict", "promotion", "expected-backups", "local-completion", "in-doubt", "queue: rejected before a failover",
+)
+
 SEEDS = int(os.environ.get("LRQ_SEEDS", "1000"))
 LOG_SHARE = 10  # one life of the log for so many of the whole
 SEEDS_PER_TEST = 50

@@ -13,6 +13,8 @@ from pamqp import commands, header
 from broker_plugin import brought, building, delivering, frames, headers
 from broker_plugin.frames import FrameError
 
+pytestmark = pytest.mark.proves("queue: dead letter published again")
+
 Q, OTHER = {"queue": "q", "reason": "rejected"}, {"queue": "other", "reason": "expired"}
 FIRST = {"x-first-death-queue": "other", "x-first-death-reason": "expired", "x-first-death-exchange": "e"}
 NOW = {"x-first-death-queue": "q", "x-first-death-reason": "rejected", "x-first-death-exchange": ""}

@@ -18,6 +18,8 @@ from lrq_ha.replication import filter as filter_module
 from lrq_ha.replication.checkpoints import Checkpoints
 from lrq_ha.sidecar.rebuild import applied_record
 
+pytestmark = pytest.mark.proves("limit: deleted queues")
+
 MANY = 10_000
 KEPT = 100
 DEAD_LETTERS = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}

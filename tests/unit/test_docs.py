@@ -10,11 +10,12 @@ from named_tests import TESTS, defined
 
 ROOT = TESTS.parent
 SCENARIOS = ROOT / "docs" / "scenarios.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PATH = re.compile(r"\btests/[\w./-]*\w")
 FILE = re.compile(r"\btest_\w+\.py\b")
 TEST = re.compile(r"\btest_\w+\b(?!\.py)")
 IN_FILE = re.compile(r"\b\w+\.py::\w+")
-LINK = re.compile(r"\[(?P<file>\w+\.py)(?:::(?P<name>\w+))?\]\(\.\./(?P<path>tests/[\w/]+\.py)\)")
+LINK = re.compile(r"\[(?P<file>\w+\.py)(?:::(?P<name>\w+))?\]\((?:\.\./)+(?P<path>tests/[\w/]+\.py)\)")
 ANSWER = re.compile(rf"{LINK.pattern}|Does not apply: |\*\*Not yet\*\*")
 
 #: What the systems that this one learnt from test, and what users of RabbitMQ complain of, by section of docs/scenarios.md.
@@ -63,7 +64,7 @@ def wrong(page: str) -> list[str]:
     return found + [mention for mention in IN_FILE.findall(page) if mention not in linked]
 
 
-BOTH = re.compile(rf"{LINK.pattern}(?P<between>[^|\[]{{0,80}}?)(?:\(both\b|, both\b)")
+BOTH = re.compile(rf"{LINK.pattern}(?P<between>[^|\[]{{0,80}}?)(?:\(both\b|, both\b|3\.10, 4\.3)")
 ONE_VERSION = re.compile(r"^@pytest\.mark\.one_version\(.*\n(?:@.*\n)*def (\w+)|^pytestmark = .*one_version", re.MULTILINE)
 
 
@@ -77,16 +78,21 @@ def of_one_version(page: str) -> list[str]:
     return found
 
 
-def test_what_is_said_to_be_for_both_versions_runs_on_both() -> None:
-    assert of_one_version((ROOT / "docs" / "guarantees.md").read_text("utf-8")) == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_is_said_to_be_for_both_versions_runs_on_both(page: Path) -> None:
+    assert of_one_version(page.read_text("utf-8")) == []
+
+
+def test_what_is_said_of_versions_and_is_wrong_is_found() -> None:
     link = "(../tests/integration/{file}.py)"
     assert of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (both)")
+    assert of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (`a`, 3.10, 4.3)")
     assert of_one_version(f"[test_adopt.py::test_a_backup_has_what_was_there_before]{link.format(file='test_adopt')}, both)")
     assert not of_one_version(f"[test_adopt.py]{link.format(file='test_adopt')} (both)")
     assert not of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (4.3), [x] (both)")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_test_that_is_named_exists(page: Path) -> None:
     assert wrong(page.read_text("utf-8")) == []
 

@@ -19,6 +19,8 @@ from broker_plugin import building, frames, headers, permitting
 from broker_plugin.channels import Closing
 from broker_plugin.permitting import Right
 
+pytestmark = pytest.mark.proves("permissions")
+
 TOPIC = building.method_frame(1, commands.Exchange.Declare(exchange="topics", exchange_type="topic"))[7:-1]
 DIRECT = building.method_frame(1, commands.Exchange.Declare(exchange="plain", exchange_type="direct"))[7:-1]
 REFUSAL = building.channel_close(frames.CHANNELS_MAX, 403, "ACCESS_REFUSED - no", frames.BASIC_PUBLISH)
