@@ -38,7 +38,7 @@ def test_life_of_the_log(first: int) -> None:
         chaos.run(seed)
 
 
-@pytest.mark.parametrize(("run", "part", "seed"), [(chaos.run, "push acknowledged at accept", 1), (life.run, "every copy counts", 3)])
+@pytest.mark.parametrize(("run", "part", "seed"), [(chaos.run, "a push is acknowledged when it is accepted", 1), (life.run, "every copy counts", 3)])
 def test_seed_replays_exactly(run: Callable[..., object], part: str, seed: int) -> None:
     def violation() -> str:
         with rule_off(part) as options, pytest.raises(Violation) as caught:
