@@ -4,7 +4,7 @@ Rules: a message is its body, which no other has: "producer connection number", 
 replication IDs. What is asserted holds for every message; a settlement (ack, or reject for good) may be undone only if it is in doubt: it was
 made younger than the lag before a fault of the primary, or to one that was over; or on a connection that was lost, and nothing that came on it
 later shows that it was heard. A broker that is killed may lose the dead letters that it has just made, and the rejected messages with them: that
-is RabbitMQ's own (docs/guarantees.md). The file has one JSON line for each event; nobody waits for the disk that it is written to.
+is RabbitMQ's own (docs/limitations.md). The file has one JSON line for each event; nobody waits for the disk that it is written to.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from lrq_ha.cli.main import main
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G4", "queue: adopted")]
 
 MESSAGES = 1_234
 

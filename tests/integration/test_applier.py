@@ -396,6 +396,7 @@ def test_exchange_that_goes_by_itself(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.proves("queue: reject-publish")
 @pytest.mark.quick("3.10", "4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_full_queue(lab: Lab, kind: str) -> None:
@@ -425,6 +426,7 @@ def test_full_queue(lab: Lab, kind: str) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.proves("queue: reject-publish")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_full_queue_holds_up_no_other(lab: Lab, kind: str) -> None:
     """However much waits for room in it: it filled the window, and nothing else was written, nor could this node take over."""
@@ -458,6 +460,7 @@ def test_a_full_queue_holds_up_no_other(lab: Lab, kind: str) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.proves("queue: reject-publish behind an exchange")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_full_queue_behind_an_exchange(lab: Lab, kind: str) -> None:
     """The other queues of what it refuses get that once, and at once; it goes on to the full one when there is room, with its routing key."""
@@ -516,6 +519,7 @@ def test_full_queue_deleted(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.proves("queue: rejected before a purge")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_rejected_messages_that_wait_for_room(lab: Lab, kind: str) -> None:
     """Nobody waits for them before a declaration; they are dead letters all the same when their queue is deleted."""
@@ -570,6 +574,7 @@ def faltering(lab: Lab) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.proves("order: sweep")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_order_of_what_stays(lab: Lab, kind: str) -> None:
     """A queue that is swept again and again, while more comes and the broker falters, is in order at the end."""
@@ -595,6 +600,7 @@ def test_order_of_what_stays(lab: Lab, kind: str) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.proves("order: sweep")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize(("count", "expires"), [(1_500, False), (1_500, True), (WIDE_WINDOW_MESSAGES + 600, False)])
 def test_order_of_a_deep_queue(lab: Lab, kind: str, count: int, expires: bool) -> None:
@@ -639,6 +645,7 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.proves("queue: dead letters")
 @pytest.mark.quick("3.10", "4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_sweeps(lab: Lab, kind: str) -> None:
@@ -667,7 +674,9 @@ def test_sweeps(lab: Lab, kind: str) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.quick("3.10", "4.3")
+@pytest.mark.proves("queue: delivery limit")
+@pytest.mark.quick
+@pytest.mark.one_version("4.3")
 def test_sweep_gives_back_uncounted(lab: Lab) -> None:
     """A quorum queue with a delivery limit keeps its messages however often it is swept (4.x only: 3.10 counts every way)."""
 
@@ -692,6 +701,7 @@ def test_sweep_gives_back_uncounted(lab: Lab) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.proves("queue: expires")
 def test_a_queue_that_is_kept_keeps_its_deliveries(lab: Lab) -> None:
     """On 3.x a consumer that takes nothing is use of it, too."""
 
@@ -1008,6 +1018,7 @@ def rejects_and_deletes(queue: str, first: int, last: int) -> list[pb.Run]:
     return [reject, topology(commands.Queue.Delete(queue=queue))]
 
 
+@pytest.mark.proves("queue: rejected before a purge")
 def test_a_deletion_waits_for_a_sweeper_that_comes_late(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be busy for a minute with another queue. That it had found nothing was said, though it had not looked."""
     monkeypatch.setattr(applier, "REJECTED_STILL_S", applier.REJECTED_STILL_S / 5)
@@ -1032,6 +1043,7 @@ def test_a_deletion_waits_for_a_sweeper_that_comes_late(lab: Lab, caplog: pytest
     assert "not waited for" not in caplog.text
 
 
+@pytest.mark.proves("queue: rejected before a failover")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("stays", [0, 3])
 def test_whoever_takes_over_moves_what_was_rejected(lab: Lab, kind: str, stays: int) -> None:
@@ -1121,6 +1133,7 @@ def test_what_was_rejected_from_a_queue_that_is_declared_anew_with_another_level
     asyncio.run(go())
 
 
+@pytest.mark.proves("queue: rejected before a purge")
 @pytest.mark.parametrize("stays", [0, 1])
 def test_what_a_quorum_queue_is_about_to_reject(lab: Lab, stays: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its channel has handled the rejects, and the queue a little later: they went nowhere if dead letters were unbound in between."""
@@ -1178,6 +1191,7 @@ def test_a_deletion_does_not_wait_for_what_lies_too_deep(lab: Lab, caplog: pytes
     assert caplog.text.count("10 messages that the primary's clients rejected from queue 'too-deep'") == 1
 
 
+@pytest.mark.proves("queue: purged before a restart")
 def test_a_purge_or_deletion_is_on_record_before_a_restart_could_harm(lab: Lab) -> None:
     """A restart carries out again what is not: it would take the dead letters that have come in since."""
 

@@ -179,6 +179,7 @@ def consumed(door: str, queue: str, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.proves("G2")
 def test_two_sidecars_beside_the_same_broker(lab: Lab, tmp_path: Path, group: str) -> None:
     """The newer takes over, the older says so and stands by; what is published meanwhile is there once."""
     login = lab.nodes["e1"].door.rpartition("@")[0]

@@ -20,6 +20,8 @@ from patience import PATIENT_DOOR
 
 from lrq_ha.lab import Lab, LabError
 
+pytestmark = pytest.mark.proves("broker-lacks")
+
 OVER = "this incarnation is over"
 FLAP_S = 2.5  # so long confirms waited for a backup that ended one incarnation after the other; a busy machine needs far less
 LOAD_S = 6.0

@@ -64,6 +64,7 @@ def is_refused(lab: Lab, node: str, down: str, words: str) -> None:
     eventually(f"a promotion of {node} to be refused", said_so)
 
 
+@pytest.mark.proves("exchange: not durable")
 @pytest.mark.quick(only="backup")
 @pytest.mark.parametrize("which", ["primary", "backup"])
 def test_exchanges_that_are_not_durable(lab: Lab, nodes: tuple[str, str], which: str) -> None:
@@ -96,6 +97,7 @@ def test_exchanges_that_are_not_durable(lab: Lab, nodes: tuple[str, str], which:
         lab.start(primary)
 
 
+@pytest.mark.proves("queue: not durable")
 def test_a_queue_that_is_not_durable_of_a_former_primary(lab: Lab, nodes: tuple[str, str]) -> None:
     """It follows now, so the queue is there again, with what came since: it is no primary's that has gone with its messages."""
     primary, backup = nodes
@@ -120,6 +122,7 @@ def test_a_queue_that_is_not_durable_of_a_former_primary(lab: Lab, nodes: tuple[
         lab.start(primary)
 
 
+@pytest.mark.proves("exchange: auto-delete")
 @pytest.mark.parametrize("which", ["primary", "backup"])
 def test_an_auto_delete_exchange_that_has_gone(lab: Lab, nodes: tuple[str, str], which: str) -> None:
     """It went with its last binding, and does not come again with its broker: a client makes another one of that name."""
@@ -191,6 +194,7 @@ def publish(lab: Lab, node: str, queue: str, numbers: range) -> None:
         publisher.flush(60)
 
 
+@pytest.mark.proves("power-loss")
 @pytest.mark.one_version("4.3")
 @pytest.mark.parametrize(("which", "lost"), [("primary", "end"), ("backup", "all")])
 def test_a_host_that_loses_power(lab: Lab, nodes: tuple[str, str], which: str, lost: str) -> None:

@@ -18,6 +18,8 @@ from raw_client import RawClient, publish
 
 from broker_plugin.amqp import content_header, encode, frames
 
+pytestmark = pytest.mark.proves("queue: dead letter published again")
+
 #: As a consumer of a dead letter has them. `it`: the queue in which the test has it die.
 BROUGHT = {
     "x-death": [

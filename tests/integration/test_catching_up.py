@@ -17,7 +17,7 @@ from load import command, consume, declare, depth, eventually, in_sync, line_of,
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("away")]
 
 LOG_BYTES_MAX = 32 << 20
 BACKUP_TIMEOUT_S = 1.0

@@ -19,7 +19,7 @@ from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("queue: silent removals")]
 
 BODIES = [b"%d" % i for i in range(3)]
 VHOST_UNSEEN = "what leaves queues by itself in vhost"

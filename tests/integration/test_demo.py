@@ -13,7 +13,7 @@ import pytest
 from lrq_ha.demo.apps import ConsumerApp
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("3.10")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("3.10"), pytest.mark.proves("G1", "G3", "G6")]
 
 
 @pytest.mark.quick

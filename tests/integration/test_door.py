@@ -377,6 +377,7 @@ def test_what_is_given_back_comes_again(rig: Rig, kind: str) -> None:
     rig.both_hold(queue, [])
 
 
+@pytest.mark.proves("queue: dead letters")
 @pytest.mark.parametrize("kind", KINDS)
 def test_rejected_for_good_then_taken_from_the_dead_letter_queue(rig: Rig, kind: str) -> None:
     channel = rig.channel(confirms=True)

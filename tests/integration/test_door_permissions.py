@@ -19,7 +19,7 @@ from talk import Talk
 from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("permissions")]
 
 B, C, Q, Tx = commands.Basic, commands.Channel, commands.Queue, commands.Tx
 MANY = 100  # publishes: more than the entries that a primary adds of its own meanwhile

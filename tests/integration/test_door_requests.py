@@ -10,7 +10,7 @@ from door_rig import Rig
 from pamqp import commands
 from talk import Talk
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("client: direct reply-to")]
 
 B, Tx = commands.Basic, commands.Tx
 ASK = "amq.rabbitmq.reply-to"

@@ -69,6 +69,7 @@ def test_an_exchange_bound_to_an_exchange(rig: Rig) -> None:
     rig.both_hold(queue, [b"1"])
 
 
+@pytest.mark.proves("exchange: amq")
 def test_exchanges_bound_to_those_that_every_broker_has(rig: Rig) -> None:
     """And the other way round. `amq.rabbitmq.*` is not among them: what a broker tells of itself is its own."""
     channel = rig.channel(confirms=True)
@@ -152,6 +153,7 @@ def test_passive_declarations(rig: Rig) -> None:
     assert texts[0][0] == 404
 
 
+@pytest.mark.proves("queue: exclusive")
 @pytest.mark.parametrize("options", [{"exclusive": True}, {"auto_delete": True}, {"exclusive": True, "auto_delete": True}])
 def test_queues_of_one_connection_stay_on_the_primary(rig: Rig, options: dict[str, bool]) -> None:
     channel = rig.channel(confirms=True)
@@ -167,6 +169,7 @@ def test_queues_of_one_connection_stay_on_the_primary(rig: Rig, options: dict[st
         assert not rig.exists(rig.backup, queue)
 
 
+@pytest.mark.proves("queue: exclusive")
 def test_a_server_named_queue_is_not_replicated(rig: Rig) -> None:
     channel = rig.channel(confirms=True)
     queue = channel.queue_declare("", durable=True).method.queue
@@ -422,6 +425,7 @@ def test_what_follows_at_once_on_a_queue_of_one_connection_is_not_replicated(rig
     assert own not in rig.lab.nodes[rig.backup].log.read_text(), "its broker is asked for nothing of it"
 
 
+@pytest.mark.proves("exchange: refused")
 @pytest.mark.parametrize(("kind", "why"), [("x-random", "routes differently"), ("x-delayed-message", "keeps messages in no queue")])
 def test_an_exchange_that_cannot_be_replicated_is_refused(rig: Rig, kind: str, why: str) -> None:
     """Also where no broker has the plugin: what is delayed would be missing after a renewal, and acknowledged copies would come again."""

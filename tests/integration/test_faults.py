@@ -29,7 +29,7 @@ from traffic import Traffic
 
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.proves("G1", "G2", "G3", "G4")]
 
 ROUNDS = int(os.environ.get("LRQ_FAULT_ROUNDS", "0"))
 SEED = int(os.environ.get("LRQ_FAULT_SEED", "1"))

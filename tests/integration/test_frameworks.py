@@ -25,7 +25,7 @@ from patience import PATIENT_DOOR
 from lrq_ha.lab import Lab
 from lrq_ha.lab.files import python_environment
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(900), pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900), pytest.mark.one_version("4.3"), pytest.mark.proves("G1", "G3")]
 
 CLIENTS_MD = Path(__file__).parents[2] / "docs" / "clients.md"
 PROGRAM = re.compile(r"```python\n# (\w+\.py)\n.*?```", re.DOTALL)

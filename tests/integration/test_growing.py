@@ -21,7 +21,7 @@ from traffic import Load
 
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("growing")]
 
 MESSAGES, ACKED = 1_000, 300
 RATE = 100.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from history import Broken, History, dead, span
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.proves("fault-checker")]
 
 NOW = time.time()
 

@@ -35,7 +35,7 @@ from traffic import Load, Traffic
 
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("renewal")]
 
 LEVELS = """replicate = { '^cache-' = "configuration", '^scratch-' = "none", '' = "all" }\n"""
 SETTINGS = f"{SMALL_LOG}backup_timeout_s = 10.0\n{LEVELS}"
@@ -76,6 +76,7 @@ def refused(lab: Lab, queue: str, reason: str, **declared: object) -> None:
     assert consume(door, queue, 1) == [7]
 
 
+@pytest.mark.proves("away", "queue: level configuration", "queue: level none")
 @pytest.mark.quick
 def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> None:
     primary, backup = in_sync(lab, applied=True)
@@ -158,7 +159,7 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     publish(lab, "", range(60, 62), exchange="fan")
     assert depth(door, "cache-fan") == 2, "its bindings are"
     found = consume(door, "quorum", 310)
-    if broker_version.startswith("3"):  # a quorum queue may come into another order there, see docs/guarantees.md
+    if broker_version.startswith("3"):  # a quorum queue may come into another order there, see docs/limitations.md
         found.sort()
     assert found == list(range(310))
     assert consume(door, "left", 42) == list(range(20, 62))

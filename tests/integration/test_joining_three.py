@@ -20,7 +20,7 @@ from traffic import Load
 
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("renewal")]
 
 SETTINGS = f"{SMALL_LOG}backup_timeout_s = 600.0\n"
 RATE = 20  # so little that a checkpoint stays in so small a log

@@ -29,7 +29,7 @@ from broker_plugin.amqp.content_header import field
 from lrq_ha.lab import Lab, LabNode, keeper
 from lrq_ha.publisher import Confirm, Publisher
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G5")]
 
 BACKUP_TIMEOUT_S = 2.0
 CONFIRM_S = 120.0
@@ -300,6 +300,7 @@ def test_nobody_is_promoted_over_a_primary_that_he_hears_and_cannot_log_in_at(la
     assert primary_of(lab) == primary
 
 
+@pytest.mark.proves("promotion")
 @pytest.mark.parametrize("order", [("e1", "e2"), ("e2", "e1")])
 def test_both_nodes_killed_and_started_in_either_order(lab: Lab, names: tuple[str, str], order: tuple[str, str]) -> None:
     queue = f"both-{time.time_ns()}"
@@ -471,6 +472,7 @@ def publish_with_ids(door: str, producer: str, numbers: range, *, bodies_from: i
         assert client.confirmed(len(ids)) == set()
 
 
+@pytest.mark.proves("republish")
 def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, str], tmp_path: Path) -> None:
     primary, backup = names
     queue = f"forced-{time.time_ns()}"

@@ -19,7 +19,7 @@ from load import command, declare, eventually, in_sync, missed, promote, replica
 from test_stalls import RATE, Witness, begun, bodies, equal
 from traffic import Load
 
-pytestmark = [pytest.mark.broker, pytest.mark.docker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.docker, pytest.mark.one_version("4.3"), pytest.mark.proves("G5")]
 
 COUNT = 100
 SHORT_S = 2.0
@@ -120,6 +120,7 @@ def test_two_primaries_that_both_confirmed_are_told_and_lose_nothing(containers:
     same_logs(lab)
 
 
+@pytest.mark.proves("promotion")
 def test_a_promotion_says_since_when_the_other_may_have_confirmed_alone(containers: ContainerLab) -> None:
     """The word is true, and what the old primary confirmed on its own is lost all the same: whoever gives it is told what to compare."""
     lab = containers
@@ -152,6 +153,7 @@ def test_a_promotion_says_since_when_the_other_may_have_confirmed_alone(containe
     assert bodies(lab.nodes[new].door, queue) == []
 
 
+@pytest.mark.proves("strict")
 def test_in_mode_strict_neither_side_confirms(containers: ContainerLab) -> None:
     """Not even the operator's word, which is untrue, lets one of them go on alone; when they meet again, the one that was promoted leads."""
     lab = containers

@@ -13,7 +13,7 @@ from load import command, eventually, set_up, told
 from test_three_faults import BACKUP_TIMEOUT_S, goes_on, loaded, out
 from test_three_nodes import all_in_sync
 
-pytestmark = [pytest.mark.broker, pytest.mark.docker]
+pytestmark = [pytest.mark.broker, pytest.mark.docker, pytest.mark.proves("G5")]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from raw_client import RawClient, publish
 from broker_plugin.amqp import content_header, encode
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.proves("permissions")]
 
 MANY = 100  # publishes: more than the entries that a primary adds of its own meanwhile
 

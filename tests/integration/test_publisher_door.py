@@ -27,7 +27,7 @@ from lrq_ha.publisher.fullsync import RequestBook
 from lrq_ha.publisher.messages import full_sync_status
 from lrq_ha.routing.chain import TRANSMISSION_BYTES_MAX
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("G1")]
 
 Make = Callable[..., Any]
 

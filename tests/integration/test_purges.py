@@ -19,7 +19,7 @@ from pika.exceptions import AMQPError
 
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.proves("queue: purged by a client", "queue: rejected before a purge")]
 
 KINDS = pytest.mark.parametrize("kind", ["classic", "quorum"])
 REJECTED = 1_500  # too many for a sweeper to reject in the moment before
@@ -144,7 +144,7 @@ def test_what_is_purged_later_is_gone(group: Pair, kind: str) -> None:
 @pytest.mark.parametrize("what", ["purged", "deleted", "deleted, and the backup starts again"])
 def test_what_was_rejected_before_is_a_dead_letter_on_both(group: Pair, kind: str, what: str, broker_version: str) -> None:
     if broker_version.startswith("3") and kind == "quorum":
-        pytest.skip("RabbitMQ 3 may forget what a busy quorum queue has not taken from a channel that is closed (docs/guarantees.md)")
+        pytest.skip("RabbitMQ 3 may forget what a busy quorum queue has not taken from a channel that is closed (docs/limitations.md)")
     dead = group.declare(kind)
     queue = group.declare(kind, dead_letter_exchange="", dead_letter_routing_key=dead)
     group.publish(queue, range(REJECTED))
@@ -165,12 +165,13 @@ def test_what_was_rejected_before_is_a_dead_letter_on_both(group: Pair, kind: st
     group.has(group.backup, dead, REJECTED)
 
 
+@pytest.mark.proves("queue: rejected before a failover")
 @KINDS
 @pytest.mark.parametrize("what", ["purged", "deleted", "left alone"])
 def test_what_was_rejected_before_a_failover_is_a_dead_letter(group: Pair, kind: str, what: str, broker_version: str) -> None:
     """Whatever becomes of its queue on the new primary, where nobody consumes from it: the sweeper had no time for it while it was a backup."""
     if broker_version.startswith("3") and kind == "quorum":
-        pytest.skip("RabbitMQ 3 may forget what a busy quorum queue has not taken from a channel that is closed (docs/guarantees.md)")
+        pytest.skip("RabbitMQ 3 may forget what a busy quorum queue has not taken from a channel that is closed (docs/limitations.md)")
     dead = group.declare(kind)
     queue = group.declare(kind, dead_letter_exchange="", dead_letter_routing_key=dead)
     group.publish(queue, range(REJECTED))

@@ -74,6 +74,54 @@ def after(pair: Lab) -> Iterator[After]:
     pair.start(primary)
 
 
+@pytest.mark.proves("queue: classic and quorum", cases=("classic", "classic_transient_messages", "lazy", "quorum", "does_not_answer_for_a_while"))
+@pytest.mark.proves("queue: priority", cases=("priority", "priority_quorum"))
+@pytest.mark.proves("queue: stream", cases=("stream",))
+@pytest.mark.proves("queue: single active consumer", cases=("single_active_consumer", "single_active_consumer_classic"))
+@pytest.mark.proves("queue: TTL", cases=("queue_ttl", "queue_ttl_quorum", "message_ttl", "message_ttl_quorum", "ttl_that_ends_later_on_the_backup"))
+@pytest.mark.proves("queue: dead letters", cases=("dead_letters_in_a_chain",))
+@pytest.mark.proves("queue: retry loop", cases=("retry_loop",))
+@pytest.mark.proves(
+    "queue: drop-head",
+    cases=(
+        "drop_head", "drop_head_quorum", "drop_head_while_consumers_ack", "drop_head_of_a_priority_queue", "drop_head_to_dead_letters",
+    ),
+)
+@pytest.mark.proves("queue: length in bytes", cases=("drop_head_by_bytes", "drop_head_by_bytes_quorum", "reject_publish_by_bytes"))
+@pytest.mark.proves("queue: at-least-once", cases=("at_least_once_dead_letters",))
+@pytest.mark.proves("queue: reject-publish", cases=("reject_publish", "reject_publish_quorum"))
+@pytest.mark.proves("queue: reject-publish-dlx", cases=("reject_publish_dlx",))
+@pytest.mark.proves("queue: delivery limit", cases=("delivery_limit", "lost_by_a_delivery_limit"))
+@pytest.mark.proves("queue: expires", cases=("expires_used", "expires_used_quorum", "expires_unused", "expires_unused_quorum"))
+@pytest.mark.proves(
+    "queue: purged by an operator",
+    cases=(
+        "purged_by_an_operator", "purged_by_an_operator_quorum", "purged_while_a_consumer_holds", "purged_behind_an_exchange",
+        "dead_letters_purged_by_an_operator",
+    ),
+)
+@pytest.mark.proves(
+    "queue: deleted by an operator",
+    cases=(
+        "deleted_by_an_operator", "deleted_by_an_operator_quorum", "deleted_by_an_operator_and_declared_anew",
+        "deleted_by_an_operator_and_declared_otherwise", "deleted_by_an_operator_and_bound_anew",
+    ),
+)
+@pytest.mark.proves("queue: silent removals", cases=("unbound_by_an_operator",))
+@pytest.mark.proves("queue: deleted by clients", cases=("deleted_and_declared_anew_by_clients",))
+@pytest.mark.proves(
+    "queue: level configuration",
+    cases=(
+        "configuration", "configuration_quorum", "configuration_stream", "configuration_of_dead_letters",
+        "configuration_behind_an_auto_delete_exchange",
+    ),
+)
+@pytest.mark.proves("queue: level none", cases=("level_none",))
+@pytest.mark.proves("queue: auto-delete", cases=("auto_delete_asked", "auto_delete_asked_and_left"))
+@pytest.mark.proves("queue: exclusive", cases=("exclusive", "auto_delete"))
+@pytest.mark.proves("exchange: alternate", cases=("alternate_exchange",))
+@pytest.mark.proves("exchange: auto-delete", cases=("auto_delete_exchange",))
+@pytest.mark.proves("exchange: deleted by an operator", cases=("exchange_deleted_by_an_operator_and_declared_otherwise",))
 @pytest.mark.quick("3.10", "4.3", only=r"-(classic|quorum|stream|delivery_limit|retry_loop|drop_head|reject_publish|message_ttl)\]")
 @pytest.mark.parametrize("name", KINDS)
 def test_over_a_failover(after: After, name: str) -> None:

@@ -22,7 +22,7 @@ from lrq_ha.lab import Lab, probe
 from lrq_ha.lab.files import SIDECAR_USER
 from lrq_ha.replication.levels import Level
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("queue: levels")]
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -181,6 +181,7 @@ def test_replication_ids_are_not_looked_at(rig: Rig) -> None:
     assert rig.bodies(rig.primary, queue) == [b"1", b"2"]
 
 
+@pytest.mark.proves("queue: auto-delete")
 def test_an_auto_delete_queue_that_is_to_be_replicated(rig: Rig) -> None:
     """It is on the backup, and goes on both when its last consumer has gone: not before, and not if it never had one."""
     channel = rig.channel(confirms=True)

@@ -23,7 +23,7 @@ from renewals import equal, has, levels, part_of_it, publish, rest_of_it
 from broker_plugin.amqp import encode, frames
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("renewal")]
 
 SETTINGS = "backup_timeout_s = 600.0\napply_delay_s = 0.1\n"
 MANY = 3_000
@@ -207,6 +207,7 @@ def test_consumers_gets_declarations_and_publishes(lab: Lab, kind: str) -> None:
     equal(lab, {queue: 0})
 
 
+@pytest.mark.proves("order: renewal")
 def test_order_of_a_quorum_queue_that_is_slow(lab: Lab) -> None:
     """RabbitMQ puts what was on its way to a consumer when that was cancelled before what it held."""
     primary, _ = in_sync(lab, applied=True)
@@ -222,9 +223,10 @@ def test_order_of_a_quorum_queue_that_is_slow(lab: Lab) -> None:
     equal(lab, {queue: 0})
 
 
+@pytest.mark.proves("order: renewal")
 @pytest.mark.parametrize("count", [1, 3])
 def test_order_of_what_is_on_its_way_to_consumers(lab: Lab, broker_version: str, count: int) -> None:
-    """It comes again, from RabbitMQ 4 on before all others; see docs/guarantees.md."""
+    """It comes again, from RabbitMQ 4 on before all others; see docs/limitations.md."""
     primary, _ = in_sync(lab, applied=True)
     door, queue = lab.nodes[primary].door, f"on-its-way-{count}"
     declare(door, queue, queue_type="quorum")

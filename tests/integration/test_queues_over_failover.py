@@ -66,6 +66,7 @@ def publish(channel: pika.adapters.blocking_connection.BlockingChannel, queue: s
         channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
 
 
+@pytest.mark.proves("queue: reject-publish", "queue: held messages")
 @pytest.mark.quick
 def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
     """The primary's queues held more than their limit, as consumers had taken some of it; the backup's cannot, until somebody consumes.
@@ -96,6 +97,7 @@ def test_a_full_queue_does_not_keep_the_door_shut(group: Pair) -> None:
     assert depth(group.lab.nodes[group.backup].broker, deleted) == 0
 
 
+@pytest.mark.proves("queue: reject-publish behind an exchange")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_what_a_full_queue_refuses_is_in_its_other_queues_once(group: Pair, kind: str) -> None:
     """The backup's is full, as the primary's consumer holds as much: each try through the exchange gave all others of its queues one copy more."""
@@ -153,6 +155,7 @@ def read(url: str, stream: str) -> list[int]:
     return [int(body) for _, body in checks.read_stream(url, stream, "%2F")]
 
 
+@pytest.mark.proves("queue: stream")
 def test_what_a_restart_publishes_again_is_read_from_a_stream_once(group: Pair) -> None:
     """A stream keeps both copies; the door gives out the one that counts."""
     stream = f"again-{time.time_ns()}"
@@ -170,6 +173,7 @@ def test_what_a_restart_publishes_again_is_read_from_a_stream_once(group: Pair) 
     assert list(dict.fromkeys(read(group.door, stream))) == read(group.door, stream) == list(range(count))
 
 
+@pytest.mark.proves("queue: stream", "in-doubt")
 def test_what_is_refused_as_in_doubt_is_read_from_a_stream_once(group: Pair) -> None:
     """The broker had written it when it closed the channel, and had not said so: the stream keeps it beside what the publisher sent again."""
     stream, producer = f"doubt-{time.time_ns()}", f"doubt-{time.time_ns()}"

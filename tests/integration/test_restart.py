@@ -25,7 +25,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import Publisher
 from lrq_ha.replication.retention import RECORD_BYTES
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("G2")]
 
 EVERY = 200
 MESSAGES = 1_000
@@ -87,6 +87,7 @@ def kind_of(batch: pb.Batch) -> str | None:
     return batch.runs[0].WhichOneof("kind") if batch.runs else None
 
 
+@pytest.mark.proves("queue: classic and quorum")
 @pytest.mark.quick
 def test_a_restart_reads_from_the_last_checkpoint(new_lab: Callable[..., Lab], broker_version: str) -> None:
     lab = up(new_lab, broker_version, f"checkpoint_entries = {EVERY}", sinks=1)
@@ -177,6 +178,7 @@ def test_what_was_routed_before_bindings_changed_stays_where_it_was(new_lab: Cal
     assert depth(lab.nodes["e1"].broker, "new") == 0
 
 
+@pytest.mark.proves("queue: purged before a restart")
 @pytest.mark.parametrize("what", ["purged", "deleted and declared again"])
 def test_dead_letters_that_came_behind_a_purge_or_deletion(new_lab: Callable[..., Lab], broker_version: str, what: str) -> None:
     """They are there after a restart, which carries out again what its record lacks."""
@@ -206,6 +208,7 @@ def test_dead_letters_that_came_behind_a_purge_or_deletion(new_lab: Callable[...
         assert depth(lab.nodes["e1"].broker, dead) == 1
 
 
+@pytest.mark.proves("queue: purged before a restart")
 @pytest.mark.parametrize("level", ["none", "configuration"])
 def test_messages_of_a_queue_that_is_not_replicated_outlive_a_restart(new_lab: Callable[..., Lab], broker_version: str, level: str) -> None:
     """Though the queue was deleted and declared again just before: they are in no log, and nobody publishes them again."""

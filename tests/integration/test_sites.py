@@ -22,7 +22,7 @@ from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import Confirm, FullSyncContext, FullSyncRequest, NackedError, Publisher, messages
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from broker_plugin.amqp import content_header, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls"), pytest.mark.proves("G5")]
 
 BACKUP_TIMEOUT_S = 5.0  # the default, which the shared pair has
 COUNT = 300
@@ -116,6 +116,7 @@ def nodes_of(lab: Lab, *names: str) -> list[str]:
     return [f"{lab.nodes[name].door}?heartbeat=2" for name in names]
 
 
+@pytest.mark.proves("stall")
 @pytest.mark.parametrize("part", [".sidecar", ".broker", ""])
 def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab, part: str) -> None:
     """It confirms nothing of what came while it stood still, tells its clients, and follows: its tail was never safe."""
@@ -157,6 +158,7 @@ def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab
     equal(pair, queue, loaded)
 
 
+@pytest.mark.proves("slow-backup")
 @pytest.mark.one_version("4.3")
 def test_a_backup_whose_broker_is_slow(pair: Lab) -> None:
     """It slows who publishes at full speed, and says so; so whoever promotes it waits for a part of what was published only, and for a short time."""
@@ -206,6 +208,7 @@ def test_a_backup_whose_broker_is_slow(pair: Lab) -> None:
         connection.channel().queue_delete(queue)
 
 
+@pytest.mark.proves("stall")
 @pytest.mark.parametrize("part", [".sidecar", ".broker"])
 def test_a_backup_that_stands_still_is_left_out_and_comes_back(pair_with_one_log: Lab, part: str) -> None:
     """Nobody's connection is lost, nothing is delivered twice, and an operator sees who is out of the set."""
@@ -262,6 +265,7 @@ def test_a_broker_that_confirms_nothing_is_told(pair_with_one_log: Lab) -> None:
     equal(pair, queue)
 
 
+@pytest.mark.proves("stall")
 def test_a_primary_that_goes_on_where_it_cannot_see_who_was_promoted_diverges(
     new_lab: Callable[..., Lab], broker_version: str, tmp_path: Path
 ) -> None:

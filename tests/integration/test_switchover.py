@@ -22,7 +22,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.replication.events import Handover, Message
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one_version("4.3"), pytest.mark.proves("G3", "G4")]
 
 
 JOIN_S = 120.0
@@ -194,6 +194,7 @@ def test_what_only_the_sweeper_has_seen_is_not_said_to_come_again(pair: Lab) -> 
     in_sync(pair)
 
 
+@pytest.mark.proves("queue: held messages")
 def test_a_consumer_that_does_not_finish(pair: Lab) -> None:
     """The operator is told, and nothing has changed; by force its message is delivered again, by the other node."""
     primary, backup = in_sync(pair)

@@ -21,7 +21,7 @@ from traffic import Load
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G1", "G3")]
 
 BACKUP_TIMEOUT_S = 2.0
 #: Messages a second: what is published while faults go on has to be consumed, too, on a machine with two cores and three nodes.

@@ -22,7 +22,7 @@ from traffic import Load
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Confirm, Publisher
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("G1", "G5")]
 
 PATIENT_S = 600.0
 BACKUP_TIMEOUT_S = 2.0
@@ -112,6 +112,7 @@ def equal(lab: Lab, queue: str) -> None:
     eventually("all queues empty", lambda: all(depth(node.broker, queue) == 0 for node in lab.nodes.values()))
 
 
+@pytest.mark.proves("expected-backups")
 @pytest.mark.quick
 def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
     """Under load: the others go on as a pair; the last one takes clients, and confirms when another is back; who was killed comes back each time."""
@@ -235,6 +236,7 @@ def test_two_begin_anew_at_once(lab: Lab) -> None:
     assert consume(lab.nodes[others[1]].door, kept, 200) == list(range(100, 300))
 
 
+@pytest.mark.proves("promotion")
 @pytest.mark.parametrize("alone", [False, True])
 def test_all_are_killed_and_started_one_after_the_other(lab: Lab, alone: bool) -> None:
     """Nobody leads before the last one is there, which may know more. `alone`: it does, as it was the last in the set."""
@@ -282,6 +284,7 @@ def held(confirms: list[Confirm]) -> bool:
     return not any(confirm.done for confirm in confirms)
 
 
+@pytest.mark.proves("strict")
 def test_strict_waits_for_who_is_down_until_he_is_back_or_removed(strict: Lab) -> None:
     lab = strict
     primary, other, third = all_in_sync(lab)
@@ -393,6 +396,7 @@ def test_strict_waits_for_who_is_configured_no_more_until_he_is_removed(strict: 
         all_in_sync(lab)
 
 
+@pytest.mark.proves("local-completion")
 def test_local_completion_waits_for_no_backup(strict: Lab) -> None:
     """An operator sees what is at stake. Nothing of it is lost but with its primary: not with its publisher's connection."""
     lab = strict

@@ -21,7 +21,7 @@ from raw_client import RawClient, publish
 from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls")]
+pytestmark = [pytest.mark.broker, pytest.mark.own_pair("stalls"), pytest.mark.proves("client: transactions")]
 
 COUNT = 600
 IN_ONE = 3

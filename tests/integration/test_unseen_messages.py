@@ -12,7 +12,7 @@ from renewals import SMALL_LOG, discard, empty, equal, fall_off, publish
 
 from lrq_ha.lab import Lab
 
-pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
+pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("limit: unseen messages")]
 
 HELD_BACK_S, LONG_S = 5, 600
 

@@ -19,7 +19,7 @@ from test_full_disk import DISK_BYTES, Source, disk, disks, everything_is_there,
 
 from lrq_ha.lab import Lab
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G1")]
 
 LEFT_BYTES = 4 << 20
 BEFORE, COUNT = 50, 250

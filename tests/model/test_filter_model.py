@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
 from m2_sim import Copy, Dying, NotNow, OneNode, Pair
 
 from lrq_ha.replication.delivery_filter import DeliveryFilter
+
+pytestmark = pytest.mark.proves("G2", "G3", "queue: dead letters")
 
 MESSAGES_MAX = 3
 VISITS_MAX = 3

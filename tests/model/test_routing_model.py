@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,6 +26,8 @@ from lrq_ha.routing.session import Session
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Sink
 from lrq_ha.routing.statuses import Statuses, Told
 from lrq_ha.routing.tables import SENDING, Reason, State
+
+pytestmark = pytest.mark.proves("G6")
 
 ROUTE = Route("east", "orders", "west")
 LIMITS = Limits(

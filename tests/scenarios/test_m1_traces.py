@@ -19,6 +19,8 @@ from lrq_ha.replication.positions import epoch_number
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import StoredBatch
 
+pytestmark = pytest.mark.proves("G5", "rules")
+
 
 def group(size: int, **options: object) -> Cluster:
     """Node 1 leads, all are in the set."""
@@ -449,28 +451,28 @@ def repeat_in_the_stream(**options: object) -> None:
 
 
 TRACES: list[tuple[Callable[..., None], str, str]] = [
-    (late_write, "older exchange not deleted at a start", "A: the memory of n2"),
-    (acked_at_accept, "push acknowledged at accept", "untrue: n2"),
-    (promise_late, "promise raises top only when FENCE is confirmed", "A: the memory of n3"),
+    (late_write, "older exchanges are not deleted at a start", "A: the memory of n2"),
+    (acked_at_accept, "a push is acknowledged when it is accepted", "untrue: n2"),
+    (promise_late, "a promise raises top only when FENCE is confirmed", "A: the memory of n3"),
     (heartbeat_of_a_newer_epoch, "a leader does not learn of a newer epoch from a heartbeat", "G5"),
-    (restart_alone, "leader restarts alone", "G1"),
+    (restart_alone, "a leader restarts alone", "G1"),
     (lost_host_restarts_alone, "a lost host restarts alone", "G1"),
-    (strict_without_a_lost_host, "strict goes on without a lost host", "strict: n1 calls"),
-    (restart_with_its_set, "leader restarts when its own set answers", "G5"),
-    (tail_cut, "tail always cut", "silent loss: n1"),
-    (tail_cut_without_sets_in_it, "tail judged by the sets inside it", "silent loss: n1"),
+    (strict_without_a_lost_host, "mode strict continues without a lost host", "strict: n1 calls"),
+    (restart_with_its_set, "a leader restarts when its own set answers", "G5"),
+    (tail_cut, "a tail is always cut", "silent loss: n1"),
+    (tail_cut_without_sets_in_it, "a tail is judged by the sets inside it", "silent loss: n1"),
     (not_told_that_it_is_out, "FENCE does not tell a node that it is out", "untrue: n2"),
-    (older_set_undoes_out, "a set entry from before undoes out", "untrue: n2"),
-    (second_history, "restarts by itself although a second history answers", "G1"),
-    (removal_at_append, "removal counts at append", "silent loss: n1"),
-    (addition_when_safe, "addition counts when safe under the old set", "untrue: n2"),
-    (longer_log_ignored, "shorter log promoted", "G1"),
+    (older_set_undoes_out, "an older set entry undoes out", "untrue: n2"),
+    (second_history, "a leader restarts although a second history answers", "G1"),
+    (removal_at_append, "a removal counts at its append", "silent loss: n1"),
+    (addition_when_safe, "an addition counts when it is safe under the old set", "untrue: n2"),
+    (longer_log_ignored, "a shorter log is promoted", "G1"),
     (longer_log_promised, "an operator needs no force to promote over a longer log", "n2 is promoted without force"),
-    (applied_queue, "tail judged by the writer of the next entry", "silent loss: n1"),
+    (applied_queue, "a tail is judged by the writer of the next entry", "silent loss: n1"),
     (lower_leader_in_the_stream, "a lower leader is not ignored", "A: the memory of n2"),
     (other_predecessor_in_the_stream, "the predecessor's epoch is not compared", "A: the memory of n2"),
     (repeat_in_the_stream, "a repeat is appended again", "A: the memory of n2"),
-    (safe_before_marker, "safe before the MARKER is", "silent loss"),
+    (safe_before_marker, "entries are safe before the MARKER is safe", "silent loss"),
 ]
 
 
@@ -479,6 +481,7 @@ def test_rules_on(trace: Callable[..., None]) -> None:
     trace()
 
 
+@pytest.mark.proves("promotion", cases=("longer_log_promised", "longer_log_ignored"))
 @pytest.mark.parametrize(("trace", "rule", "violation"), TRACES, ids=[t.__name__ for t, _, _ in TRACES])
 def test_rule_off(trace: Callable[..., None], rule: str, violation: str) -> None:
     with rule_off(rule) as options, pytest.raises(Violation, match=violation):

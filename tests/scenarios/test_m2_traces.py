@@ -15,6 +15,8 @@ from m2_sim import NotNow, OneNode, OneNodeWithWindows, Pair, Violation
 
 from lrq_ha.replication.queue_filter import Verdict
 
+pytestmark = pytest.mark.proves("G3", "queue: dead letters")
+
 # ---- one node, killed (m2_filter.txt) ------------------------------------------------------------------------------
 
 
@@ -421,6 +423,7 @@ class TestPair:
             replay(off(route), PAIR_STEPS, trace, strict=True)
 
 
+@pytest.mark.proves("limit: cycle by expiry")
 def test_a_cycle_by_expiry_alone_that_the_broker_drops_is_lost() -> None:
     """No rule of ours helps where RabbitMQ itself drops a message that expiry alone brings round: the operator is warned of such a topology."""
     pair = Pair()

@@ -12,6 +12,8 @@ from rules_off import rule_off
 from sidecar import Site
 from world import World
 
+pytestmark = pytest.mark.proves("rules")
+
 
 def pump(world: World, i: int, *, seconds: float = 0.2) -> None:
     """Everything that is under way at one node arrives, and its record is written."""
@@ -143,10 +145,10 @@ def followed_by_others(**options: object) -> None:
 
 
 TRACES: list[tuple[Callable[..., None], str, str]] = [
-    (record_of_lost_entries, "sequences that a lost host's record knows are taken for applied", "lost: m5"),
-    (refusal_that_is_lost, "what only a lost host's record knows as refused is taken for refused", "lost: m2"),
-    (refusal_before_the_checkpoint, "the same, where it stands before the last CHECKPOINT", "lost: m2"),
-    (followed_by_others, "what follows one that is held is given out before it", "G4: n1 delivers"),
+    (record_of_lost_entries, "entries that only a lost host's record knows count as applied", "lost: m5"),
+    (refusal_that_is_lost, "entries that only a lost host's record knows as refused count as refused", "lost: m2"),
+    (refusal_before_the_checkpoint, "these refusals count if they are before the last CHECKPOINT", "lost: m2"),
+    (followed_by_others, "a withheld message is overtaken by later ones", "G4: n1 delivers"),
 ]
 
 

@@ -1,6 +1,6 @@
-"""The table of docs/guarantees.md that says, for each part of each rule, which life or trace fails without it.
+"""The table of docs/verification.md that says, for each part of each rule, which life or trace fails without it.
 
-    python tests/simulation/table.py            finds them anew, and writes the table into docs/guarantees.md
+    python tests/simulation/table.py            finds them anew, and writes the table into docs/verification.md
 
 What stands in the table is tried first, so that as little as possible changes.
 """
@@ -20,8 +20,8 @@ from rules_off import LOG, PARTS, rule_off
 
 sys.path.append(str(Path(__file__).parent.parent / "scenarios"))
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
-BEGIN, END = "<!-- rules: made by tests/simulation/table.py -->", "<!-- end of rules -->"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "verification.md"
+BEGIN, END = "<!-- rules: made by tests/simulation/table.py -->", "<!-- end of rules -->"  # as in tests/verification.py
 SEEDS = 600
 RUNS: dict[str, Callable[..., object]] = {"log": chaos.run, "whole": life.run}
 _ROW = re.compile(r"\| (R\d+) \| (.+?) \| (log|whole|trace) `(\w+)` \|")
@@ -63,7 +63,7 @@ def breaks(part: str, found: Found, options: dict[str, object]) -> str:
 
 
 def documented() -> dict[str, Found]:
-    """What docs/guarantees.md says, by part."""
+    """What docs/verification.md says, by part."""
     text = DOCUMENT.read_text()
     table = text[text.index(BEGIN) : text.index(END)]
     return {part: Found(kind, which) for _, part, kind, which in _ROW.findall(table)}

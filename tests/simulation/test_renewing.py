@@ -7,6 +7,8 @@ import os
 import pytest
 import renewing
 
+pytestmark = pytest.mark.proves("renewal")
+
 SEEDS = int(os.environ.get("LRQ_SEEDS", "1000"))
 FAIL_WITHIN = 600
 

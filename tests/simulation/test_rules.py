@@ -1,4 +1,4 @@
-"""docs/guarantees.md says which life or trace fails without each part of each rule: it does. `python tests/simulation/table.py` writes it anew."""
+"""docs/verification.md says which life or trace fails without each part of each rule: it does. `python tests/simulation/table.py` writes it anew."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import pytest
 from rules_off import PARTS
 from table import Found, documented, fails
+
+pytestmark = pytest.mark.proves("rules")
 
 DOCUMENTED = documented()
 #: What the checks of the simulation say: each has been seen to find something, so none of them is blind.

@@ -14,6 +14,10 @@ import pytest
 from cluster import Violation
 from rules_off import rule_off
 
+pytestmark = pytest.mark.proves(
+    "G1", "G2", "G3", "G4", "G5", "strict", "promotion", "expected-backups", "local-completion", "in-doubt", "queue: rejected before a failover",
+)
+
 SEEDS = int(os.environ.get("LRQ_SEEDS", "1000"))
 LOG_SHARE = 10  # one life of the log for so many of the whole
 SEEDS_PER_TEST = 50
@@ -34,7 +38,7 @@ def test_life_of_the_log(first: int) -> None:
         chaos.run(seed)
 
 
-@pytest.mark.parametrize(("run", "part", "seed"), [(chaos.run, "push acknowledged at accept", 1), (life.run, "every copy counts", 3)])
+@pytest.mark.parametrize(("run", "part", "seed"), [(chaos.run, "a push is acknowledged when it is accepted", 1), (life.run, "every copy counts", 3)])
 def test_seed_replays_exactly(run: Callable[..., object], part: str, seed: int) -> None:
     def violation() -> str:
         with rule_off(part) as options, pytest.raises(Violation) as caught:

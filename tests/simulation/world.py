@@ -425,7 +425,7 @@ class World(Cluster):
 
         That host may have carried out the deletion, and no longer knows of it. What it publishes again from before it goes nowhere, where other
         nodes lost it a little later, with the queue. If it had died there before that, they have it among the dead letters: the log does not say what
-        dies by itself, so whoever applies an entry late has it go with its queue (known differences, docs/guarantees.md).
+        dies by itself, so whoever applies an entry late has it go with its queue (docs/limitations.md).
         """
         return self.host_lost and any(key[1] < at[1] and self.holds(site, at) for at in self.deletes.get(key[2], ()))
 

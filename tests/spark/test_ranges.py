@@ -15,6 +15,8 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.spark.errors import DataLoss, OptionError
 from lrq_ha.spark.ranges import Message, Range, Selection, begin, extent, split
 
+pytestmark = pytest.mark.proves("G6")
+
 Q = "LRQ_Recv_a_b"
 
 

@@ -15,6 +15,8 @@ from broker_plugin.amqp.frames import FrameError
 from broker_plugin.log import stamps
 from broker_plugin.methods import deliver
 
+pytestmark = pytest.mark.proves("queue: dead letter published again")
+
 Q, OTHER = {"queue": "q", "reason": "rejected"}, {"queue": "other", "reason": "expired"}
 FIRST = {"x-first-death-queue": "other", "x-first-death-reason": "expired", "x-first-death-exchange": "e"}
 NOW = {"x-first-death-queue": "q", "x-first-death-reason": "rejected", "x-first-death-exchange": ""}

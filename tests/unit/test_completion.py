@@ -26,6 +26,8 @@ from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings
 
+pytestmark = pytest.mark.proves("local-completion")
+
 
 class Connection:
     """What of a Relay these functions touch, with one channel."""

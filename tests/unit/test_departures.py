@@ -18,6 +18,8 @@ from lrq_ha.replication import delivery_filter
 from lrq_ha.replication.checkpoints import Checkpoints
 from lrq_ha.sidecar.node.recovery import applied_record
 
+pytestmark = pytest.mark.proves("limit: deleted queues")
+
 MANY = 10_000
 KEPT = 100
 DEAD_LETTERS = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}

@@ -70,7 +70,7 @@ def wrong(page: str) -> list[str]:
     return found + [mention for mention in IN_FILE.findall(page) if mention not in linked]
 
 
-BOTH = re.compile(rf"{LINK.pattern}(?P<between>[^|\[]{{0,80}}?)(?:\(both\b|, both\b)")
+BOTH = re.compile(rf"{LINK.pattern}(?P<between>[^|\[]{{0,80}}?)(?:\(both\b|, both\b|3\.10, 4\.3)")
 ONE_VERSION = re.compile(r"^@pytest\.mark\.one_version\(.*\n(?:@.*\n)*def (\w+)|^pytestmark = .*one_version", re.MULTILINE)
 
 
@@ -84,10 +84,15 @@ def of_one_version(page: str) -> list[str]:
     return found
 
 
-def test_what_is_said_to_be_for_both_versions_runs_on_both() -> None:
-    assert of_one_version((ROOT / "docs" / "guarantees.md").read_text("utf-8")) == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_is_said_to_be_for_both_versions_runs_on_both(page: Path) -> None:
+    assert of_one_version(page.read_text("utf-8")) == []
+
+
+def test_what_is_said_of_versions_and_is_wrong_is_found() -> None:
     link = "(../tests/integration/{file}.py)"
     assert of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (both)")
+    assert of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (`a`, 3.10, 4.3)")
     assert of_one_version(f"[test_adopt.py::test_a_backup_has_what_was_there_before]{link.format(file='test_adopt')}, both)")
     assert not of_one_version(f"[test_adopt.py]{link.format(file='test_adopt')} (both)")
     assert not of_one_version(f"[test_three_nodes.py]{link.format(file='test_three_nodes')} (4.3), [x] (both)")

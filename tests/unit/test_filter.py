@@ -93,8 +93,9 @@ def test_what_is_rejected_moves_when_the_node_has_come_to_it(flt: Filter) -> Non
     assert (target.due(1000), target.moves_due(1000)) == (60, 30)
 
 
+@pytest.mark.proves("queue: dead letters that meet")
 def test_two_copies_of_one_dead_letter_that_meet_are_taken_for_one(flt: Filter) -> None:
-    """A limitation (docs/guarantees.md): by the queues that they died in since, they are not told apart."""
+    """A limitation (docs/limitations.md): by the queues that they died in since, they are not told apart."""
     one, other = (("q", 1), ("r", 1)), (("q", 1), ("s", 1))
     assert flt.ask(D, 5, one) is flt.ask(D, 5, other) is GIVE
     flt.done(Kind.DEQUEUE, D, 5, origin="q")

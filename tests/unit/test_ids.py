@@ -16,6 +16,8 @@ from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.replication.deduplication import FEW_BYTES, GAP_BYTES, SHARE, Dedup, Numbers, ReplicationId, producer_name
 from lrq_ha.replication.positions import RangeSet
 
+pytestmark = pytest.mark.proves("G2")
+
 
 @pytest.mark.parametrize(
     ("value", "producer", "sequence"),

@@ -26,6 +26,8 @@ from lrq_ha.replication.queue_filter import Kind
 from lrq_ha.replication.queues import QueueKey
 from lrq_ha.replication.settings import NodeSettings
 
+pytestmark = pytest.mark.proves("queue: reject-publish", "queue: reject-publish behind an exchange")
+
 KEY = ("/", "orders")
 ROUTE = Route("", KEY[1], (KEY,))
 BODY = b"\x03\x00\x01\x00\x00\x00\x01x\xce"

@@ -19,6 +19,8 @@ from lrq_ha.replication.levels import ALLOWED, ARGUMENT, BadLevel, Level, Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings
 
+pytestmark = pytest.mark.proves("queue: levels")
+
 LEVELS = Levels({"^cache": "configuration", "^tmp": "none", "^t": "all", "^own": "none", "": "all"})
 
 

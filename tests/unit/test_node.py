@@ -1128,6 +1128,7 @@ LOST = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.proves("strict")
 @LOST
 def test_strict_waits_for_who_has_lost_what_it_had(log: LogState, reason: str) -> None:
     """It left the set, and all that had waited for it was confirmed with the primary alone, and what came then, until it had caught up."""

@@ -21,6 +21,8 @@ from broker_plugin.session import rights
 from broker_plugin.session.channel import ChannelState
 from broker_plugin.session.rights import Right
 
+pytestmark = pytest.mark.proves("permissions")
+
 TOPIC = encode.method_frame(1, commands.Exchange.Declare(exchange="topics", exchange_type="topic"))[7:-1]
 DIRECT = encode.method_frame(1, commands.Exchange.Declare(exchange="plain", exchange_type="direct"))[7:-1]
 REFUSAL = encode.channel_close(frames.CHANNELS_MAX, 403, "ACCESS_REFUSED - no", frames.BASIC_PUBLISH)

@@ -20,34 +20,34 @@ BOTH = {"connection.close", "connection.close-ok", "channel.close", "channel.clo
         "basic.cancel"}  # fmt: skip
 
 
-#: What is no method of its own: (feature, what the door does, file and test).
+#: Features that are no methods: (feature, what the door does, file and test).
 FEATURES = (
-    ("acks of several, `multiple`", "Passed on, as far as the client has been given anything.", "door_protocol.acks_of_several"),
-    ("alternate exchanges", "Passed on; what they bring to a queue is in the log as any publish is.", "door_protocol.alternate_exchange"),
-    ("auto-delete queues", "This node's own, but where `x-lrq-replicate` asks for them.", "door_protocol.queue_deleted_with_its_last_consumer"),
-    ("bodies of no byte, of one frame, of many", "Passed on, each content as it came.", "door_protocol.bodies_of_every_size"),
-    ("bodies up to the broker's limit", "Passed on, up to `door.message_bytes_max`, too.", "door_protocol.test_messages_up_to_the_brokers_limit"),
-    ("`CC` and `BCC` headers", "Passed on; a backup routes by them as the broker did.", "door_protocol.carbon_copies"),
-    ("channels, thousands of them", "One fewer than the broker takes.", "door_protocol.test_two_thousand_channels"),
-    ("confirms, single and `multiple`", "When all in-sync nodes have it.", "door.test_pipelined_confirms_answer_each_publish_once"),
+    ("acks of several, `multiple`", "Passed on for the messages that the client was given.", "door_protocol.acks_of_several"),
+    ("alternate exchanges", "Passed on; messages that they route to a queue are in the log.", "door_protocol.alternate_exchange"),
+    ("auto-delete queues", "Local to this node, except with `x-lrq-replicate`.", "door_protocol.queue_deleted_with_its_last_consumer"),
+    ("bodies: empty, of one frame, of many", "Passed on unchanged.", "door_protocol.bodies_of_every_size"),
+    ("bodies up to the broker's limit", "Passed on, up to `door.message_bytes_max`.", "door_protocol.test_messages_up_to_the_brokers_limit"),
+    ("`CC` and `BCC` headers", "Passed on; a backup routes by them as the primary did.", "door_protocol.carbon_copies"),
+    ("thousands of channels", "One fewer than the broker accepts.", "door_protocol.test_two_thousand_channels"),
+    ("confirms, single and `multiple`", "Sent when all in-sync nodes have the message.", "door.test_pipelined_confirms_answer_each_publish_once"),
     ("consumer cancel notification", "Passed on.", "door_protocol.consumer_whose_queue_is_deleted"),
     ("consumer priorities, `x-priority`", "Passed on.", "door_protocol.consumers_with_priorities"),
     ("consumers, exclusive", "Passed on.", "door_protocol.consumer_that_is_exclusive"),
-    ("consumers without acks", "With acks at the broker: the door acks for them.", "door_protocol.consumer_without_acks"),
-    ("consumers without a tag", "Named by the door, as the broker would.", "door_protocol.consumer_with_a_tag_of_the_servers"),
-    ("dead letters", "The broker's; a backup's broker makes them as the primary's did.", "door_protocol.rejected_to_a_dead_letter_queue"),
-    ("direct reply-to", "Passed on untouched, not replicated.", "door_protocol.direct_reply_to"),
-    ("exchange-to-exchange bindings", "Replicated as any binding.", "door_protocol.exchange_bound_to_an_exchange"),
-    ("exclusive and server-named queues", "Passed on; this node's own, and gone with their connection.", "door_protocol.queue_of_one_connection"),
-    ("frame sizes as agreed on", "Each side's own; larger frames are cut anew.", "door.test_a_client_with_small_frames_gets_small_frames"),
-    ("headers as large as a frame", "Passed on, up to `door.header_bytes_max`, too.", "door_protocol.headers_as_large_as_a_frame"),
-    ("heartbeats", "The door's own with the client, the broker's with the door.", "door.test_idle_connections_with_heartbeats_stay_open"),
-    ("`immediate`", "Refused by the broker, in its words.", "door_protocol.immediate_publishes_are_refused"),
+    ("consumers without acks", "With acks at the broker; the door acks.", "door_protocol.consumer_without_acks"),
+    ("consumers without a tag", "The door makes a tag like the broker's.", "door_protocol.consumer_with_a_tag_of_the_servers"),
+    ("dead letters", "Made by the broker, on a backup as on the primary.", "door_protocol.rejected_to_a_dead_letter_queue"),
+    ("direct reply-to", "Passed on unchanged, not replicated.", "door_protocol.direct_reply_to"),
+    ("exchange-to-exchange bindings", "Replicated.", "door_protocol.exchange_bound_to_an_exchange"),
+    ("exclusive and server-named queues", "Passed on; local to this node, deleted with their connection.", "door_protocol.queue_of_one_connection"),
+    ("negotiated frame sizes", "Each side has its own; larger frames are split.", "door.test_a_client_with_small_frames_gets_small_frames"),
+    ("headers as large as a frame", "Passed on, up to `door.header_bytes_max`.", "door_protocol.headers_as_large_as_a_frame"),
+    ("heartbeats", "One between client and door, another between door and broker.", "door.test_idle_connections_with_heartbeats_stay_open"),
+    ("`immediate`", "Refused by the broker.", "door_protocol.immediate_publishes_are_refused"),
     ("`mandatory`", "The return comes before the confirm.", "door_protocol.mandatory_publishes_come_back"),
-    ("nacks of the broker (`reject-publish`)", "Passed on; what was refused is no longer in the log.", "door_protocol.a_full_queue_refuses"),
-    ("`no-wait`: declarations", "Answered to the door, not to the client.", "door_protocol.declarations_without_a_wait"),
-    ("`no-wait`: consumers", "As above.", "door_protocol.consumer_without_a_wait"),
-    ("`no-wait`: confirms", "As above.", "door_protocol.confirms_selected_without_a_wait"),
+    ("nacks of the broker (`reject-publish`)", "Passed on; the refused message is no longer live in the log.", "door_protocol.a_full_queue_refuses"),
+    ("`no-wait`: declarations", "The broker answers the door; the client gets no answer.", "door_protocol.declarations_without_a_wait"),
+    ("`no-wait`: consumers", "The broker answers the door; the client gets no answer.", "door_protocol.consumer_without_a_wait"),
+    ("`no-wait`: confirms", "The broker answers the door; the client gets no answer.", "door_protocol.confirms_selected_without_a_wait"),
     ("prefetch of a channel", "Passed on.", "door_protocol.qos_of_a_channel"),
     ("prefetch of a consumer", "Passed on.", "door_protocol.qos_per_consumer"),
     ("properties, all of them", "Passed on; `x-lrq-pos` is added.", "door_protocol.every_property"),
@@ -55,7 +55,7 @@ FEATURES = (
     ("streams: `nack`, `reject`", "Passed on.", "door_protocol.stream_whose_messages_are_given_back"),
     ("streams: consumers without acks", "Refused by the broker, as without a door.", "door_protocol.stream_without_acks"),
     ("streams: where a consumer begins", "Passed on.", "door_protocol.stream_from_each_offset"),
-    ("`user-id`", "Judged by the broker before the publish is in the log.", "door_protocol.user_id_of_another"),
+    ("`user-id`", "The broker checks it before the publish enters the log.", "door_protocol.user_id_of_another"),
 )
 
 
@@ -67,7 +67,7 @@ def tables() -> str:
         for row in rows:
             file, test = row.tests.split(".")
             lines.append(f"| `{name_of(row.method)}` | {row.does} | `{test}` in [test_{file}.py](../tests/integration/test_{file}.py) |")
-    lines += ["\n## What is no method of its own\n", "| what | the door | shown by |", "|---|---|---|"]
+    lines += ["\n## Other features\n", "| feature | the door | shown by |", "|---|---|---|"]
     for what, does, test in FEATURES:
         file, name = test.split(".")
         lines.append(f"| {what} | {does} | `{name}` in [test_{file}.py](../tests/integration/test_{file}.py) |")

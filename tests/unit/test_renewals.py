@@ -37,6 +37,8 @@ from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState
 from lrq_ha.replication.retention import MARKS_MAX, MARKS_TOLD_MAX, RECORD_BYTES, Retention
 from lrq_ha.replication.roles import Role
 
+pytestmark = pytest.mark.proves("renewal")
+
 EMPTY = LogState()
 #: Renewals in the log of primary 1, epoch 2.1, whose MARKER is entry 6: begun by 7 and ended by 9.
 BEGUN = BatchHeader(E2_1, 7, 7, E2_1, E2_1, (), 7)

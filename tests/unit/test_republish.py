@@ -18,6 +18,8 @@ from lrq_ha.cli import republish
 from lrq_ha.cli.main import main
 from lrq_ha.routing.names import parse_numbers_queue
 
+pytestmark = pytest.mark.proves("republish")
+
 DOOR = "amqp://app:SECRET@127.0.0.1:1"
 HAD = "have numbers that the group has already: they are there, unless the publisher has been started anew since the promotion"
 

@@ -25,6 +25,8 @@ from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.queue_filter import Kind
 from lrq_ha.replication.settings import NodeSettings
 
+pytestmark = pytest.mark.proves("limit: delivery limit on 3.x")
+
 DUE, IDLE, SUSPECT, NAMED = [("/", name) for name in ("due", "idle", "suspect", "named")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
@@ -13,6 +14,8 @@ from broker_plugin.log.tally import EMPTY_KEPT, QueueTallies, Tally
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.positions import RangeSet
+
+pytestmark = pytest.mark.proves("queue: silent removals")
 
 Q, D, E = ("/", "q"), ("/", "d"), ("/", "e")
 FROM_Q = (("q", 1),)
