@@ -34,6 +34,7 @@ html_copy_source = False
 
 myst_heading_anchors = 4
 
+autoclass_content = "both"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_use_type_comments = False
