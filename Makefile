@@ -5,6 +5,7 @@
 #   make test-all [SHARD=1/6]  all tests on both ends of what is supported, or one shard of them
 #   make lint | types | unit | quick   the parts of `make test`: ruff; mypy; tests that need no broker; the quick tier alone
 #   make lab [ARGS="..."]      a playground of brokers and sidecars; Ctrl-C ends it and leaves nothing behind
+#   make docs                  the documentation as a site, in build/docs; a warning is an error
 #   make bench [ROWS="P1 P2"]  side-by-side benchmarks: P1 P1M P1L P2 P2B P2C P3 P5 P5M P6 P9 P10, see docs/benchmarks.md
 #   make clean                 removes what these made in this folder (not the brokers in the cache: see scripts/broker)
 
@@ -12,7 +13,7 @@ ARGS =
 ROWS =
 SHARD =
 
-.PHONY: demo test test-all setup-dev check lint types unit quick lab bench clean
+.PHONY: demo test test-all setup-dev check lint types unit quick lab docs bench clean
 
 demo:
 	@scripts/setup --extra demo
@@ -49,6 +50,10 @@ quick: setup-dev
 lab:
 	@scripts/setup $(filter --tls,$(ARGS))
 	@.venv/bin/lrq-ha lab up $(ARGS)
+
+docs:
+	@scripts/setup --extra docs
+	.venv/bin/python -m sphinx --fail-on-warning --keep-going docs build/docs
 
 bench:
 	@scripts/setup --extra dev
