@@ -29,11 +29,11 @@ FromBroker = Callable[["ClientConnection", int, bytes, Item], bytes | None]
 """Handles a method of the broker. Returns what the client gets instead; None: the item as it came."""
 
 PASSED = "Passed on."
-BLOCKED = "Passed on; clients that publish are also told while the broker takes nothing for the log."
-LOGIN = "Passed on; the login is the broker's."
-DECLARED = "Into the log between two barriers, then answered; passed on if it is the node's own or known already."
-BOUND = f"{DECLARED} One to which more than {declare_rules.REPEATED_EXCHANGES_MAX} auto-delete exchanges lead is refused."
-ANSWER = "Passed on; of what is replicated, when its entry is safe."
+BLOCKED = "Passed on. Clients that publish also get it while the broker accepts nothing for the log."
+LOGIN = "Passed on; the broker judges the login."
+DECLARED = "Enters the log between two barriers, then answered. Passed on if it is local to this node or already in the log."
+BOUND = f"{DECLARED} Refused if more than {declare_rules.REPEATED_EXCHANGES_MAX} auto-delete exchanges lead to the binding."
+ANSWER = "Passed on; for a replicated declaration when its entry is safe."
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ class BrokerRow:
 CLIENT = (
     ClientRow(
         frames.CONNECTION_START_OK,
-        f"{LOGIN} Mechanisms: PLAIN and AMQPLAIN, as the door must know who logs in; EXTERNAL where it maps the certificate to a user.",
+        f"{LOGIN} Mechanisms: PLAIN and AMQPLAIN, because the door must know the user; EXTERNAL if the door maps the certificate to a user.",
         "door_logins.test_a_wrong_password_in_pikas_words",
     ),
-    ClientRow(frames.CONNECTION_SECURE_OK, "Has no place: nothing asks for it.", "door_logins.test_what_was_not_asked_has_no_place_in_a_login"),
+    ClientRow(frames.CONNECTION_SECURE_OK, "Refused: the door sends no challenge.", "door_logins.test_what_was_not_asked_has_no_place_in_a_login"),
     ClientRow(
         frames.CONNECTION_TUNE_OK,
-        "Passed on; its frame_max and heartbeat hold for the door too.",
+        "Passed on; its frame_max and heartbeat also apply to the door.",
         "door.test_silence_with_heartbeats_is_death",
     ),
     ClientRow(
         frames.CONNECTION_OPEN,
-        "Passed on where this node serves clients; refused on a backup, whose door names the primary.",
+        "Passed on if this node serves clients. A backup refuses it and names the primary.",
         "door_logins.test_a_backups_door_names_the_primary",
     ),
     ClientRow(
@@ -81,13 +81,13 @@ CLIENT = (
     ),
     ClientRow(
         frames.CONNECTION_CLOSE_OK,
-        "The end of a connection that the broker or the door has closed.",
+        "Ends a connection that the broker or the door closed.",
         "stop.test_sigterm_in_the_middle_of_a_stream",
         lifecycle.connection_close_ok,
     ),
     ClientRow(
         frames.CONNECTION_UPDATE_SECRET,
-        "Passed on; what the client may publish is asked anew.",
+        "Passed on; the door forgets what the client may publish and asks the broker again.",
         "door_protocol.secret_updated",
         lifecycle.update_secret,
     ),
@@ -102,15 +102,15 @@ CLIENT = (
     ),
     ClientRow(
         frames.CHANNEL_CLOSE_OK,
-        "Passed on where the broker closed the channel; ends at the door where that did.",
+        "Passed on if the broker closed the channel; handled by the door if the door closed it.",
         "door.test_after_a_404_in_a_pipeline_the_number_is_as_new",
         lifecycle.channel_close_ok,
     ),
     ClientRow(frames.ACCESS_REQUEST, PASSED, "door_protocol.access_requested"),
     ClientRow(
         frames.EXCHANGE_DECLARE,
-        f"{DECLARED} One that is auto-delete and has bindings to it in the log may have gone: each declaration of it takes the way between barriers. "
-        "Types that route at random or delay are refused.",
+        f"{DECLARED} An auto-delete exchange with bindings to it in the log may be gone, so each declaration takes this way. "
+        "Types that route at random or delay messages are refused.",
         "door_topology.test_exchanges_and_bindings_are_on_both_nodes",
         declare.declare,
     ),
@@ -119,15 +119,15 @@ CLIENT = (
     ClientRow(frames.EXCHANGE_UNBIND, DECLARED, "door_protocol.exchange_bound_to_an_exchange", declare.declare),
     ClientRow(
         frames.QUEUE_DECLARE,
-        f"{DECLARED} Exclusive, server-named and auto-delete queues are the node's own, but for auto-delete with `x-lrq-replicate`. "
-        "`reject-publish-dlx` and a level that there is not are refused.",
+        f"{DECLARED} Exclusive, server-named and auto-delete queues are local to this node, except auto-delete with `x-lrq-replicate`. "
+        "`reject-publish-dlx` and unknown levels are refused.",
         "door_protocol.queue_redeclared",
         declare.declare,
     ),
     ClientRow(frames.QUEUE_BIND, BOUND, "door_protocol.alternate_exchange", declare.declare),
     ClientRow(
         frames.QUEUE_PURGE,
-        f"{DECLARED} The entry says what clients hold of the queue, which no purge takes.",
+        f"{DECLARED} The entry names the messages that clients hold; a purge does not take them.",
         "door_protocol.queues_deleted_and_purged",
         declare.declare,
     ),
@@ -136,43 +136,43 @@ CLIENT = (
     ClientRow(frames.BASIC_QOS, PASSED, "door_protocol.qos_per_consumer", consume.qos),
     ClientRow(
         frames.BASIC_CONSUME,
-        "Passed on; without acks from a replicated queue: with acks, which the door gives.",
+        "Passed on. A consumer without acks on a replicated queue becomes one with acks; the door acks.",
         "door_protocol.consumer_without_acks",
         consume.consume,
     ),
     ClientRow(
         frames.BASIC_CANCEL,
-        "Passed on, if need be with an answer that the client does not get.",
+        "Passed on; with `no-wait` the door asks for an answer that the client does not get.",
         "door_protocol.consumer_without_a_wait",
         consume.cancel,
     ),
     ClientRow(
         frames.BASIC_PUBLISH,
-        "Into the log; to the broker, with its position, when safe. Not replicated: passed on. In vhost lrq: ends at the door.",
+        "Enters the log; goes to the broker, with its position, when safe. Not replicated: passed on. In vhost lrq: handled by the door.",
         "door.test_a_confirmed_publish_is_on_both_nodes",
     ),
-    ClientRow(frames.BASIC_GET, "As basic.consume.", "door_protocol.getting_one_by_one", consume.get),
+    ClientRow(frames.BASIC_GET, "Like basic.consume.", "door_protocol.getting_one_by_one", consume.get),
     ClientRow(
         frames.BASIC_ACK,
-        "Into the log, one entry per queue; to the broker when safe. A tag that the client does not hold is refused (406).",
+        "Enters the log, one entry per queue; goes to the broker when safe. 406 for a tag that the client does not hold.",
         "door_protocol.acks_of_several",
     ),
     ClientRow(
         frames.BASIC_NACK,
-        "Requeue: passed on. Else into the log; to the broker when safe. A tag that the client does not hold is refused (406).",
+        "With requeue: passed on. Otherwise it enters the log and goes to the broker when safe. 406 for a tag that the client does not hold.",
         "door_protocol.nack_and_reject_give_back",
         acknowledge.reject,
     ),
-    ClientRow(frames.BASIC_REJECT, "As basic.nack.", "door_protocol.rejected_to_a_dead_letter_queue", acknowledge.reject),
+    ClientRow(frames.BASIC_REJECT, "Like basic.nack.", "door_protocol.rejected_to_a_dead_letter_queue", acknowledge.reject),
     ClientRow(
         frames.BASIC_RECOVER,
-        "Passed on; what comes before its answer goes back, too.",
+        "Passed on; deliveries before its answer return to their queue, too.",
         "door_crossing.test_a_delivery_that_crosses_a_recover_goes_back_too",
         acknowledge.recover,
     ),
     ClientRow(
         frames.BASIC_RECOVER_ASYNC,
-        "As basic.recover, with an answer that the client does not get.",
+        "Like basic.recover; the client gets no answer.",
         "door_protocol.recover_without_an_answer",
         acknowledge.recover,
     ),
@@ -184,17 +184,17 @@ CLIENT = (
     ),
     ClientRow(
         frames.TX_SELECT,
-        "Passed on; where the channel has published, its transactions have a second channel at the broker.",
+        "Passed on. If the channel has published, its transactions use a second channel at the broker.",
         "door_protocol.tx_begun_late_beside_a_consumer",
         transactions.select,
     ),
     ClientRow(
         frames.TX_COMMIT,
-        "What was rehearsed at the broker enters the log as one batch; to the broker, as a transaction, when safe.",
+        "After a rehearsal at the broker it enters the log as one batch; goes to the broker, as a transaction, when safe.",
         "transactions.test_moved_exactly_once",
         transactions.commit,
     ),
-    ClientRow(frames.TX_ROLLBACK, "Passed on; nothing of the transaction was in the log.", "door_protocol.tx_rolled_back", transactions.rollback),
+    ClientRow(frames.TX_ROLLBACK, "Passed on; the transaction was not in the log.", "door_protocol.tx_rolled_back", transactions.rollback),
 )
 """What clients send."""
 
@@ -209,7 +209,7 @@ BROKER = (
     BrokerRow(frames.CONNECTION_OPEN_OK, LOGIN, "door_logins.test_publishes_that_follow_the_login_at_once_are_logged"),
     BrokerRow(
         frames.CONNECTION_CLOSE,
-        "Passed on, and answered by the door; publishes without an answer are refused in the log, unless a copy was seen.",
+        "Passed on, and answered by the door. Unanswered publishes are refused in the log, unless a copy was seen.",
         "door_order.test_publishes_that_the_brokers_close_leaves_without_an_answer",
         lifecycle.broker_closed_connection,
     ),
@@ -222,13 +222,13 @@ BROKER = (
     BrokerRow(frames.CHANNEL_FLOW_OK, PASSED, "door_protocol.channel_flow"),
     BrokerRow(
         frames.CHANNEL_CLOSE,
-        "Passed on; publishes without an answer are refused in the log, unless a copy was seen.",
+        "Passed on. Unanswered publishes are refused in the log, unless a copy was seen.",
         "door_protocol.publish_to_no_exchange",
         lifecycle.broker_closed_channel,
     ),
     BrokerRow(
         frames.CHANNEL_CLOSE_OK,
-        "Passed on; for a channel that the door closed, the client is told why.",
+        "Passed on; if the door closed the channel, the client gets the reason.",
         "door.test_a_channel_refused_by_the_door_resolves_what_came_before",
         lifecycle.broker_close_ok,
     ),
@@ -242,56 +242,56 @@ BROKER = (
     BrokerRow(frames.QUEUE_PURGE_OK, ANSWER, "door_protocol.queues_deleted_and_purged", declare.reply),
     BrokerRow(frames.QUEUE_DELETE_OK, ANSWER, "door_protocol.queues_deleted_and_purged", declare.reply),
     BrokerRow(frames.QUEUE_UNBIND_OK, ANSWER, "door_protocol.exchange_deleted_with_its_last_binding", declare.reply),
-    BrokerRow(frames.BASIC_QOS_OK, f"{PASSED[:-1]}, unless only the door has asked.", "door_protocol.qos_per_consumer", consume.qos_ok),
+    BrokerRow(frames.BASIC_QOS_OK, "Passed on, unless the door asked.", "door_protocol.qos_per_consumer", consume.qos_ok),
     BrokerRow(
         frames.BASIC_CONSUME_OK,
-        f"{PASSED[:-1]}, unless only the door has asked.",
+        "Passed on, unless the door asked.",
         "door_protocol.consumer_with_a_tag_of_the_servers",
         consume.consume_ok,
     ),
     BrokerRow(
         frames.BASIC_CANCEL,
-        f"{PASSED[:-1]}, behind the answer to a deletion of its queue on the channel.",
+        "Passed on, after the answer to a deletion of its queue on the channel.",
         "door_protocol.consumer_that_deletes_its_queue",
         consume.cancelled,
     ),
     BrokerRow(
         frames.BASIC_CANCEL_OK,
-        f"{PASSED[:-1]}, unless only the door has asked.",
+        "Passed on, unless the door asked.",
         "door_protocol.consumer_without_a_wait",
         consume.cancelled,
     ),
     BrokerRow(
         frames.BASIC_RETURN,
-        "Passed on; the entry of a message with a replication ID is refused in the log, its ID free again; "
-        "the `basic.ack` behind it comes when that is safe.",
+        "Passed on. If the message has a replication ID, its entry is refused in the log and the ID is free again; "
+        "the `basic.ack` comes when that is safe.",
         "door.test_what_came_back_may_be_sent_again_under_its_id",
         deliver.returned,
     ),
     BrokerRow(
         frames.BASIC_DELIVER,
-        "Passed on, unless the log says that the copy was consumed, or is an older one; then it is settled unseen.",
+        "Passed on. If the log says that the copy was consumed or is older, the door settles it and the client does not see it.",
         "door_order.test_a_consumer_does_not_see_a_copy_of_what_was_consumed",
     ),
     BrokerRow(
         frames.BASIC_GET_OK,
-        "As basic.deliver; for a copy that must not be seen the next one is asked for.",
+        "Like basic.deliver; instead of a copy that the client must not see, the door gets the next one.",
         "door_order.test_what_is_asked_behind_a_get_is_not_answered_before_it",
         deliver.get_ok,
     ),
     BrokerRow(frames.BASIC_GET_EMPTY, PASSED, "door_protocol.getting_one_by_one", deliver.get_empty),
     BrokerRow(
         frames.BASIC_ACK,
-        "Passed on under the client's own number; the entry is applied.",
+        "Passed on with the client's own number; the entry is applied.",
         "door.test_pipelined_confirms_answer_each_publish_once",
     ),
     BrokerRow(
         frames.BASIC_NACK,
-        "Passed on under the client's own number; the entry is refused in the log, its ID free again. "
+        "Passed on with the client's own number; the entry is refused in the log and its ID is free again. "
         "With a replication ID it comes when that is safe.",
         "door_logins.test_a_repeat_of_what_was_refused_is_refused_or_stored",
     ),
-    BrokerRow(frames.BASIC_RECOVER_OK, f"{PASSED[:-1]}, unless only the door has asked.", "door_protocol.recover", acknowledge.recovered),
+    BrokerRow(frames.BASIC_RECOVER_OK, "Passed on, unless the door asked.", "door_protocol.recover", acknowledge.recovered),
     BrokerRow(frames.CONFIRM_SELECT_OK, PASSED, "door_order.test_a_confirm_does_not_overtake_the_select_ok", publisher_confirms.selected),
     BrokerRow(frames.TX_SELECT_OK, PASSED, "door_protocol.tx_publishes"),
     BrokerRow(frames.TX_COMMIT_OK, "Passed on; the entries are applied.", "door_protocol.tx_publishes", transactions.commit_ok),

@@ -25,7 +25,7 @@ T = TypeVar("T")
 #: a number, and so does a field that must be understood. Other fields may be passed over.
 PROTOCOL, PROTOCOL_MIN = 1, 1
 WRITER = pb.Writer(software=__version__, protocol=PROTOCOL)
-RUN_THE_NEWER = "Upgrade this node (operations.md, 'Upgrading')"
+RUN_THE_NEWER = "Upgrade this node (docs/operations/maintenance.md)"
 
 LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL = (
     "x-lrq-leader",
@@ -253,7 +253,7 @@ def _span(first: int, last: int) -> str:
 def _hello_from_pb(role: Role, h: pb.Hello) -> Hello:
     if h.protocol < PROTOCOL_MIN or h.protocol_min > PROTOCOL:
         spoken = f"lrq-ha {h.software or 'of an early version'}, which speaks protocol {_span(h.protocol_min, h.protocol)}"
-        todo = "upgrade the older one, through a version between them if there is one (operations.md, 'Upgrading')"
+        todo = "upgrade the older one, through a version between them if there is one (docs/operations/maintenance.md)"
         raise UnsuitableVersion(f"it runs {spoken}; this node runs lrq-ha {__version__}, which speaks {_span(PROTOCOL_MIN, PROTOCOL)}: {todo}")
     shared = tuple(sorted(h.shared.items()))
     return Hello(role, _log_from_pb(h.log), h.leading, h.following, h.wants_answer, h.paused, h.lacks, h.software, shared)

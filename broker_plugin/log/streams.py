@@ -57,7 +57,7 @@ SMALL_SEGMENT_BYTES = 16 << 20
 
 MAX_BYTES = "x-max-length-bytes"
 #: What an operator does whose log is too small.
-LARGER_LOG = "raise log_bytes_max, and by a policy on each broker the size of the streams (docs/operations.md, \"The log's size\")"
+LARGER_LOG = "raise log_bytes_max, and by a policy on each broker the size of the streams (docs/operations/capacity.md)"
 _INEQUIVALENT = re.compile(r"inequivalent arg '([\w-]+)'.*current is.* '(\d+)'")
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ INTERVAL_S = 1.0
 LOOKS_PER_ROUND = 64
 FOUND_AGAIN_S = 5.0
 FOUND_MAX = 100
-TODO = "bring it into the log with lrq-ha adopt (operations.md, 'A broker that was used before'), or delete it"
+TODO = "bring it into the log with lrq-ha adopt (docs/operations/adopt.md), or delete it"
 
 
 class Strays:

@@ -1,7 +1,7 @@
 """What a connection has for its broker: one FIFO; an item leaves it when the entry that it waits for is safe (R5).
 
 So a publish, an ack and a declaration of one client keep their order, also across channels. While the own broker takes nothing for the log, acks and
-rejections do not wait for entries of their own: else an alarm could never end (docs/operations.md, "Alarms"). Behind a publish of the same connection
+rejections do not wait for entries of their own: else an alarm could never end (docs/operations/alarms.md). Behind a publish of the same connection
 that waits for its entry, they wait all the same.
 
 An item's frames are all of one channel. A client may have thousands that its broker closes: what waits for one is found without a look at the others.

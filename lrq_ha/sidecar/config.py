@@ -295,7 +295,7 @@ class ReplicationTable(_Table):
         ge=1 << 20,
         description="size of the replicated log in the broker, which drops older segments beyond it, whoever still needs them: a hard limit. "
         "Eight times door.message_bytes_max and door.transaction_bytes_max at least, and the largest checkpoint. A stream that exists keeps the size "
-        "that it was made with; see operations.md",
+        "that it was made with; see operations/capacity.md",
     )
     checkpoint_entries: int = Field(
         50_000, ge=1, description="a checkpoint is written every so many entries: a restart reads the log from the last one that is applied"

@@ -111,11 +111,6 @@ def equal(lab: Lab, *queues: str) -> None:
         eventually(f"{queue} empty on both", lambda queue=queue: all(depth(lab.nodes[n].broker, queue) == 0 for n in ("e1", "e2")))
 
 
-def nodes_of(lab: Lab, *names: str) -> list[str]:
-    """Doors, for clients that notice soon that nothing moves."""
-    return [f"{lab.nodes[name].door}?heartbeat=2" for name in names]
-
-
 @pytest.mark.proves("stall")
 @pytest.mark.parametrize("part", [".sidecar", ".broker", ""])
 def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab, part: str) -> None:
@@ -123,7 +118,7 @@ def test_a_primary_that_stood_still_and_was_promoted_over(pair_with_one_log: Lab
     pair = pair_with_one_log
     old, new = in_sync(pair)
     queue, loaded, witness = begun(pair, old, "stood", COUNT)
-    load = Load(nodes_of(pair, old, new), loaded, f"{loaded}-app", rate_per_s=RATE)
+    load = Load([pair.nodes[name].door for name in (old, new)], loaded, f"{loaded}-app", rate_per_s=RATE, heartbeat_s=2)  # notices a stall soon
     load.start()
     try:
         eventually("the stream to flow", lambda: load.confirmed > 100)

@@ -223,7 +223,7 @@ class LogWriter:
         outgrown = held > OUTGROWN_TIMES * min(made, wanted)
         if outgrown == (made < wanted):
             return ""
-        policy = "unless a policy on its broker has changed that (see docs/operations.md), LOG LEFT is not true"
+        policy = "unless a policy on its broker has changed that (see docs/operations/capacity.md), LOG LEFT is not true"
         return f"its log was made for {made} bytes, and log_bytes_max is {wanted}: {policy}"
 
     def record_trouble(self) -> str:
