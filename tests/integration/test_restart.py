@@ -350,15 +350,17 @@ def test_a_small_log_always_has_a_checkpoint(new_lab: Callable[..., Lab], broker
         assert restart(lab, name)[1] > 1
 
 
-def stuck(lab: Lab, primary: str, publish: Callable[[], None]) -> int:
-    """Publishes until an entry stays unapplied, as its client reads nothing; the last entry that is applied.
+def stuck(lab: Lab, primary: str, publish: Callable[[], None], traffic: Callable[[], None]) -> int:
+    """Publishes until an entry stays unapplied, as its client reads nothing, whatever else passes; the last entry that is applied.
 
     How much is under way to a client that does not read differs with the machine, so the first publishes may pass.
     """
-    for _ in range(60):
+    for _ in range(30):
         publish()
         time.sleep(1.0)
         before = told(lab, primary)
+        for _ in range(10):
+            traffic()
         time.sleep(1.0)
         after = told(lab, primary)
         if before["applied"] == after["applied"] < before["end"]:
@@ -375,7 +377,7 @@ def test_who_does_not_read_its_confirms_pins_the_log_so_long_only(new_lab: Calla
     with pika.BlockingConnection(pika.URLParameters(lab.nodes[primary].door)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
-        for _ in range(100):
+        for _ in range(200):  # 40 MB: the door holds 16, the kernel's buffers some more
             channel.basic_publish("", "deaf", bytes(200_000))
         in_sync(lab, applied=True)
         with RawClient(lab.nodes[primary].door, login=False) as client:
@@ -383,7 +385,8 @@ def test_who_does_not_read_its_confirms_pins_the_log_so_long_only(new_lab: Calla
             client.login("/", 0, 0, {})
             client.open_channel()
             client.send(encode.method_frame(1, commands.Basic.Consume(queue="deaf")))
-            held_up = stuck(lab, primary, lambda: client.send(raw_publish(1, "busy", b"nobody hears whether this is there")))
+            unheard = raw_publish(1, "busy", b"nobody hears whether this is there")
+            held_up = stuck(lab, primary, lambda: client.send(unheard), lambda: channel.basic_publish("", "busy", b"heard"))
             until = time.monotonic() + 120
             for number in range(20_000):
                 channel.basic_publish("", "busy", b"%d" % number + bytes(20_000))

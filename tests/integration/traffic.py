@@ -66,12 +66,12 @@ class Traffic:
     def __init__(self, nodes: Sequence[str], queues: Sequence[str], producers: Sequence[str], *, kept: Sequence[str] = (), ordinary: int = 0,
                  consumers: int = 1, moody: bool = False, rate_per_s: float = 4000.0, seed: int = 0, history: Path | None = None,
                  heartbeat_s: int = 10) -> None:
-        self.heartbeat_s = heartbeat_s
         self.nodes, self.queues, self._moody, self._rate = list(nodes), list(queues), moody, rate_per_s
         self._kept = frozenset(kept)
         self._published_to = [*queues, *kept]
         self.history = History(history)
-        self._publishers = [Publisher(self.nodes, producer=name, client_name="test", confirm_timeout_s=60, heartbeat_s=heartbeat_s) for name in producers]
+        self._publishers = [
+            Publisher(self.nodes, producer=name, client_name="test", confirm_timeout_s=60, heartbeat_s=heartbeat_s) for name in producers]
         self._stop_publishing, self._stop_consuming = threading.Event(), threading.Event()
         self._calm = threading.Event()
         self._errors: list[BaseException] = []
@@ -142,7 +142,6 @@ class Traffic:
 
     def _connect(self, turn: int) -> pika.BlockingConnection:
         parameters = pika.URLParameters(self.nodes[turn % len(self.nodes)])
-        parameters.heartbeat = self.heartbeat_s
         parameters.socket_timeout = parameters.stack_timeout = LOGIN_TIMEOUT_S
         parameters.heartbeat = 4
         try:
