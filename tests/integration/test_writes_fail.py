@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from load import command, eventually, in_sync, primary_of, promote, set_up, switchover, told
+from load import command, eventually, in_sync, primary_of, promote, set_up, switch_over, told
 from test_full_disk import DISK_BYTES, Source, disk, disks, everything_is_there, row
 
 from lrq_ha.lab import Lab
@@ -77,7 +77,7 @@ def start_again(lab: Lab, full: str, other: str) -> None:
 def rebuild(lab: Lab, full: str, other: str) -> None:
     """As docs/operations/alarms.md says: the broker may have lost messages that it had confirmed to its sidecar when its writes failed (4.3)."""
     if in_sync(lab)[0] == full:
-        switchover(lab, other)
+        switch_over(lab, other)
         in_sync(lab)
     code, said = command("reinit", full, "--discard", lab=lab)
     assert code == 0, said
