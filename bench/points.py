@@ -23,10 +23,10 @@ from pamqp import commands
 
 from broker_plugin.amqp import content_assembly, content_header, encode, frames
 from broker_plugin.door.client_connection import ClientConnection
-from broker_plugin.door.server import Door
 from broker_plugin.log import stamps
 from broker_plugin.log.replica import Replica
 from broker_plugin.session.rights import Right
+from broker_plugin.session.session import Agreed
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import DoorTable
@@ -62,8 +62,8 @@ def _door(kind: str) -> Any:
     config = DoorTable(listen="127.0.0.1:5672", connection_buffer_bytes_max=1 << 30, buffered_bytes_max=1 << 30)
     door: Any = SimpleNamespace(
         config=config, now=lambda: 0.0, unfinished=content_assembly.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(), draining="",
-        client_full=lambda *_: None, gone=lambda _: None, relays=set(), forget_decisions=lambda: None, sites=frozenset(), group="bench",
-        completes_locally=lambda _: False, buffered_bytes_max=config.buffered_bytes_max,
+        client_full=lambda *_: None, session_closed=lambda _: None, sessions=set(), forget_decisions=lambda: None, sites=frozenset(), group="bench",
+        completes_locally=lambda _: False, buffered_bytes_max=config.buffered_bytes_max, interceptors=None,
     )  # fmt: skip
     if kind != "before":  # the code before there were points has none to leave out
         from lrq_ha.interceptors.plugins import Interceptors, Settings
@@ -71,7 +71,6 @@ def _door(kind: str) -> Any:
         tables = {"audit": Settings(on_overflow="drop", options={"path": "/dev/null"})} if kind == "audit" else {}
         door.interceptors = Interceptors(tables)
         door.interceptors.start(lambda: None)
-        door.watch = lambda relay: Door.watch(door, relay)
     return door
 
 
@@ -90,9 +89,10 @@ async def run(kind: str, count: int) -> float:
     replica.index.generations.opened(0, 1)
     nowhere: Any = _Nowhere()
     relay = ClientConnection(
-        _door(kind), replica, nowhere, nowhere, user="app", vhost="/", producer="", instance="", peer=None, may_write=True,
-        frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=0,
-        broker_channels_max=0,
+        _door(kind), replica, nowhere, nowhere, Agreed(
+            user="app", vhost="/", producer="", instance="", peer=None, may_write=True, frame_max_bytes=frames.FRAME_MAX_BYTES,
+            broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=0, broker_channels_max=0,
+        ),
     )  # fmt: skip
     relay.rights.add(Right("", "", False))
     relay.client_data(encode.method_frame(1, commands.Channel.Open()))

@@ -6,18 +6,16 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pamqp import encode
 
 from broker_plugin.amqp import content_header, frames
 from broker_plugin.amqp import encode as amqp_encode
+from broker_plugin.amqp.address import Address
 from broker_plugin.amqp.errors import ChannelClosed, ReplyTimeout
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.positions import RangeSet
-
-if TYPE_CHECKING:
-    from broker_plugin.amqp.connection import Connection
 
 REPLY_TIMEOUT_S = 60.0
 INT_MAX = 2**63 - 1
@@ -77,6 +75,24 @@ def _closed() -> ChannelClosed:
     return ChannelClosed(200, "closed by this side")
 
 
+class Carrier(Protocol):
+    """What a channel needs of its connection (`connection.Connection`)."""
+
+    address: Address
+    blocked: str | None
+    frame_max_bytes: int
+    server_properties: Mapping[str, Any]
+
+    @property
+    def error(self) -> LrqError | None: ...
+    async def channel(self) -> Channel: ...
+    def abort(self) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def write_all(self, pieces: Iterable[bytes]) -> None: ...
+    def tell(self, callback: Callable[[Any], None], error: LrqError | None) -> None: ...
+    def channel_ended(self, number: int) -> None: ...
+
+
 class Channel:
     """One channel. Made by `Connection.channel` only.
 
@@ -89,7 +105,7 @@ class Channel:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Carrier,
         number: int,
         on_confirm: OnConfirm | None,
         on_return: OnReturn | None,
@@ -145,7 +161,7 @@ class Channel:
 
     def _take_method(self, kind: int, payload: bytes) -> None:
         if kind == frames.CHANNEL_CLOSE:
-            self.connection._write(amqp_encode.raw_method_frame(self.number, frames.CHANNEL_CLOSE_OK))
+            self.connection.write(amqp_encode.raw_method_frame(self.number, frames.CHANNEL_CLOSE_OK))
             self._end(ChannelClosed(*frames.close_arguments(payload), self.connection.address))
         elif kind == frames.BASIC_CANCEL:
             cancelled: Any = frames.decode_method(payload)
@@ -166,13 +182,12 @@ class Channel:
             return
         self.error = error
         self._consumers.clear()
-        self.connection._channels.pop(self.number, None)
-        self.connection._assembly.drop(self.number)
+        self.connection.channel_ended(self.number)
         self._fail_calls(error)
         for _, waiting in self._settled:
             fail(waiting, error)
         if self._on_close is not None:
-            self.connection._tell(self._on_close, None if ordered else error)
+            self.connection.tell(self._on_close, None if ordered else error)
 
     def _fail_calls(self, error: LrqError) -> None:
         for reply in self._replies:
@@ -186,7 +201,7 @@ class Channel:
             raise self.error
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._replies.append(reply)
-        self.connection._write(amqp_encode.raw_method_frame(self.number, method, *arguments))
+        self.connection.write(amqp_encode.raw_method_frame(self.number, method, *arguments))
         while True:
             done, _ = await asyncio.wait((reply,), timeout=REPLY_TIMEOUT_S)
             if done:
@@ -327,7 +342,7 @@ class Channel:
     def _answer(self, frame: bytes) -> None:
         # On a channel that ended the deliveries are back in their queues, and its number may be another's by now.
         if self.error is None and not self._closing:
-            self.connection._write(frame)
+            self.connection.write(frame)
 
     # --- publishing -------------------------------------------------------------------------------------------------------
 
@@ -357,7 +372,7 @@ class Channel:
             raise self.error
         if self._closing:
             raise ChannelClosed(200, "being closed by this side")
-        self.connection._write_all(pieces)
+        self.connection.write_all(pieces)
         self.published += count
         return self.published
 

@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def _login(self, where: Address, properties: Mapping[str, Any], heartbeat_s: int, frame_max_bytes: int) -> None:
-        self._write(frames.PROTOCOL_HEADER)
+        self.write(frames.PROTOCOL_HEADER)
         start = await self._reply()
         assert_kind(start, commands.Connection.Start)
         self.server_properties = start.server_properties
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
     async def close(self, code: int = 200, text: str = "") -> None:
         """Ends the connection in order, after everything that was sent; returns when it has ended. Never raises."""
         if self.error is None:
-            self._write(encode.connection_close(code, text))
+            self.write(encode.connection_close(code, text))
             reply = self._expect()
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -220,9 +220,14 @@ class Connection(asyncio.Protocol):
             channel._end(error)
         self._ended.set()
         if self._on_close is not None:
-            self._tell(self._on_close, None if ordered else error)
+            self.tell(self._on_close, None if ordered else error)
 
-    def _tell(self, callback: Callable[[Any], None], error: LrqError | None) -> None:
+    def channel_ended(self, number: int) -> None:
+        """A channel is over: its number is free again."""
+        self._channels.pop(number, None)
+        self._assembly.drop(number)
+
+    def tell(self, callback: Callable[[Any], None], error: LrqError | None) -> None:
         """Calls an on_close callback; one that fails must not keep the others from being called."""
         try:
             callback(error)
@@ -261,12 +266,12 @@ class Connection(asyncio.Protocol):
             for item in items:
                 self._take(buffer, item)
         except frames.FrameError as error:
-            self._write(encode.connection_close(501, error.what))
+            self.write(encode.connection_close(501, error.what))
             self._end(ConnectionClosed(501, error.what))
         except Exception as error:  # a callback failed: what it was to do is lost, so nothing may go on as if it were done
             ended = ConnectionClosed(541, f"a callback failed: {error!r}")
             ended.__cause__ = error
-            self._write(encode.connection_close(541, "INTERNAL_ERROR"))
+            self.write(encode.connection_close(541, "INTERNAL_ERROR"))
             self._end(ended)
 
     def _take(self, buffer: bytes, item: frames.Item) -> None:
@@ -291,7 +296,7 @@ class Connection(asyncio.Protocol):
 
     def _take_own(self, kind: int, payload: bytes) -> None:
         if kind == frames.CONNECTION_CLOSE:
-            self._write(encode.raw_method_frame(0, frames.CONNECTION_CLOSE_OK))
+            self.write(encode.raw_method_frame(0, frames.CONNECTION_CLOSE_OK))
             self._end(ConnectionClosed(*frames.close_arguments(payload), self.address))
             return
         method: Any = frames.decode_method(payload)
@@ -317,9 +322,9 @@ class Connection(asyncio.Protocol):
     # --- writing ----------------------------------------------------------------------------------------------------------
 
     def _send(self, method: int, *arguments: bytes) -> None:
-        self._write(encode.raw_method_frame(0, method, *arguments))
+        self.write(encode.raw_method_frame(0, method, *arguments))
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         if self.error is not None:
             return
         self._pending.append(data)
@@ -327,7 +332,7 @@ class Connection(asyncio.Protocol):
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    def _write_all(self, pieces: Iterable[bytes]) -> None:
+    def write_all(self, pieces: Iterable[bytes]) -> None:
         pending = self._pending
         pending.extend(pieces)
         if len(pending) > PENDING_PIECES_MAX:
@@ -360,7 +365,7 @@ class Connection(asyncio.Protocol):
             self._end(ConnectionClosed(0, f"nothing was heard for {half_s * 4:g} s, two heartbeats"))
             return
         if not self._wrote:
-            self._write(frames.HEARTBEAT_FRAME)
+            self.write(frames.HEARTBEAT_FRAME)
             self._flush()
         self._heard = self._wrote = False
         self._heartbeat = self._loop.call_later(half_s, self._tick, half_s)

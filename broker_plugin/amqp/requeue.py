@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from lrq_ha.replication.queues import QueueKey
 
-from .connection import Channel, Connection
+from .channel import Carrier, Channel
 from .errors import ChannelClosed
 
 log = logging.getLogger("lrq_ha.sweeper")
@@ -80,7 +80,7 @@ async def is_empty(channel: Channel, queue: str) -> bool:
     return not ready and consumers == 1
 
 
-async def carried_out(connection: Connection, queue: str) -> None:
+async def carried_out(connection: Carrier, queue: str) -> None:
     """Returns when a queue has carried out what other channels had sent to it: a consumer comes and goes by the same way."""
     channel = await connection.channel()
     taken: list[int] = []
@@ -92,7 +92,7 @@ async def carried_out(connection: Connection, queue: str) -> None:
     await give_back(connection, channel, "", len(taken), queue)
 
 
-async def give_back(connection: Connection, channel: Channel, tag: str, kept: int, queue: str) -> None:
+async def give_back(connection: Carrier, channel: Channel, tag: str, kept: int, queue: str) -> None:
     """Closes a channel that consumes from a queue; returns when the queue has back what was held.
 
     A quorum queue takes back all that a closed channel had, in order. From one that cancels first it takes back at once what is still on its
@@ -120,7 +120,7 @@ async def give_back(connection: Connection, channel: Channel, tag: str, kept: in
         await _returned(connection, queue, kept, others)
 
 
-async def _returned(connection: Connection, queue: str, kept: int, others: int) -> None:
+async def _returned(connection: Carrier, queue: str, kept: int, others: int) -> None:
     """Waits until the queue has what was given back: it learns of a closed channel a little after its owner does.
 
     Who consumes before it does would get what stands behind that first. Some of it may have expired since: so a queue that has enough, and has stood
@@ -142,7 +142,7 @@ async def _returned(connection: Connection, queue: str, kept: int, others: int) 
     await channel.close()
 
 
-def requeue_is_free(connection: Connection) -> bool:
+def requeue_is_free(connection: Carrier) -> bool:
     """Whether this broker has a way of giving back that does not count as a delivery attempt (nack; closing the channel counts there)."""
     major = str(connection.server_properties.get("version", "")).split(".")[0]
     return not major.isdigit() or int(major) >= 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from lrq_ha.errors import LrqError
 
@@ -15,18 +15,32 @@ from ..amqp.frames import PROTOCOL_HEADER, scan
 from ..amqp.reply_codes import CONNECTION_FORCED
 from . import closing_handshake
 from .endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from .client_login import ClientLogin
+from .gate import Gate
 
 log = logging.getLogger("lrq_ha.door")
+
+
+class ClientSide(Protocol):
+    """The client's socket in a login (`client_login`)."""
+
+    door: Gate
+    peer: tuple[str, int]
+    here: tuple[str, int]
+    end: Endpoint | None
+
+    @property
+    def waiting_bytes(self) -> int: ...
+    def refuse(self, code: int, text: str) -> None: ...
+    def broker_frames(self, data: bytes) -> None: ...
+    def go_on(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 class BrokerLogin(asyncio.Protocol):
     """See above. `on_lost`: called when its socket has closed."""
 
-    def __init__(self, client: ClientLogin) -> None:
-        self.client: ClientLogin | None = client
+    def __init__(self, client: ClientSide) -> None:
+        self.client: ClientSide | None = client
         self.door = client.door
         self.transport: asyncio.Transport | None = None
         self.end: Endpoint | None = None
@@ -84,7 +98,7 @@ class BrokerLogin(asyncio.Protocol):
             if self._buffer:
                 left, self._buffer = self._buffer, b""
                 self.end.broker_data(left)
-        elif client._buffer and client.end is None:
+        elif client.waiting_bytes and client.end is None:
             client.go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:

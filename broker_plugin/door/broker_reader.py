@@ -11,7 +11,6 @@ What becomes of a method stands in `method_table.FROM_BROKER`. Rules:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from lrq_ha.errors import NotPrimary, place
 
@@ -20,10 +19,8 @@ from ..amqp.content_relay import PIECES, ContentRelay
 from ..amqp.frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, BODY, Item, scan
 from ..amqp.reply_codes import CONNECTION_FORCED
 from ..methods import acknowledge, deliver, publish
+from ..session.session import ClientSession
 from . import closing_handshake
-
-if TYPE_CHECKING:
-    from .client_connection import ClientConnection
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -40,7 +37,7 @@ class BrokerReader:
 
     __slots__ = ("_answers", "_left", "_relay", "_withheld_bytes", "passing", "withheld")
 
-    def __init__(self, relay: ClientConnection) -> None:
+    def __init__(self, relay: ClientSession) -> None:
         self._relay = relay
         self.withheld: dict[int, list[bytes]] = {}
         self.passing = ContentRelay(relay.frame_max_bytes, self._decide, self.withheld.__contains__)

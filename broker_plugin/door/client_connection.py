@@ -1,8 +1,7 @@
-"""One client's connection: two sockets (client and broker), what is known of it, and how it ends.
+"""One client's connection: a session with its two sockets (client and broker), and how it ends.
 
 `client_reader` and `broker_reader` take the bytes of either side; `flow_control` stops reading. The tables of `method_table` name the handler of each
 method; the handlers are in `publish`, `deliver`, `acknowledge`, `transactions`, `declare` and `lifecycle`. Rules:
-- What the client sends goes to the broker in the order it came, through the `Outbox`.
 - A client that vanishes leaves its broker side behind until what it published is sent and confirmed.
 - A connection that ends in order is not told before what is under way is confirmed.
 """
@@ -11,228 +10,57 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any
 
-from lrq_ha.replication.queues import QueueKey
-
-from ..amqp import encode, frames
-from ..amqp.frames import FrameError, Item
+from ..amqp import encode
 from ..amqp.reply_codes import CONNECTION_FORCED
-from ..log import stamps
-from ..log.messages import Delivery
-from ..log.producers import producer_key
-from ..log.stamps import StampCache
+from ..log.replica import Replica
 from ..methods import acknowledge, closing, deliver, publish, publisher_confirms
 from ..methods.duplicates import DuplicatePublishes
-from ..session import decisions, rights
 from ..session.alarms import Alarm
-from ..session.channel import ChannelState, ClientChannel
+from ..session.channel import ChannelState
+from ..session.door_state import DoorState
 from ..session.flow_control import FlowControl
 from ..session.outbox import Outbox
+from ..session.session import Agreed, ClientSession
 from . import closing_handshake
 from .broker_reader import BrokerReader
 from .client_reader import ClientReader
 from .endpoint import Endpoint
+from .intercept import InterceptPoints
 from .method_table import FROM_BROKER, FROM_CLIENT
-
-if TYPE_CHECKING:
-    from ..log.replica import Replica
-    from .server import Door
 
 log = logging.getLogger("lrq_ha.door")
 
 LEAVE_POLL_S = 0.05
 SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and never tell of the confirm
-CLOSING_SHARE = 2  # channels that the broker has closed are kept until both sides know, so there may be more than were agreed on
-FEW_QUESTIONS = 16
 
 
-class ClientConnection(Endpoint):
-    """A connection that is open on both sides, on a node that is primary.
-
-    Args:
-        door: The door it came through.
-        replica: This node's log and what belongs to it.
-        client, broker: The two transports.
-        user, vhost: Who logged in, and where.
-        producer: The name that the client announced; empty if none.
-        instance: What it has in common with the other connections of the same publisher; empty if it does not say.
-        peer: Who the other end is, if it is a sidecar.
-        may_write: The broker lets the user publish to queues by their names (asked in vhost lrq only, of producers).
-        frame_max_bytes: What holds on the client's side.
-        broker_frame_max_bytes: What holds on the broker's side: a little more, for the positions in content headers.
-        heartbeat_s: Likewise; 0 for none.
-        channels_max: Channels that were agreed on; 0 for no limit. It also bounds what is kept of those that never were open.
-        broker_channels_max: What the broker agreed to: one more, for the door's own questions.
-        told_blocked: Whether the client understands connection.blocked.
-
-    Attributes:
-        client: None when it is gone.
-        from_client, from_broker: What comes from either side.
-        flow: When either is read.
-        decisions: Where publishes go, by their method frame's payload.
-        stamps: How their content headers are stamped.
-        until_safe: Publishes that ended here, or whose IDs get free: (channel, client's tag, sequence that must be safe, whether it is an ack).
-        until_durable: Publishes with local completion: (channel, client's first and last tag, sequence that the own stream must have, bytes).
-        rights: What the broker has allowed.
-        must_ask: Of the next publish the broker has to be asked before anything is done with it.
-        renewed: Set when the broker has the client's new secret; None if there was none.
-        repeats: Publishes with IDs that are in the log already.
-        held_confirms: Confirms that wait until this primary has its expected backups: (channel, frames).
-        held_bytes: What those have, and what channels keep behind a confirm.select (`before_select`).
-        acked, ack_frames: Acks that `acknowledge.flush` will bring into the log, and to the broker.
-        unseen: Channels with transactions on which the door has acks of its own to give.
-        seconds: Channels that have a second one at the broker, by its number there (see `transactions`).
-        apart: Channels at the broker that the client does not see, by their numbers: who takes what comes from there.
-        replies: Declarations that wait for the broker's answer, by channel: whether it has accepted them.
-        returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
-        on_settled: The client's connection.close, until the broker has answered all publishes.
-        timer: When it ends in any case.
-        takes_deliveries: What is given to the client counts as given. It does not once either of them has said its last word.
-        over: The broker has closed the connection.
-        fenced: Another connection goes on under the producer's name.
-        watch: What tells interceptors; None if there are none. The functions and tables of the hot path that follow it are its own, then.
-    """
+class ClientConnection(ClientSession, Endpoint):
+    """A client's session with its two sockets. Arguments as of `ClientSession`."""
 
     def __init__(
         self,
-        door: Door,
+        door: DoorState[ClientSession],
         replica: Replica,
         client: asyncio.Transport,
         broker: asyncio.Transport,
-        *,
-        user: str,
-        vhost: str,
-        producer: str,
-        instance: str,
-        peer: decisions.Peer | None,
-        may_write: bool,
-        frame_max_bytes: int,
-        broker_frame_max_bytes: int,
-        heartbeat_s: int,
-        channels_max: int,
-        broker_channels_max: int,
-        told_blocked: bool,
+        agreed: Agreed,
     ) -> None:
-        self.door = door
-        self.replica = replica
-        self.client: asyncio.Transport | None = client
-        self.broker = broker
-        self.user, self.vhost = user, vhost
-        self.producer, self.instance = producer, instance
-        self.producer_key = producer_key(vhost, user, producer) if producer else ""
-        self.id_prefix = f"{producer}/".encode()
-        self.peer = peer
-        self.may_write = may_write
-        self.frame_max_bytes, self.broker_frame_max_bytes = frame_max_bytes, broker_frame_max_bytes
-        headers_bytes_max = door.config.header_bytes_max + stamps.POSITION_BYTES_MAX
-        self.header_bytes_max = min(broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, headers_bytes_max)
-        self.channels_max, self._broker_channels_max = channels_max, broker_channels_max
-        self.channels: dict[int, ClientChannel] = {}
-        self._channels_max = CLOSING_SHARE * ((channels_max or frames.CHANNELS_MAX) + 1)
-        self.seconds: dict[int, ClientChannel] = {}
-        self.apart: dict[int, Callable[[ClientConnection, int, bytes, Item], bytes]] = {}
-        self.closed = False
+        super().__init__(door, replica, client, broker, agreed)
         self.outbox = Outbox(self)
-        self.flow = FlowControl(self, heartbeat_s)
+        self.flow = FlowControl(self, agreed.heartbeat_s)
         self.from_client = ClientReader(self)
         self.from_broker = BrokerReader(self)
-        self.decisions: dict[bytes, decisions.Decision] = {}
-        self.stamps = StampCache()
-        self.until_safe: deque[tuple[ClientChannel, int, int, bool]] = deque()
-        self.until_durable: deque[tuple[ClientChannel, int, int, int, int]] = deque()
-        self.rights = rights.Rights()
-        self.must_ask = False
-        self.renewed: asyncio.Event | None = None
         self.repeats = DuplicatePublishes(self)
-        self.held_confirms: list[tuple[ClientChannel, bytes]] = []
-        self.held_bytes = 0
-        self.acked: dict[QueueKey, list[int]] = {}
-        self.ack_frames: list[bytes] = []
-        self.unseen: set[int] = set()
-        self.replies: dict[int, asyncio.Future[bool]] = {}
-        self.returning: dict[QueueKey, int] = {}
-        self.on_settled = b""
-        self.timer: asyncio.TimerHandle | None = None
-        self.takes_deliveries = True
-        self.over = False
-        self.fenced = False
-        self.alarm = Alarm(self, told_blocked)
-        self.watch = watch = door.watch(self)
+        self.alarm = Alarm(self, agreed.told_blocked)
+        # Other sites' sidecars are no clients.
+        watch = InterceptPoints(self, door.interceptors) if door.interceptors and self.peer is None else None
+        self.watch = watch
         self.take = publish.take if watch is None else watch.take
         self.deliver = deliver.deliver if watch is None else watch.deliver
         self.acks = acknowledge.acks if watch is None else watch.acks
         self.on_client = FROM_CLIENT if watch is None else watch.from_client
         self.on_broker = FROM_BROKER if watch is None else watch.from_broker
-        self._unlooked = 0  # so many questions more, and they are counted anew
-        self._told = False  # the client was told that the connection ends
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def channel(self, number: int) -> ClientChannel:
-        """The channel of this number, made when first named."""
-        channel = self.channels.get(number)
-        if channel is None:
-            if len(self.channels) >= self._channels_max:
-                raise FrameError("there are more channels than were agreed on: the broker's channel_max, or door.channels_max")
-            channel = self.channels[number] = ClientChannel(number)
-        return channel
-
-    def ask(self, channel: ClientChannel) -> None:
-        """One more question of the client goes to the broker. Raises FrameError if too many have no answer."""
-        if channel.questions < FEW_QUESTIONS:  # of every channel, that many are too few to count
-            return
-        self._unlooked -= 1
-        if self._unlooked > 0:
-            return
-        limit = self.door.config.questions_max
-        missing = limit - sum(each.questions for each in self.channels.values())
-        if missing <= 0:
-            raise FrameError(f"{limit} questions of this connection have no answer yet; the limit is door.questions_max")
-        self._unlooked = max(missing, FEW_QUESTIONS)  # there may be thousands of channels: not with each question
-
-    @property
-    def has_room_for_channel(self) -> bool:
-        """Whether one more channel may be open at the broker, beside the door's own for questions."""
-        return self._has_room(self.channels_max)
-
-    def _has_room(self, limit: int) -> bool:
-        """Whether the broker counts fewer channels as open than this; 0 for no limit."""
-        if not limit or len(self.channels) + len(self.seconds) < limit:
-            return True
-        return len(self.seconds) + sum(channel.opened and channel.state is not ChannelState.TOLD for channel in self.channels.values()) < limit
-
-    def number_apart(self) -> int:
-        """A number at the broker for a channel that the client does not see; 0 if the broker takes no more."""
-        if not self._has_room(self._broker_channels_max):
-            return 0
-        return next((n for n in range(frames.CHANNELS_MAX, 0, -1) if n not in self.apart and n not in self.channels), 0)
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether the broker owes an answer to publishes or commits of any channel."""
-        return any(channel.unanswered for channel in self.channels.values())
-
-    @property
-    def oldest_unanswered(self) -> int:
-        """The first entry of the log of those; 0 if there is none."""
-        return min(filter(None, (channel.oldest_unanswered for channel in self.channels.values())), default=0)
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs something that ends with the connection at the latest."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception) and not self.closed:
-            self.from_client.cannot_take(error)
-
-    def forget_decisions(self) -> None:
-        """What is replicated has changed (a queue was declared or deleted)."""
-        self.decisions.clear()
 
     # ---- what the sockets say ----------------------------------------------------------------------------------------
 
@@ -262,44 +90,6 @@ class ClientConnection(Endpoint):
 
     # ---- to the client -----------------------------------------------------------------------------------------------
 
-    def to_client(self, data: bytes) -> None:
-        """These frames of the door, all of one channel, go to the client, if it is still there."""
-        if not self.from_broker.passing.waits(data):
-            self.pass_on(data)
-
-    def pass_on(self, data: bytes) -> None:
-        """Likewise of what came from the broker, or goes with it."""
-        if self.client is not None and not self._told and not self.client.is_closing():
-            self.client.write(data)
-
-    def confirm(self, channel: ClientChannel, data: bytes, *, held: bool = True) -> None:
-        """Answers to publishes or to a commit for the client: now, or when this primary has its expected backups (but for `unacked`)."""
-        if held and self.replica.holds_confirms:
-            self.held_confirms.append((channel, data))
-            self.held_bytes += len(data)
-        elif channel.speaks and self.channels.get(channel.number) is channel:
-            if channel.selecting:
-                channel.before_select.append(data)
-                self.held_bytes += len(data)
-            else:
-                self.to_client(data)
-
-    def give_confirms(self) -> None:
-        """This primary no longer waits for its expected backups."""
-        held, self.held_confirms = self.held_confirms, []
-        for channel, data in held:
-            self.held_bytes -= len(data)
-            self.confirm(channel, data)
-        self.flow.consider_pausing()
-
-    def take_before_select(self, channel: ClientChannel) -> bytes:
-        """What a channel keeps behind a confirm.select that the broker has answered, or will not answer any more."""
-        held, channel.before_select = b"".join(channel.before_select), []
-        if held:
-            self.held_bytes -= len(held)
-            self.flow.consider_pausing()
-        return held
-
     def close_client(self, code: int, text: str, cause: int = 0) -> None:
         """Ends the connection with an error to the client; what it published before is brought to its end."""
         if self.client is not None:
@@ -313,21 +103,6 @@ class ClientConnection(Endpoint):
         """Ends the connection of a producer whose name another one has: nothing more of it is appended, and no commit that waits is carried out."""
         self.fenced = True
         self.close_client(CONNECTION_FORCED, reason)
-
-    def cut_off(self) -> None:
-        """Ends the connection without a word: the client would not read it."""
-        if self.client is not None:
-            self.client.abort()
-
-    def release_acks(self) -> None:
-        """The broker takes nothing for the log: acks do not wait for it."""
-        self.outbox.release_acks()
-        self.outbox.pump()
-
-    @property
-    def replying_to_door(self) -> bool:
-        """Whether a close-ok of the client answers the door, and not its broker."""
-        return self._told
 
     # ---- what the log says -------------------------------------------------------------------------------------------
 
@@ -351,32 +126,6 @@ class ClientConnection(Endpoint):
         self.flow.consider_pausing()
         if self.client is None:
             self._leave_if_done()
-
-    # ---- what is under way -------------------------------------------------------------------------------------------
-
-    def give_back(self, deliveries: Collection[Delivery]) -> None:
-        """These go back to their queues, when the broker hears of what stands in the outbox."""
-        self.gives_back({delivery.queue for delivery in deliveries})
-        self.replica.gave_back(deliveries)
-
-    def gives_back(self, queues: Iterable[QueueKey]) -> None:
-        """Likewise, of what no client has seen."""
-        self.returning.update(dict.fromkeys(queues, self.outbox.total))
-
-    def still_returning(self) -> Iterable[QueueKey]:
-        """Queues to which something goes back, and the broker has not heard of it."""
-        if not self.alarm.broker:
-            self.returning = {queue: upto for queue, upto in self.returning.items() if upto > self.outbox.gone}
-        return self.returning
-
-    def gone(self, channel: ClientChannel | None) -> bool:
-        """Whether what the client sent is not to be carried out any more. A commit is, as a whole, as the broker itself would."""
-        return self.closed or (self.client is None and (channel is None or channel.committing is None))
-
-    @property
-    def busy(self) -> bool:
-        """Whether the client waits for an answer to something that was taken from it."""
-        return bool(self.outbox or self.until_safe or self.until_durable or self.repeats.waiting or self.replies or self.unanswered)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 
@@ -461,4 +210,4 @@ class ClientConnection(Endpoint):
         if not self.broker.is_closing():
             self.broker.write(encode.connection_close(200, "the client is gone"))
             closing_handshake.end(self.broker)
-        self.door.gone(self)
+        self.door.session_closed(self)

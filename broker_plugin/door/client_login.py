@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pamqp import commands
 
@@ -25,16 +25,15 @@ from ..amqp.frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CON
 from ..amqp.reply_codes import CONNECTION_FORCED
 from ..log import producers
 from ..session.decisions import Peer
+from ..session.session import Agreed
 from . import closing_handshake
 from .admission import Admission, Kind
 from .broker_login import BrokerLogin
 from .client_connection import ClientConnection
 from .endpoint import Endpoint, Refused
+from .gate import Gate
 from .handshake import Handshake, Refusal
 from .peer import PeerConnection
-
-if TYPE_CHECKING:
-    from .server import Door
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -60,7 +59,7 @@ PROBE_CHANNEL = 1
 class ClientLogin(asyncio.Protocol):
     """The client's socket: the login, then the end that it leads to."""
 
-    def __init__(self, door: Door, arrival: Admission) -> None:
+    def __init__(self, door: Gate, arrival: Admission) -> None:
         self.door = door
         self._arrival = arrival
         self.transport: asyncio.Transport | None = None
@@ -172,6 +171,11 @@ class ClientLogin(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self.broker.connect())
         return True
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the client that wait for the broker's part of the login."""
+        return len(self._buffer)
+
     def go_on(self) -> None:
         """Takes what the client has sent, until it has asked for a vhost: everything after that waits for the broker's answer."""
         if not self._opening:
@@ -206,7 +210,7 @@ class ClientLogin(asyncio.Protocol):
         """For clients, or at all."""
         reason = self.door.closed_because()
         if not reason and self._handshake.site is None and not self.door.admissions.has_room_for_client:
-            self.door.turned_away(self._handshake.address)
+            self.door.rejected(self._handshake.address)
             reason = "there is no room for more clients: door.connections_max"
         if reason:
             raise Refusal(CONNECTION_FORCED, reason)
@@ -243,7 +247,7 @@ class ClientLogin(asyncio.Protocol):
                 elif kind == CONNECTION_OPEN_OK or (kind == CHANNEL_CLOSE_OK and self._probing):
                     if not self._probing:
                         self._probing = [data[item[2] - 7 : item[3] + 1]]
-                    self._become_relay(data[items[i + 1][2] - 7 :] if i + 1 < len(items) else b"")
+                    self._become_session(data[items[i + 1][2] - 7 :] if i + 1 < len(items) else b"")
                     return
                 elif not self._probing or kind in (HEARTBEAT, CONNECTION_CLOSE):
                     self._from_broker(kind, payload)
@@ -300,7 +304,7 @@ class ClientLogin(asyncio.Protocol):
         self.transport.write(encode.method_frame(0, commands.Connection.OpenOk()))
         self._hand_buffer_over(end)
 
-    def _become_relay(self, rest: bytes) -> None:
+    def _become_session(self, rest: bytes) -> None:
         """The broker has opened the vhost. `rest`: what it sent after that."""
         self._stop_waiting()
         host = self.door.host
@@ -313,11 +317,7 @@ class ClientLogin(asyncio.Protocol):
         if agreed.producer and not host.replica.index.dedup.has_room(producers.producer_key(agreed.vhost, agreed.user, agreed.producer), limit):
             text = f"NOT_ALLOWED - the log remembers {limit} producers (door.producers_max), and '{agreed.producer}' is none of them"
             raise Refusal(reply_codes.NOT_ALLOWED, text)
-        relay = ClientConnection(
-            self.door,
-            host.replica,
-            self.transport,
-            self.broker.transport,
+        terms = Agreed(
             user=agreed.user,
             vhost=agreed.vhost,
             producer=agreed.producer,
@@ -331,14 +331,15 @@ class ClientLogin(asyncio.Protocol):
             channels_max=agreed.channels_max[0],
             broker_channels_max=agreed.channels_max[1],
         )
+        session = ClientConnection(self.door, host.replica, self.transport, self.broker.transport, terms)
         self.door.admissions.logged_in(self._arrival, Kind.CLIENT if agreed.site is None else Kind.OTHER)
         self.transport.write(self._probing.pop())
-        self.door.came(relay)
-        self.end = self.broker.end = relay
+        self.door.session_opened(session)
+        self.end = self.broker.end = session
         agreed.forget()
         if rest:
-            relay.broker_data(rest)
-        self._hand_buffer_over(relay)
+            session.broker_data(rest)
+        self._hand_buffer_over(session)
 
     def _hand_buffer_over(self, end: Endpoint) -> None:
         self._task = None

@@ -15,7 +15,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lrq_ha.errors import LrqError, NotPrimary, place
 
@@ -40,9 +39,7 @@ from ..amqp.frames import (
 from ..amqp.reply_codes import CONNECTION_FORCED
 from ..methods import acknowledge, closing, permissions
 from ..methods.holds import first_that_waits, waits_for
-
-if TYPE_CHECKING:
-    from .client_connection import ClientConnection
+from ..session.session import ClientSession
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -59,7 +56,7 @@ class ClientReader:
 
     __slots__ = ("_backlog", "_deafened", "_put_back", "_relay", "left", "parts", "share", "stalled")
 
-    def __init__(self, relay: ClientConnection) -> None:
+    def __init__(self, relay: ClientSession) -> None:
         self._relay = relay
         self.share = relay.door.unfinished.share(relay.user, self.cannot_take)
         self.parts = content_assembly.Assembly(relay.door.config.message_bytes_max, self.share)

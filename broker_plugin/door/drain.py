@@ -12,23 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from ..amqp import encode
 from ..methods import acknowledge
-
-if TYPE_CHECKING:
-    from .server import Door
+from ..session.door_state import DoorState
+from ..session.session import ClientSession
 
 POLL_S = 0.02
 
 
-def held(door: Door) -> int:
+def held(door: DoorState[ClientSession]) -> int:
     """Messages that consumers have and have not settled, or not committed; but for what their brokers no longer wait for."""
-    return sum(len(channel.held) - len(channel.overdue) for relay in door.relays for channel in relay.channels.values())
+    return sum(len(channel.held) - len(channel.overdue) for relay in door.sessions for channel in relay.channels.values())
 
 
-async def drain(door: Door, why: str, timeout_s: float) -> int:
+async def drain(door: DoorState[ClientSession], why: str, timeout_s: float) -> int:
     """Gives out nothing more; returns when consumers have settled what they hold, or the time is over: how many messages are left.
 
     Args:
@@ -42,10 +40,10 @@ async def drain(door: Door, why: str, timeout_s: float) -> int:
     return held(door)
 
 
-def give_up(door: Door) -> None:
+def give_up(door: DoorState[ClientSession]) -> None:
     """Gives out messages again."""
     door.draining = ""
-    for relay in door.relays:
+    for relay in door.sessions:
         for channel in relay.channels.values():
             for tag in channel.undelivered:
                 acknowledge.settle_unseen(relay, channel, encode.nack(channel.number, tag, requeue=True))
@@ -57,10 +55,10 @@ def give_up(door: Door) -> None:
                 channel.returning = set()
 
 
-async def close(door: Door, reason: str, timeout_s: float) -> None:
+async def close(door: DoorState[ClientSession], reason: str, timeout_s: float) -> None:
     """Takes nothing more, brings what was taken to its end, and tells every client; after the time it is cut short."""
     deadline = time.monotonic() + timeout_s
-    for relay in list(door.relays):
+    for relay in list(door.sessions):
         relay.stop(reason)
-    while door.relays and time.monotonic() < deadline:
+    while door.sessions and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)

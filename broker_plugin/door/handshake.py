@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lrq_ha.errors import LrqError
 from lrq_ha.routing import names
@@ -33,10 +33,8 @@ from ..amqp.frames import (
 )
 from ..amqp.reply_codes import ACCESS_REFUSED, CONNECTION_FORCED, NOT_ALLOWED
 from ..amqp.sasl import Credentials
+from .gate import Gate
 from .peer import PROCESS
-
-if TYPE_CHECKING:
-    from .server import Door
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -73,7 +71,7 @@ class Handshake:
         channels_max: Channels that were agreed on, 0 for no limit: by the client, with the broker.
     """
 
-    def __init__(self, door: Door, host: str, port: int, external: str) -> None:
+    def __init__(self, door: Gate, host: str, port: int, external: str) -> None:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.user = ""
         self.vhost = ""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lrq_ha.errors import LrqError
 from lrq_ha.interceptors.events import (
@@ -40,6 +40,7 @@ from lrq_ha.interceptors.events import (
     Topology,
     Transaction,
 )
+from lrq_ha.interceptors.plugins import Interceptors
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import parse_stamp
 from lrq_ha.replication.positions import Position
@@ -53,13 +54,9 @@ from ..methods import acknowledge, closing, consume, declare, permissions, publi
 from ..methods import deliver as methods_deliver
 from ..session import decisions
 from ..session.channel import ClientChannel, Consumer
+from ..session.session import ClientSession
 from ..session.unacked import Unacked
 from . import method_table
-
-if TYPE_CHECKING:
-    from lrq_ha.interceptors.plugins import Interceptors
-
-    from .client_connection import ClientConnection
 
 FOLLOWED_MAX = 100_000  # publishes of one connection whose fate is awaited; about 1 KB each
 _DELIVERIES = frozenset({Point.ACQUIRE, Point.RELEASE, Point.ACCEPT, Point.REJECT, Point.REJECTED, Point.DEQUEUE})
@@ -77,7 +74,7 @@ class InterceptPoints:
         interceptors: Who is told.
     """
 
-    def __init__(self, relay: ClientConnection, interceptors: Interceptors) -> None:
+    def __init__(self, relay: ClientSession, interceptors: Interceptors) -> None:
         self._relay = relay
         self._replica = relay.replica
         self._interceptors = interceptors
@@ -140,7 +137,7 @@ class InterceptPoints:
 
     # ---- publishes ---------------------------------------------------------------------------------------------------
 
-    def take(self, relay: ClientConnection, data: bytes, items: list[Item], at: int) -> int:
+    def take(self, relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
         """As publishing.take: `routing` first, then as far as nobody refuses."""
         number = items[at][1]
         channel = relay.channel(number)
@@ -224,7 +221,7 @@ class InterceptPoints:
         self._routed(number, self._published(method, header), Outcome.REPEAT)
 
     def elsewhere(
-        self, relay: ClientConnection, channel: ClientChannel, decision: decisions.Decision, method: bytes, header: bytes, body: bytes, blob: bytes
+        self, relay: ClientSession, channel: ClientChannel, decision: decisions.Decision, method: bytes, header: bytes, body: bytes, blob: bytes
     ) -> None:
         """As endpoints.take: a publish that ends at the door, or passes the log by."""
         replica = self._replica
@@ -267,7 +264,7 @@ class InterceptPoints:
                     outcome = Outcome.UNROUTABLE
                 self._routed(number, found[0], outcome)
 
-    def _return(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def _return(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         position = _position(data[item[4] : item[5]])
         if position is not None and position.sequence in self._followed.get(number, ()):
             self._returned.add(position.sequence)
@@ -283,7 +280,7 @@ class InterceptPoints:
 
     # ---- deliveries --------------------------------------------------------------------------------------------------
 
-    def deliver(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def deliver(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         """As delivering.deliver."""
         replaced = methods_deliver.deliver(relay, number, data, item)
         if self._delivers and replaced != b"":
@@ -293,7 +290,7 @@ class InterceptPoints:
             self._given(channel, channel.consumers.get(consumer_tag), name, tag, origin, data[item[4] : item[5]])
         return replaced
 
-    def _get_ok(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def _get_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         channel = relay.channel(number)
         asked = channel.gets[0][0] if channel.gets else None
         replaced = methods_deliver.get_ok(relay, number, data, item)
@@ -328,7 +325,7 @@ class InterceptPoints:
         else:
             self._tell(Point.DEQUEUE, Dequeue(now, delivery))
 
-    def acks(self, relay: ClientConnection, data: bytes, items: list[Item], at: int) -> int:
+    def acks(self, relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
         """As settling.acks, but one at a time."""
         _, number, start, end, _, _, _ = items[at]
         channel = relay.channel(number)
@@ -336,7 +333,7 @@ class InterceptPoints:
             self._ack(relay, channel, data[start:end])
         return at + 1
 
-    def _ack(self, relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None:
+    def _ack(self, relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
         acknowledge.ack(relay, channel, payload)
         if channel.tx is not None:
             return  # nothing has happened before the commit
@@ -352,7 +349,7 @@ class InterceptPoints:
         for delivery in accepted:
             self._when_safe(self._replica.last_operation, Point.DEQUEUE, Dequeue(0.0, delivery))
 
-    def _reject(self, relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _reject(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         acknowledge.reject(relay, channel, kind, payload)
         if channel.tx is not None:
             return
@@ -367,7 +364,7 @@ class InterceptPoints:
             self._when_safe(self._replica.last_operation, Point.REJECTED, Rejected(0.0, delivery))
             self._when_safe(self._replica.last_operation, Point.DEQUEUE, Dequeue(0.0, delivery))
 
-    def _recover(self, relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _recover(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         acknowledge.recover(relay, channel, kind, payload)
         self._release(channel.number, Cause.RECOVER)
 
@@ -384,13 +381,13 @@ class InterceptPoints:
 
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
-    def _consume(self, relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _consume(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         before = set(channel.consumers)
         consume.consume(relay, channel, kind, payload)
         for tag in set(channel.consumers) - before:  # nowait: there will be no answer
             self._consuming(channel, tag)
 
-    def _consume_ok(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def _consume_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         replaced = consume.consume_ok(relay, number, data, item)
         if replaced is None:
             self._consuming(relay.channel(number), _tag(data, item))
@@ -404,13 +401,13 @@ class InterceptPoints:
         name = tag.decode("utf-8", "surrogateescape")
         self._tell(Point.CONSUME, Consume(time.time(), self._client, channel.number, consumer.queue[1], name, consumer.no_ack))
 
-    def _cancel(self, relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _cancel(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         consume.cancel(relay, channel, kind, payload)
         at = 5 + payload[4]
         if payload[at]:  # nowait
             self._cancelling(channel.number, payload[5:at], Cause.CLIENT)
 
-    def _cancelled(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def _cancelled(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         replaced = consume.cancelled(relay, number, data, item)
         if replaced is None:
             self._cancelling(number, _tag(data, item), Cause.BROKER if item[0] == frames.BASIC_CANCEL else Cause.CLIENT)
@@ -424,7 +421,7 @@ class InterceptPoints:
 
     # ---- topology ----------------------------------------------------------------------------------------------------
 
-    def _declare(self, relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _declare(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         method: Any = frames.decode_method(payload)
         waiting = len(channel.passed)
         method_table.FROM_CLIENT[kind](relay, channel, kind, payload)
@@ -434,7 +431,7 @@ class InterceptPoints:
         elif told and getattr(method, "nowait", False) and not relay.from_client.stalled and not channel.closing:
             self.declared(channel.number, payload, False)  # there will be no answer
 
-    def _declared(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def _declared(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         mine = relay.channel(number).passed
         replaced = method_table.FROM_BROKER[item[0]](relay, number, data, item)
         passed = self._passed.get(number)
@@ -452,15 +449,15 @@ class InterceptPoints:
     def _step(self, number: int, step: Step) -> None:
         self._tell(Point.TRANSACTION, Transaction(time.time(), self._client, number, step))
 
-    def _select_ok(self, _relay: ClientConnection, number: int, _data: bytes, _item: Item) -> None:
+    def _select_ok(self, _relay: ClientSession, number: int, _data: bytes, _item: Item) -> None:
         self._step(number, Step.SELECT)
 
-    def _commit(self, relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _commit(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         if channel.tx is not None:
             self._step(channel.number, Step.COMMIT)
         method_table.FROM_CLIENT[kind](relay, channel, kind, payload)
 
-    def _commit_ok(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def _commit_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         commits = relay.channel(number).commits
         of_client = bool(commits) and not commits[0].own
         replaced = method_table.FROM_BROKER[item[0]](relay, number, data, item)
@@ -468,7 +465,7 @@ class InterceptPoints:
             self._step(number, Step.COMMITTED)
         return replaced
 
-    def _rollback_ok(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+    def _rollback_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         rollbacks = relay.channel(number).rollbacks
         if rollbacks and rollbacks[0]:
             self._step(number, Step.ROLLED_BACK)

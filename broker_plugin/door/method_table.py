@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pamqp import commands
 
@@ -19,13 +18,11 @@ from ..amqp import frames
 from ..amqp.frames import Item
 from ..methods import acknowledge, consume, declare, declare_rules, deliver, lifecycle, publisher_confirms, transactions
 from ..session.channel import ClientChannel
+from ..session.session import ClientSession
 
-if TYPE_CHECKING:
-    from .client_connection import ClientConnection
-
-FromClient = Callable[["ClientConnection", ClientChannel, int, bytes], None]
+FromClient = Callable[["ClientSession", ClientChannel, int, bytes], None]
 """Handles a method of the client: its id and payload."""
-FromBroker = Callable[["ClientConnection", int, bytes, Item], bytes | None]
+FromBroker = Callable[["ClientSession", int, bytes, Item], bytes | None]
 """Handles a method of the broker. Returns what the client gets instead; None: the item as it came."""
 
 PASSED = "Passed on."

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pamqp import commands
 
@@ -32,11 +32,9 @@ from ..amqp.frames import (
     HEARTBEAT_FRAME,
     scan,
 )
+from ..log.replica import Replica
 from . import closing_handshake
 from .endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from .server import Door, Host
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -44,10 +42,33 @@ CONTROL_CHANNEL, PUSH_CHANNEL = 1, 2
 PROCESS = token_hex(8)  # what this process shows at other nodes' doors: who shows it here is this node itself
 
 
+class Host(Protocol):
+    """What the door needs of the incarnation behind it."""
+
+    replica: Replica
+
+    def refusal(self) -> str:
+        """Why clients are not served now; empty if they are."""
+
+    def push(self, end: PeerConnection, header: bytes, body: bytes) -> None: ...
+
+    def control(self, end: PeerConnection, body: bytes) -> None: ...
+
+    def peer_gone(self, end: PeerConnection) -> None: ...
+
+
+class PeerDoor(Protocol):
+    """What another node's connection needs of its door (`gate`)."""
+
+    def now(self) -> float: ...
+
+    def peer_closed(self, end: PeerConnection) -> None: ...
+
+
 class PeerConnection(Endpoint):
     """See above. `node`: id of the node at the other end."""
 
-    def __init__(self, door: Door, host: Host, transport: asyncio.Transport, node: int, *, heartbeat_s: int) -> None:
+    def __init__(self, door: PeerDoor, host: Host, transport: asyncio.Transport, node: int, *, heartbeat_s: int) -> None:
         self.door, self.host, self.node = door, host, node
         self.transport: asyncio.Transport | None = transport
         self._heartbeat_s = heartbeat_s
@@ -158,4 +179,4 @@ class PeerConnection(Endpoint):
     def client_lost(self) -> None:
         if self.transport is not None:
             self.transport = None
-            self.door.gone(self)
+            self.door.peer_closed(self)

@@ -16,14 +16,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from lrq_ha.replication.queues import QueueKey
 
-from .holds import PublishHold
-
-if TYPE_CHECKING:
-    from .replica import Replica
+from .holds import PublishHold, QueueHold
+from .progress import Progress
 
 ALARM_POLL_S = 0.05
 PARKED_POLL_S = 0.2
@@ -43,9 +40,8 @@ class Barrier:
         changed: Called when one goes up, or is down again.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._progress = replica.progress
+    def __init__(self, progress: Progress, holds: dict[QueueKey, QueueHold], flush: Callable[[], object], end: Callable[[], int]) -> None:
+        self._progress, self._holds, self._flush, self._end = progress, holds, flush, end
         self.published_upto = 0
         self.recorded = 0
         self.write_record: Callable[[], Awaitable[None]] = _no_record
@@ -88,7 +84,7 @@ class Barrier:
         if self.is_up:
             self._free.set()
             self._eased.set()
-            waits = self._replica.moving.pop(PublishHold.KEY, None)
+            waits = self._holds.pop(PublishHold.KEY, None)
             if waits is not None:
                 waits.over.set()
             self._progress.on_wake()
@@ -101,7 +97,7 @@ class Barrier:
     def ease(self) -> None:
         """From now on only publishes wait until it is down, and who declares."""
         if self.holds_all:
-            self._replica.moving[PublishHold.KEY] = PublishHold()
+            self._holds[PublishHold.KEY] = PublishHold()
             self._eased.set()
 
     @asynccontextmanager
@@ -178,9 +174,9 @@ class Barrier:
             settling.cancel()
 
     async def _settle(self, declares: QueueKey | None) -> None:
-        self._replica.flush()
-        await self.wait_settled(self._replica.end)
-        await self.settle_record(self._replica.end)
+        self._flush()
+        await self.wait_settled(self._end())
+        await self.settle_record(self._end())
         if declares is not None:
             await self.settle_deletion(declares)
 

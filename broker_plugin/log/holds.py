@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lrq_ha.replication.queues import QueueKey
 
 from ..amqp.content_header import routes_on
 from ..amqp.frames import publish_route
 from . import bindings
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
-
+from .definitions import Definitions
 
 
 @dataclass(eq=False)
@@ -26,15 +23,15 @@ class QueueHold:
     publishes: bool = True
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def reached_by(self, relay: ClientConnection, method: bytes, header: bytes) -> bool:
+    def reached_by(self, vhost: str, definitions: Definitions, method: bytes, header: bytes) -> bool:
         """Whether a publish may reach it."""
-        if not self.publishes or relay.vhost != self.key[0]:
+        if not self.publishes or vhost != self.key[0]:
             return False
         route = publish_route(method)
         more = routes_on(header)
         if not route.exchange:
             return more or route.routing_key == self.key[1]
-        ways = bindings.binding_table(relay.replica.declared.definitions, self.key[0])
+        ways = bindings.binding_table(definitions, self.key[0])
         return self.key[1] in ways.queues(route.exchange, None if more else route.routing_key)
 
 
@@ -46,5 +43,5 @@ class PublishHold(QueueHold):
     def __init__(self) -> None:
         super().__init__(self.KEY, consumes=False)
 
-    def reached_by(self, relay: ClientConnection, method: bytes, header: bytes) -> bool:
+    def reached_by(self, vhost: str, definitions: Definitions, method: bytes, header: bytes) -> bool:
         return True

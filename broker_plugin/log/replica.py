@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lrq_ha.errors import LrqError, NotPrimary
 from lrq_ha.proto import lrq_pb2 as pb
@@ -36,16 +36,13 @@ from .barrier import Barrier
 from .catalog import Catalog
 from .definitions import Row
 from .delivery_history import DeliveryHistory
+from .holds import QueueHold
 from .index import Index
 from .messages import Delivery, Settled
 from .progress import Progress
 from .shortfall import Shortfall
 from .stamps import position
 from .tally import QueueTallies
-
-if TYPE_CHECKING:
-    from ..methods import declare_rules
-    from .holds import QueueHold
 
 BATCH_BYTES_MAX = 256 << 10
 BATCHES_IN_FLIGHT_MAX = 4
@@ -128,10 +125,10 @@ class Replica:
         self.index = Index(self.declared)
         self.progress = Progress(node, self.index)
         self.given_out = DeliveryHistory()
-        self.barrier = Barrier(self)
         self.shortfall = Shortfall(shortfall)
         self.undeclared: dict[Undeclared, None] = {}
         self.moving: dict[QueueKey, QueueHold] = {}
+        self.barrier = Barrier(self.progress, self.moving, self.flush, lambda: self.end)
         self.to_apply: deque[Entry] = deque()
         self.to_apply_bytes = 0
         self.applying = 0
@@ -322,11 +319,11 @@ class Replica:
         spared = RangeSet.of(sorted(held)).cover(SPARED_RANGES_MAX)
         return self.append(pb.Run(purge=pb.Purge(vhost=queue[0], queue=queue[1], before=self.next_sequence, spared=spared.flat())))
 
-    def topology(self, vhost: str, action: declare_rules.Replicate) -> int:
-        """A declaration succeeded on the own broker; returns its entry's sequence."""
-        if action.entry[:4] == frames.QUEUE_DECLARE.to_bytes(4, "big"):
-            self.declared.here.add((vhost, action.queue))
-        return [self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=m, level=LEVELS[level]))) for m, level in action.entries][-1]
+    def topology(self, vhost: str, entries: Iterable[tuple[bytes, Level]], declares: str | None = None) -> int:
+        """A declaration succeeded on the own broker: its entries, each with a level; returns the last one's sequence. `declares`: a queue."""
+        if declares is not None:
+            self.declared.here.add((vhost, declares))
+        return [self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=m, level=LEVELS[level]))) for m, level in entries][-1]
 
     def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> int:
         """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again.

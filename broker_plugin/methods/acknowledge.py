@@ -11,8 +11,6 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pamqp import commands
 
 from ..amqp import encode, frames
@@ -20,15 +18,12 @@ from ..amqp.frames import BASIC_ACK, BASIC_NACK, BASIC_PUBLISH, BASIC_RECOVER, B
 from ..amqp.reply_codes import PRECONDITION_FAILED
 from ..log.messages import Delivery
 from ..session.channel import ClientChannel
+from ..session.session import ClientSession
 from ..session.transaction import Commit, Transaction
 from . import closing
 
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
 
-
-
-def acks(relay: ClientConnection, data: bytes, items: list[Item], at: int) -> int:
+def acks(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
     """Takes a run of acks of the client, beginning with items[at]; returns the index of the first item it did not take."""
     number = items[at][1]
     channel = relay.channel(number)
@@ -67,7 +62,7 @@ def acks(relay: ClientConnection, data: bytes, items: list[Item], at: int) -> in
     return at
 
 
-def ack(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None:
+def ack(relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
     """One basic.ack of the client."""
     tag, bits = frames.tag_and_bits(payload)
     multiple = bool(bits & 1)
@@ -89,7 +84,7 @@ def ack(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None
     relay.ack_frames.append(encode.ack(channel.number, tag, multiple))
 
 
-def settle_unseen(relay: ClientConnection, channel: ClientChannel, frame: bytes, sequence: int = 0) -> None:
+def settle_unseen(relay: ClientSession, channel: ClientChannel, frame: bytes, sequence: int = 0) -> None:
     """The door itself acks or rejects a delivery, which the client need not know of, when entry `sequence` is safe."""
     if channel.takes_back:
         return  # it comes again, and is looked at again
@@ -100,7 +95,7 @@ def settle_unseen(relay: ClientConnection, channel: ClientChannel, frame: bytes,
         relay.outbox.put(frame, sequence)
 
 
-def _settle_apart(relay: ClientConnection) -> None:
+def _settle_apart(relay: ClientSession) -> None:
     """On channels with transactions the door's own acks must count without a commit of the client: they are a transaction between its own.
 
     What the client's has so far is taken back before, and done again after. A commit of acks alone is done at once, so the broker can be told all
@@ -126,7 +121,7 @@ def _settle_apart(relay: ClientConnection) -> None:
         _put_unseen(relay, channel, before, behind)
 
 
-def _put_unseen(relay: ClientConnection, channel: ClientChannel, before: bytes = b"", behind: bytes = b"") -> None:
+def _put_unseen(relay: ClientSession, channel: ClientChannel, before: bytes = b"", behind: bytes = b"") -> None:
     """The door's own acks of a channel with transactions go to the broker, with these frames."""
     unseen, channel.unseen = b"".join(channel.unseen), []
     relay.outbox.put(before + unseen + behind, relay.replica.last_operation)
@@ -135,7 +130,7 @@ def _put_unseen(relay: ClientConnection, channel: ClientChannel, before: bytes =
         channel.returning = set()
 
 
-def commit_unseen(relay: ClientConnection, channel: ClientChannel) -> None:
+def commit_unseen(relay: ClientSession, channel: ClientChannel) -> None:
     """A transaction of the client is about to be done in earnest: the door's own acks are part of it.
 
     They come first: by an ack of several, which is the client's, the broker would let go what the door gives back, or had to be told of an ack twice.
@@ -145,7 +140,7 @@ def commit_unseen(relay: ClientConnection, channel: ClientChannel) -> None:
         relay.unseen.discard(channel.number)
 
 
-def ack_for(relay: ClientConnection, channel: ClientChannel, tag: int, delivery: Delivery) -> None:
+def ack_for(relay: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery) -> None:
     """The ack of a consumer that gives none."""
     frame = encode.ack(channel.number, tag)
     if delivery.deaths or channel.acks_wait:
@@ -155,7 +150,7 @@ def ack_for(relay: ClientConnection, channel: ClientChannel, tag: int, delivery:
         relay.ack_frames.append(frame)
 
 
-def flush(relay: ClientConnection) -> None:
+def flush(relay: ClientSession) -> None:
     """Brings the acks that were collected into the log and the outbox."""
     if relay.unseen:
         _settle_apart(relay)
@@ -175,7 +170,7 @@ def flush(relay: ClientConnection) -> None:
         relay.watch.logged()
 
 
-def reject(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def reject(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """basic.reject or basic.nack of the client."""
     tag, bits = frames.tag_and_bits(payload)
     multiple, requeue = (bool(bits & 1), bool(bits & 2)) if kind == BASIC_NACK else (False, bool(bits & 1))
@@ -198,7 +193,7 @@ def reject(relay: ClientConnection, channel: ClientChannel, kind: int, payload: 
         relay.give_back(settled)
 
 
-def _is_held(relay: ClientConnection, channel: ClientChannel, tag: int, multiple: bool, kind: int) -> bool:
+def _is_held(relay: ClientSession, channel: ClientChannel, tag: int, multiple: bool, kind: int) -> bool:
     """Whether the client holds what it settles. If not, its channel is closed in RabbitMQ's words: what the client has not been given, the broker may
     know as given out, and would let it go, with nothing in the log.
     """
@@ -209,7 +204,7 @@ def _is_held(relay: ClientConnection, channel: ClientChannel, tag: int, multiple
     return False
 
 
-def _given(relay: ClientConnection, channel: ClientChannel, tag: int, payload: bytes) -> tuple[int, bytes]:
+def _given(relay: ClientSession, channel: ClientChannel, tag: int, payload: bytes) -> tuple[int, bytes]:
     """What the broker is told where a client settles several: what it was given until now, and by number. 0: there is nothing of that.
 
     The broker hears of it when the log is safe so far. To it, "everything" (tag 0) would then be more than the client has seen.
@@ -224,13 +219,13 @@ def _given(relay: ClientConnection, channel: ClientChannel, tag: int, payload: b
     return last, payload[:4] + last.to_bytes(8, "big") + payload[12:]
 
 
-def _rehearse(relay: ClientConnection, channel: ClientChannel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
+def _rehearse(relay: ClientSession, channel: ClientChannel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transactions`)."""
     tx.settle(tag, multiple)
     rehearse(relay, channel, tx, encode.frame(METHOD, channel.number, payload), kind)
 
 
-def rehearse(relay: ClientConnection, channel: ClientChannel, tx: Transaction, data: bytes, cause: int, methods: int = 1) -> None:
+def rehearse(relay: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, cause: int, methods: int = 1) -> None:
     """These frames of so many methods are part of a transaction, and of its rehearsal at the broker: acks only where it has no second channel.
 
     A transaction that gets too large closes its channel.
@@ -249,7 +244,7 @@ def rehearse(relay: ClientConnection, channel: ClientChannel, tx: Transaction, d
         relay.outbox.put(data)
 
 
-def recover(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def recover(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """basic.recover: everything goes back to its queue, but for what a transaction that is not committed has settled."""
     if channel.second and payload[4:5] > b"\0" and len(unsettled := list(channel.unsettled())) < len(channel.deliveries):
         # The broker does not know of those. So it is told of the others one by one, and the client is answered here.
@@ -268,7 +263,7 @@ def recover(relay: ClientConnection, channel: ClientChannel, kind: int, payload:
     relay.give_back(channel.recover())
 
 
-def recovered(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+def recovered(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """basic.recover-ok: what comes from now on is the client's."""
     recovers = relay.channel(number).recovers
     return None if not recovers or recovers.popleft() else b""

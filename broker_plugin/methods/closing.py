@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pamqp import commands
 
@@ -12,11 +11,7 @@ from ..amqp import encode, reply_codes
 from ..amqp.frames import BASIC_PUBLISH, FrameError
 from ..log.messages import Settled
 from ..session.channel import ChannelState, ClientChannel
-
-if TYPE_CHECKING:
-
-    from ..door.client_connection import ClientConnection
-
+from ..session.session import ClientSession
 
 
 class NotOpen(FrameError):
@@ -32,19 +27,19 @@ class NotOpen(FrameError):
 # ---- what the door says ----------------------------------------------------------------------------------------------------
 
 
-def refuse(relay: ClientConnection, channel: ClientChannel, code: int, text: str, cause: int) -> None:
+def refuse(relay: ClientSession, channel: ClientChannel, code: int, text: str, cause: int) -> None:
     """Closes a channel on both sides, with an error of the door's own."""
     refuse_as(relay, channel, encode.channel_close(channel.number, code, text, cause))
 
 
-def refuse_as(relay: ClientConnection, channel: ClientChannel, refusal: bytes) -> None:
+def refuse_as(relay: ClientSession, channel: ClientChannel, refusal: bytes) -> None:
     """The same; the client is told with this frame."""
     channel.refusal = refusal
     frame = encode.method_frame(channel.number, commands.Channel.Close(200, "the door closed it", 0, 0))
     end_channel(relay, channel, ChannelState.DOOR, frame)
 
 
-def end_channel(relay: ClientConnection, channel: ClientChannel, state: ChannelState, frame: bytes) -> None:
+def end_channel(relay: ClientSession, channel: ClientChannel, state: ChannelState, frame: bytes) -> None:
     channel.state, channel.on_settled = state, frame
     held = channel.let_go()
     channel.returning.update(delivery.queue for delivery in held)
@@ -57,20 +52,20 @@ def end_channel(relay: ClientConnection, channel: ClientChannel, state: ChannelS
         settle_channel(relay, channel)
 
 
-def limit_wait(relay: ClientConnection, of: ClientConnection | ClientChannel, done: Callable[[], None]) -> None:
+def limit_wait(relay: ClientSession, of: ClientSession | ClientChannel, done: Callable[[], None]) -> None:
     """A broker that does not answer publishes must not keep a channel or connection for ever; nor must its timer, when it has answered."""
     stop_timer(of)
     of.timer = asyncio.get_running_loop().call_later(relay.door.config.drain_timeout_s, done)
 
 
-def stop_timer(of: ClientConnection | ClientChannel) -> None:
+def stop_timer(of: ClientSession | ClientChannel) -> None:
     """The broker has answered, or need not any more."""
     if of.timer is not None:
         of.timer.cancel()
         of.timer = None
 
 
-def settled(relay: ClientConnection, channel: ClientChannel) -> None:
+def settled(relay: ClientSession, channel: ClientChannel) -> None:
     """The broker has answered all publishes and commits of this channel."""
     if channel.closing:
         settle_channel(relay, channel)
@@ -80,7 +75,7 @@ def settled(relay: ClientConnection, channel: ClientChannel) -> None:
     settle_connection(relay)
 
 
-def settle_channel(relay: ClientConnection, channel: ClientChannel) -> None:
+def settle_channel(relay: ClientSession, channel: ClientChannel) -> None:
     stop_timer(channel)
     if relay.closed:
         return
@@ -91,18 +86,18 @@ def settle_channel(relay: ClientConnection, channel: ClientChannel) -> None:
         relay.outbox.put(frame)
 
 
-def end_second(relay: ClientConnection, channel: ClientChannel) -> None:
+def end_second(relay: ClientSession, channel: ClientChannel) -> None:
     if not channel.second_ends:
         channel.second_ends = True
         relay.outbox.put(encode.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
 
 
-def settle_connection(relay: ClientConnection) -> None:
+def settle_connection(relay: ClientSession) -> None:
     if relay.on_settled and not relay.unanswered:
         send_connection_close(relay)
 
 
-def send_connection_close(relay: ClientConnection) -> None:
+def send_connection_close(relay: ClientSession) -> None:
     stop_timer(relay)
     if relay.on_settled and not relay.closed:
         frame, relay.on_settled = relay.on_settled, b""
@@ -115,7 +110,7 @@ def take_refusal(channel: ClientChannel) -> bytes:
     return channel.refusal
 
 
-def resolve_unanswered(relay: ClientConnection, channel: ClientChannel, *, refused: bool = False, commits: bool = True) -> None:
+def resolve_unanswered(relay: ClientSession, channel: ClientChannel, *, refused: bool = False, commits: bool = True) -> None:
     """Publishes without an answer on a channel that is gone: refused, unless a copy has been seen. `refused`: by the broker's own word.
     `commits`: those of its transactions are gone, too.
 
@@ -141,34 +136,34 @@ def resolve_unanswered(relay: ClientConnection, channel: ClientChannel, *, refus
             replica.doubt(runs)
 
 
-def no_reply(relay: ClientConnection, number: int | None = None) -> None:
+def no_reply(relay: ClientSession, number: int | None = None) -> None:
     """No answer to a declaration will come any more, on this channel or on any."""
     for channel, reply in relay.replies.items():
         if number in (None, channel) and not reply.done():
             reply.set_result(False)
 
 
-def forget_channel(relay: ClientConnection, channel: ClientChannel) -> None:
+def forget_channel(relay: ClientSession, channel: ClientChannel) -> None:
     relay.give_back(channel.let_go())  # what came while it was closing
     relay.channels.pop(channel.number, None)
     relay.take_before_select(channel)
     relay.from_client.parts.drop(channel.number)
 
 
-def no_room(relay: ClientConnection, size: int) -> FrameError:
+def no_room(relay: ClientSession, size: int) -> FrameError:
     return FrameError(
         f"a message's headers of {size} bytes and its position are more than {relay.header_bytes_max}; "
         "the limits are the frame size and door.header_bytes_max"
     )
 
 
-def refuse_publish(relay: ClientConnection, channel: ClientChannel, code: int, text: str) -> None:
+def refuse_publish(relay: ClientSession, channel: ClientChannel, code: int, text: str) -> None:
     """A publish that the door does not take: the channel is closed, as a broker would."""
     relay.door.counters["refused_publishes"] += 1
     refuse(relay, channel, code, text, BASIC_PUBLISH)
 
 
-def too_large(relay: ClientConnection, channel: ClientChannel, size: int, limit: int) -> None:
+def too_large(relay: ClientSession, channel: ClientChannel, size: int, limit: int) -> None:
     """A publish whose body is over the door's limit, in the broker's words for its own."""
     text = f"PRECONDITION_FAILED - message size {size} is larger than configured max size {limit}"
     refuse_publish(relay, channel, reply_codes.PRECONDITION_FAILED, text)

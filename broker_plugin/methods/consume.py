@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pamqp import commands
 
@@ -15,12 +15,8 @@ from ..amqp import encode, frames
 from ..amqp.frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, FrameError, Item, decode_method
 from ..amqp.reply_codes import NOT_ALLOWED
 from ..session.channel import ChannelState, ClientChannel, Consumer
+from ..session.session import ClientSession
 from . import closing, routing_queues
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
-
-
 
 ENDED_POLL_S = 0.01
 
@@ -40,7 +36,7 @@ class TagInUse(FrameError):
 # ---- what the client asks for ----------------------------------------------------------------------------------------------
 
 
-def qos(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def qos(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.qos."""
     if not payload[-1] & 1:
         channel.limit = payload
@@ -48,7 +44,7 @@ def qos(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: by
     relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
 
 
-def consume(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def consume(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.consume."""
     try:
         at = frames.behind_names(payload, 2) + 1
@@ -88,7 +84,7 @@ def _is_ending(channel: ClientChannel, tag: bytes) -> bool:
     return latest is not None and latest.cancelled
 
 
-async def _consume_when_free(relay: ClientConnection, channel: ClientChannel, tag: bytes, payload: bytes) -> None:
+async def _consume_when_free(relay: ClientSession, channel: ClientChannel, tag: bytes, payload: bytes) -> None:
     relay.flow.asks(True)
     try:
         while not channel.closing and _is_ending(channel, tag):
@@ -98,7 +94,7 @@ async def _consume_when_free(relay: ClientConnection, channel: ClientChannel, ta
     relay.from_client.unstall(lambda: relay.from_client.take_again(encode.frame(frames.METHOD, channel.number, payload)))
 
 
-def cancel(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def cancel(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.cancel of the client."""
     method: Any = decode_method(payload)
     tag = method.consumer_tag.encode()
@@ -112,7 +108,7 @@ def cancel(relay: ClientConnection, channel: ClientChannel, _kind: int, payload:
     relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
 
 
-def get(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def get(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.get."""
     method: Any = decode_method(payload)
     if not _may_read(relay, channel, method):
@@ -126,7 +122,7 @@ def get(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: by
     relay.outbox.put(frame)
 
 
-def _may_read(relay: ClientConnection, channel: ClientChannel, method: Any) -> bool:
+def _may_read(relay: ClientSession, channel: ClientChannel, method: Any) -> bool:
     queue = method.queue or channel.last_queue
     if routing_queues.may_read(relay, queue):
         return True
@@ -134,7 +130,7 @@ def _may_read(relay: ClientConnection, channel: ClientChannel, method: Any) -> b
     return False
 
 
-def _consumer(relay: ClientConnection, channel: ClientChannel, method: Any) -> Consumer:
+def _consumer(relay: ClientSession, channel: ClientChannel, method: Any) -> Consumer:
     """As the client asked for it; `method` is changed to what the broker is asked for."""
     method.queue = method.queue or channel.last_queue
     key = (relay.vhost, method.queue)
@@ -151,13 +147,13 @@ def _consumer(relay: ClientConnection, channel: ClientChannel, method: Any) -> C
 # None: the client gets it as it came; else what it gets instead (nothing, if it must not see it).
 
 
-def qos_ok(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+def qos_ok(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """basic.qos-ok, to the client or to the door."""
     unasked = relay.channel(number).unasked
     return b"" if unasked and unasked.popleft() else None
 
 
-def consume_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def consume_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     channel = relay.channel(number)
     start = item[2] + 4
     tag = bytes(data[start + 1 : start + 1 + data[start]])
@@ -180,7 +176,7 @@ def _one_less(owed: Counter[bytes], tag: bytes) -> None:
         del owed[tag]
 
 
-def cancelled(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def cancelled(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.cancel of the broker, or its cancel-ok: nothing more comes for this consumer."""
     start = item[2] + 4
     tag, channel = bytes(data[start + 1 : start + 1 + data[start]]), relay.channel(number)
@@ -198,13 +194,13 @@ def cancelled(relay: ClientConnection, number: int, data: bytes, item: Item) -> 
     return None
 
 
-def cancel_here(relay: ClientConnection, channel: ClientChannel, tag: bytes) -> None:
+def cancel_here(relay: ClientSession, channel: ClientChannel, tag: bytes) -> None:
     """Ends a consumer at the broker; the client is not told."""
     channel.stopping[tag] += 1
     send_after_commits(relay, channel, encode.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
 
 
-def consume_again(relay: ClientConnection, channel: ClientChannel, tag: bytes, consumer: Consumer) -> None:
+def consume_again(relay: ClientSession, channel: ClientChannel, tag: bytes, consumer: Consumer) -> None:
     gone = relay.closed or relay.client is None or channel.state is not ChannelState.NO
     if gone or channel.consumers.get(tag) is not consumer or consumer.cancelled:
         return
@@ -220,7 +216,7 @@ def consume_again(relay: ClientConnection, channel: ClientChannel, tag: bytes, c
     send_after_commits(relay, channel, data)
 
 
-def send_after_commits(relay: ClientConnection, channel: ClientChannel, data: bytes) -> None:
+def send_after_commits(relay: ClientSession, channel: ClientChannel, data: bytes) -> None:
     if channel.commits_here:
         channel.after_commit.append(data)
     else:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
@@ -25,10 +25,8 @@ from ..amqp import declarations, encode
 from ..amqp.errors import ChannelClosed
 from ..amqp.frames import EXCHANGE_DECLARE, EXCHANGE_DELETE, METHOD, QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_DELETE, Item, decode_method
 from ..session.channel import ClientChannel, PendingDeclaration
+from ..session.session import ClientSession
 from . import closing, declare_rules, holds
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -36,7 +34,7 @@ BLOCKED_POLL_S = 0.05
 _DELETES = {QUEUE_DECLARE: QUEUE_DELETE, EXCHANGE_DECLARE: EXCHANGE_DELETE}
 
 
-def declare(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def declare(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """A declaration, deletion, binding or purge of the client."""
     payload = declarations.as_named(kind, payload)
     method: Any = decode_method(payload)
@@ -70,18 +68,18 @@ def declare(relay: ClientConnection, channel: ClientChannel, kind: int, payload:
         relay.spawn(_replicate(relay, channel, kind, payload, method, action))
 
 
-async def _find_out(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None:
+async def _find_out(relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
     await relay.door.default_types.find_out(relay.vhost)
     relay.from_client.unstall(_again(relay, channel, payload))
 
 
-def _again(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> Callable[[], None]:
+def _again(relay: ClientSession, channel: ClientChannel, payload: bytes) -> Callable[[], None]:
     """What has a declaration looked at once more, from the beginning."""
     return lambda: relay.from_client.take_again(encode.frame(METHOD, channel.number, payload))
 
 
 async def _replicate(
-    relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes, method: Any, action: declare_rules.Replicate
+    relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes, method: Any, action: declare_rules.Replicate
 ) -> None:
     number, replica = channel.number, relay.replica
     again: Callable[[], None] | None = None
@@ -101,7 +99,7 @@ async def _replicate(
                 queue = (relay.vhost, action.queue)  # what is on its way to clients counts as purged a moment later
                 sequence = replica.purge(queue, (delivery.sequence for delivery in relay.door.held(queue)))
             else:
-                sequence = replica.topology(relay.vhost, action)
+                sequence = replica.topology(relay.vhost, action.entries, action.queue if kind == QUEUE_DECLARE else None)
             if kind == QUEUE_DECLARE:
                 replica.declared.local_queues.discard((relay.vhost, action.queue))
             if kind in (QUEUE_DECLARE, QUEUE_DELETE):
@@ -122,7 +120,7 @@ async def _replicate(
         relay.from_client.unstall(again)
 
 
-async def _went(relay: ClientConnection, kind: int, name: str, action: declare_rules.Replicate) -> bool:
+async def _went(relay: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> bool:
     """Whether what is to be declared is in the log in other words, or may go by itself, and is not there any more.
 
     Not where it cannot be seen, or may be another node's.
@@ -145,7 +143,7 @@ async def _went(relay: ClientConnection, kind: int, name: str, action: declare_r
     return False
 
 
-def _log_deletion(relay: ClientConnection, kind: int, name: str, action: declare_rules.Replicate) -> None:
+def _log_deletion(relay: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> None:
     """Call in a barrier. The next one has it on record."""
     if action.may_have_gone and relay.replica.declared.definitions.exchange(relay.vhost, name) == action.entry:
         what = "'%s' in vhost '%s' has gone, as it does with its last binding, and is declared again: on the backups, its bindings are deleted, too"
@@ -161,7 +159,7 @@ def _log_deletion(relay: ClientConnection, kind: int, name: str, action: declare
 
 
 @asynccontextmanager
-async def _turn(relay: ClientConnection, kind: int, queue: str) -> AsyncIterator[None]:
+async def _turn(relay: ClientSession, kind: int, queue: str) -> AsyncIterator[None]:
     """A barrier in which the queue is not being moved (`holds`): that may have begun while this waited for it. In an alarm this waits, alone."""
     while True:
         while relay.door.alarmed():
@@ -177,7 +175,7 @@ async def _turn(relay: ClientConnection, kind: int, queue: str) -> AsyncIterator
             await moving.over.wait()
 
 
-async def _ask(relay: ClientConnection, number: int, payload: bytes) -> bool:
+async def _ask(relay: ClientSession, number: int, payload: bytes) -> bool:
     """Whether the broker has accepted a declaration; its answer is withheld then (`BrokerReader.hold_answer`).
 
     Behind a publish of the same connection, the broker does not read the question before an alarm is over.
@@ -198,7 +196,7 @@ async def _ask(relay: ClientConnection, number: int, payload: bytes) -> bool:
 # ---- what the broker answers -----------------------------------------------------------------------------------------------
 
 
-def declare_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def declare_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """queue.declare-ok, which names the queue. Where the client did, it may have declared another one since, which is the last one then."""
     channel = relay.channel(number)
     if channel.passed and not channel.passed[0].queue:
@@ -207,7 +205,7 @@ def declare_ok(relay: ClientConnection, number: int, data: bytes, item: Item) ->
     return reply(relay, number, data, item)
 
 
-def reply(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def reply(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """The answer to a declaration; the client gets that of a replicated one later, and what follows it on the channel, too."""
     channel = relay.channel(number)
     if channel.passed:

@@ -14,7 +14,7 @@ and level), and without `if_unused` and `if_empty`: whether they held was decide
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lrq_ha.replication import levels
 from lrq_ha.replication.levels import Level
@@ -35,10 +35,8 @@ from ..amqp.frames import (
 )
 from ..log.definitions import ALONE
 from ..session.channel import ClientChannel
+from ..session.session import ClientSession
 from . import routing_queues
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
 
 _AT_RANDOM = "routes differently on every node"
 NOT_REPLICATED = {  # types of exchanges, and why
@@ -107,7 +105,7 @@ class Replicate:
 
 
 def _replicate(
-    relay: ClientConnection, kind: int, payload: bytes, queue: str = "", level: Level = Level.ALL, *, resolved: bytes = b"", without: int = 0
+    relay: ClientSession, kind: int, payload: bytes, queue: str = "", level: Level = Level.ALL, *, resolved: bytes = b"", without: int = 0
 ) -> Replicate:
     """`resolved`: arguments that are added; `without`: flags that go."""
     names, nowait, kept = LAYOUT[kind]
@@ -127,7 +125,7 @@ def _replicate(
     return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), level=level)
 
 
-def _binds(relay: ClientConnection, kind: int, payload: bytes, action: Replicate) -> Action:
+def _binds(relay: ClientSession, kind: int, payload: bytes, action: Replicate) -> Action:
     """With what must be there before it is bound.
 
     An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have. It takes with it what
@@ -148,7 +146,7 @@ def _binds(relay: ClientConnection, kind: int, payload: bytes, action: Replicate
 Action = PassOn | Answer | FindOut | Refuse | Replicate
 
 
-def classify(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes, method: Any) -> Action:
+def classify(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes, method: Any) -> Action:
     """What becomes of a declaration. `method` is what `payload` says."""
     if routing_names.is_routing(relay.vhost):
         return _routing(relay, kind, method)
@@ -175,12 +173,12 @@ def classify(relay: ClientConnection, channel: ClientChannel, kind: int, payload
     return _binds(relay, kind, payload, action) if kind in (QUEUE_BIND, EXCHANGE_BIND) else action
 
 
-def _is_known(relay: ClientConnection, action: Replicate) -> bool:
+def _is_known(relay: ClientSession, action: Replicate) -> bool:
     """Whether the log holds the very same declaration, with no deletion since: applications declare at every start."""
     return not action.purge and (relay.vhost, action.entry) in relay.replica.declared.known_topology
 
 
-def _queue_declare(relay: ClientConnection, payload: bytes, method: Any) -> Action:
+def _queue_declare(relay: ClientSession, payload: bytes, method: Any) -> Action:
     queue, arguments, replica = method.queue, method.arguments or {}, relay.replica
     if method.passive:
         return _passive(relay, queue)
@@ -232,11 +230,11 @@ def _queue_declare(relay: ClientConnection, payload: bytes, method: Any) -> Acti
     return PassOn(queue, known=key, asked=action.asked) if _is_known(relay, action) else action
 
 
-def _bad_level(relay: ClientConnection, queue: str, text: str) -> Refuse:
+def _bad_level(relay: ClientSession, queue: str, text: str) -> Refuse:
     return Refuse(406, f"PRECONDITION_FAILED - invalid arg '{levels.ARGUMENT}' for queue '{queue}' in vhost '{relay.vhost}': {text}")
 
 
-def _otherwise(relay: ClientConnection, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
+def _otherwise(relay: ClientSession, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
     """The refusal of a declaration that differs, in what only the door knows, from the one that the log has; in the broker's words for the like."""
     current = declarations.level_of(known)
     told = ""
@@ -248,7 +246,7 @@ def _otherwise(relay: ClientConnection, queue: str, known: bytes, asked: Level |
     return Refuse(406, f"PRECONDITION_FAILED - inequivalent arg {told}") if told else None
 
 
-def _exchange_declare(relay: ClientConnection, payload: bytes, method: Any) -> Action:
+def _exchange_declare(relay: ClientSession, payload: bytes, method: Any) -> Action:
     if method.exchange.startswith(ALONE) and not method.passive:
         return Refuse(403, f"ACCESS_REFUSED - exchanges whose names begin with '{ALONE}' are each node's own")
     if method.passive or method.exchange.startswith("amq.") or not relay.replica.declared.replicates_exchange(method.exchange):
@@ -265,14 +263,14 @@ def _exchange_declare(relay: ClientConnection, payload: bytes, method: Any) -> A
     return PassOn() if _is_known(relay, action) else action
 
 
-def _routing(relay: ClientConnection, kind: int, method: Any) -> Action:
+def _routing(relay: ClientSession, kind: int, method: Any) -> Action:
     """In the vhost of the routing queues clients declare nothing."""
     if kind == QUEUE_DECLARE and method.passive:
         return _passive(relay, method.queue)
     return Refuse(403, f"vhost '{relay.vhost}' holds routing queues, which only lrq-ha declares")
 
 
-def _passive(relay: ClientConnection, queue: str) -> Action:
+def _passive(relay: ClientSession, queue: str) -> Action:
     """A passive declaration of a queue may be a question."""
     answer = routing_queues.answer(relay, queue)
     return PassOn(queue) if answer is None else Answer(*answer)

@@ -12,8 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pamqp import commands
 
 from lrq_ha.replication.dead_letters import Deaths
@@ -24,17 +22,13 @@ from ..amqp.content_header import cut, deaths
 from ..amqp.frames import HEADER, Item, scan
 from ..log.messages import Delivery
 from ..session.channel import ChannelState, ClientChannel, Consumer
+from ..session.session import ClientSession
 from . import acknowledge
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
-
-
 
 # A content comes whole, or by its method and header: then what becomes of it here becomes of its body, too (see `content_relay`).
 
 
-def deliver(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def deliver(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.deliver."""
     channel = relay.channel(number)
     if not relay.takes_deliveries or channel.state is ChannelState.DOOR:
@@ -64,14 +58,14 @@ def deliver(relay: ClientConnection, number: int, data: bytes, item: Item) -> by
     return _as_brought(relay, payload, data, item, _examine(relay, channel, consumer, tag, payload, data, item, to_tag + 8))
 
 
-def _as_brought(relay: ClientConnection, payload: bytes, data: bytes, item: Item, replaced: bytes | None) -> bytes | None:
+def _as_brought(relay: ClientSession, payload: bytes, data: bytes, item: Item, replaced: bytes | None) -> bytes | None:
     """What the client gets instead of `replaced`, if the content's header (its payload) says more of deaths than this broker has counted."""
     if replaced == b"" or death_headers.PREFIX not in payload:
         return replaced
     return refit(data[item[2] - 7 : item[6]] if replaced is None else replaced, relay.frame_max_bytes)
 
 
-def _comes_again(relay: ClientConnection, channel: ClientChannel, consumer: Consumer, payload: bytes) -> bool:
+def _comes_again(relay: ClientSession, channel: ClientChannel, consumer: Consumer, payload: bytes) -> bool:
     """Of what the broker takes back: whether the client must not see it before. Of a stream nothing goes back."""
     if channel.recovers:
         relay.gives_back((consumer.queue,))
@@ -85,7 +79,7 @@ def _keep_back(channel: ClientChannel, consumer: Consumer, tag: int) -> None:
     channel.returning.add(consumer.queue)
 
 
-def get_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def get_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     channel = relay.channel(number)
     if not channel.gets:
         return None
@@ -115,14 +109,14 @@ def get_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> byt
     return replaced
 
 
-def get_empty(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+def get_empty(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     channel = relay.channel(number)
     if channel.gets:
         channel.gets.popleft()
     return None
 
 
-def returned(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def returned(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.return: the message is in no queue. Its ack follows; see `publish.took`."""
     payload = data[item[4] : item[5]]
     stamped = relay.replica.stamp_of(payload) if relay.producer_key else None
@@ -157,7 +151,7 @@ def _refit_header(payload: bytes, frame_max_bytes: int) -> bytes:
 
 
 def _examine(
-    relay: ClientConnection, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int
+    relay: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int
 ) -> bytes | None:
     """As `_judge`, of a copy whose header (its payload) has to be taken apart."""
     stamped = relay.replica.stamp_of(payload)
@@ -171,7 +165,7 @@ def _examine(
 
 
 def _judge(
-    relay: ClientConnection,
+    relay: ClientSession,
     channel: ClientChannel,
     consumer: Consumer,
     tag: int,
@@ -205,7 +199,7 @@ def _judge(
     return b""
 
 
-def _unknown(relay: ClientConnection, channel: ClientChannel, consumer: Consumer, tag: int) -> None:
+def _unknown(relay: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int) -> None:
     """A delivery that the log knows nothing of."""
     if consumer.automatic:
         acknowledge.settle_unseen(relay, channel, encode.ack(channel.number, tag))
@@ -213,7 +207,7 @@ def _unknown(relay: ClientConnection, channel: ClientChannel, consumer: Consumer
         channel.deliveries[tag] = None
 
 
-def _read(relay: ClientConnection, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
+def _read(relay: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
     """What is read from a stream stays there, so nothing of it is settled; but what was published again, or refused, counts once (R8, R9)."""
     replica = relay.replica
     stamped = replica.stamp_of(payload)
@@ -232,12 +226,12 @@ def _read(relay: ClientConnection, channel: ClientChannel, consumer: Consumer, t
     return None
 
 
-def _withhold(relay: ClientConnection, channel: ClientChannel, blob: bytes) -> None:
+def _withhold(relay: ClientSession, channel: ClientChannel, blob: bytes) -> None:
     relay.from_broker.withheld[channel.number] = [blob]
     relay.replica.progress.waiting_safe.add(relay)
 
 
-def _turn_away(relay: ClientConnection, channel: ClientChannel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
+def _turn_away(relay: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
     if verdict is Verdict.HOLD:
         _withhold(relay, channel, blob)
         return

@@ -10,16 +10,10 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..amqp import frames
 from ..session.channel import ClientChannel
+from ..session.session import ClientSession
 from . import closing, publisher_confirms
-
-if TYPE_CHECKING:
-
-    from ..door.client_connection import ClientConnection
-
 
 PARTIAL = "PRECONDITION_FAILED - partial tx completion"  # RabbitMQ's words
 REFUSED: tuple[bytes, list[int]] = (b"", [])  # stands for a commit that was refused: no later one is taken for its answer
@@ -34,7 +28,7 @@ class DuplicatePublishes:
 
     __slots__ = ("_by_entry", "_relay", "waiting")
 
-    def __init__(self, relay: ClientConnection) -> None:
+    def __init__(self, relay: ClientSession) -> None:
         self._relay = relay
         # (channel, client's tag, number in the ID); tag 0: the channel's commits
         self._by_entry: dict[int, list[tuple[ClientChannel, int, int]]] = {}
@@ -133,6 +127,6 @@ class DuplicatePublishes:
 GAPS = "PRECONDITION_FAILED - this producer's IDs lie too far apart (door.id_bytes_max): number consecutively, and use refused IDs again"
 
 
-def may_number(relay: ClientConnection, number: int) -> bool:
+def may_number(relay: ClientSession, number: int) -> bool:
     """Whether this number of the announced producer, which is not in the log, leaves no gap too many there (`GAPS`)."""
     return relay.replica.index.dedup.may_add(relay.producer_key, number, relay.door.config.id_bytes_max)

@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pamqp import commands
 
@@ -24,11 +24,8 @@ from ..amqp.frames import (
     Item,
 )
 from ..session.channel import ChannelState, ClientChannel
+from ..session.session import ClientSession
 from . import acknowledge, closing, permissions
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
-
 
 
 class TooManyChannels(FrameError):
@@ -43,7 +40,7 @@ class TooManyChannels(FrameError):
 # ---- what the client says --------------------------------------------------------------------------------------------------
 
 
-def channel_open(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def channel_open(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """channel.open. The broker has agreed to one channel more than the client (see `permissions`)."""
     if not channel.opened and not relay.has_room_for_channel:
         raise TooManyChannels(relay.channels_max)
@@ -53,7 +50,7 @@ def channel_open(relay: ClientConnection, channel: ClientChannel, _kind: int, pa
     relay.outbox.put(encode.frame(METHOD, channel.number, payload))
 
 
-def channel_close(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def channel_close(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """channel.close of the client."""
     frame = encode.frame(METHOD, channel.number, payload)
     if channel.state is ChannelState.NO:
@@ -66,7 +63,7 @@ def channel_close(relay: ClientConnection, channel: ClientChannel, _kind: int, p
         relay.to_client(encode.method_frame(channel.number, commands.Channel.CloseOk()))
 
 
-def channel_close_ok(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def channel_close_ok(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """channel.close-ok of the client."""
     if channel.state in (ChannelState.BROKER, ChannelState.TOLD):
         if channel.state is ChannelState.BROKER:
@@ -76,7 +73,7 @@ def channel_close_ok(relay: ClientConnection, channel: ClientChannel, _kind: int
         raise FrameError(f"channel.close-ok on channel {channel.number}, which nobody has closed")
 
 
-def connection_close(relay: ClientConnection, _channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def connection_close(relay: ClientSession, _channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """connection.close of the client: the broker hears nothing that comes behind it, so neither does anybody else."""
     relay.on_settled = encode.frame(METHOD, 0, payload)
     relay.from_client.hear_nothing_more()
@@ -86,7 +83,7 @@ def connection_close(relay: ClientConnection, _channel: ClientChannel, _kind: in
         closing.send_connection_close(relay)
 
 
-def connection_close_ok(relay: ClientConnection, _channel: ClientChannel, kind: int, _payload: bytes) -> None:
+def connection_close_ok(relay: ClientSession, _channel: ClientChannel, kind: int, _payload: bytes) -> None:
     """connection.close-ok of the client: to the door, if that has told it, else to the broker."""
     if relay.replying_to_door:
         relay.goodbye()
@@ -98,7 +95,7 @@ def connection_close_ok(relay: ClientConnection, _channel: ClientChannel, kind: 
 # None: the client gets it as it came; else what it gets instead.
 
 
-def broker_closed_channel(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def broker_closed_channel(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """channel.close of the broker."""
     channel = relay.channel(number)
     acknowledge.flush(relay)  # what was to be acked on it until now is dropped with it
@@ -146,7 +143,7 @@ def broker_closed_channel(relay: ClientConnection, number: int, data: bytes, ite
     return None
 
 
-def broker_close_ok(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+def broker_close_ok(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """channel.close-ok of the broker."""
     channel = relay.channels.get(number)
     relay.from_broker.forget(number)
@@ -159,7 +156,7 @@ def broker_close_ok(relay: ClientConnection, number: int, _data: bytes, _item: I
     return None
 
 
-def second_refused(relay: ClientConnection, channel: ClientChannel, refusal: bytes) -> bytes:
+def second_refused(relay: ClientSession, channel: ClientChannel, refusal: bytes) -> bytes:
     """channel.close of the broker, for a second channel; `refusal` is the same for the first. Returns what the client gets."""
     told = b""
     permissions.refused(relay, refusal[7:-1])
@@ -179,7 +176,7 @@ def second_refused(relay: ClientConnection, channel: ClientChannel, refusal: byt
     return told
 
 
-def second_closed(relay: ClientConnection, channel: ClientChannel) -> bytes:
+def second_closed(relay: ClientSession, channel: ClientChannel) -> bytes:
     """channel.close-ok of the broker, for a second channel. Returns what the client gets."""
     _forget_second(relay, channel)
     closing.resolve_unanswered(relay, channel)
@@ -188,13 +185,13 @@ def second_closed(relay: ClientConnection, channel: ClientChannel) -> bytes:
     return told
 
 
-def _forget_second(relay: ClientConnection, channel: ClientChannel) -> None:
+def _forget_second(relay: ClientSession, channel: ClientChannel) -> None:
     relay.from_broker.forget(channel.second)
     del relay.seconds[channel.second], relay.apart[channel.second]
     channel.second, channel.second_ends = 0, False
 
 
-def _after_second(relay: ClientConnection, channel: ClientChannel) -> bytes:
+def _after_second(relay: ClientSession, channel: ClientChannel) -> bytes:
     if channel.on_settled:
         closing.settle_channel(relay, channel)
     elif channel.state is ChannelState.DOOR:
@@ -202,7 +199,7 @@ def _after_second(relay: ClientConnection, channel: ClientChannel) -> bytes:
     return b""
 
 
-def broker_closed_connection(relay: ClientConnection, _number: int, _data: bytes, _item: Item) -> bytes | None:
+def broker_closed_connection(relay: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:
     """connection.close of the broker, which has ended all channels: it is answered at once, whatever the client does."""
     closing.no_reply(relay)
     relay.outbox.write(encode.method_frame(0, commands.Connection.CloseOk()))
@@ -210,7 +207,7 @@ def broker_closed_connection(relay: ClientConnection, _number: int, _data: bytes
     return None
 
 
-def alarm_told(relay: ClientConnection, _number: int, data: bytes, item: Item) -> bytes:
+def alarm_told(relay: ClientSession, _number: int, data: bytes, item: Item) -> bytes:
     """connection.blocked or unblocked of the broker."""
     method: Any = frames.decode_method(data[item[2] : item[3]])
     if item[0] == CONNECTION_BLOCKED:
@@ -223,16 +220,16 @@ def alarm_told(relay: ClientConnection, _number: int, data: bytes, item: Item) -
     return b""
 
 
-def update_secret(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def update_secret(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """connection.update-secret: nothing is asked, or taken, before the broker has the new one."""
     relay.renewed = asyncio.Event()
     relay.outbox.put(encode.frame(METHOD, channel.number, payload))
     relay.from_client.wait_for_answer(relay.renewed)
 
 
-def secret_updated(relay: ClientConnection, _number: int, _data: bytes, _item: Item) -> bytes | None:
+def secret_updated(relay: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:
     """connection.update-secret-ok."""
-    permissions.forget(relay)
+    relay.forget_permissions()
     if relay.renewed is not None:
         relay.renewed.set()
     return None

@@ -15,33 +15,30 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pamqp import commands
 
 from ..amqp import content_header, direct_reply, encode, frames
 from ..amqp.frames import BASIC_PUBLISH, CHANNEL_CLOSE, CHANNEL_CLOSE_OK, HEADER, METHOD, TX_ROLLBACK_OK, FrameError, Item, Route, publish_route
 from ..amqp.reply_codes import ACCESS_REFUSED, NOT_IMPLEMENTED
-from ..log import stamps
 from ..session import decisions
 from ..session.channel import ClientChannel
 from ..session.rights import Right
+from ..session.session import ClientSession
 from . import closing, routes
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
 
 SHOWN_MAX = 256  # publishes that are shown at once
 EXPIRATION_MAX_MS = 0xFFFF_FFFF  # every RabbitMQ takes that; of more it is asked
 _NO_TOPICS = frozenset({"", "amq.direct", "amq.fanout", "amq.headers", "amq.match"})
 
 
-def of_route(relay: ClientConnection, route: Route) -> Right:
+def of_route(relay: ClientSession, route: Route) -> Right:
     """What every publish on this route needs."""
     return Right(route.exchange, route.routing_key if _judges_keys(relay, route.exchange) else "", route.immediate)
 
 
-def missing(relay: ClientConnection, method: bytes, header: bytes) -> Right | None:
+def missing(relay: ClientSession, method: bytes, header: bytes) -> Right | None:
     """What the broker has to be asked for before a publish may enter the log; None: nothing, or it does not enter it.
 
     Raises:
@@ -58,7 +55,7 @@ def missing(relay: ClientConnection, method: bytes, header: bytes) -> Right | No
     return None if right in relay.rights else right
 
 
-def _judges_keys(relay: ClientConnection, exchange: str) -> bool:
+def _judges_keys(relay: ClientSession, exchange: str) -> bool:
     """Whether topic permissions hold for an exchange: rather once too often."""
     if exchange in _NO_TOPICS:
         return False
@@ -101,7 +98,7 @@ class PermissionProbe:
         self._first = first
         self._allowed = 0
 
-    def hear(self, relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes:
+    def hear(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes:
         """The broker's answers; nothing of them is the client's business, but a refusal of what it waits for."""
         kind = item[0]
         if kind == TX_ROLLBACK_OK:
@@ -118,7 +115,7 @@ class PermissionProbe:
             self.over.set()
         return b""
 
-    def _refused(self, relay: ClientConnection, close: bytes) -> None:
+    def _refused(self, relay: ClientSession, close: bytes) -> None:
         channel = self._channel
         if channel.closing:
             return
@@ -129,7 +126,7 @@ class PermissionProbe:
         closing.refuse_as(relay, channel, encode.rechannel(close, channel.number))
 
 
-def ask(relay: ClientConnection, data: bytes, items: list[Item], at: int) -> asyncio.Event:
+def ask(relay: ClientSession, data: bytes, items: list[Item], at: int) -> asyncio.Event:
     """Shows the broker the publish items[at], and those behind it on its channel, as far as they need it. Returns what is set when that is over.
 
     It overtakes what waits for the log: nothing that the broker judges by is on its way there.
@@ -174,23 +171,7 @@ def ask(relay: ClientConnection, data: bytes, items: list[Item], at: int) -> asy
 # ---- forgetting ------------------------------------------------------------------------------------------------------------
 
 
-def forget(relay: ClientConnection) -> None:
-    """Nothing that the broker has allowed before counts any more."""
-    relay.rights.clear()
-    relay.decisions.clear()
-    relay.stamps = stamps.StampCache()
-
-
-def exchange_changed(relay: ClientConnection, vhost: str, exchange: str) -> None:
-    """An exchange was declared or deleted."""
-    if relay.vhost != vhost:
-        return
-    relay.decisions.clear()  # one that a transaction has left, or that has outlived its right, names the exchange, too
-    if relay.rights.names(exchange):
-        forget(relay)
-
-
-def refused(relay: ClientConnection, close: bytes) -> None:
+def refused(relay: ClientSession, close: bytes) -> None:
     """The broker has closed a channel of the client's, or one on which it was asked; `close`: the method's payload."""
     if int.from_bytes(close[4:6], "big") == ACCESS_REFUSED:
-        forget(relay)
+        relay.forget_permissions()

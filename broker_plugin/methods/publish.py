@@ -15,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
@@ -28,15 +28,10 @@ from ..log.messages import Settled
 from ..log.stamps import POSITION_BYTES_MAX, position_field, replication_id, stamp
 from ..session.channel import ClientChannel
 from ..session.decisions import IN_LOG, LOCAL, LOGGED, UNASKED, Decision
+from ..session.session import ClientSession
 from ..session.transaction import Transaction
 from . import acknowledge, closing, duplicates, permissions, publisher_confirms, routes, routing_queues
 from .duplicates import GAPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ..door.client_connection import ClientConnection
-
 
 EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
 VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
@@ -46,7 +41,7 @@ WHOLE_SHARE = 4  # a run that is less than this part of what was read is copied:
 # ---- from the client -------------------------------------------------------------------------------------------------------
 
 
-def take(relay: ClientConnection, data: bytes, items: list[Item], at: int) -> int:
+def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
     """Takes a run of publishes, beginning with items[at]; returns the index of the first item it did not take.
 
     If that is a publish of which the broker has to be asked first, relay.must_ask says so.
@@ -254,13 +249,13 @@ def _may_be_early(header: bytes, size: int) -> bool:
     return size <= EARLY_BYTES_MAX and not routes_on(header)
 
 
-def _forwarded(_relay: ClientConnection, channel: ClientChannel, first: int, run: pb.Run) -> None:
+def _forwarded(_relay: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
     """This run goes to the broker, as the entries from `first` on."""
     entry = run.enqueues
     channel.confirms.forwarded(len(entry.lengths), first, entry.producer, entry.id_first)
 
 
-def _forwarded_early(relay: ClientConnection, channel: ClientChannel, first: int, run: pb.Run) -> None:
+def _forwarded_early(relay: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
     """Likewise, with local completion, if that may be."""
     if not channel.confirms.selected:
         _forwarded(relay, channel, first, run)
@@ -273,7 +268,7 @@ def _forwarded_early(relay: ClientConnection, channel: ClientChannel, first: int
     publisher_confirms.until_durable(relay, channel, tag, count, first + count - 1, len(entry.frames))
 
 
-def _rehearse(relay: ClientConnection, channel: ClientChannel, tx: Transaction, data: bytes, items: list[Item], at: int) -> int:
+def _rehearse(relay: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, items: list[Item], at: int) -> int:
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transactions`). All that can be wrong is found now."""
     if channel.closing:
         return at + 1  # sent before the client knew
@@ -308,7 +303,7 @@ def _rehearse(relay: ClientConnection, channel: ClientChannel, tx: Transaction, 
     return at
 
 
-def _decide(relay: ClientConnection, channel: ClientChannel, method: bytes) -> Decision:
+def _decide(relay: ClientSession, channel: ClientChannel, method: bytes) -> Decision:
     """What becomes of publishes with this method frame; remembered if it is known."""
     route = publish_route(method)
     decision = routes.decide(relay, route)
@@ -320,14 +315,14 @@ def _decide(relay: ClientConnection, channel: ClientChannel, method: bytes) -> D
     return decision
 
 
-def _identity(relay: ClientConnection, raw: bytes) -> ReplicationId | None:
+def _identity(relay: ClientSession, raw: bytes) -> ReplicationId | None:
     """An ID of the announced producer; None for any other, as of a consumer that publishes what it received."""
     if not raw.startswith(relay.id_prefix):
         return None
     return ReplicationId.parse(raw)
 
 
-def took(relay: ClientConnection, channel: ClientChannel, first: int, count: int, producer: str) -> tuple[list[int], int]:
+def took(relay: ClientSession, channel: ClientChannel, first: int, count: int, producer: str) -> tuple[list[int], int]:
     """The broker has acked these: they are in the queues, but for those that it gave back before, whose IDs are free again.
 
     (A repeat would be acked else, and who sends it after a failover never hears that the message is nowhere.)
@@ -349,7 +344,7 @@ def took(relay: ClientConnection, channel: ClientChannel, first: int, count: int
     return back, freed
 
 
-def answered(relay: ClientConnection, number: int, kind: int, data: bytes, start: int) -> bytes:
+def answered(relay: ClientSession, number: int, kind: int, data: bytes, start: int) -> bytes:
     """The broker's ack or nack of publishes. Returns the frames for the client."""
     channel = relay.channel(number)
     confirms = channel.confirms
@@ -392,7 +387,7 @@ def answered(relay: ClientConnection, number: int, kind: int, data: bytes, start
     return answers
 
 
-def _answer_when_free(relay: ClientConnection, channel: ClientChannel, run: Settled, entries: Iterable[int], freed: int, ok: bool) -> list[int]:
+def _answer_when_free(relay: ClientSession, channel: ClientChannel, run: Settled, entries: Iterable[int], freed: int, ok: bool) -> list[int]:
     """Publishes of this run whose IDs get free, when entry `freed` is safe, are answered then; returns their tags.
 
     Who hears of it may give these IDs to other messages. No node must take those for repeats then, and confirm them.

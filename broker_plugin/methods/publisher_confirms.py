@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pamqp import commands
 
 from ..amqp import encode, frames
 from ..amqp.frames import Item
 from ..session.channel import ClientChannel
-
-if TYPE_CHECKING:
-
-    from ..door.client_connection import ClientConnection
+from ..session.session import ClientSession
 
 
-
-def need_broker_confirms(relay: ClientConnection, channel: ClientChannel) -> None:
+def need_broker_confirms(relay: ClientSession, channel: ClientChannel) -> None:
     """The door needs the broker's answers to these publishes, whether or not the client asked for them."""
     if not channel.broker_confirms:
         channel.broker_confirms = True
         relay.outbox.put(encode.method_frame(channel.number, commands.Confirm.Select(nowait=True)))
 
 
-def pass_on(relay: ClientConnection, channel: ClientChannel, blob: bytes) -> None:
+def pass_on(relay: ClientSession, channel: ClientChannel, blob: bytes) -> None:
     """A publish that is not replicated: to the broker as it came."""
     if channel.committing is None and (relay.producer_key or channel.confirms.selected or channel.broker_confirms):
         need_broker_confirms(relay, channel)
@@ -31,7 +25,7 @@ def pass_on(relay: ClientConnection, channel: ClientChannel, blob: bytes) -> Non
     relay.outbox.put(channel.for_tx_channel(blob))
 
 
-def ended_here(relay: ClientConnection, channel: ClientChannel, sequence: int) -> None:
+def ended_here(relay: ClientSession, channel: ClientChannel, sequence: int) -> None:
     """A publish that ended here as log entry `sequence`: it is acked when that is safe (0: now)."""
     tag = channel.confirms.ended_here()
     if not tag:
@@ -39,13 +33,13 @@ def ended_here(relay: ClientConnection, channel: ClientChannel, sequence: int) -
     confirm_when_safe(relay, channel, tag, sequence)
 
 
-def until_durable(relay: ClientConnection, channel: ClientChannel, tag: int, count: int, sequence: int, size: int) -> None:
+def until_durable(relay: ClientSession, channel: ClientChannel, tag: int, count: int, sequence: int, size: int) -> None:
     """`count` publishes, the client's from `tag` on, are confirmed when the own stream has everything up to this entry."""
     relay.until_durable.append((channel, tag, tag + count - 1, sequence, size))
     relay.replica.progress.waiting_durable.add(relay)
 
 
-def confirm_when_safe(relay: ClientConnection, channel: ClientChannel, tag: int, sequence: int, ok: bool = True) -> None:
+def confirm_when_safe(relay: ClientSession, channel: ClientChannel, tag: int, sequence: int, ok: bool = True) -> None:
     if sequence <= relay.replica.progress.safe:
         confirm(relay, channel, tag, ok)
     else:
@@ -53,13 +47,13 @@ def confirm_when_safe(relay: ClientConnection, channel: ClientChannel, tag: int,
         relay.replica.progress.waiting_safe.add(relay)
 
 
-def confirm(relay: ClientConnection, channel: ClientChannel, tag: int, ok: bool = True) -> None:
+def confirm(relay: ClientSession, channel: ClientChannel, tag: int, ok: bool = True) -> None:
     """A publish in `local` is answered."""
     channel.confirms.local.discard(tag)
     relay.confirm(channel, encode.ack(channel.number, tag) if ok else encode.nack(channel.number, tag), held=ok)
 
 
-def select_confirms(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def select_confirms(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """confirm.select."""
     if channel.second:  # the broker refuses
         relay.outbox.put(encode.frame(frames.METHOD, channel.second, payload))
@@ -73,7 +67,7 @@ def select_confirms(relay: ClientConnection, channel: ClientChannel, _kind: int,
 # ---- what became of it -----------------------------------------------------------------------------------------------------
 
 
-def safe_advanced(relay: ClientConnection) -> None:
+def safe_advanced(relay: ClientSession) -> None:
     """The log is safe further than before: answers what ended here, and what has freed its ID."""
     safe = relay.replica.progress.safe
     waiting = relay.until_safe
@@ -84,7 +78,7 @@ def safe_advanced(relay: ClientConnection) -> None:
         relay.replica.progress.waiting_safe.add(relay)
 
 
-def durable_advanced(relay: ClientConnection) -> None:
+def durable_advanced(relay: ClientSession) -> None:
     """The own stream has more of the log: confirms what asks no more than that."""
     durable, waiting = relay.replica.node.durable, relay.until_durable
     while waiting and waiting[0][3] <= durable:
@@ -108,7 +102,7 @@ def durable_advanced(relay: ClientConnection) -> None:
         relay.replica.progress.waiting_durable.add(relay)
 
 
-def selected(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def selected(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """confirm.select-ok; what the door has confirmed before follows it."""
     channel = relay.channel(number)
     channel.selecting -= channel.selecting > 0

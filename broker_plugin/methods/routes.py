@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lrq_ha.routing import names
 
 from ..amqp.content_header import routes_on
 from ..amqp.direct_reply import DIRECT_REPLY_TO
+from ..amqp.frames import Route
 from ..session.decisions import LOCAL, LOGGED, Decision
-
-if TYPE_CHECKING:
-    from ..amqp.frames import Route
-    from ..door.client_connection import ClientConnection
+from ..session.session import ClientSession
 
 
-
-def decide(relay: ClientConnection, route: Route) -> Decision:
+def decide(relay: ClientSession, route: Route) -> Decision:
     """What becomes of publishes on this route."""
     if not names.is_routing(relay.vhost):
         name = route.exchange or route.routing_key

@@ -15,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pamqp import commands
 
@@ -28,26 +28,24 @@ from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
 from ..amqp import encode, frames
 from ..amqp.content_header import cut
+from ..amqp.frames import Route
 from ..amqp.reply_codes import NO_ROUTE
 from ..log.stamps import replication_id
 from ..session.channel import ClientChannel
 from ..session.decisions import Decision
+from ..session.session import ClientSession
 from . import closing, duplicates, publisher_confirms
-
-if TYPE_CHECKING:
-    from ..amqp.frames import Route
-    from ..door.client_connection import ClientConnection
 
 REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
 _OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
 
 
-def may_read(relay: ClientConnection, queue: str) -> bool:
+def may_read(relay: ClientSession, queue: str) -> bool:
     """Whether a client may read a queue, as far as the door is asked; the broker is asked afterwards."""
     return not names.is_routing(relay.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
 
 
-def take(relay: ClientConnection, channel: ClientChannel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
+def take(relay: ClientSession, channel: ClientChannel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
     """A publish that is neither LOGGED nor LOCAL."""
     if decision is Decision.PASSED:
         if b"x-lrq-pos" in header:  # only the door says where in the log a message stands
@@ -83,13 +81,13 @@ class _Unroutable(LrqError):
     """Comes back to the publisher as basic.return."""
 
 
-def _return(relay: ClientConnection, channel: ClientChannel, route: Route, header: bytes, body: bytes, text: str) -> None:
+def _return(relay: ClientSession, channel: ClientChannel, route: Route, header: bytes, body: bytes, text: str) -> None:
     returned = commands.Basic.Return(NO_ROUTE, text.encode()[:250].decode("utf-8", "ignore"), route.exchange, route.routing_key)
     content = encode.content(channel.number, header, body, relay.frame_max_bytes)
     relay.to_client(encode.method_frame(channel.number, returned) + b"".join(content))
 
 
-def _identity(relay: ClientConnection, header: bytes) -> ReplicationId | None:
+def _identity(relay: ClientSession, header: bytes) -> ReplicationId | None:
     """The message's replication ID, if it counts on this connection."""
     raw = replication_id(header)
     if raw is None or not relay.producer:
@@ -98,7 +96,7 @@ def _identity(relay: ClientConnection, header: bytes) -> ReplicationId | None:
     return identity if identity.producer == relay.producer else None
 
 
-def _is_repeat(relay: ClientConnection, channel: ClientChannel, identity: ReplicationId | None) -> bool:
+def _is_repeat(relay: ClientSession, channel: ClientChannel, identity: ReplicationId | None) -> bool:
     if identity is None or not relay.replica.index.dedup.seen(relay.producer_key, identity.sequence):
         return False
     relay.door.counters["repeats"] += 1
@@ -106,12 +104,12 @@ def _is_repeat(relay: ClientConnection, channel: ClientChannel, identity: Replic
     return True
 
 
-def _check_number(relay: ClientConnection, identity: ReplicationId) -> None:
+def _check_number(relay: ClientSession, identity: ReplicationId) -> None:
     if not duplicates.may_number(relay, identity.sequence):
         raise LrqError(duplicates.GAPS)
 
 
-def _transmit(relay: ClientConnection, channel: ClientChannel, queue: str, header: bytes, body: bytes) -> None:
+def _transmit(relay: ClientSession, channel: ClientChannel, queue: str, header: bytes, body: bytes) -> None:
     identity = _identity(relay, header)
     if identity is None:
         raise LrqError(
@@ -138,7 +136,7 @@ def _transmit(relay: ClientConnection, channel: ClientChannel, queue: str, heade
     publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
 
 
-def _status(relay: ClientConnection, channel: ClientChannel, header: bytes, body: bytes) -> None:
+def _status(relay: ClientSession, channel: ClientChannel, header: bytes, body: bytes) -> None:
     if not relay.producer:
         raise LrqError("a status needs a producer", todo="announce it in the client property lrq_producer")
     identity = _identity(relay, header)
@@ -164,14 +162,14 @@ def _status(relay: ClientConnection, channel: ClientChannel, header: bytes, body
     publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
 
 
-def _check_client(relay: ClientConnection, client_name: str) -> None:
+def _check_client(relay: ClientSession, client_name: str) -> None:
     """One that could not become known has no session: what it transmits would be confirmed, and go nowhere."""
     if not relay.replica.index.statuses.has_room(client_name):
         todo = "use the name of one of them (GET /status of the primary lists them)"
         raise LrqError(f"the log knows {statuses.CLIENTS_MAX} clients, and '{client_name}' is none of them", todo=todo)
 
 
-def _check_destination(relay: ClientConnection, destination: str) -> None:
+def _check_destination(relay: ClientSession, destination: str) -> None:
     known = relay.door.sites
     if destination not in known:
         listed = ", ".join(sorted(known)) or "none"
@@ -183,7 +181,7 @@ def _check_request(request_id: str) -> None:
         raise LrqError(f"the request id of a full sync has at most {REQUEST_ID_BYTES_MAX} bytes")
 
 
-def _receive(relay: ClientConnection, channel: ClientChannel, queue: str, body: bytes) -> None:
+def _receive(relay: ClientSession, channel: ClientChannel, queue: str, body: bytes) -> None:
     batch = _parse(pb.ReceivedBatch, body)
     if relay.peer is None or batch.source != relay.peer.site:
         raise LrqError(f"a batch of {batch.source!r} on a connection of {relay.peer.site if relay.peer else 'nobody'!r}")
@@ -207,7 +205,7 @@ def _parse(kind: Any, body: bytes) -> Any:
         raise LrqError(f"the body is not a {kind.DESCRIPTOR.name}") from error
 
 
-def answer(relay: ClientConnection, question: str) -> tuple[str, int] | None:
+def answer(relay: ClientSession, question: str) -> tuple[str, int] | None:
     """Queue name and number that answer a passive declaration; None: it is no question. Outside the routing vhost a producer asks for itself only."""
     producer = names.parse_producer_queue(question)
     if producer is not None and (names.is_routing(relay.vhost) or producer == relay.producer):

@@ -21,7 +21,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from pamqp import commands
 
@@ -33,11 +32,9 @@ from ..amqp.frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CHANNEL_OPEN_OK, METH
 from ..amqp.reply_codes import NOT_IMPLEMENTED
 from ..log.messages import Settled
 from ..session.channel import ClientChannel
+from ..session.session import ClientSession
 from ..session.transaction import Commit, Transaction
 from . import acknowledge, closing, duplicates, holds, lifecycle, publish
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
 
 ANSWERED_POLL_S = 0.01
 
@@ -45,7 +42,7 @@ ANSWERED_POLL_S = 0.01
 # ---- what the client says --------------------------------------------------------------------------------------------------
 
 
-def select(relay: ClientConnection, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def select(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """tx.select."""
     if names.is_routing(relay.vhost):
         closing.refuse(relay, channel, NOT_IMPLEMENTED, f"vhost '{relay.vhost}' has no tx: several payloads go in one log entry instead", kind)
@@ -59,7 +56,7 @@ def select(relay: ClientConnection, channel: ClientChannel, kind: int, payload: 
     relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
-async def _begin_late(relay: ClientConnection, channel: ClientChannel, payload: bytes) -> None:
+async def _begin_late(relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
     relay.flow.asks(True)
     try:
         while not channel.closing and (channel.unanswered or channel.questions):
@@ -79,7 +76,7 @@ async def _begin_late(relay: ClientConnection, channel: ClientChannel, payload: 
         relay.from_client.unstall()
 
 
-def commit(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def commit(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """tx.commit."""
     tx = channel.tx
     if tx is not None and tx.frames:
@@ -97,7 +94,7 @@ def commit(relay: ClientConnection, channel: ClientChannel, _kind: int, payload:
 
 
 async def _commit_when_rehearsed(
-    relay: ClientConnection, channel: ClientChannel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes
+    relay: ClientSession, channel: ClientChannel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes
 ) -> None:
     def in_earnest() -> None:
         if channel.closing or relay.fenced:
@@ -131,7 +128,7 @@ async def _commit_when_rehearsed(
     relay.from_client.unstall(in_earnest)
 
 
-def rollback(relay: ClientConnection, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def rollback(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """tx.rollback."""
     if channel.tx is not None:
         channel.rollbacks.append(True)
@@ -142,7 +139,7 @@ def rollback(relay: ClientConnection, channel: ClientChannel, _kind: int, payloa
 # ---- what the broker answers -----------------------------------------------------------------------------------------------
 
 
-def from_second(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes:
+def from_second(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes:
     """What comes from a second channel: the same, as if it came from the first. Returns what the client gets."""
     kind, channel = item[0], relay.seconds[number]
     if kind == CHANNEL_OPEN_OK:
@@ -164,7 +161,7 @@ def from_second(relay: ClientConnection, number: int, data: bytes, item: Item) -
     return given if channel.speaks else b""
 
 
-def commit_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> bytes | None:
+def commit_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """tx.commit-ok: its publishes are in the queues."""
     channel, replica = relay.channel(number), relay.replica
     if not channel.commits:
@@ -184,7 +181,7 @@ def commit_ok(relay: ClientConnection, number: int, data: bytes, item: Item) -> 
     return b""
 
 
-def rollback_ok(relay: ClientConnection, number: int, _data: bytes, _item: Item) -> bytes | None:
+def rollback_ok(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """tx.rollback-ok; the client did not ask for that of a rehearsal."""
     channel = relay.channel(number)
     if not channel.rollbacks:

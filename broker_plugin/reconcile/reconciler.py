@@ -31,7 +31,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
@@ -48,10 +47,9 @@ from ..amqp.frames import QUEUE_DELETE
 from ..amqp.requeue import give_back, requeue_is_free
 from ..amqp.vhosts import VhostConnections
 from ..log.holds import QueueHold
-
-if TYPE_CHECKING:
-    from ..door.server import Door
-    from ..log.replica import Replica
+from ..log.replica import Replica
+from ..session.door_state import DoorState
+from ..session.session import ClientSession
 
 log = logging.getLogger("lrq_ha.census")
 
@@ -106,7 +104,7 @@ class LengthReconciler:
         broker: The own broker; the vhost in it is replaced.
     """
 
-    def __init__(self, replica: Replica, door: Door, broker: Address) -> None:
+    def __init__(self, replica: Replica, door: DoorState[ClientSession], broker: Address) -> None:
         self._replica = replica
         self._door = door
         self._channels: dict[str, Channel] = {}
@@ -311,7 +309,7 @@ class LengthReconciler:
     def _clients(self) -> _Clients | None:
         """None: they hold too much."""
         clients = _Clients()
-        channels = [(relay, channel) for relay in self._door.relays for channel in relay.channels.values()]
+        channels = [(relay, channel) for relay in self._door.sessions for channel in relay.channels.values()]
         if sum(len(channel.deliveries) for _, channel in channels) > HELD_MAX:
             return None
         for relay, channel in channels:
@@ -322,7 +320,7 @@ class LengthReconciler:
                 clients.unsure.update(consumed)
             for delivery in channel.held:
                 clients.held[delivery.queue].append(delivery.sequence)
-        for relay in self._door.relays:  # what is given back is in no length, nor held, until the broker hears of it
+        for relay in self._door.sessions:  # what is given back is in no length, nor held, until the broker hears of it
             clients.unsure.update(relay.still_returning())
         for held in clients.held.values():
             held.sort()
@@ -459,7 +457,7 @@ class LengthReconciler:
         """Returns when the broker has carried out the declarations of these queues that were under way; no others are passed on during a barrier."""
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
-            channels = [channel for relay in self._door.relays for channel in relay.channels.values()]
+            channels = [channel for relay in self._door.sessions for channel in relay.channels.values()]
             if not any(passed.declares in keys for channel in channels for passed in channel.passed):
                 return
             await asyncio.sleep(0.01)

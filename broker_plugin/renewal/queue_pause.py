@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.queues import QueueKey
@@ -28,14 +28,11 @@ from ..amqp import declarations, frames
 from ..amqp.reply_codes import PRECONDITION_FAILED
 from ..log.holds import QueueHold
 from ..log.messages import Delivery
+from ..log.replica import Replica
 from ..methods import closing, consume
 from ..session.channel import ChannelState, ClientChannel
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
-    from ..door.server import Door
-    from ..log.replica import Replica
-
+from ..session.door_state import DoorState
+from ..session.session import ClientSession
 
 POLL_S = 0.01
 BLOCKED_POLL_S = 0.25
@@ -63,7 +60,7 @@ class QueuePause:
         arguments: Of its declaration.
     """
 
-    def __init__(self, door: Door, replica: Replica, key: QueueKey, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, door: DoorState[ClientSession], replica: Replica, key: QueueKey, arguments: Mapping[str, Any]) -> None:
         self._door = door
         self._replica = replica
         self._key = key
@@ -103,7 +100,7 @@ class QueuePause:
             if consumer.queue == self._key
         ]
         until = time.monotonic() + RESUMED_S
-        coming: list[tuple[ClientConnection, ClientChannel, bytes, bool]] = []
+        coming: list[tuple[ClientSession, ClientChannel, bytes, bool]] = []
         for _, relay, channel, tag, consumer in sorted(paused, key=lambda one: one[0]):
             if channel.paused.pop(tag, None) is None:
                 continue  # the client has cancelled it meanwhile
@@ -142,8 +139,8 @@ class QueuePause:
     def _moving(self) -> QueueHold:
         return self._replica.moving.setdefault(self._key, QueueHold(self._key, consumes=False, publishes=False))
 
-    def _channels(self) -> Iterator[tuple[ClientConnection, ClientChannel]]:
-        for relay in list(self._door.relays):
+    def _channels(self) -> Iterator[tuple[ClientSession, ClientChannel]]:
+        for relay in list(self._door.sessions):
             if relay.vhost == self._key[0] and not relay.closed:
                 for channel in list(relay.channels.values()):
                     yield relay, channel
@@ -169,7 +166,7 @@ class QueuePause:
 
     def _is_idle(self) -> bool:
         key = self._key
-        for relay in list(self._door.relays):
+        for relay in list(self._door.sessions):
             if relay.vhost == key[0] and (key in relay.still_returning() or key in relay.acked):
                 return False
         for relay, channel in self._channels():
@@ -197,7 +194,7 @@ class QueuePause:
                 closing.refuse(relay, channel, PRECONDITION_FAILED, text, frames.BASIC_CONSUME)
 
 
-async def _all_there(coming: list[tuple[ClientConnection, ClientChannel, bytes, bool]], until: float) -> None:
+async def _all_there(coming: list[tuple[ClientSession, ClientChannel, bytes, bool]], until: float) -> None:
     """Returns when the broker has these consumers; or does not say so, where a client does not read and others may come before it."""
     for relay, channel, tag, first in coming:
         while channel.resuming[tag] and channel.state is ChannelState.NO and not relay.closed and (first or not relay.flow.reads_late):

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lrq_ha.replication.levels import Level
 from lrq_ha.replication.queues import QueueKey
@@ -37,11 +37,10 @@ from ..amqp.vhosts import VhostConnections
 from ..log.bindings import downstream_last
 from ..log.replica import Replica
 from ..log.streams import LARGER_LOG
+from ..session.door_state import DoorState
+from ..session.session import ClientSession
 from .queue_move import KEPT_MAX, QUIET_S, STUCK_S, GivenUp, QueueMove
 from .queue_pause import Busy, QueuePause, unused_at_most_s
-
-if TYPE_CHECKING:
-    from ..door.server import Door
 
 log = logging.getLogger("lrq_ha.renewing")
 
@@ -72,7 +71,15 @@ class Renewal:
     """
 
     def __init__(
-        self, replica: Replica, door: Door, broker: Address, checkpoint: int, *, timeout_s: float, force: bool, dead_letters_arrived: bool
+        self,
+        replica: Replica,
+        door: DoorState[ClientSession],
+        broker: Address,
+        checkpoint: int,
+        *,
+        timeout_s: float,
+        force: bool,
+        dead_letters_arrived: bool,
     ) -> None:
         self.moved = 0
         self.longest_s, self.longest = 0.0, ""

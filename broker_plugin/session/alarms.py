@@ -7,15 +7,10 @@ itself is told in any case (`sasl.told_of_alarms`): a connection on which the br
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pamqp import commands
 
 from ..amqp import encode
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
-
+from .session import ClientSession
 
 
 class Alarm:
@@ -23,7 +18,7 @@ class Alarm:
 
     __slots__ = ("_publishes", "_relay", "_told", "_understands", "broker")
 
-    def __init__(self, relay: ClientConnection, understands: bool) -> None:
+    def __init__(self, relay: ClientSession, understands: bool) -> None:
         self._relay = relay
         self._understands = understands
         self._publishes = False

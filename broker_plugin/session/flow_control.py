@@ -11,13 +11,10 @@ Rules:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from ..amqp.frames import HEARTBEAT_FRAME
 from ..amqp.reply_codes import CONNECTION_FORCED
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
+from .session import ClientSession
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -50,7 +47,7 @@ class FlowControl:
         "client_heard_at",
     )
 
-    def __init__(self, relay: ClientConnection, heartbeat_s: int) -> None:
+    def __init__(self, relay: ClientSession, heartbeat_s: int) -> None:
         self._relay = relay
         self._heartbeat_s = heartbeat_s
         self.client_heard_at = self.broker_heard_at = relay.door.now()
@@ -69,12 +66,12 @@ class FlowControl:
         relay = self._relay
         limit = relay.door.config.connection_buffer_bytes_max
         too_much = relay.replica.progress.unsafe_bytes / relay.door.buffered_bytes_max
-        if (too_much > 1.0 and (relay.unanswered or relay.until_safe or too_much > ACKS_SHARE)) or relay.outbox.bytes > limit:
+        if (too_much > 1.0 and (relay.unanswered or relay.until_safe or too_much > ACKS_SHARE)) or relay.outbox.waiting_bytes > limit:
             self.pause_client()
             relay.replica.progress.waiting_safe.add(relay)
         elif relay.held_bytes > relay.door.config.client_buffer_bytes_max or self._deaf or self._repeats_too_much:
             self.pause_client()
-        elif self._client_paused and relay.outbox.bytes < limit * RESUME_SHARE:
+        elif self._client_paused and relay.outbox.waiting_bytes < limit * RESUME_SHARE:
             self.resume_client()
 
     @property

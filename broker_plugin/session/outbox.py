@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..amqp import frames
-
-if TYPE_CHECKING:
-    from ..door.client_connection import ClientConnection
+from .session import ClientSession
 
 
 class _Item:
@@ -34,21 +31,21 @@ class Outbox:
     """See above.
 
     Attributes:
-        bytes: What waits.
+        waiting_bytes: Size of the items that wait.
         total: Items that ever had to wait.
         full: The broker does not read as fast as the log gets safe: nothing leaves.
         sent_at: When something was written last (the door's clock).
     """
 
-    __slots__ = ("_dropped", "_items", "_of", "_relay", "_replica", "bytes", "full", "sent_at", "total")
+    __slots__ = ("_dropped", "_items", "_of", "_relay", "_replica", "full", "sent_at", "total", "waiting_bytes")
 
-    def __init__(self, relay: ClientConnection) -> None:
+    def __init__(self, relay: ClientSession) -> None:
         self._relay = relay
         self._replica = relay.replica
         self._items: deque[_Item] = deque()
         self._of: dict[bytes, deque[_Item]] = {}  # those of each channel, by its number as it stands in a frame
         self._dropped = 0  # items without bytes, behind one that waits
-        self.bytes = 0
+        self.waiting_bytes = 0
         self.total = 0
         self.full = False
         self.sent_at = relay.door.now()
@@ -76,7 +73,7 @@ class Outbox:
         if of_channel is None:
             of_channel = self._of[data[1:3]] = deque()
         of_channel.append(item)
-        self.bytes += len(data)
+        self.waiting_bytes += len(data)
         if sequence > safe:
             self._replica.progress.waiting_safe.add(self._relay)
 
@@ -96,7 +93,7 @@ class Outbox:
         while items and items[0].sequence <= safe and not self.full:
             data = items.popleft().data
             if data:
-                self.bytes -= len(data)
+                self.waiting_bytes -= len(data)
                 ready.append(data)
                 of_channel = self._of[data[1:3]]
                 of_channel.popleft()
@@ -119,7 +116,7 @@ class Outbox:
         """The broker has closed this channel: what waits for it must not reach one that is opened anew under its number. Returns whether any did."""
         dropped = self._of.pop(channel.to_bytes(2, "big"), ())
         for item in dropped:
-            self.bytes -= len(item.data)
+            self.waiting_bytes -= len(item.data)
             item.data, item.sequence = b"", 0
         self._dropped += len(dropped)
         while self._items and not self._items[0].data:

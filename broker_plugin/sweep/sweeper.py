@@ -36,7 +36,7 @@ from lrq_ha.replication.queues import QueueKey
 
 from ..amqp import declarations
 from ..amqp.address import Address
-from ..amqp.connection import Connection
+from ..amqp.channel import Carrier
 from ..amqp.errors import AccessRefused, ChannelClosed, VhostNotFound
 from ..amqp.requeue import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, RequeueDepths, all_arrived, carried_out, give_back, is_empty, requeue_is_free
 from ..amqp.vhosts import VhostConnections
@@ -339,7 +339,7 @@ class Sweeper:
         """How many of those that are due can be in the queue: what waits for room may wait for it in this one."""
         return target.due(upto, self._replica.progress.parked)
 
-    def _uses_up_a_limit(self, connection: Connection, key: QueueKey) -> bool:
+    def _uses_up_a_limit(self, connection: Carrier, key: QueueKey) -> bool:
         """Whether what is given back to a queue may not come back for ever."""
         return not requeue_is_free(connection) and "x-delivery-limit" in self._arguments(key)
 

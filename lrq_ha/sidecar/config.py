@@ -23,6 +23,7 @@ from broker_plugin.amqp import content_assembly, content_header, frames
 from broker_plugin.amqp.address import Address
 from broker_plugin.amqp.sasl import Credentials
 from broker_plugin.amqp.tls import TlsError, TlsFiles, Verify, Version, client_files, server_files
+from broker_plugin.session.settings import DoorSettings
 from lrq_ha import __version__, urls
 from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import plugins
@@ -384,6 +385,25 @@ class Config(_Table):
         """TLS of the door; None if it has none. Raises TlsError."""
         table = self.door.tls
         return server_files(table.certificate, table.key, table.ca, table.verify, table.minimum_version) if table else None
+
+    @property
+    def door_settings(self) -> DoorSettings:
+        """All that the door needs of it. Raises TlsError."""
+        users = self.door.tls.users if self.door.tls else []
+        return DoorSettings(
+            limits=self.door,
+            group=self.node.group,
+            sites=frozenset(site.remote_id for site in self.sites),
+            neighbours=len(self.peers) + len(self.sites),
+            own=self.credentials,
+            users={entry.common_name: Credentials(entry.user.encode(), entry.password.encode()) for entry in users},
+            broker=self.broker_address("/"),
+            log_quarter_bytes=self.replication.log_quarter_bytes,
+            completes_locally=self.completes_locally,
+            server_tls=self.server_tls,
+            client_tls=self.client_tls,
+            interceptors=self.interceptors,
+        )
 
     def broker_address(self, vhost: str) -> Address:
         """The own broker, as the sidecar's own user."""

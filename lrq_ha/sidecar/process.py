@@ -43,7 +43,7 @@ class Process:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.door = Door(config, allow_files(config.door.connections_max))
+        self.door = Door(config.door_settings, allow_files(config.door.connections_max))
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
         self._stands_since = time.time()  # while no incarnation runs: when the last one that ran was over, or this process began
@@ -110,7 +110,7 @@ class Process:
         found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group}
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
-        found["connections"] = len(self.door.relays)
+        found["connections"] = len(self.door.sessions)
         found["sockets"] = self.door.connections
         found["counters"] = dict(self.door.counters)
         found["interceptors"] = self.door.interceptors.status()

@@ -112,7 +112,7 @@ def test_a_start_whose_record_comes_back(brokers: Lab, tmp_path: Path) -> None:
     config = _config(brokers, tmp_path, "unbound")
 
     async def go() -> str:
-        incarnation = Incarnation(config, Door(config))
+        incarnation = Incarnation(config, Door(config.door_settings))
         streams = incarnation._log.streams
         opened = streams.open
 
@@ -176,7 +176,7 @@ def test_a_backup_is_sent_a_log_whose_stream_has_a_longer_tail_that_was_cut(brok
                 streams.write_batch(header, fills_memory if header is newer[-1] else b"", 0)
             while streams.waiting:
                 await asyncio.sleep(0.01)
-        incarnation = Incarnation(config, Door(config))
+        incarnation = Incarnation(config, Door(config.door_settings))
         pushed: list[BatchHeader] = []
         incarnation._sending.links[2].push = lambda batch, leader, safe: pushed.append(batch.header)  # type: ignore[method-assign]
         try:

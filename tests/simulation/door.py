@@ -16,6 +16,7 @@ from broker import PARTIAL, Copy
 from coding import METHODS, VHOST, encode_publish, encode_topology
 
 from broker_plugin.amqp.declarations import DELETES
+from broker_plugin.amqp.frames import QUEUE_DECLARE
 from broker_plugin.log.messages import Delivery, Settled
 from broker_plugin.methods.declare_rules import Replicate
 from broker_plugin.session.channel import ClientChannel
@@ -192,7 +193,9 @@ class Relay:
             sequence = self.replica.purge((VHOST, queue), self.purge_spares(held))
             self.world.held_at_purge[self.replica.node.leading, sequence] = set(held)
         else:
-            sequence = self.replica.topology(VHOST, Replicate(queue, entry=encode_topology(barrier.what)))
+            entry = encode_topology(barrier.what)
+            declares = queue if METHODS[barrier.what[0]] == QUEUE_DECLARE else None
+            sequence = self.replica.topology(VHOST, Replicate(queue, entry=entry).entries, declares)
         self._declaring.append((sequence, barrier.then))
         self.replica.progress.waiting_safe.add(self)
 

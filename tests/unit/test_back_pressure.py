@@ -64,7 +64,7 @@ class Backup:
         values["replication"]["apply_lag_bytes_max"] = LIMIT
         values["peers"].append({"name": "e3", "id": 3, "door": "amqp://lrq:SECRET@192.0.2.3:5673", "http": "http://192.0.2.3:8080"})
         config = configuration.Config.model_validate(values)
-        self.door = Door(config)
+        self.door = Door(config.door_settings)
         self.incarnation = incarnation = Incarnation(config, self.door)
         incarnation._effects[WriteFence] = lambda _effect: None
         self.core = incarnation._core

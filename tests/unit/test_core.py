@@ -107,7 +107,7 @@ def test_a_log_that_cannot_be_read_for_a_backup_is_the_end(monkeypatch: pytest.M
 
     async def go() -> str:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
-        incarnation = Incarnation(config, Door(config))
+        incarnation = Incarnation(config, Door(config.door_settings))
         monkeypatch.setattr(incarnation._log.streams, "batches", broken)
         incarnation._node.log.end = 5
         incarnation._sending.subscribe(Subscribe(2, 0))
@@ -131,28 +131,28 @@ def test_who_asks_how_far_a_producer_has_come_ends_its_connections_without_a_loo
     def client(name: str, user: str = "app", vhost: str = "/") -> Any:
         return Client(spec=ClientConnection, user=user, producer=name, producer_key=producer_key(vhost, user, name) if name else "")
 
-    door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())))
+    door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())).door_settings)
     others = [client("", "app"), *(client(f"p{number}") for number in range(50)), client("p", "other")]
     mine = [client("p"), client("p", vhost="lrq")]
     for each in (*others, *mine):
-        door.came(each)
-    assert door.relays == {*others, *mine}
+        door.session_opened(each)
+    assert door.sessions == {*others, *mine}
     asker = client("q")
-    door.came(asker)
+    door.session_opened(asker)
     Client.looks = 0
     door.end_unread("p", asker)
     assert Client.looks <= 2
     assert [each.fence.call_count for each in (*others, *mine)] == [0] * len(others) + [1, 1]
-    door.gone(mine[0])
-    mine[1].fence.side_effect = lambda _: door.gone(mine[1])
+    door.session_closed(mine[0])
+    mine[1].fence.side_effect = lambda _: door.session_closed(mine[1])
     newer = client("p", vhost="lrq")
-    door.came(newer)
+    door.session_opened(newer)
     assert [each.fence.call_count for each in mine] == [1, 2]
     door.end_unread("p", asker)
     assert newer.fence.call_count == 1
     for each in (*others, *mine, asker, newer):
-        door.gone(each)
-    assert not door.relays
+        door.session_closed(each)
+    assert not door.sessions
     assert not door._producers
 
 
@@ -160,15 +160,15 @@ def test_all_clients_are_let_go_although_one_cannot_be() -> None:
     """Those after it stayed connected to a door behind which nobody was."""
 
     async def go() -> None:
-        door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())))
+        door = Door(configuration.Config.model_validate(tomllib.loads(configuration.sample())).door_settings)
         relays = [MagicMock(spec=ClientConnection, broker=MagicMock(), user="app", producer="") for _ in range(5)]
         relays[2].close.side_effect = KeyError("tag")
-        door.relays.update(relays)
+        door.sessions.update(relays)
         door.close_clients("node e1 starts again")
         for relay in relays:
             relay.close.assert_called_once()
         relays[2].cut_off.assert_called_once()
         relays[2].broker.abort.assert_called_once()
-        assert relays[2] not in door.relays
+        assert relays[2] not in door.sessions
 
     asyncio.run(go())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pamqp import commands
@@ -12,6 +12,7 @@ from test_publishing import FIRST, Connection
 
 from broker_plugin.amqp import encode
 from broker_plugin.amqp.frames import EXCHANGE_DECLARE, EXCHANGE_DELETE, QUEUE_DECLARE
+from broker_plugin.door.broker_reader import BrokerReader
 from broker_plugin.methods import declare as methods_declare
 from broker_plugin.methods import declare_rules
 from lrq_ha.proto import lrq_pb2 as pb
@@ -130,6 +131,6 @@ def test_nothing_overtakes_the_answer_to_a_declaration_on_its_channel(behind: by
                 await asyncio.sleep(0)
         assert client.data.removeprefix(encode.method_frame(2, commands.Channel.OpenOk())) == (b"" if nowait else DELETE_OK) + behind
         assert not relay.from_broker.withheld
-        assert relay.from_broker._withheld_bytes == 0
+        assert cast(BrokerReader, relay.from_broker)._withheld_bytes == 0
 
     asyncio.run(delete())

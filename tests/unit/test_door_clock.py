@@ -20,7 +20,7 @@ SECRET = "hunter2"
 def new_door() -> Door:
     values = tomllib.loads(configuration.sample())
     values["door"] |= {"client_buffer_bytes_max": 1 << 12, "client_buffers_bytes_max": 1 << 20}
-    return Door(configuration.Config.model_validate(values))
+    return Door(configuration.Config.model_validate(values).door_settings)
 
 
 def test_what_fails_each_second_keeps_nothing_else_from_being_done(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -37,7 +37,7 @@ def test_what_fails_each_second_keeps_nothing_else_from_being_done(monkeypatch: 
     door: Any = new_door()
     fails = MagicMock(side_effect=ValueError(SECRET))
     works = MagicMock()
-    door.relays = {SimpleNamespaceWithHash(flow=SimpleNamespace(tick=tick)) for tick in (fails, works)}
+    door.sessions = {SimpleNamespaceWithHash(flow=SimpleNamespace(tick=tick)) for tick in (fails, works)}
     door.peer_ends = {SimpleNamespaceWithHash(tick=tick) for tick in (fails, works)}
     door.interceptors, door.reload = MagicMock(check=fails), MagicMock(side_effect=OSError(SECRET))
     with pytest.raises(asyncio.CancelledError):

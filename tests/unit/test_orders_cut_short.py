@@ -26,7 +26,7 @@ def run(check: Callable[[Incarnation], Awaitable[tuple[bool, str]]]) -> str:
 
     async def go() -> tuple[bool, str]:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
-        incarnation = Incarnation(config, Door(config))
+        incarnation = Incarnation(config, Door(config.door_settings))
         asyncio.get_running_loop().call_later(0.05, incarnation._life.end, "the connection to the broker is lost")
         async with asyncio.timeout(120):
             return await check(incarnation)
@@ -107,7 +107,7 @@ def test_what_operators_pause_and_resume_while_a_node_is_to_step_down(
 
     async def go() -> tuple[bool, str]:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
-        incarnation = Incarnation(config, Door(config), Kept(paused=before))
+        incarnation = Incarnation(config, Door(config.door_settings), Kept(paused=before))
         paused_then: list[bool] = []
 
         async def drain(_door: Door, _why: str, _timeout_s: float) -> int:
@@ -150,7 +150,7 @@ def test_a_sidecar_that_is_stopped_meanwhile(monkeypatch: pytest.MonkeyPatch) ->
 
     async def go() -> tuple[bool, str]:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
-        incarnation = Incarnation(config, Door(config))
+        incarnation = Incarnation(config, Door(config.door_settings))
         incarnation._log.streams.begins_anew = False
         monkeypatch.setattr(incarnation._log, "rebuild", nothing)
         for part in (incarnation._log, incarnation._log.watch, incarnation._applier, incarnation._sweeper, incarnation._configured):

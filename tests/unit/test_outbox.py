@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from time import process_time
-from typing import Any
+from typing import Any, cast
 
 from pamqp import commands
 from test_publishing import Connection, message, on
@@ -12,6 +12,7 @@ from test_publishing import Connection, message, on
 from broker_plugin.amqp import encode, frames
 from broker_plugin.door.client_connection import ClientConnection
 from broker_plugin.methods import acknowledge
+from broker_plugin.session.outbox import Outbox
 
 
 def closed_by_broker(channel: int) -> bytes:
@@ -42,9 +43,9 @@ def test_only_what_waits_for_a_closed_channel_is_dropped() -> None:
             relay.client_data(on(number, raw))
         relay.client_data(encode.method_frame(2, commands.Basic.Qos()) + encode.method_frame(3, commands.Basic.Qos()))
         connection.replica.flush()
-        before = relay.outbox.bytes
+        before = relay.outbox.waiting_bytes
         relay.broker_data(closed_by_broker(2))
-        assert 0 < relay.outbox.bytes < before
+        assert 0 < relay.outbox.waiting_bytes < before
         assert not relay.outbox.drop(2)
         relay.client_data(encode.method_frame(2, commands.Channel.CloseOk()))
         relay.client_data(encode.method_frame(2, commands.Channel.Open()))
@@ -56,7 +57,7 @@ def test_only_what_waits_for_a_closed_channel_is_dropped() -> None:
             (2, frames.CHANNEL_CLOSE_OK),
             (2, frames.CHANNEL_OPEN),
         ]
-        assert (relay.outbox.bytes, bool(relay.outbox), relay.outbox.gone) == (0, False, relay.outbox.total)
+        assert (relay.outbox.waiting_bytes, bool(relay.outbox), relay.outbox.gone) == (0, False, relay.outbox.total)
 
     asyncio.run(scenario())
 
@@ -81,19 +82,19 @@ def test_what_is_dropped_behind_what_waits_is_not_kept() -> None:
     async def scenario() -> None:
         connection = publishes_that_wait(1)
         relay = connection.relay
-        waited = relay.outbox.bytes
+        waited = relay.outbox.waiting_bytes
         for number in range(2, 6):
             relay.client_data(encode.method_frame(number, commands.Channel.Open()))
             for _ in range(100):
                 relay.client_data(encode.method_frame(number, commands.Basic.Qos()))
             relay.broker_data(closed_by_broker(number))
             relay.client_data(encode.method_frame(number, commands.Channel.CloseOk()))
-        assert len(relay.outbox._items) < 20
+        assert len(cast(Outbox, relay.outbox)._items) < 20
         connection.broker.data = b""
         connection.replica.progress.safe_advanced(connection.log.end)
         kinds = [item[0] for item in frames.scan(connection.broker.data)[0]]
         assert (kinds[0], kinds.count(frames.BASIC_QOS)) == (frames.BASIC_PUBLISH, 0)
-        assert (waited > 0, relay.outbox.bytes, bool(relay.outbox), relay.outbox.gone) == (True, 0, False, relay.outbox.total)
+        assert (waited > 0, relay.outbox.waiting_bytes, bool(relay.outbox), relay.outbox.gone) == (True, 0, False, relay.outbox.total)
 
     asyncio.run(scenario())
 

@@ -42,7 +42,7 @@ class Log(LogWriter):
         config = load(file)
         life = asyncio.run(alive())
         self.core = Core(Node(config.settings()), Levels({"^.*$": "all"}), life, lambda _effect: None)
-        self.door = Door(config)
+        self.door = Door(config.door_settings)
         super().__init__(config, self.core, life, 0, lambda _reason: None)
 
     def due(self, entries: int, size: int, *, last: int = 0) -> bool:

@@ -16,7 +16,6 @@ from pamqp import commands
 from test_publishing import Connection
 
 from broker_plugin.amqp import content_header, encode, frames
-from broker_plugin.methods import permissions
 from broker_plugin.session import rights
 from broker_plugin.session.channel import ChannelState
 from broker_plugin.session.rights import Right
@@ -214,7 +213,7 @@ def forget_secret(c: Asked) -> None:
 
 
 def forget_exchange(c: Asked) -> None:
-    permissions.exchange_changed(c.relay, "/", "plain")
+    c.relay.exchange_changed("/", "plain")
 
 
 def remember_404(c: Asked) -> None:
@@ -223,8 +222,8 @@ def remember_404(c: Asked) -> None:
 
 
 def remember_others(c: Asked) -> None:
-    permissions.exchange_changed(c.relay, "other", "plain")
-    permissions.exchange_changed(c.relay, "/", "other")
+    c.relay.exchange_changed("other", "plain")
+    c.relay.exchange_changed("/", "other")
 
 
 @pytest.mark.parametrize("event", [forget_403, forget_secret, forget_exchange, remember_404, remember_others])
@@ -270,7 +269,7 @@ async def test_what_is_remembered_of_an_exchange_outlives_no_change_of_it(c: Ask
     c.to_broker()
     for number in range(rights.RIGHTS_MAX):
         c.relay.rights.add(Right("topics", str(number), False))
-    permissions.exchange_changed(c.relay, "/", "plain")
+    c.relay.exchange_changed("/", "plain")
     c.publish("plain", "a")
     assert len(c.questions()) == 1
 

@@ -23,11 +23,13 @@ from pamqp import commands
 from broker_plugin.amqp import content_assembly, content_header, encode, frames
 from broker_plugin.door.client_connection import ClientConnection
 from broker_plugin.log import codec, stamps
+from broker_plugin.log.definitions import Definitions
 from broker_plugin.log.holds import QueueHold
 from broker_plugin.log.replica import Replica
 from broker_plugin.methods import publish as methods_publish
 from broker_plugin.session.channel import ChannelState
 from broker_plugin.session.rights import Right
+from broker_plugin.session.session import Agreed
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker
@@ -86,15 +88,16 @@ class Connection:
         config = DoorTable(listen="127.0.0.1:5672", client_buffer_bytes_max=1 << 14)
         door: Any = SimpleNamespace(
             config=config, now=lambda: 0.0, unfinished=content_assembly.Budget(1 << 30, "unfinished"), log_blocked="", counters=Counter(),
-            draining="", watch=lambda _: None, completes_locally=lambda _: False, client_full=lambda *_: None, relays=set(),
+            draining="", interceptors=None, completes_locally=lambda _: False, client_full=lambda *_: None, sessions=set(),
             buffered_bytes_max=config.buffered_bytes_max, sites=frozenset({"west"}), group="east",
         )  # fmt: skip
         self.client, self.broker = Socket(), Socket()
         client, broker = self._sockets
         self.relay = ClientConnection(
-            door, self.replica, client, broker, user="app", vhost=vhost, producer=producer, instance="", peer=None, may_write=True,
-            frame_max_bytes=frames.FRAME_MAX_BYTES, broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False,
-            channels_max=2_046, broker_channels_max=2_047,
+            door, self.replica, client, broker, Agreed(
+                user="app", vhost=vhost, producer=producer, instance="", peer=None, may_write=True, frame_max_bytes=frames.FRAME_MAX_BYTES,
+                broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=2_046, broker_channels_max=2_047,
+            ),
         )  # fmt: skip
         self.relay.rights.add(Right("", "", False))
         self.relay.client_data(encode.method_frame(1, commands.Channel.Open()))
@@ -435,7 +438,7 @@ def test_commits_of_repeats_that_wait_are_limited() -> None:
     async def scenario() -> None:
         connection = Connection("p")
         relay, done = connection.relay, encode.method_frame(2, commands.Tx.CommitOk())
-        relay.door.config = relay.door.config.model_copy(update={"questions_max": 100})
+        relay.door.config = cast(DoorTable, relay.door.config).model_copy(update={"questions_max": 100})
         relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         relay.client_data(encode.method_frame(2, commands.Channel.Open()) + encode.method_frame(2, commands.Tx.Select()))
         raw, _ = message("orders", content_header.field(ID, b"p/1"), True, b"x")
@@ -525,7 +528,7 @@ def test_repeats_that_wait_for_the_own_stream_are_limited() -> None:
         connection = Connection("p")
         relay, node = connection.relay, cast(Any, connection.replica.node)
         connection.log_is_safe, node.durable = False, FIRST - 1
-        relay.door.config = relay.door.config.model_copy(update={"questions_max": 100})
+        relay.door.config = cast(DoorTable, relay.door.config).model_copy(update={"questions_max": 100})
         cast(Any, relay.door).completes_locally = lambda _: True
         raw, _ = message("orders", content_header.field(ID, b"p/1"), True, b"x")
         sent = 0
@@ -590,9 +593,9 @@ def test_a_publish_is_asked_once_whether_it_waits_for_a_queue_that_is_moved(ends
     class Counting(QueueHold):
         looks = 0
 
-        def reached_by(self, relay: ClientConnection, method: bytes, header: bytes) -> bool:
+        def reached_by(self, vhost: str, definitions: Definitions, method: bytes, header: bytes) -> bool:
             self.looks += 1
-            return super().reached_by(relay, method, header)
+            return super().reached_by(vhost, definitions, method, header)
 
     async def scenario() -> None:
         connection, many = Connection("p"), 200

@@ -14,7 +14,7 @@ from test_publishing import FIRST, POSITION, Connection, message
 
 from broker_plugin.amqp import content_header, encode, frames
 from broker_plugin.door.broker_reader import BrokerReader
-from broker_plugin.door.client_connection import FEW_QUESTIONS, LEAVE_POLL_S, SEEN_S, ClientConnection
+from broker_plugin.door.client_connection import LEAVE_POLL_S, SEEN_S, ClientConnection
 from broker_plugin.door.intercept import InterceptPoints
 from broker_plugin.door.method_table import FROM_BROKER, FROM_CLIENT
 from broker_plugin.door.server import Door
@@ -25,6 +25,7 @@ from broker_plugin.reconcile.reconciler import LengthReconciler
 from broker_plugin.renewal.queue_pause import QueuePause
 from broker_plugin.session.channel import ClientChannel
 from broker_plugin.session.flow_control import FlowControl
+from broker_plugin.session.session import FEW_QUESTIONS
 from broker_plugin.session.unacked import Unacked
 from lrq_ha.errors import LrqError, NotPrimary
 from lrq_ha.interceptors.events import Outcome, Point
@@ -402,8 +403,7 @@ def test_an_ack_of_several_costs_an_interceptor_what_it_covers() -> None:
 
     async def scenario() -> None:
         connection, many = watched({Point.ACCEPT}), 1_000
-        watch = connection.relay.watch
-        assert watch is not None
+        watch = cast(InterceptPoints, connection.relay.watch)
         watch._held[1] = Unacked((Counted(tag), cast(Any, tag)) for tag in range(1, many + 1))
         connection.relay.channels[1].deliveries.update((tag, Delivery(("/", "orders"), tag, ())) for tag in range(1, many + 1))
         connection.relay.client_data(b"".join(encode.ack(1, tag, True) for tag in range(2, many + 1, 2)))
@@ -499,7 +499,7 @@ def test_who_has_buried_a_confirm_for_which_declarations_wait_is_closed(caplog: 
 def test_that_the_broker_has_ended_the_connection_of_a_client_that_does_not_read_is_said(reads: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         c = Unread()
-        c.relay.door.gone = lambda _: None  # type: ignore[assignment, method-assign]
+        cast(Any, c.relay.door).session_closed = lambda _: None
         c.relay.client_full(not reads)
         c.relay.broker_lost()
         assert not c.replica.barrier.changed

@@ -66,7 +66,7 @@ class Draining:
     def __init__(self) -> None:
         self.connection = Connection()
         self.relay, self.door = self.connection.relay, self.connection.relay.door
-        self.door.relays.add(self.relay)
+        self.door.sessions.add(self.relay)
         self.say(commands.Channel.Close(200, "", 0, 0))  # it was in confirm mode
         self.hear(commands.Channel.CloseOk())
         self.say(commands.Channel.Open())

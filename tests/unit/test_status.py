@@ -28,7 +28,7 @@ def troubles(leading: int, role: Role, problem: str) -> str:
 
     async def go() -> str:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
-        incarnation = Incarnation(config, Door(config))
+        incarnation = Incarnation(config, Door(config.door_settings))
         incarnation._node.leading, incarnation._node.role, incarnation._node.reason = leading, role, "reason"
         incarnation._sending.links[2].problem = problem
         return str(incarnation.status.tell()["reason"])
@@ -49,7 +49,7 @@ class Primary:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, end: int, mode: str = "available") -> None:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample().replace('mode = "available"', f'mode = "{mode}"')))
-        incarnation = Incarnation(config, Door(config))
+        incarnation = Incarnation(config, Door(config.door_settings))
         self.node, self.status, self.sending = incarnation._node, incarnation.status, incarnation._sending
         self.now = 0.0
         monkeypatch.setattr("lrq_ha.sidecar.status.time.monotonic", lambda: self.now)

@@ -34,7 +34,7 @@ def run(check: Callable[[Incarnation, asyncio.Task[tuple[bool, str]]], Awaitable
 
     async def go() -> None:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
-        door = Door(config)
+        door = Door(config.door_settings)
         incarnation = Incarnation(config, door)
         first = asyncio.create_task(incarnation.orders.switchover(2, 600.0, force=False, dry_run=False))
         async with asyncio.timeout(120):

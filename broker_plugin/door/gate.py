@@ -1,0 +1,82 @@
+"""Who may come in by a door, and as what: admissions, TLS, credentials, and why clients are not served.
+
+Rules:
+- A node that is not primary refuses clients with CONNECTION_FORCED and names the primary.
+- What a connection becomes is decided in `client_login`: a client's session, another node's `PeerConnection`, or nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..amqp.sasl import Credentials
+from ..session.door_state import DoorState
+from ..session.session import ClientSession
+from ..session.settings import DoorSettings
+from .admission import AdmissionControl
+from .peer import Host, PeerConnection
+
+log = logging.getLogger("lrq_ha.door")
+
+
+class Gate(DoorState[ClientSession]):
+    """The state of a door that logins need.
+
+    Attributes:
+        admissions: Who came in.
+        tls: What connections are taken with; None for plain ones.
+        own: The sidecar's credentials, which other nodes and sites show.
+        broker: Where the broker listens.
+        host: The incarnation behind the door; None while there is none.
+        peer_ends: Connections of other nodes.
+    """
+
+    def __init__(self, settings: DoorSettings, connections_max: int | None = None) -> None:
+        super().__init__(settings)
+        self.own = settings.own
+        self.broker = settings.broker
+        self.tls = settings.server_tls
+        self.host: Host | None = None
+        self.peer_ends: set[PeerConnection] = set()
+        self.admissions = AdmissionControl(connections_max or self.config.connections_max, settings.neighbours)
+        self._users = settings.users
+        self._refused_said_at = 0.0
+        self._stopping = False
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, of every kind."""
+        return self.admissions.open
+
+    def user_of(self, common_name: str) -> str:
+        """The common name itself, if the configuration maps it to a user; else nothing."""
+        return common_name if common_name in self._users else ""
+
+    def mapped(self, common_name: str) -> Credentials | None:
+        """Whom a certificate's name stands for."""
+        return self._users.get(common_name)
+
+    def rejected(self, address: str) -> None:
+        """There was no room for a connection from there."""
+        self.counters["turned_away"] += 1
+        if not self._stopping and self._now - self._refused_said_at >= 1.0:
+            self._refused_said_at = self._now
+            log.warning("%s was turned away: there are %d connections, door.connections_max", address, self.admissions.open)
+
+    def closed_because(self) -> str:
+        """Why clients are not served now; empty if they are."""
+        if self._stopping:
+            return "this sidecar stops"
+        return self.host.refusal() if self.host is not None else f"this sidecar is starting{'; ' if self.log_blocked else ''}{self.waits()}"
+
+    def waits(self) -> str:
+        """Why what is started behind this door does not come to its end now; empty if nothing is known to be in its way."""
+        if not self.log_blocked or self.host is not None:
+            return ""
+        return f"its broker takes nothing for the log ({self.log_blocked}), and until that alarm is over it cannot start, and serves nobody"
+
+    def peer_closed(self, end: PeerConnection) -> None:
+        """Another node's connection has ended."""
+        self.peer_ends.discard(end)
+        if self.host is not None:
+            self.host.peer_gone(end)

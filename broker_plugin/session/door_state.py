@@ -1,0 +1,203 @@
+"""What the connections of a door have in common: limits, counters, the clock, alarms, and who is there.
+
+Rules:
+- A producer that connects again ends its older connection: nothing of that can be appended any more.
+- Limits are the configuration's. A connection that exceeds a limit of its own is closed. A total limit closes the connection that is behind longest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from lrq_ha.interceptors.plugins import Interceptors
+from lrq_ha.replication.queues import QueueKey
+
+from ..amqp.content_assembly import Budget
+from ..amqp.default_queue_type import DefaultTypes
+from ..amqp.vhosts import VhostConnections
+from ..log.messages import Delivery
+from .channel import ClientChannel
+from .interfaces import AlarmState, ReadControl
+from .settings import DoorSettings
+
+log = logging.getLogger("lrq_ha.door")
+
+
+class Client(Protocol):
+    """A client's session, as the door's state knows it (`session.ClientSession`)."""
+
+    user: str
+    producer: str
+    producer_key: str
+    instance: str
+    channels: dict[int, ClientChannel]
+    alarm: AlarmState
+    flow: ReadControl
+
+    def forget_decisions(self) -> None: ...
+    def exchange_changed(self, vhost: str, exchange: str) -> None: ...
+    def give_confirms(self) -> None: ...
+    def release_acks(self) -> None: ...
+    def fence(self, reason: str) -> None: ...
+    def cut_off(self) -> None: ...
+
+
+S = TypeVar("S", bound=Client)
+
+
+class DoorState(Generic[S]):
+    """One door's; `door.server.Door` adds the listening.
+
+    Attributes:
+        config: The table `[door]` of the configuration.
+        counters: What has happened since the process began, for `/status`.
+        sessions: Clients that are logged in.
+        unfinished: Messages of which a part has arrived, and open transactions, of all connections.
+        buffered_bytes_max: Memory for publishes that are not safe yet; past it nothing more is read from publishers.
+        completes_locally: Whether publishes to a queue, by its name, are confirmed when the own stream has them.
+        default_types: The type of queues whose declarations name none.
+        vhosts: Connections to the own broker, by vhost.
+        blocked: Clients from whose connections the broker takes no publishes.
+        log_blocked: Why the broker takes nothing for the log; empty if it does.
+        draining: Why nothing more is given out (`door.drain`); empty if it is.
+        interceptors: Those that the configuration names.
+    """
+
+    def __init__(self, settings: DoorSettings) -> None:
+        self.config = settings.limits
+        self.group = settings.group
+        self.sites = settings.sites
+        self.buffered_bytes_max = min(self.config.buffered_bytes_max, settings.log_quarter_bytes)
+        self.completes_locally = settings.completes_locally
+        self.default_types = DefaultTypes(settings.broker)
+        self.vhosts = VhostConnections(settings.broker)
+        self.counters: Counter[str] = Counter()
+        self.sessions: set[S] = set()
+        self._producers: dict[tuple[str, str], set[S]] = {}  # sessions that have announced one, by user and name
+        self.unfinished = Budget(self.config.unfinished_bytes_max, "door.unfinished_bytes_max")
+        self._full: dict[S, int] = {}  # clients that do not keep up, the longest first, and the bytes that wait for each
+        self._lost_said_at = 0.0
+        self.blocked: set[S] = set()
+        self.log_blocked = ""
+        self.draining = ""
+        self.interceptors = Interceptors(settings.interceptors)
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Seconds that this process has run, as of the last tick (one second coarse, but free)."""
+        return self._now
+
+    # ---- clients -----------------------------------------------------------------------------------------------------
+
+    def session_opened(self, session: S) -> None:
+        """A client has logged in. A producer has one connection: with two, each would take the other's numbers for repeats of its own."""
+        self.sessions.add(session)
+        if not session.producer:
+            return
+        same = self._producers.setdefault((session.user, session.producer), set())
+        others = list(same)
+        same.add(session)
+        for older in others:
+            if older.producer_key == session.producer_key:
+                older.fence(f"producer '{session.producer}' has connected anew")
+
+    def session_closed(self, session: S) -> None:
+        """A client's connection has ended."""
+        self.sessions.discard(session)
+        same = self._producers.get((session.user, session.producer))
+        if same is not None:
+            same.discard(session)
+            if not same:
+                del self._producers[session.user, session.producer]
+        self.blocked.discard(session)
+        self._full.pop(session, None)
+
+    def end_unread(self, producer: str, asker: S) -> None:
+        """Another connection is told how far a producer has come: what it has sent, and the door has not read, must not go further than that.
+
+        A process that takes over its name would give the same IDs to messages of its own, which would count as repeats.
+        """
+        for session in list(self._producers.get((asker.user, producer), ())):
+            if session is not asker and not (session.instance and session.instance == asker.instance):
+                session.fence(f"another connection has asked how far producer '{producer}' has come")
+
+    def held(self, queue: QueueKey) -> Iterator[Delivery]:
+        """What clients hold of a queue."""
+        for session in self.sessions:
+            for channel in session.channels.values():
+                for delivery in channel.held:
+                    if delivery.queue == queue:
+                        yield delivery
+
+    def client_full(self, session: S, waiting_bytes: int) -> None:
+        """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed.
+
+        Not the only one: what it gets is bounded by itself (`flow_control`).
+        """
+        if not waiting_bytes:
+            self._full.pop(session, None)
+            return
+        self._full[session] = waiting_bytes  # it keeps its place
+        total = sum(self._full.values())
+        while total > self.config.client_buffers_bytes_max and len(self._full) > 1:
+            slowest = next(iter(self._full))
+            total -= self._full.pop(slowest)
+            log.warning("a client of %s that does not read is closed: door.client_buffers_bytes_max", slowest.user)
+            self.counters["closed_slow"] += 1
+            slowest.cut_off()
+
+    # ---- what is replicated, and confirms ----------------------------------------------------------------------------
+
+    def forget_decisions(self) -> None:
+        """What is replicated has changed."""
+        for session in self.sessions:
+            session.forget_decisions()
+
+    def exchange_changed(self, vhost: str, exchange: str) -> None:
+        """An exchange was declared or deleted."""
+        for session in self.sessions:
+            session.exchange_changed(vhost, exchange)
+
+    def give_confirms(self) -> None:
+        """This primary no longer waits for its expected backups."""
+        for session in list(self.sessions):
+            session.give_confirms()
+
+    def refused_after_confirm(self, publishes: int) -> None:
+        """The broker has refused publishes that were confirmed already."""
+        self.counters["refused_after_confirm"] += publishes
+        if self._now - self._lost_said_at >= 1.0:
+            self._lost_said_at = self._now
+            text = 'messages were refused by a full queue after their confirm, and are lost: %d so far. completion = "local" is not for such queues'
+            log.warning(text, self.counters["refused_after_confirm"])
+
+    # ---- alarms ------------------------------------------------------------------------------------------------------
+
+    def closed_because(self) -> str:
+        """Why clients are not served now; empty if they are."""
+        return ""
+
+    def waits(self) -> str:
+        """Why what is started behind this door does not come to its end now; empty if nothing is known to be in its way."""
+        return ""
+
+    def block(self, reason: str) -> None:
+        """The broker takes nothing for the log any more, or does again (no reason)."""
+        was, self.log_blocked = self.log_blocked, reason
+        if waits := self.waits():
+            log.warning("%s", waits)
+        elif reason:
+            log.warning("the broker takes nothing more for the log: %s. Nothing is confirmed until its alarm is over; consumers go on", reason)
+        elif was:
+            log.info("the broker takes the log again")
+        for session in list(self.sessions):
+            session.alarm.changed()
+            if reason:
+                session.release_acks()
+
+    def alarmed(self) -> bool:
+        """Whether the broker has an alarm, as far as it has told: that it is over, too, so it counts only where the broker is listened to."""
+        return bool(self.log_blocked) or any(session.flow.listens for session in self.blocked)
