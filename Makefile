@@ -3,7 +3,7 @@
 #   make demo                  the main job, start to finish
 #   make test [ARGS="-k lab"]  lint, types, and the quick tier of the tests: what a change has to pass
 #   make test-all [SHARD=1/6]  all tests on both ends of what is supported, or one shard of them
-#   make lint | types | unit | quick   the parts of `make test`: ruff; mypy; tests that need no broker; the quick tier alone
+#   make lint | types | unit | quick   the parts of `make test`: ruff and the import contracts; mypy; tests that need no broker; the quick tier alone
 #   make lab [ARGS="..."]      a playground of brokers and sidecars; Ctrl-C ends it and leaves nothing behind
 #   make docs                  the documentation as a site, in build/docs; a warning is an error
 #   make bench [ROWS="P1 P2"]  side-by-side benchmarks: P1 P1M P1L P2 P2B P2C P3 P5 P5M P6 P9 P10, see docs/benchmarks.md
@@ -33,10 +33,12 @@ setup-dev:
 
 check:
 	.venv/bin/ruff check
+	.venv/bin/lint-imports --no-logo
 	.venv/bin/mypy
 
 lint: setup-dev
 	.venv/bin/ruff check
+	.venv/bin/lint-imports --no-logo
 
 types: setup-dev
 	.venv/bin/mypy
@@ -61,5 +63,5 @@ bench:
 
 clean:
 	@if [ -d .lab ] && [ -x .venv/bin/lrq-ha ]; then .venv/bin/lrq-ha lab down 2>/dev/null || true; fi
-	rm -rf .venv .lab .cache .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-report *.egg-info
+	rm -rf .venv .lab .cache .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist demo-report *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

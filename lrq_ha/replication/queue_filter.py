@@ -20,16 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap64
 
-from .applied import QueueRecord, VisitRecord
+from .applied import Generations, QueueRecord, VisitRecord
 from .dead_letters import EVERY_SEQUENCE, Deaths, Visits, origin_of, visit_of
 from .queues import QueueKey
-
-if TYPE_CHECKING:
-    from .delivery_filter import DeliveryFilter
 
 """(vhost, queue)"""
 Stay = tuple[str, int]
@@ -63,6 +60,21 @@ def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
     return zip(values, values)
 
 
+class Filters(Protocol):
+    """What the filter of one queue needs of all of them (`delivery_filter.DeliveryFilter`)."""
+
+    generations: Generations
+    refused: QueueFilter
+    followers: dict[QueueKey, list[QueueFilter]]
+    to_move: set[QueueFilter]
+    changed: int
+    recorded: int
+
+    def find(self, key: QueueKey) -> QueueFilter | None: ...
+
+    def reached(self) -> int: ...
+
+
 class QueueFilter:
     """The filter of one queue; `DeliveryFilter.queue` makes it.
 
@@ -92,7 +104,7 @@ class QueueFilter:
         "overlap",
     )
 
-    def __init__(self, key: QueueKey, parent: DeliveryFilter) -> None:
+    def __init__(self, key: QueueKey, parent: Filters) -> None:
         self.key = key
         self.name = key[1]
         self._filter = parent

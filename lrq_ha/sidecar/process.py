@@ -23,7 +23,7 @@ from lrq_ha.replication.settings import id_of_unnamed
 
 from .config import Config
 from .http import HttpServer
-from .node.incarnation import Incarnation, Kept
+from .incarnation import Incarnation, Kept
 
 log = logging.getLogger("lrq_ha.process")
 

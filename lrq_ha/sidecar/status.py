@@ -17,7 +17,7 @@ from lrq_ha.routing.statuses import CLIENTS_MAX
 
 from .node.core import Core
 from .node.log_writer import LogWriter, taken_out
-from .operations.drain import ClientDrain
+from .node.client_drain import ClientDrain
 from .peers.log_shipping import LogShipping
 from .peers.peer_server import PeerServer
 from .sites.sessions import Sites

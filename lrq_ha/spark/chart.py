@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import calendar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 
@@ -12,8 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-if TYPE_CHECKING:
-    from lrq_ha.spark.job import Report
+from lrq_ha.spark.report import Report
 
 INK = "#1f2933"
 FAINT = "#7b8794"

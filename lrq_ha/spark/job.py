@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from pyspark import StorageLevel
@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lrq_ha.errors import LrqError
+from lrq_ha.spark.report import CarrierDelay, MonthDelay, Report
 from lrq_ha.spark.source import register
 from lrq_ha.spark.tables import TableSpec, build_tables
 
@@ -55,45 +56,6 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
-
-
-@dataclass(frozen=True)
-class CarrierDelay:
-    """Departures of one carrier.
-
-    Attributes:
-        carrier: Its code.
-        name: Its name in table airlines; None if it is not in there.
-        sum: Minutes late at departure, over all flights with a known delay; early ones count as negative.
-        count: Flights with a known delay.
-        mean: sum / count; None if count is 0.
-    """
-
-    carrier: str | None
-    name: str | None
-    sum: int
-    count: int
-    mean: float | None
-
-
-@dataclass(frozen=True)
-class MonthDelay:
-    """Departures of one month (1 to 12); the rest as in CarrierDelay."""
-
-    month: int | None
-    sum: int
-    count: int
-    mean: float | None
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the job found. `rows`: rows per table."""
-
-    queues: tuple[str, ...]
-    rows: dict[str, int]
-    by_carrier: list[CarrierDelay]
-    by_month: list[MonthDelay]
 
 
 def session(cores: int = 2, memory: str = "1g") -> SparkSession:

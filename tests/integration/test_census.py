@@ -109,7 +109,7 @@ def test_what_comes_while_it_looks_stays_in_order(rig: Rig, monkeypatch: pytest.
 
         monkeypatch.setattr(Channel, "queue_declare", published_meanwhile)
         replica = Replica(Node(NodeSettings(1, {1: "e1"})), Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
-        door: Any = SimpleNamespace(relays=[])
+        door: Any = SimpleNamespace(sessions=[])
         census = LengthReconciler(replica, door, Address.parse(rig.broker_url(rig.primary)))
 
         async def look() -> bool:

@@ -55,7 +55,7 @@ def streams(lab: Lab) -> None:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of the machine is not taken for an empty stream, nor for a provider that does not end."""
-    for name in ("provider.EMPTY_S", "provider.PROVIDER_END_S", "aio_provider.PROVIDER_END_S"):
+    for name in ("provider.EMPTY_S", "provider.PROVIDER_END_S", "async_provider.PROVIDER_END_S"):
         monkeypatch.setattr(f"lrq_ha.publisher.{name}", PATIENCE_S)
 
 

@@ -26,7 +26,7 @@ from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.routing.names import ROUTING_VHOST
 from lrq_ha.sidecar.config import Config, load
-from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.node.recovery import read_applied
 from lrq_ha.sidecar.sites.view_reader import View
 

@@ -4,7 +4,7 @@ Rules:
 - A node's stream holds batches and fences. What was written and not confirmed is `pending`; of a killed node's, some land before the successor's
   OPEN and none after (R3).
 - A connection goes one way, as a sidecar's link does: control messages and pushes there, acks of pushes back. What is on it is lost when it breaks.
-- The driver's duties are carried out as by lrq_ha/sidecar/node/incarnation.py and its parts, with the real RoutingQueue and ReplicatingSubscription.
+- The driver's duties are carried out as by lrq_ha/sidecar/incarnation.py and its parts, with the real RoutingQueue and ReplicatingSubscription.
 - Every step is checked against what the cluster as a whole has promised: `Violation` says what was broken.
 """
 

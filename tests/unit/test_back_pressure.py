@@ -25,7 +25,7 @@ from lrq_ha.replication.events import Lead, Opened, OwnConfirmed, PeerConnected,
 from lrq_ha.replication.log import LogState
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.peers.peer_server import FULL_LIMITS
 
 HEARTBEAT_S = 2

@@ -19,8 +19,8 @@ from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings
 from lrq_ha.sidecar import config as configuration
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.node.core import Core
-from lrq_ha.sidecar.node.incarnation import Incarnation
 from lrq_ha.sidecar.node.task_scope import TaskScope
 
 

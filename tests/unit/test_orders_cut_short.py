@@ -14,9 +14,9 @@ from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.node.incarnation import Incarnation, Kept
+from lrq_ha.sidecar.incarnation import Incarnation, Kept
+from lrq_ha.sidecar.node.client_drain import ClientDrain
 from lrq_ha.sidecar.operations.commands import OperatorCommands
-from lrq_ha.sidecar.operations.drain import ClientDrain
 
 PROMOTE = PromoteRequest(frozenset(), False, False)
 

@@ -55,7 +55,7 @@ def test_a_single_active_consumer_keeps_its_place(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(queue_pause, "POLL_S", 0)
 
     async def go() -> None:
-        door, replica = SimpleNamespace(relays=relays), SimpleNamespace(moving={})
+        door, replica = SimpleNamespace(sessions=relays), SimpleNamespace(moving={})
         await QueuePause(cast(Door, door), cast(Replica, replica), KEY, {"x-single-active-consumer": True}).end()
 
     asyncio.run(go())

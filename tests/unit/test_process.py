@@ -21,7 +21,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.events import RemoveRequest
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import load
-from lrq_ha.sidecar.node.incarnation import Kept
+from lrq_ha.sidecar.incarnation import Kept
 from lrq_ha.sidecar.node.recovery import _LogReading
 from lrq_ha.sidecar.process import Process
 from lrq_ha.sidecar.status import Status

@@ -368,7 +368,7 @@ def test_a_connection_that_ends_waits_for_nothing() -> None:
     async def scenario() -> None:
         connection = Connection("p")
         relay, progress = connection.relay, connection.replica.progress
-        cast(Any, relay.door).gone = lambda _: None
+        cast(Any, relay.door).session_closed = lambda _: None
         relay.client_data(b"".join(message("orders", content_header.field(ID, b"p/%d" % n), True, b"x")[0] for n in (1, 2, 1, 2, 1)))
         connection.replica.flush()
         assert (relay.repeats.waiting, len(progress._awaited), progress._awaited_entries) == (3, 2, [FIRST, FIRST + 1])
@@ -466,7 +466,7 @@ def test_what_was_closed_is_kept_by_no_timer(whole: bool) -> None:
     async def scenario() -> None:
         connection = Connection()
         relay, loop = connection.relay, asyncio.get_running_loop()
-        cast(Any, relay.door).gone = lambda _: None
+        cast(Any, relay.door).session_closed = lambda _: None
         relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         relay.client_data(message("orders", b"", True, b"x")[0])
         connection.replica.flush()

@@ -225,7 +225,7 @@ def test_what_comes_behind_the_last_word_is_not_taken_by_a_consumer_without_acks
         assert connection.dequeued() == []
         assert encode.ack(2, FIRST) not in connection.broker.data
         relay, key = connection.relay, ("/", "orders")
-        channel, door = relay.channels[2], cast(Door, SimpleNamespace(relays=[relay]))
+        channel, door = relay.channels[2], cast(Door, SimpleNamespace(sessions=[relay]))
         clients = LengthReconciler._clients(cast(LengthReconciler, SimpleNamespace(_door=door)))
         assert clients is not None
         assert key in clients.unsure, "it is neither ready nor held: a tally would be too low"

@@ -39,7 +39,7 @@ def test_what_the_door_kept_back_goes_back_with_a_recover(kind: int) -> None:
     channel.undelivered, channel.unseen = [5, 6], [encode.ack(1, 4)]
     relay = a_relay(outbox, channel)
     acknowledge.recover(cast(ClientConnection, relay), channel, kind, encode.raw_method_frame(1, kind, b"\1")[7:-1])
-    drain.give_up(cast(Door, SimpleNamespace(draining="", relays=[relay])))
+    drain.give_up(cast(Door, SimpleNamespace(draining="", sessions=[relay])))
     assert told == [encode.raw_method_frame(1, frames.BASIC_RECOVER, b"\1")]
     assert not channel.unseen
 
@@ -49,7 +49,7 @@ def test_what_was_kept_back_on_a_channel_with_transactions_goes_back_at_once() -
     told: list[bytes] = []
     outbox = SimpleNamespace(put=lambda data, _sequence=0: told.append(data))
     channel = ClientChannel(1, tx=Transaction(), undelivered=[5])
-    drain.give_up(cast(Door, SimpleNamespace(draining="", relays=[a_relay(outbox, channel)])))
+    drain.give_up(cast(Door, SimpleNamespace(draining="", sessions=[a_relay(outbox, channel)])))
     assert told == [encode.nack(1, 5, requeue=True) + encode.method_frame(1, commands.Tx.Commit())]
 
 

@@ -19,7 +19,7 @@ from lrq_ha.replication.retention import RECORD_BYTES
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.subscription import ReplicatingSubscription, StoredBatch
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.peers.link import Link
 
 

@@ -12,7 +12,7 @@ import pytest
 from broker_plugin.door.server import Door
 from lrq_ha.replication.events import Answer
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.node.incarnation import Incarnation
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.operations.commands import OperatorCommands
 
 UNDER_WAY = "node e1 hands over to e2; consumers have 600 s to finish what they hold"

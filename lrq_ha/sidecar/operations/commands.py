@@ -18,11 +18,11 @@ from lrq_ha.replication.events import Answer, PauseRequest, PromoteRequest, Remo
 from lrq_ha.replication.log import LogState
 from lrq_ha.replication.roles import Role
 
+from ..node.client_drain import POLL_S, ClientDrain
 from ..node.core import Core
 from ..node.log_writer import LogWriter
 from ..node.task_scope import TaskScope
 from ..peers.log_shipping import LogShipping
-from .drain import POLL_S, ClientDrain
 from .reinit import tail
 
 log = logging.getLogger("lrq_ha.node")

@@ -18,10 +18,10 @@ from broker_plugin.renewal.renewal import Renewal
 from lrq_ha.routing.names import ROUTING_VHOST
 
 from ..config import Config
+from ..node.client_drain import ClientDrain
 from ..node.core import Core
 from ..node.retention import Watch
 from ..node.task_scope import TaskScope
-from .drain import ClientDrain
 
 log = logging.getLogger("lrq_ha.node")
 

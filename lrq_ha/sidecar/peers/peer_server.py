@@ -28,9 +28,9 @@ from lrq_ha.replication.events import Ack, PeerGone, PeerMessage, Push, RefusePu
 from lrq_ha.replication.positions import owner_of
 
 from ..config import Config
+from ..node.client_drain import ClientDrain
 from ..node.core import Core
 from ..node.recovery import state_before
-from ..operations.drain import ClientDrain
 from .pace import Pace
 
 log = logging.getLogger("lrq_ha.node")

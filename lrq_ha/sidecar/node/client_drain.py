@@ -13,7 +13,7 @@ from collections.abc import Callable
 from broker_plugin.door import drain
 from broker_plugin.door.server import Door
 
-from ..node.core import Core
+from .core import Core
 
 STEP_DOWN_TIMEOUT_S = 10.0
 POLL_S = 0.005

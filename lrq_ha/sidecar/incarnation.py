@@ -58,19 +58,19 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.replication.roles import Role
 from lrq_ha.routing.names import ROUTING_VHOST
 
-from ..config import Config
-from ..operations.commands import OperatorCommands
-from ..operations.drain import ClientDrain
-from ..operations.reinit import wipe
-from ..operations.renewal import Renewals
-from ..peers.log_shipping import LogShipping
-from ..peers.peer_server import PeerServer
-from ..sites.sessions import Sites
-from ..sites.view_writer import ViewWriter
-from ..status import Status
-from .core import Core
-from .log_writer import LogWriter
-from .task_scope import TaskScope
+from .config import Config
+from .node.client_drain import ClientDrain
+from .node.core import Core
+from .node.log_writer import LogWriter
+from .node.task_scope import TaskScope
+from .operations.commands import OperatorCommands
+from .operations.reinit import wipe
+from .operations.renewal import Renewals
+from .peers.log_shipping import LogShipping
+from .peers.peer_server import PeerServer
+from .sites.sessions import Sites
+from .sites.view_writer import ViewWriter
+from .status import Status
 
 log = logging.getLogger("lrq_ha.node")
 
