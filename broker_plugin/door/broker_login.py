@@ -1,4 +1,4 @@
-"""The broker's socket for one client: connected when the client has greeted, closed when the login leads to no relay."""
+"""The broker's socket for one client: connected when the client has greeted, closed when the login leads to no session."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class BrokerLogin(asyncio.Protocol):
             client.refuse(CONNECTION_FORCED, "the broker beside this sidecar does not answer")
 
     def leave(self, reason: str = "the client is gone") -> None:
-        """The login is over, without a relay: the broker's side is closed."""
+        """The login is over, without a session: the broker's side is closed."""
         self._left = True
         self.client = None
         if self.transport is not None and not self.transport.is_closing():

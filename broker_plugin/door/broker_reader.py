@@ -35,12 +35,12 @@ class BrokerReader:
             taken from the client before it is given out.
     """
 
-    __slots__ = ("_answers", "_left", "_relay", "_withheld_bytes", "passing", "withheld")
+    __slots__ = ("_answers", "_left", "_session", "_withheld_bytes", "passing", "withheld")
 
-    def __init__(self, relay: ClientSession) -> None:
-        self._relay = relay
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
         self.withheld: dict[int, list[bytes]] = {}
-        self.passing = ContentRelay(relay.frame_max_bytes, self._decide, self.withheld.__contains__)
+        self.passing = ContentRelay(session.frame_max_bytes, self._decide, self.withheld.__contains__)
         self._withheld_bytes = 0
         self._answers: set[int] = set()  # channels on which the answer to a declaration is withheld
         self._left = b""
@@ -51,17 +51,17 @@ class BrokerReader:
             self._from_the_broker(data)
         except Exception as error:
             self._cannot_handle(error)
-        self._relay.flow.broker_heard()
+        self._session.flow.broker_heard()
 
     def _cannot_handle(self, error: Exception) -> None:
-        relay = self._relay
+        session = self._session
         if isinstance(error, NotPrimary):
-            relay.close_client(CONNECTION_FORCED, str(error))
-            relay.close()
+            session.close_client(CONNECTION_FORCED, str(error))
+            session.close()
             return
         log.error("a broker's frames could not be handled: %s", place(error))
-        relay.close_client(541, "the door could not handle the broker's answer; its log says why")
-        relay.close()
+        session.close_client(541, "the door could not handle the broker's answer; its log says why")
+        session.close()
 
     def _from_the_broker(self, data: bytes) -> None:
         if self._left:
@@ -72,10 +72,10 @@ class BrokerReader:
 
     def _sort(self, data: bytes, items: list[Item]) -> None:
         """What the client gets of these frames of the broker."""
-        relay = self._relay
+        session = self._session
         withheld, passing = self.withheld, self.passing
-        limit = relay.frame_max_bytes
-        on_broker, apart = relay.on_broker, relay.apart
+        limit = session.frame_max_bytes
+        on_broker, apart = session.on_broker, session.internal_channels
         out: list[bytes] = []
         keep_from = -1  # start of the slice that is passed on as it came
         keep_to = 0
@@ -87,22 +87,22 @@ class BrokerReader:
                 if keep_from >= 0:
                     out.append(data[keep_from:keep_to])
                     keep_from = -1
-                replaced = apart[number](relay, number, data, item)
+                replaced = apart[number](session, number, data, item)
             elif withheld and number in withheld:
                 self._withhold(number, data[begin:after])
             elif kind == BASIC_DELIVER and stop:
-                replaced = relay.deliver(relay, number, data, item)
+                replaced = session.deliver(session, number, data, item)
             elif kind in (BASIC_ACK, BASIC_NACK):
                 if keep_from >= 0:
                     out.append(data[keep_from:keep_to])
                     keep_from = -1
-                replaced = publish.answered(relay, number, kind, data, start)
+                replaced = publish.answered(session, number, kind, data, start)
             elif not stop and kind in PIECES:
                 replaced = passing.take(kind, number, data, item)
                 if replaced is None and not passing.is_open(number):
                     replaced = data[begin:after]
             elif kind in on_broker:
-                replaced = on_broker[kind](relay, number, data, item)
+                replaced = on_broker[kind](session, number, data, item)
             else:
                 replaced = None
             if stop and after - begin > limit:
@@ -122,50 +122,50 @@ class BrokerReader:
                 out.append(replaced)
             if kind == BODY:
                 # The content may have ended. What comes next can have the door itself say something, and that must not come before this.
-                relay.pass_on(b"".join(out))
+                session.pass_on(b"".join(out))
                 out.clear()
-                relay.flow.consider_pausing()
+                session.flow.consider_pausing()
         if keep_from >= 0:
             out.append(data[keep_from:keep_to])
-        acknowledge.flush(relay)
+        acknowledge.flush(session)
         if out:
-            relay.pass_on(out[0] if len(out) == 1 else b"".join(out))
-        if relay.over:
+            session.pass_on(out[0] if len(out) == 1 else b"".join(out))
+        if session.closed_by_broker:
             self._end()
 
     def _decide(self, client: int, blob: bytes, item: Item) -> bytes | None:
         """What becomes of a content of which the method and the header have come."""
-        relay = self._relay
-        handler = relay.deliver if item[0] == BASIC_DELIVER else relay.on_broker.get(item[0])
-        replaced = handler(relay, client, blob, item) if handler is not None else None
-        if item[5] - item[4] + frames.FRAME_OVERHEAD_BYTES > relay.frame_max_bytes:
-            return deliver.refit(blob if replaced is None else replaced, relay.frame_max_bytes)
+        session = self._session
+        handler = session.deliver if item[0] == BASIC_DELIVER else session.on_broker.get(item[0])
+        replaced = handler(session, client, blob, item) if handler is not None else None
+        if item[5] - item[4] + frames.FRAME_OVERHEAD_BYTES > session.frame_max_bytes:
+            return deliver.refit(blob if replaced is None else replaced, session.frame_max_bytes)
         return replaced
 
     def forget(self, number: int) -> None:
         """A channel has ended at the broker: nothing more comes of what has begun on it."""
         if behind := self.passing.drop(number):
-            self._relay.pass_on(behind)
-            self._relay.flow.consider_pausing()
+            self._session.pass_on(behind)
+            self._session.flow.consider_pausing()
 
     def _end(self) -> None:
         """The broker has closed the connection and the client is told. Until it answers, nothing that it says may be waited for by anybody."""
-        relay = self._relay
-        if relay.client is not None:
-            closing_handshake.hand_over(relay.client, relay.from_client.left)
-            relay.client_lost()
-        relay.close()
+        session = self._session
+        if session.client is not None:
+            closing_handshake.hand_over(session.client, session.from_client.left)
+            session.client_lost()
+        session.close()
 
     def _withhold(self, channel: int, data: bytes) -> None:
         self.withheld[channel].append(data)
         self._withheld_bytes += len(data)
         if self.withholds_too_much:
-            self._relay.flow.consider_broker()
+            self._session.flow.consider_broker()
 
     @property
     def withholds_too_much(self) -> bool:
         """Whether nothing more is read from the broker for that."""
-        return self._withheld_bytes > self._relay.door.config.connection_buffer_bytes_max
+        return self._withheld_bytes > self._session.door.config.connection_buffer_bytes_max
 
     def hold_answer(self, channel: int, frame: bytes) -> None:
         """Withholds the broker's answer to a declaration, with all that follows it, until `give_answer`."""
@@ -187,7 +187,7 @@ class BrokerReader:
         for channel, parts in withheld.items():
             del self.withheld[channel]
             self._withheld_bytes -= sum(map(len, parts[1:]))
-        self._relay.flow.consider_broker()
+        self._session.flow.consider_broker()
         try:
             for parts in withheld.values():
                 data = b"".join(parts)

@@ -93,7 +93,7 @@ class ClientConnection(ClientSession, Endpoint):
     def close_client(self, code: int, text: str, cause: int = 0) -> None:
         """Ends the connection with an error to the client; what it published before is brought to its end."""
         if self.client is not None:
-            if self._told:
+            if self.close_sent:
                 closing_handshake.hand_over(self.client)
             else:
                 closing_handshake.say(self.client, code, text, self.from_client.left, cause)
@@ -147,7 +147,7 @@ class ClientConnection(ClientSession, Endpoint):
         if self.client is None:
             return
         self.to_client(encode.connection_close(CONNECTION_FORCED, reason))
-        self._told = True
+        self.close_sent = True
         for channel in self.channels.values():
             if channel.confirms.selected and channel.state is ChannelState.NO:
                 channel.state = ChannelState.TOLD  # what comes on it now would never be confirmed: its publisher sends it again
@@ -157,7 +157,7 @@ class ClientConnection(ClientSession, Endpoint):
 
     def goodbye(self) -> None:
         """The client's connection.close-ok, or the end of the time for it: everything that it sent before has been taken."""
-        if self._told and self.client is not None:
+        if self.close_sent and self.client is not None:
             closing_handshake.end(self.client)
             self.client_lost()
 

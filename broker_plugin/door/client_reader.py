@@ -54,12 +54,12 @@ class ClientReader:
         stalled: Nothing more is taken from the client until something that is under way is done.
     """
 
-    __slots__ = ("_backlog", "_deafened", "_put_back", "_relay", "left", "parts", "share", "stalled")
+    __slots__ = ("_backlog", "_deafened", "_put_back", "_session", "left", "parts", "share", "stalled")
 
-    def __init__(self, relay: ClientSession) -> None:
-        self._relay = relay
-        self.share = relay.door.unfinished.share(relay.user, self.cannot_take)
-        self.parts = content_assembly.Assembly(relay.door.config.message_bytes_max, self.share)
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+        self.share = session.door.unfinished.share(session.user, self.cannot_take)
+        self.parts = content_assembly.Assembly(session.door.config.message_bytes_max, self.share)
         self.left = b""
         self.stalled = False
         self._backlog: deque[bytes] = deque()  # what came while it was stalled
@@ -68,15 +68,15 @@ class ClientReader:
 
     def data(self, data: bytes) -> None:
         """Bytes came from the client."""
-        relay = self._relay
-        relay.flow.client_heard_at = relay.door.now()
+        session = self._session
+        session.flow.client_heard_at = session.door.now()
         if self._deafened:
             return
         self._backlog.append(data)
-        while self._backlog and not self.stalled and relay.client is not None:
-            if relay.replica.barrier.holds_all:
+        while self._backlog and not self.stalled and session.client is not None:
+            if session.replica.barrier.holds_all:
                 self.stall()
-                relay.spawn(self._await_barrier())
+                session.spawn(self._await_barrier())
                 return
             self.share.give(self._put_back)
             self._put_back = 0
@@ -88,7 +88,7 @@ class ClientReader:
         wrong: FrameError | None = None
         try:
             try:
-                items, used = scan(data, 0, self._relay.frame_max_bytes)
+                items, used = scan(data, 0, self._session.frame_max_bytes)
             except FrameError as error:  # as by a broker, what stands before it is taken
                 (items, used), wrong = error.before, error
             self._keep(data[used:] if used < len(data) else b"")
@@ -99,7 +99,7 @@ class ClientReader:
         except Exception as error:
             self.cannot_take(error)
             return
-        self._relay.flow.consider_pausing()
+        self._session.flow.consider_pausing()
 
     def _keep(self, left: bytes) -> None:
         """The beginning of a frame or content that waits for its end, which counts as a message of which a part has arrived. Raises FrameError."""
@@ -112,24 +112,24 @@ class ClientReader:
 
     def cannot_take(self, error: Exception) -> None:
         """Ends the connection: something that the client sent cannot be done."""
-        relay = self._relay
+        session = self._session
         try:
-            acknowledge.flush(relay)  # what was acked before counts
+            acknowledge.flush(session)  # what was acked before counts
         except NotPrimary as late:
             error = late
         if isinstance(error, NotPrimary):  # it has stepped down in this very moment
-            relay.close_client(CONNECTION_FORCED, str(error))
+            session.close_client(CONNECTION_FORCED, str(error))
         elif isinstance(error, LrqError):
             code, cause = (error.code, error.cause) if isinstance(error, FrameError) else (541, 0)
-            relay.door.counters["client_errors"] += 1
-            relay.close_client(code, str(error), cause)
+            session.door.counters["client_errors"] += 1
+            session.close_client(code, str(error), cause)
         else:
             log.error("a client's frames could not be handled: %s", place(error))
-            relay.close_client(541, "the door could not handle this; its log says why")
+            session.close_client(541, "the door could not handle this; its log says why")
 
     def work(self, data: bytes, items: list[Item]) -> None:
         """Does what these frames of the client say, one after the other."""
-        relay = self._relay
+        session = self._session
         at, count = 0, len(items)
         clear, moving, run = 0, None, items  # publishes before items[clear] wait for nothing; that one may, for a queue that is being moved
         while at < count:
@@ -138,85 +138,85 @@ class ClientReader:
             if kind not in (HEADER, BODY, HEARTBEAT) and self.parts.is_open(number):
                 raise self.parts.unexpected(number)
             if kind not in (HEADER, BODY, HEARTBEAT, CHANNEL_OPEN) and (number or kind >> 16 != CONNECTION_CLASS):
-                known = relay.channels.get(number)
+                known = session.channels.get(number)
                 if known is None or not known.opened:
                     raise closing.NotOpen(kind)
             if kind == BASIC_PUBLISH and item[6]:
-                if at >= clear and relay.replica.moving:
-                    clear, moving = first_that_waits(relay, data, items, at)
+                if at >= clear and session.replica.moving:
+                    clear, moving = first_that_waits(session, data, items, at)
                     run = items if moving is None else items[:clear]
                 if at < clear or moving is None:
-                    at = relay.take(relay, data, run, at)
-                if relay.must_ask:
-                    self._wait_for(permissions.ask(relay, data, items, at), _rest(data, items, at))
+                    at = session.take(session, data, run, at)
+                if session.permission_needed:
+                    self._wait_for(permissions.ask(session, data, items, at), _rest(data, items, at))
                     return
-                if moving is not None and at == clear and relay.client is not None and not relay.closed:
+                if moving is not None and at == clear and session.client is not None and not session.closed:
                     self._wait_for(moving.over, _rest(data, items, at))
                     return
-                if relay.gone(relay.channels.get(number)):
+                if session.gone(session.channels.get(number)):
                     return
                 continue
             if kind == BASIC_ACK:
-                at = relay.acks(relay, data, items, at)
+                at = session.acks(session, data, items, at)
                 continue
             at += 1
-            acknowledge.flush(relay)
+            acknowledge.flush(session)
             if kind == HEARTBEAT:
-                if not relay.outbox.full:  # else more than enough is on its way
-                    relay.outbox.write(HEARTBEAT_FRAME)
+                if not session.outbox.full:  # else more than enough is on its way
+                    session.outbox.write(HEARTBEAT_FRAME)
                 continue
             payload = bytes(data[item[2] : item[3]])
             if kind in (HEADER, BODY, BASIC_PUBLISH):
-                relay.channel(number)
+                session.channel(number)
                 held_back = self._take_part(kind, number, payload)
                 if held_back is not None:
                     self._wait_for(held_back[0], held_back[1] + _rest(data, items, at))
                     return
                 continue
-            channel = relay.channel(number)
+            channel = session.channel(number)
             if channel.closing and kind not in (CHANNEL_CLOSE, CHANNEL_CLOSE_OK):
                 continue  # sent before the client knew
-            if relay.replica.moving and (moving := waits_for(relay, channel, kind, payload)) is not None:
+            if session.replica.moving and (moving := waits_for(session, channel, kind, payload)) is not None:
                 self._wait_for(moving.over, _rest(data, items, at - 1))
                 return
             if channel.gets:
                 channel.asked_behind = True
-            handler = relay.on_client.get(kind)
+            handler = session.on_client.get(kind)
             if handler is not None:
-                handler(relay, channel, kind, payload)
+                handler(session, channel, kind, payload)
             else:
-                relay.outbox.put(encode.frame(METHOD, number, payload))
+                session.outbox.put(encode.frame(METHOD, number, payload))
             if self._deafened:
                 return
             if self.stalled:
                 if left := _rest(data, items, at) + self.left:
                     self._wait_with(left)
                 return
-        acknowledge.flush(relay)
+        acknowledge.flush(session)
 
     def _take_part(self, kind: int, number: int, payload: bytes) -> tuple[asyncio.Event, bytes] | None:
         """A frame of a content that comes in pieces. Returns what has to wait, and for what."""
-        relay = self._relay
+        session = self._session
         try:
             content = self.parts.take(kind, number, payload)
         except content_assembly.BodyTooLarge as error:
-            channel = relay.channel(number)
+            channel = session.channel(number)
             if not channel.closing:
-                closing.too_large(relay, channel, error.size, error.limit)
+                closing.too_large(session, channel, error.size, error.limit)
             return None
         if content is not None:
-            whole = content_assembly.whole(number, content, relay.frame_max_bytes)
-            if relay.replica.moving and (moving := first_that_waits(relay, *whole, 0)[1]) is not None:
+            whole = content_assembly.whole(number, content, session.frame_max_bytes)
+            if session.replica.moving and (moving := first_that_waits(session, *whole, 0)[1]) is not None:
                 return moving.over, whole[0]
-            relay.take(relay, *whole, 0)
-            if relay.must_ask:
-                return permissions.ask(relay, *whole, 0), whole[0]
+            session.take(session, *whole, 0)
+            if session.permission_needed:
+                return permissions.ask(session, *whole, 0), whole[0]
         return None
 
     def hear_nothing_more(self) -> None:
         """The client has said its last word."""
         self._deafened = True
-        self._relay.takes_deliveries = False
+        self._session.takes_deliveries = False
         self._backlog.clear()
         self._keep(b"")
 
@@ -230,20 +230,20 @@ class ClientReader:
     def stall(self) -> None:
         """Takes nothing more from the client for now."""
         self.stalled = True
-        self._relay.flow.pause_client()
+        self._session.flow.pause_client()
 
     def unstall(self, first: Callable[[], None] | None = None) -> None:
         """Goes on with what came meanwhile; `first` comes before that, in the same turn of the event loop."""
-        relay = self._relay
+        session = self._session
         self.stalled = False
-        if first is not None and not relay.closed:
+        if first is not None and not session.closed:
             try:
                 first()
             except Exception as error:
                 self.cannot_take(error)
-        if relay.closed or relay.client is None:
+        if session.closed or session.client is None:
             return
-        relay.flow.resume_client()
+        session.flow.resume_client()
         self.data(b"")
 
     def take_again(self, data: bytes) -> None:
@@ -252,10 +252,10 @@ class ClientReader:
 
     def _wait_for(self, over: asyncio.Event, data: bytes) -> None:
         """Takes nothing more from the client, from these bytes on, until a queue has been moved, or the broker has answered a question."""
-        acknowledge.flush(self._relay)
+        acknowledge.flush(self._session)
         self._wait_with(data + self.left)
         self.stall()
-        self._relay.spawn(self._unstall_after(over))
+        self._session.spawn(self._unstall_after(over))
 
     def _wait_with(self, data: bytes) -> None:
         """These bytes, with what was left over, come first when it goes on. Raises FrameError if the connection is to end over it."""
@@ -267,12 +267,12 @@ class ClientReader:
     def wait_for_answer(self, answered: asyncio.Event) -> None:
         """Takes nothing more from the client until the broker has answered it."""
         self.stall()
-        self._relay.flow.asks(True)
-        self._relay.spawn(self._unstall_when_answered(answered))
+        self._session.flow.asks(True)
+        self._session.spawn(self._unstall_when_answered(answered))
 
     async def _unstall_when_answered(self, answered: asyncio.Event) -> None:
         await answered.wait()
-        self._relay.flow.asks(False)
+        self._session.flow.asks(False)
         self.unstall()
 
     async def _unstall_after(self, over: asyncio.Event) -> None:
@@ -282,7 +282,7 @@ class ClientReader:
 
     async def _await_barrier(self) -> None:
         """Another connection's declaration is under way."""
-        await self._relay.replica.barrier.eased()
+        await self._session.replica.barrier.eased()
         self.unstall()
 
 

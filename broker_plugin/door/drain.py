@@ -23,7 +23,7 @@ POLL_S = 0.02
 
 def held(door: DoorState[ClientSession]) -> int:
     """Messages that consumers have and have not settled, or not committed; but for what their brokers no longer wait for."""
-    return sum(len(channel.held) - len(channel.overdue) for relay in door.sessions for channel in relay.channels.values())
+    return sum(len(channel.held) - len(channel.overdue) for session in door.sessions for channel in session.channels.values())
 
 
 async def drain(door: DoorState[ClientSession], why: str, timeout_s: float) -> int:
@@ -43,22 +43,22 @@ async def drain(door: DoorState[ClientSession], why: str, timeout_s: float) -> i
 def give_up(door: DoorState[ClientSession]) -> None:
     """Gives out messages again."""
     door.draining = ""
-    for relay in door.sessions:
-        for channel in relay.channels.values():
+    for session in door.sessions:
+        for channel in session.channels.values():
             for tag in channel.undelivered:
-                acknowledge.settle_unseen(relay, channel, encode.nack(channel.number, tag, requeue=True))
+                acknowledge.ack_internally(session, channel, encode.nack(channel.number, tag, requeue=True))
             channel.undelivered.clear()
-        acknowledge.flush(relay)  # of channels with transactions
-        for channel in relay.channels.values():
-            relay.gives_back(channel.returning)
-            if not (channel.closing or channel.unseen):
+        acknowledge.flush(session)  # of channels with transactions
+        for channel in session.channels.values():
+            session.gives_back(channel.returning)
+            if not (channel.closing or channel.internal_acks):
                 channel.returning = set()
 
 
 async def close(door: DoorState[ClientSession], reason: str, timeout_s: float) -> None:
     """Takes nothing more, brings what was taken to its end, and tells every client; after the time it is cut short."""
     deadline = time.monotonic() + timeout_s
-    for relay in list(door.sessions):
-        relay.stop(reason)
+    for session in list(door.sessions):
+        session.stop(reason)
     while door.sessions and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)

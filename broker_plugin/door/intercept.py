@@ -1,7 +1,7 @@
 """The intercept points of one connection: what `lrq_ha.interceptors` is told, and when. Only there if the configuration names interceptors.
 
 Rules:
-- The points are laid over the door, not built into it: a relay with a Watch takes this class's `take`, `acks`, `deliver` and tables instead of
+- The points are laid over the door, not built into it: a session with a Watch takes this class's `take`, `acks`, `deliver` and tables instead of
   those of `publish`, `acknowledge`, `deliver` and `method_table`; each does the same, and tells. In the door itself a few places, none of which is
   passed more than once per run of messages, ask whether there is a Watch.
 - `routing` comes before anything is done with a publish. So it may be refused there: nothing of it is in the log or anywhere else. After that
@@ -70,17 +70,17 @@ class InterceptPoints:
     """See above.
 
     Args:
-        relay: The connection.
+        session: The connection.
         interceptors: Who is told.
     """
 
-    def __init__(self, relay: ClientSession, interceptors: Interceptors) -> None:
-        self._relay = relay
-        self._replica = relay.replica
+    def __init__(self, session: ClientSession, interceptors: Interceptors) -> None:
+        self._session = session
+        self._replica = session.replica
         self._interceptors = interceptors
-        peer = (relay.client.get_extra_info("peername") if relay.client is not None else None) or ("", 0)
+        peer = (session.client.get_extra_info("peername") if session.client is not None else None) or ("", 0)
         address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
-        self._client = Client(relay.user, relay.vhost, address, relay.producer, next(_numbers))
+        self._client = Client(session.user, session.vhost, address, session.producer, next(_numbers))
         points = interceptors.points
         self._routes, self._enqueues, self._follows = (point in points for point in (Point.ROUTING, Point.ENQUEUE, Point.ROUTED))
         self._delivers = bool(points & _DELIVERIES)
@@ -117,7 +117,7 @@ class InterceptPoints:
     def _tell(self, point: Point, event: Event) -> None:
         self._interceptors.tell(point, event)
         if self._interceptors.full:
-            self._relay.flow.hold_up(True)
+            self._session.flow.hold_up(True)
 
     def _when_safe(self, sequence: int, point: Point, event: Event) -> None:
         if sequence <= self._replica.progress.safe and not self._until_safe:
@@ -137,12 +137,12 @@ class InterceptPoints:
 
     # ---- publishes ---------------------------------------------------------------------------------------------------
 
-    def take(self, relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
+    def take(self, session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
         """As publishing.take: `routing` first, then as far as nobody refuses."""
         number = items[at][1]
-        channel = relay.channel(number)
+        channel = session.channel(number)
         if not self._routes or channel.committing is not None:  # what is committed was asked about when it came
-            return publish.take(relay, data, items, at)
+            return publish.take(session, data, items, at)
         end, refusal, total = at, None, len(items)
         malformed: LrqError | None = None
         try:
@@ -152,9 +152,9 @@ class InterceptPoints:
                     break
                 method, payload = data[start:method_end], data[header:header_end]
                 message = self._published(method, payload)
-                if not channel.closing and frames.body_size(payload) <= relay.door.config.message_bytes_max:  # else the door itself refuses it
-                    if channel.tx is None and permissions.missing(relay, method, payload) is not None:
-                        relay.must_ask = True
+                if not channel.closing and frames.body_size(payload) <= session.door.config.message_bytes_max:  # else the door itself refuses it
+                    if channel.tx is None and permissions.missing(session, method, payload) is not None:
+                        session.permission_needed = True
                         break
                     refusal = self._route(number, message, data, header_end, stop)
                 end += refusal is None
@@ -162,8 +162,8 @@ class InterceptPoints:
             malformed = error
         run, done = items[at:end], 0
         while done < len(run):
-            done = publish.take(relay, data, run, done)
-            if relay.closed or relay.client is None:
+            done = publish.take(session, data, run, done)
+            if session.closed or session.client is None:
                 return total
         if malformed is not None:
             raise malformed
@@ -171,7 +171,7 @@ class InterceptPoints:
             return end
         if not channel.closing:
             name, reason = refusal
-            closing.refuse_publish(relay, channel, ACCESS_REFUSED, f"ACCESS_REFUSED - interceptor '{name}': {reason}")
+            closing.refuse_publish(session, channel, ACCESS_REFUSED, f"ACCESS_REFUSED - interceptor '{name}': {reason}")
             self._routed(number, message, Outcome.REFUSED, f"{name}: {reason}")
         return end + 1
 
@@ -191,8 +191,8 @@ class InterceptPoints:
 
     def _published(self, method: bytes, header: bytes, sequence: int = 0) -> Message:
         route = frames.publish_route(method)
-        raw = stamps.replication_id(header) if self._relay.producer and b"x-lrq-id" in header else None
-        known = raw.decode("ascii", "replace") if raw is not None and raw.startswith(self._relay.id_prefix) else ""
+        raw = stamps.replication_id(header) if self._session.producer and b"x-lrq-id" in header else None
+        known = raw.decode("ascii", "replace") if raw is not None and raw.startswith(self._session.id_prefix) else ""
         position = Position(self._replica.node.leading, sequence) if sequence else None
         return Message(route.exchange, route.routing_key, known, position, int.from_bytes(header[4:12], "big"), death_headers.restore(header))
 
@@ -221,12 +221,12 @@ class InterceptPoints:
         self._routed(number, self._published(method, header), Outcome.REPEAT)
 
     def elsewhere(
-        self, relay: ClientSession, channel: ClientChannel, decision: decisions.Decision, method: bytes, header: bytes, body: bytes, blob: bytes
+        self, session: ClientSession, channel: ClientChannel, decision: decisions.Decision, method: bytes, header: bytes, body: bytes, blob: bytes
     ) -> None:
         """As endpoints.take: a publish that ends at the door, or passes the log by."""
         replica = self._replica
-        before, repeats = replica.end, relay.door.counters["repeats"]
-        routing_queues.take(relay, channel, decision, method, header, body, blob)
+        before, repeats = replica.end, session.door.counters["repeats"]
+        routing_queues.take(session, channel, decision, method, header, body, blob)
         message, number = self._published(method, header), channel.number
         if channel.closing:
             refused: Any = frames.decode_method(channel.refusal[7:-1])
@@ -239,7 +239,7 @@ class InterceptPoints:
             self._tell(Point.ENQUEUE, Enqueue(time.time(), self._client, number, message, _plain(message)))
             accepted = Routed(0.0, self._client, number, message, _plain(message), Outcome.ACCEPTED, "")
             self._when_safe(replica.end, Point.ROUTED, accepted)
-        elif decision is decisions.Decision.TRANSMIT and repeats == relay.door.counters["repeats"]:
+        elif decision is decisions.Decision.TRANSMIT and repeats == session.door.counters["repeats"]:
             self._routed(number, message, Outcome.UNROUTABLE)
         else:
             self._routed(number, message, Outcome.REPEAT)
@@ -264,11 +264,11 @@ class InterceptPoints:
                     outcome = Outcome.UNROUTABLE
                 self._routed(number, found[0], outcome)
 
-    def _return(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+    def _return(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         position = _position(data[item[4] : item[5]])
         if position is not None and position.sequence in self._followed.get(number, ()):
             self._returned.add(position.sequence)
-        return methods_deliver.returned(relay, number, data, item)
+        return methods_deliver.returned(session, number, data, item)
 
     def unanswered(self, number: int) -> None:
         """A channel has ended: the broker answers nothing more on it."""
@@ -280,20 +280,20 @@ class InterceptPoints:
 
     # ---- deliveries --------------------------------------------------------------------------------------------------
 
-    def deliver(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+    def deliver(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         """As delivering.deliver."""
-        replaced = methods_deliver.deliver(relay, number, data, item)
+        replaced = methods_deliver.deliver(session, number, data, item)
         if self._delivers and replaced != b"":
             consumer_tag, tag, origin = frames.deliver_arguments(_as_given(data, item, replaced))
-            channel = relay.channel(number)
+            channel = session.channel(number)
             name = consumer_tag.decode("utf-8", "surrogateescape")
             self._given(channel, channel.consumers.get(consumer_tag), name, tag, origin, data[item[4] : item[5]])
         return replaced
 
-    def _get_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-        channel = relay.channel(number)
+    def _get_ok(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+        channel = session.channel(number)
         asked = channel.gets[0][0] if channel.gets else None
-        replaced = methods_deliver.get_ok(relay, number, data, item)
+        replaced = methods_deliver.get_ok(session, number, data, item)
         if self._delivers and (replaced is None or replaced[7:11] == _GET_OK):
             tag, origin = frames.get_ok_arguments(_as_given(data, item, replaced))
             self._given(channel, asked, "", tag, origin, data[item[4] : item[5]])
@@ -320,21 +320,21 @@ class InterceptPoints:
         self._tell(Point.ACCEPT, Accept(now, delivery, True))
         if consumer.automatic:
             self._accepted.append(delivery)
-            if not self._relay.ack_frames:
+            if not self._session.ack_frames:
                 self.logged()
         else:
             self._tell(Point.DEQUEUE, Dequeue(now, delivery))
 
-    def acks(self, relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
+    def acks(self, session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
         """As settling.acks, but one at a time."""
         _, number, start, end, _, _, _ = items[at]
-        channel = relay.channel(number)
+        channel = session.channel(number)
         if not channel.closing:
-            self._ack(relay, channel, data[start:end])
+            self._ack(session, channel, data[start:end])
         return at + 1
 
-    def _ack(self, relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
-        acknowledge.ack(relay, channel, payload)
+    def _ack(self, session: ClientSession, channel: ClientChannel, payload: bytes) -> None:
+        acknowledge.ack(session, channel, payload)
         if channel.tx is not None:
             return  # nothing has happened before the commit
         tag, bits = frames.tag_and_bits(payload)
@@ -349,8 +349,8 @@ class InterceptPoints:
         for delivery in accepted:
             self._when_safe(self._replica.last_operation, Point.DEQUEUE, Dequeue(0.0, delivery))
 
-    def _reject(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
-        acknowledge.reject(relay, channel, kind, payload)
+    def _reject(self, session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+        acknowledge.reject(session, channel, kind, payload)
         if channel.tx is not None:
             return
         tag, bits = frames.tag_and_bits(payload)
@@ -364,8 +364,8 @@ class InterceptPoints:
             self._when_safe(self._replica.last_operation, Point.REJECTED, Rejected(0.0, delivery))
             self._when_safe(self._replica.last_operation, Point.DEQUEUE, Dequeue(0.0, delivery))
 
-    def _recover(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
-        acknowledge.recover(relay, channel, kind, payload)
+    def _recover(self, session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+        acknowledge.recover(session, channel, kind, payload)
         self._release(channel.number, Cause.RECOVER)
 
     def _let_go(self, number: int, tag: int, multiple: bool) -> list[Delivery]:
@@ -381,16 +381,16 @@ class InterceptPoints:
 
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
-    def _consume(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _consume(self, session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         before = set(channel.consumers)
-        consume.consume(relay, channel, kind, payload)
+        consume.consume(session, channel, kind, payload)
         for tag in set(channel.consumers) - before:  # nowait: there will be no answer
             self._consuming(channel, tag)
 
-    def _consume_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-        replaced = consume.consume_ok(relay, number, data, item)
+    def _consume_ok(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+        replaced = consume.consume_ok(session, number, data, item)
         if replaced is None:
-            self._consuming(relay.channel(number), _tag(data, item))
+            self._consuming(session.channel(number), _tag(data, item))
         return replaced
 
     def _consuming(self, channel: ClientChannel, tag: bytes) -> None:
@@ -401,14 +401,14 @@ class InterceptPoints:
         name = tag.decode("utf-8", "surrogateescape")
         self._tell(Point.CONSUME, Consume(time.time(), self._client, channel.number, consumer.queue[1], name, consumer.no_ack))
 
-    def _cancel(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
-        consume.cancel(relay, channel, kind, payload)
+    def _cancel(self, session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+        consume.cancel(session, channel, kind, payload)
         at = 5 + payload[4]
         if payload[at]:  # nowait
             self._cancelling(channel.number, payload[5:at], Cause.CLIENT)
 
-    def _cancelled(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-        replaced = consume.cancelled(relay, number, data, item)
+    def _cancelled(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+        replaced = consume.cancelled(session, number, data, item)
         if replaced is None:
             self._cancelling(number, _tag(data, item), Cause.BROKER if item[0] == frames.BASIC_CANCEL else Cause.CLIENT)
         return replaced
@@ -421,19 +421,19 @@ class InterceptPoints:
 
     # ---- topology ----------------------------------------------------------------------------------------------------
 
-    def _declare(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _declare(self, session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         method: Any = frames.decode_method(payload)
         waiting = len(channel.passed)
-        method_table.FROM_CLIENT[kind](relay, channel, kind, payload)
+        method_table.FROM_CLIENT[kind](session, channel, kind, payload)
         told = b"" if getattr(method, "passive", False) else payload
         if len(channel.passed) > waiting:
             self._passed.setdefault(channel.number, deque()).append(told)
-        elif told and getattr(method, "nowait", False) and not relay.from_client.stalled and not channel.closing:
+        elif told and getattr(method, "nowait", False) and not session.from_client.stalled and not channel.closing:
             self.declared(channel.number, payload, False)  # there will be no answer
 
-    def _declared(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-        mine = relay.channel(number).passed
-        replaced = method_table.FROM_BROKER[item[0]](relay, number, data, item)
+    def _declared(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+        mine = session.channel(number).passed
+        replaced = method_table.FROM_BROKER[item[0]](session, number, data, item)
         passed = self._passed.get(number)
         if passed and len(passed) > len(mine) and (method := passed.popleft()):
             self.declared(number, method, False)
@@ -449,27 +449,27 @@ class InterceptPoints:
     def _step(self, number: int, step: Step) -> None:
         self._tell(Point.TRANSACTION, Transaction(time.time(), self._client, number, step))
 
-    def _select_ok(self, _relay: ClientSession, number: int, _data: bytes, _item: Item) -> None:
+    def _select_ok(self, _session: ClientSession, number: int, _data: bytes, _item: Item) -> None:
         self._step(number, Step.SELECT)
 
-    def _commit(self, relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+    def _commit(self, session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
         if channel.tx is not None:
             self._step(channel.number, Step.COMMIT)
-        method_table.FROM_CLIENT[kind](relay, channel, kind, payload)
+        method_table.FROM_CLIENT[kind](session, channel, kind, payload)
 
-    def _commit_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-        commits = relay.channel(number).commits
+    def _commit_ok(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+        commits = session.channel(number).commits
         of_client = bool(commits) and not commits[0].own
-        replaced = method_table.FROM_BROKER[item[0]](relay, number, data, item)
+        replaced = method_table.FROM_BROKER[item[0]](session, number, data, item)
         if of_client:
             self._step(number, Step.COMMITTED)
         return replaced
 
-    def _rollback_ok(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-        rollbacks = relay.channel(number).rollbacks
+    def _rollback_ok(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+        rollbacks = session.channel(number).rollbacks
         if rollbacks and rollbacks[0]:
             self._step(number, Step.ROLLED_BACK)
-        return method_table.FROM_BROKER[item[0]](relay, number, data, item)
+        return method_table.FROM_BROKER[item[0]](session, number, data, item)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Every method of AMQP 0-9-1 and of RabbitMQ's extensions, from either side: what the door does with it, and which test shows it.
 
-The relay dispatches from these tables, and the tables of docs/protocol.md are made from them. Rules:
+The session dispatches from these tables, and the tables of docs/protocol.md are made from them. Rules:
 - A row without a handler is passed on as it came, or is one of the few that have a place of their own: those of the login (`door`), and in the
-  relay's two loops the hot ones, basic.publish, basic.ack, basic.deliver, basic.nack and the pieces of a content.
+  session's two loops the hot ones, basic.publish, basic.ack, basic.deliver, basic.nack and the pieces of a content.
 - `tests` are functions in tests/integration: `method_table.recover` is `recover` in test_protocol.py.
 """
 

@@ -23,13 +23,13 @@ from ..session.transaction import Commit, Transaction
 from . import closing
 
 
-def acks(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
+def acks(session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
     """Takes a run of acks of the client, beginning with items[at]; returns the index of the first item it did not take."""
     number = items[at][1]
-    channel = relay.channel(number)
+    channel = session.channel(number)
     if channel.closing:
         return at + 1  # sent before the client knew
-    deliveries, acked = channel.deliveries, relay.acked
+    deliveries, acked = channel.deliveries, session.acked
     simple = channel.tx is None
     known = None
     highest = 0
@@ -53,62 +53,62 @@ def acks(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
             highest = tag
         at += 1
     if at == first:  # one that is not so simple
-        ack(relay, channel, data[items[at][2] : items[at][3]])
+        ack(session, channel, data[items[at][2] : items[at][3]])
         return at + 1
     if at > first + 1 and not channel.undelivered and next(iter(deliveries), highest + 1) > highest:
-        relay.ack_frames.append(encode.ack(number, highest, True))
+        session.ack_frames.append(encode.ack(number, highest, True))
     else:
-        relay.ack_frames.append(data[begin : items[at - 1][3] + 1])
+        session.ack_frames.append(data[begin : items[at - 1][3] + 1])
     return at
 
 
-def ack(relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
+def ack(session: ClientSession, channel: ClientChannel, payload: bytes) -> None:
     """One basic.ack of the client."""
     tag, bits = frames.tag_and_bits(payload)
     multiple = bool(bits & 1)
-    if multiple and (not tag or relay.from_broker.withheld or channel.undelivered):
-        tag, payload = _given(relay, channel, tag, payload)
+    if multiple and (not tag or session.from_broker.withheld or channel.undelivered):
+        tag, payload = _given(session, channel, tag, payload)
         if not tag:
             return
-    if not _is_held(relay, channel, tag, multiple, BASIC_ACK):
+    if not _is_held(session, channel, tag, multiple, BASIC_ACK):
         return
     if channel.tx is not None:
-        _rehearse(relay, channel, channel.tx, tag, multiple, payload, BASIC_ACK)
+        _rehearse(session, channel, channel.tx, tag, multiple, payload, BASIC_ACK)
         return
     for delivery in channel.settle(tag, multiple):
         if delivery.deaths:
-            flush(relay)
-            relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
+            flush(session)
+            session.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths)
         else:
-            relay.acked.setdefault(delivery.queue, []).append(delivery.sequence)
-    relay.ack_frames.append(encode.ack(channel.number, tag, multiple))
+            session.acked.setdefault(delivery.queue, []).append(delivery.sequence)
+    session.ack_frames.append(encode.ack(channel.number, tag, multiple))
 
 
-def settle_unseen(relay: ClientSession, channel: ClientChannel, frame: bytes, sequence: int = 0) -> None:
+def ack_internally(session: ClientSession, channel: ClientChannel, frame: bytes, sequence: int = 0) -> None:
     """The door itself acks or rejects a delivery, which the client need not know of, when entry `sequence` is safe."""
     if channel.takes_back:
         return  # it comes again, and is looked at again
     if channel.acks_wait:
-        channel.unseen.append(frame)
-        relay.unseen.add(channel.number)
+        channel.internal_acks.append(frame)
+        session.internal_acks.add(channel.number)
     else:
-        relay.outbox.put(frame, sequence)
+        session.outbox.put(frame, sequence)
 
 
-def _settle_apart(relay: ClientSession) -> None:
+def _settle_apart(session: ClientSession) -> None:
     """On channels with transactions the door's own acks must count without a commit of the client: they are a transaction between its own.
 
     What the client's has so far is taken back before, and done again after. A commit of acks alone is done at once, so the broker can be told all
     that in one go; but while it commits publishes it must be told nothing. One at a time: what comes meanwhile is in the next one, or each delivery
     of a consumer without acks would have a large transaction sent once more.
     """
-    numbers, relay.unseen = relay.unseen, set()
+    numbers, session.internal_acks = session.internal_acks, set()
     for number in numbers:
-        channel = relay.channels.get(number)
-        if channel is None or channel.closing or not channel.unseen:
+        channel = session.channels.get(number)
+        if channel is None or channel.closing or not channel.internal_acks:
             continue
         if channel.rehearsed is not None or channel.committing is not None or channel.commits:
-            relay.unseen.add(number)
+            session.internal_acks.add(number)
             continue
         if channel.tx is None:
             continue
@@ -118,100 +118,100 @@ def _settle_apart(relay: ClientSession) -> None:
             before = encode.method_frame(number, commands.Tx.Rollback())
         channel.commits.append(Commit(own=True))
         behind = b"".join((encode.method_frame(number, commands.Tx.Commit()), *channel.tx.rehearsal))
-        _put_unseen(relay, channel, before, behind)
+        _put_internal_acks(session, channel, before, behind)
 
 
-def _put_unseen(relay: ClientSession, channel: ClientChannel, before: bytes = b"", behind: bytes = b"") -> None:
+def _put_internal_acks(session: ClientSession, channel: ClientChannel, before: bytes = b"", behind: bytes = b"") -> None:
     """The door's own acks of a channel with transactions go to the broker, with these frames."""
-    unseen, channel.unseen = b"".join(channel.unseen), []
-    relay.outbox.put(before + unseen + behind, relay.replica.last_operation)
+    unseen, channel.internal_acks = b"".join(channel.internal_acks), []
+    session.outbox.put(before + unseen + behind, session.replica.last_operation)
     if not channel.undelivered:  # what was kept back, and had to wait for a commit until now, is among them
-        relay.gives_back(channel.returning)
+        session.gives_back(channel.returning)
         channel.returning = set()
 
 
-def commit_unseen(relay: ClientSession, channel: ClientChannel) -> None:
+def commit_internally(session: ClientSession, channel: ClientChannel) -> None:
     """A transaction of the client is about to be done in earnest: the door's own acks are part of it.
 
     They come first: by an ack of several, which is the client's, the broker would let go what the door gives back, or had to be told of an ack twice.
     """
-    if channel.unseen:
-        _put_unseen(relay, channel)
-        relay.unseen.discard(channel.number)
+    if channel.internal_acks:
+        _put_internal_acks(session, channel)
+        session.internal_acks.discard(channel.number)
 
 
-def ack_for(relay: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery) -> None:
+def ack_for(session: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery) -> None:
     """The ack of a consumer that gives none."""
     frame = encode.ack(channel.number, tag)
     if delivery.deaths or channel.acks_wait:
-        settle_unseen(relay, channel, frame, relay.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths))
+        ack_internally(session, channel, frame, session.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths))
     else:
-        relay.acked.setdefault(delivery.queue, []).append(delivery.sequence)
-        relay.ack_frames.append(frame)
+        session.acked.setdefault(delivery.queue, []).append(delivery.sequence)
+        session.ack_frames.append(frame)
 
 
-def flush(relay: ClientSession) -> None:
+def flush(session: ClientSession) -> None:
     """Brings the acks that were collected into the log and the outbox."""
-    if relay.unseen:
-        _settle_apart(relay)
-    if not relay.ack_frames:
+    if session.internal_acks:
+        _settle_apart(session)
+    if not session.ack_frames:
         return
-    acked, relay.acked = relay.acked, {}
-    ack_frames, relay.ack_frames = relay.ack_frames, []
-    replica = relay.replica
+    acked, session.acked = session.acked, {}
+    ack_frames, session.ack_frames = session.ack_frames, []
+    replica = session.replica
     for queue, sequences in acked.items():
         replica.dequeue(queue, sequences, ())
     of_channels: dict[bytes, list[bytes]] = {}
     for frame in ack_frames:
         of_channels.setdefault(frame[1:3], []).append(frame)
     for of_channel in of_channels.values():
-        relay.outbox.put(b"".join(of_channel), replica.last_operation)
-    if relay.watch is not None:
-        relay.watch.logged()
+        session.outbox.put(b"".join(of_channel), replica.last_operation)
+    if session.watch is not None:
+        session.watch.logged()
 
 
-def reject(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def reject(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """basic.reject or basic.nack of the client."""
     tag, bits = frames.tag_and_bits(payload)
     multiple, requeue = (bool(bits & 1), bool(bits & 2)) if kind == BASIC_NACK else (False, bool(bits & 1))
-    if multiple and (not tag or relay.from_broker.withheld or channel.undelivered):
-        tag, payload = _given(relay, channel, tag, payload)
+    if multiple and (not tag or session.from_broker.withheld or channel.undelivered):
+        tag, payload = _given(session, channel, tag, payload)
         if not tag:
             return
-    if not _is_held(relay, channel, tag, multiple, kind):
+    if not _is_held(session, channel, tag, multiple, kind):
         return
     if channel.tx is not None:
-        _rehearse(relay, channel, channel.tx, tag, multiple, payload, kind)
+        _rehearse(session, channel, channel.tx, tag, multiple, payload, kind)
         return
     last = 0
     settled = channel.settle(tag, multiple)
     if not requeue:
         for delivery in settled:
-            last = relay.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)
-    relay.outbox.put(encode.frame(METHOD, channel.number, payload), last)
+            last = session.replica.reject(delivery.queue, [delivery.sequence], delivery.deaths)
+    session.outbox.put(encode.frame(METHOD, channel.number, payload), last)
     if requeue:
-        relay.give_back(settled)
+        session.give_back(settled)
 
 
-def _is_held(relay: ClientSession, channel: ClientChannel, tag: int, multiple: bool, kind: int) -> bool:
+def _is_held(session: ClientSession, channel: ClientChannel, tag: int, multiple: bool, kind: int) -> bool:
     """Whether the client holds what it settles. If not, its channel is closed in RabbitMQ's words: what the client has not been given, the broker may
     know as given out, and would let it go, with nothing in the log.
     """
     if channel.holds(tag, multiple):
         return True
-    flush(relay)
-    closing.refuse(relay, channel, PRECONDITION_FAILED, f"PRECONDITION_FAILED - unknown delivery tag {tag}", kind)
+    flush(session)
+    closing.refuse(session, channel, PRECONDITION_FAILED, f"PRECONDITION_FAILED - unknown delivery tag {tag}", kind)
     return False
 
 
-def _given(relay: ClientSession, channel: ClientChannel, tag: int, payload: bytes) -> tuple[int, bytes]:
+def _given(session: ClientSession, channel: ClientChannel, tag: int, payload: bytes) -> tuple[int, bytes]:
     """What the broker is told where a client settles several: what it was given until now, and by number. 0: there is nothing of that.
 
     The broker hears of it when the log is safe so far. To it, "everything" (tag 0) would then be more than the client has seen.
     """
     kept = channel.undelivered[:1]
-    if channel.number in relay.from_broker.withheld:
-        kept.append(frames.delivery_tag(relay.from_broker.withheld[channel.number][0]))
+    if channel.number in session.from_broker.withheld:
+        kept.append(frames.delivery_tag(session.from_broker.withheld[channel.number][0]))
     limit = min(kept) - 1 if kept else 0
     if tag and (not kept or tag <= limit):
         return tag, payload
@@ -219,51 +219,51 @@ def _given(relay: ClientSession, channel: ClientChannel, tag: int, payload: byte
     return last, payload[:4] + last.to_bytes(8, "big") + payload[12:]
 
 
-def _rehearse(relay: ClientSession, channel: ClientChannel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
+def _rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transactions`)."""
     tx.settle(tag, multiple)
-    rehearse(relay, channel, tx, encode.frame(METHOD, channel.number, payload), kind)
+    rehearse(session, channel, tx, encode.frame(METHOD, channel.number, payload), kind)
 
 
-def rehearse(relay: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, cause: int, methods: int = 1) -> None:
+def rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, cause: int, methods: int = 1) -> None:
     """These frames of so many methods are part of a transaction, and of its rehearsal at the broker: acks only where it has no second channel.
 
     A transaction that gets too large closes its channel.
     """
     tx.keep(data, methods)
-    config = relay.door.config
+    config = session.door.config
     limits = (tx.bytes, config.transaction_bytes_max, "bytes"), (tx.methods, config.transaction_methods_max, "methods")
     for size, limit, unit in limits:
         if size > limit:
             text = f"a transaction of more than {limit} {unit}: door.transaction_{unit}_max"
-            closing.refuse(relay, channel, PRECONDITION_FAILED, text, cause)
+            closing.refuse(session, channel, PRECONDITION_FAILED, text, cause)
             return
     if cause == BASIC_PUBLISH:
-        relay.outbox.put(encode.rechannel(data, channel.second) if channel.second else data)
+        session.outbox.put(encode.rechannel(data, channel.second) if channel.second else data)
     elif not channel.second:
-        relay.outbox.put(data)
+        session.outbox.put(data)
 
 
-def recover(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def recover(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """basic.recover: everything goes back to its queue, but for what a transaction that is not committed has settled."""
     if channel.second and payload[4:5] > b"\0" and len(unsettled := list(channel.unsettled())) < len(channel.deliveries):
         # The broker does not know of those. So it is told of the others one by one, and the client is answered here.
         for tag in reversed(unsettled):
-            relay.outbox.put(encode.nack(channel.number, tag, requeue=True))
+            session.outbox.put(encode.nack(channel.number, tag, requeue=True))
         if kind == BASIC_RECOVER:
-            relay.to_client(encode.raw_method_frame(channel.number, BASIC_RECOVER_OK))
+            session.to_client(encode.raw_method_frame(channel.number, BASIC_RECOVER_OK))
     elif payload[4:5] > b"\0":
-        relay.ask(channel)
+        session.ask(channel)
         channel.recovers.append(kind == BASIC_RECOVER)
-        relay.outbox.put(encode.raw_method_frame(channel.number, BASIC_RECOVER, payload[4:]))
+        session.outbox.put(encode.raw_method_frame(channel.number, BASIC_RECOVER, payload[4:]))
         channel.undelivered.clear()
-        channel.unseen.clear()
+        channel.internal_acks.clear()
     else:  # which RabbitMQ does not do: it ends the connection
-        relay.outbox.put(encode.frame(METHOD, channel.number, payload))
-    relay.give_back(channel.recover())
+        session.outbox.put(encode.frame(METHOD, channel.number, payload))
+    session.give_back(channel.recover())
 
 
-def recovered(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
+def recovered(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """basic.recover-ok: what comes from now on is the client's."""
-    recovers = relay.channel(number).recovers
+    recovers = session.channel(number).recovers
     return None if not recovers or recovers.popleft() else b""

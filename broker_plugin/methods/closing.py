@@ -27,35 +27,35 @@ class NotOpen(FrameError):
 # ---- what the door says ----------------------------------------------------------------------------------------------------
 
 
-def refuse(relay: ClientSession, channel: ClientChannel, code: int, text: str, cause: int) -> None:
+def refuse(session: ClientSession, channel: ClientChannel, code: int, text: str, cause: int) -> None:
     """Closes a channel on both sides, with an error of the door's own."""
-    refuse_as(relay, channel, encode.channel_close(channel.number, code, text, cause))
+    refuse_as(session, channel, encode.channel_close(channel.number, code, text, cause))
 
 
-def refuse_as(relay: ClientSession, channel: ClientChannel, refusal: bytes) -> None:
+def refuse_as(session: ClientSession, channel: ClientChannel, refusal: bytes) -> None:
     """The same; the client is told with this frame."""
     channel.refusal = refusal
     frame = encode.method_frame(channel.number, commands.Channel.Close(200, "the door closed it", 0, 0))
-    end_channel(relay, channel, ChannelState.DOOR, frame)
+    end_channel(session, channel, ChannelState.DOOR, frame)
 
 
-def end_channel(relay: ClientSession, channel: ClientChannel, state: ChannelState, frame: bytes) -> None:
+def end_channel(session: ClientSession, channel: ClientChannel, state: ChannelState, frame: bytes) -> None:
     channel.state, channel.on_settled = state, frame
     held = channel.let_go()
     channel.returning.update(delivery.queue for delivery in held)
-    relay.give_back(held)
-    if relay.watch is not None:
-        relay.watch.channel_ended(channel.number)
+    session.give_back(held)
+    if session.watch is not None:
+        session.watch.channel_ended(channel.number)
     if channel.unanswered:
-        limit_wait(relay, channel, lambda: settle_channel(relay, channel))
+        limit_wait(session, channel, lambda: settle_channel(session, channel))
     else:
-        settle_channel(relay, channel)
+        settle_channel(session, channel)
 
 
-def limit_wait(relay: ClientSession, of: ClientSession | ClientChannel, done: Callable[[], None]) -> None:
+def limit_wait(session: ClientSession, of: ClientSession | ClientChannel, done: Callable[[], None]) -> None:
     """A broker that does not answer publishes must not keep a channel or connection for ever; nor must its timer, when it has answered."""
     stop_timer(of)
-    of.timer = asyncio.get_running_loop().call_later(relay.door.config.drain_timeout_s, done)
+    of.timer = asyncio.get_running_loop().call_later(session.door.config.drain_timeout_s, done)
 
 
 def stop_timer(of: ClientSession | ClientChannel) -> None:
@@ -65,43 +65,43 @@ def stop_timer(of: ClientSession | ClientChannel) -> None:
         of.timer = None
 
 
-def settled(relay: ClientSession, channel: ClientChannel) -> None:
+def settled(session: ClientSession, channel: ClientChannel) -> None:
     """The broker has answered all publishes and commits of this channel."""
     if channel.closing:
-        settle_channel(relay, channel)
+        settle_channel(session, channel)
     elif channel.after_commit:
-        relay.outbox.put(b"".join(channel.after_commit))
+        session.outbox.put(b"".join(channel.after_commit))
         channel.after_commit.clear()
-    settle_connection(relay)
+    settle_connection(session)
 
 
-def settle_channel(relay: ClientSession, channel: ClientChannel) -> None:
+def settle_channel(session: ClientSession, channel: ClientChannel) -> None:
     stop_timer(channel)
-    if relay.closed:
+    if session.closed:
         return
     if channel.second:
-        end_second(relay, channel)
+        end_second(session, channel)
     elif channel.on_settled:
         frame, channel.on_settled = channel.on_settled, b""
-        relay.outbox.put(frame)
+        session.outbox.put(frame)
 
 
-def end_second(relay: ClientSession, channel: ClientChannel) -> None:
+def end_second(session: ClientSession, channel: ClientChannel) -> None:
     if not channel.second_ends:
         channel.second_ends = True
-        relay.outbox.put(encode.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
+        session.outbox.put(encode.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
 
 
-def settle_connection(relay: ClientSession) -> None:
-    if relay.on_settled and not relay.unanswered:
-        send_connection_close(relay)
+def settle_connection(session: ClientSession) -> None:
+    if session.on_settled and not session.unanswered:
+        send_connection_close(session)
 
 
-def send_connection_close(relay: ClientSession) -> None:
-    stop_timer(relay)
-    if relay.on_settled and not relay.closed:
-        frame, relay.on_settled = relay.on_settled, b""
-        relay.outbox.put(frame)
+def send_connection_close(session: ClientSession) -> None:
+    stop_timer(session)
+    if session.on_settled and not session.closed:
+        frame, session.on_settled = session.on_settled, b""
+        session.outbox.put(frame)
 
 
 def take_refusal(channel: ClientChannel) -> bytes:
@@ -110,7 +110,7 @@ def take_refusal(channel: ClientChannel) -> bytes:
     return channel.refusal
 
 
-def resolve_unanswered(relay: ClientSession, channel: ClientChannel, *, refused: bool = False, commits: bool = True) -> None:
+def resolve_unanswered(session: ClientSession, channel: ClientChannel, *, refused: bool = False, commits: bool = True) -> None:
     """Publishes without an answer on a channel that is gone: refused, unless a copy has been seen. `refused`: by the broker's own word.
     `commits`: those of its transactions are gone, too.
 
@@ -119,15 +119,15 @@ def resolve_unanswered(relay: ClientSession, channel: ClientChannel, *, refused:
     channel.rehearsal_is_over()
     if commits:
         stop_timer(channel)
-    replica = relay.replica
+    replica = session.replica
     left = [(run, channel.early_run(run.sequence)) for run in channel.confirms.abandon() if run.sequence]
     replica.refuse([run for run, early in left if early is None], unless_seen=True)
     for run, early in left:
         if early is not None:
             replica.log_again(run, *early)
     channel.early.clear()
-    if relay.watch is not None:
-        relay.watch.unanswered(channel.number)
+    if session.watch is not None:
+        session.watch.unanswered(channel.number)
     while commits and channel.commits:
         runs = channel.commits.popleft().runs
         if refused:
@@ -136,34 +136,34 @@ def resolve_unanswered(relay: ClientSession, channel: ClientChannel, *, refused:
             replica.doubt(runs)
 
 
-def no_reply(relay: ClientSession, number: int | None = None) -> None:
+def no_reply(session: ClientSession, number: int | None = None) -> None:
     """No answer to a declaration will come any more, on this channel or on any."""
-    for channel, reply in relay.replies.items():
+    for channel, reply in session.replies.items():
         if number in (None, channel) and not reply.done():
             reply.set_result(False)
 
 
-def forget_channel(relay: ClientSession, channel: ClientChannel) -> None:
-    relay.give_back(channel.let_go())  # what came while it was closing
-    relay.channels.pop(channel.number, None)
-    relay.take_before_select(channel)
-    relay.from_client.parts.drop(channel.number)
+def forget_channel(session: ClientSession, channel: ClientChannel) -> None:
+    session.give_back(channel.let_go())  # what came while it was closing
+    session.channels.pop(channel.number, None)
+    session.take_before_select(channel)
+    session.from_client.parts.drop(channel.number)
 
 
-def no_room(relay: ClientSession, size: int) -> FrameError:
+def no_room(session: ClientSession, size: int) -> FrameError:
     return FrameError(
-        f"a message's headers of {size} bytes and its position are more than {relay.header_bytes_max}; "
+        f"a message's headers of {size} bytes and its position are more than {session.header_bytes_max}; "
         "the limits are the frame size and door.header_bytes_max"
     )
 
 
-def refuse_publish(relay: ClientSession, channel: ClientChannel, code: int, text: str) -> None:
+def refuse_publish(session: ClientSession, channel: ClientChannel, code: int, text: str) -> None:
     """A publish that the door does not take: the channel is closed, as a broker would."""
-    relay.door.counters["refused_publishes"] += 1
-    refuse(relay, channel, code, text, BASIC_PUBLISH)
+    session.door.counters["refused_publishes"] += 1
+    refuse(session, channel, code, text, BASIC_PUBLISH)
 
 
-def too_large(relay: ClientSession, channel: ClientChannel, size: int, limit: int) -> None:
+def too_large(session: ClientSession, channel: ClientChannel, size: int, limit: int) -> None:
     """A publish whose body is over the door's limit, in the broker's words for its own."""
     text = f"PRECONDITION_FAILED - message size {size} is larger than configured max size {limit}"
-    refuse_publish(relay, channel, reply_codes.PRECONDITION_FAILED, text)
+    refuse_publish(session, channel, reply_codes.PRECONDITION_FAILED, text)

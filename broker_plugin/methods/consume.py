@@ -36,15 +36,15 @@ class TagInUse(FrameError):
 # ---- what the client asks for ----------------------------------------------------------------------------------------------
 
 
-def qos(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def qos(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.qos."""
     if not payload[-1] & 1:
         channel.limit = payload
     channel.unasked.append(False)
-    relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
+    session.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
 
 
-def consume(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def consume(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.consume."""
     try:
         at = frames.behind_names(payload, 2) + 1
@@ -52,25 +52,25 @@ def consume(relay: ClientSession, channel: ClientChannel, _kind: int, payload: b
         raise FrameError(f"a basic.consume of {len(payload)} bytes ends too early") from None
     method: Any = decode_method(payload[:at] + NO_ARGUMENTS)
     method.arguments = payload[at:]  # to the octet: what they mean is the broker's to say
-    if not _may_read(relay, channel, method):
+    if not _may_read(session, channel, method):
         return
     method.consumer_tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
     tag = method.consumer_tag.encode()
     if tag in channel.paused:
         raise TagInUse(method.consumer_tag)
     if method.nowait and _is_ending(channel, tag):
-        relay.from_client.stall()
-        relay.spawn(_consume_when_free(relay, channel, tag, payload))
+        session.from_client.stall()
+        session.spawn(_consume_when_free(session, channel, tag, payload))
         return
-    relay.ask(channel)
-    consumer = _consumer(relay, channel, method)
+    session.ask(channel)
+    consumer = _consumer(session, channel, method)
     if method.nowait:
         channel.consumers[tag] = consumer
-        relay.replica.declared.consumes(consumer.queue)
+        session.replica.declared.consumes(consumer.queue)
     else:
         channel.consuming.append(consumer)
         channel.asked[tag] = consumer
-    relay.outbox.put(encode.method_frame(channel.number, method))
+    session.outbox.put(encode.method_frame(channel.number, method))
 
 
 def _latest(channel: ClientChannel, tag: bytes) -> Consumer | None:
@@ -84,17 +84,17 @@ def _is_ending(channel: ClientChannel, tag: bytes) -> bool:
     return latest is not None and latest.cancelled
 
 
-async def _consume_when_free(relay: ClientSession, channel: ClientChannel, tag: bytes, payload: bytes) -> None:
-    relay.flow.asks(True)
+async def _consume_when_free(session: ClientSession, channel: ClientChannel, tag: bytes, payload: bytes) -> None:
+    session.flow.asks(True)
     try:
         while not channel.closing and _is_ending(channel, tag):
             await asyncio.sleep(ENDED_POLL_S)
     finally:
-        relay.flow.asks(False)
-    relay.from_client.unstall(lambda: relay.from_client.take_again(encode.frame(frames.METHOD, channel.number, payload)))
+        session.flow.asks(False)
+    session.from_client.unstall(lambda: session.from_client.take_again(encode.frame(frames.METHOD, channel.number, payload)))
 
 
-def cancel(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def cancel(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.cancel of the client."""
     method: Any = decode_method(payload)
     tag = method.consumer_tag.encode()
@@ -103,39 +103,39 @@ def cancel(relay: ClientSession, channel: ClientChannel, _kind: int, payload: by
     if consumer is not None:
         consumer.cancelled = True
         if method.nowait:  # the door must know all the same when nothing more comes
-            cancel_here(relay, channel, tag)
+            cancel_here(session, channel, tag)
             return
-    relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
+    session.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
 
 
-def get(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def get(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.get."""
     method: Any = decode_method(payload)
-    if not _may_read(relay, channel, method):
+    if not _may_read(session, channel, method):
         return
-    consumer = _consumer(relay, channel, method)
+    consumer = _consumer(session, channel, method)
     frame = encode.method_frame(channel.number, method)
-    relay.ask(channel)
+    session.ask(channel)
     if not channel.gets:
         channel.asked_behind = False
     channel.gets.append((consumer, frame))
-    relay.outbox.put(frame)
+    session.outbox.put(frame)
 
 
-def _may_read(relay: ClientSession, channel: ClientChannel, method: Any) -> bool:
+def _may_read(session: ClientSession, channel: ClientChannel, method: Any) -> bool:
     queue = method.queue or channel.last_queue
-    if routing_queues.may_read(relay, queue):
+    if routing_queues.may_read(session, queue):
         return True
-    closing.refuse(relay, channel, 403, f"ACCESS_REFUSED - clients do not read '{queue}' in vhost '{relay.vhost}'", method.index)
+    closing.refuse(session, channel, 403, f"ACCESS_REFUSED - clients do not read '{queue}' in vhost '{session.vhost}'", method.index)
     return False
 
 
-def _consumer(relay: ClientSession, channel: ClientChannel, method: Any) -> Consumer:
+def _consumer(session: ClientSession, channel: ClientChannel, method: Any) -> Consumer:
     """As the client asked for it; `method` is changed to what the broker is asked for."""
     method.queue = method.queue or channel.last_queue
-    key = (relay.vhost, method.queue)
-    tracked = relay.replica.declared.replicates(key) and not names.is_routing(relay.vhost)
-    automatic = tracked and bool(method.no_ack) and not relay.replica.declared.is_stream(key)  # a broker refuses that of a stream
+    key = (session.vhost, method.queue)
+    tracked = session.replica.declared.replicates(key) and not names.is_routing(session.vhost)
+    automatic = tracked and bool(method.no_ack) and not session.replica.declared.is_stream(key)  # a broker refuses that of a stream
     consumer = Consumer(key, automatic, tracked, bool(method.no_ack))
     if consumer.automatic:
         method.no_ack = False
@@ -147,14 +147,14 @@ def _consumer(relay: ClientSession, channel: ClientChannel, method: Any) -> Cons
 # None: the client gets it as it came; else what it gets instead (nothing, if it must not see it).
 
 
-def qos_ok(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
+def qos_ok(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """basic.qos-ok, to the client or to the door."""
-    unasked = relay.channel(number).unasked
+    unasked = session.channel(number).unasked
     return b"" if unasked and unasked.popleft() else None
 
 
-def consume_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-    channel = relay.channel(number)
+def consume_ok(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+    channel = session.channel(number)
     start = item[2] + 4
     tag = bytes(data[start + 1 : start + 1 + data[start]])
     if channel.resuming[tag]:
@@ -166,7 +166,7 @@ def consume_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> by
         if channel.asked[tag] is consumer:
             del channel.asked[tag]
         channel.consumers[tag] = consumer
-        relay.replica.declared.consumes(consumer.queue)
+        session.replica.declared.consumes(consumer.queue)
     return None
 
 
@@ -176,10 +176,10 @@ def _one_less(owed: Counter[bytes], tag: bytes) -> None:
         del owed[tag]
 
 
-def cancelled(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def cancelled(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.cancel of the broker, or its cancel-ok: nothing more comes for this consumer."""
     start = item[2] + 4
-    tag, channel = bytes(data[start + 1 : start + 1 + data[start]]), relay.channel(number)
+    tag, channel = bytes(data[start + 1 : start + 1 + data[start]]), session.channel(number)
     if item[0] == BASIC_CANCEL_OK and channel.stopping[tag]:
         _one_less(channel.stopping, tag)
         consumer = channel.consumers.get(tag)
@@ -190,18 +190,18 @@ def cancelled(relay: ClientSession, number: int, data: bytes, item: Item) -> byt
     channel.paused.pop(tag, None)
     if consumer is not None and item[0] == BASIC_CANCEL:
         channel.ended_by_broker(consumer)
-        relay.replica.index.passes.count_no_more(consumer.queue)  # the broker has back what it held
+        session.replica.index.passes.count_no_more(consumer.queue)  # the broker has back what it held
     return None
 
 
-def cancel_here(relay: ClientSession, channel: ClientChannel, tag: bytes) -> None:
+def cancel_here(session: ClientSession, channel: ClientChannel, tag: bytes) -> None:
     """Ends a consumer at the broker; the client is not told."""
     channel.stopping[tag] += 1
-    send_after_commits(relay, channel, encode.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
+    send_after_commits(session, channel, encode.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
 
 
-def consume_again(relay: ClientSession, channel: ClientChannel, tag: bytes, consumer: Consumer) -> None:
-    gone = relay.closed or relay.client is None or channel.state is not ChannelState.NO
+def consume_again(session: ClientSession, channel: ClientChannel, tag: bytes, consumer: Consumer) -> None:
+    gone = session.closed or session.client is None or channel.state is not ChannelState.NO
     if gone or channel.consumers.get(tag) is not consumer or consumer.cancelled:
         return
     number, method = channel.number, consumer.method
@@ -213,14 +213,14 @@ def consume_again(relay: ClientSession, channel: ClientChannel, tag: bytes, cons
         data = encode.frame(frames.METHOD, number, consumer.limit) + data + encode.frame(frames.METHOD, number, now)
         channel.unasked.extend((True, True))
     channel.resuming[tag] += 1
-    send_after_commits(relay, channel, data)
+    send_after_commits(session, channel, data)
 
 
-def send_after_commits(relay: ClientSession, channel: ClientChannel, data: bytes) -> None:
+def send_after_commits(session: ClientSession, channel: ClientChannel, data: bytes) -> None:
     if channel.commits_here:
         channel.after_commit.append(data)
     else:
-        relay.outbox.put(data)
+        session.outbox.put(data)
 
 
 NO_LIMIT = encode.encode_method(commands.Basic.Qos())

@@ -34,24 +34,24 @@ BLOCKED_POLL_S = 0.05
 _DELETES = {QUEUE_DECLARE: QUEUE_DELETE, EXCHANGE_DECLARE: EXCHANGE_DELETE}
 
 
-def declare(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def declare(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """A declaration, deletion, binding or purge of the client."""
     payload = declarations.as_named(kind, payload)
     method: Any = decode_method(payload)
-    declarations.check_depth(getattr(method, "arguments", None), relay.door.config.header_depth_max)
-    action = declare_rules.classify(relay, channel, kind, payload, method)
+    declarations.check_depth(getattr(method, "arguments", None), session.door.config.header_depth_max)
+    action = declare_rules.classify(session, channel, kind, payload, method)
     if isinstance(action, declare_rules.Refuse):
-        closing.refuse(relay, channel, action.code, action.text, kind)
+        closing.refuse(session, channel, action.code, action.text, kind)
     elif isinstance(action, declare_rules.FindOut):
-        relay.from_client.stall()
-        relay.spawn(_find_out(relay, channel, payload))
+        session.from_client.stall()
+        session.spawn(_find_out(session, channel, payload))
     elif isinstance(action, declare_rules.Answer):
         name = encode.short_string(action.queue)
         high, low = divmod(action.number, 1 << 32)
         counts = low.to_bytes(4, "big") + high.to_bytes(4, "big")
-        relay.to_client(encode.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
+        session.to_client(encode.raw_method_frame(channel.number, QUEUE_DECLARE_OK, name, counts))
     elif isinstance(action, declare_rules.PassOn):
-        relay.ask(channel)
+        session.ask(channel)
         if action.queue:
             channel.last_queue = action.queue
         passed = PendingDeclaration(action.queue, action.local, bool(getattr(method, "nowait", False)), action.known, asyncio.Event())
@@ -60,78 +60,78 @@ def declare(relay: ClientSession, channel: ClientChannel, kind: int, payload: by
             payload = action.asked or declarations.answered(payload)
         if needed or not passed.silent:
             channel.passed.append(passed)
-        relay.outbox.put(encode.frame(METHOD, channel.number, payload))
+        session.outbox.put(encode.frame(METHOD, channel.number, payload))
         if action.waited_for:
-            relay.from_client.wait_for_answer(passed.over)
+            session.from_client.wait_for_answer(passed.over)
     else:
-        relay.from_client.stall()
-        relay.spawn(_replicate(relay, channel, kind, payload, method, action))
+        session.from_client.stall()
+        session.spawn(_replicate(session, channel, kind, payload, method, action))
 
 
-async def _find_out(relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
-    await relay.door.default_types.find_out(relay.vhost)
-    relay.from_client.unstall(_again(relay, channel, payload))
+async def _find_out(session: ClientSession, channel: ClientChannel, payload: bytes) -> None:
+    await session.door.default_types.find_out(session.vhost)
+    session.from_client.unstall(_again(session, channel, payload))
 
 
-def _again(relay: ClientSession, channel: ClientChannel, payload: bytes) -> Callable[[], None]:
+def _again(session: ClientSession, channel: ClientChannel, payload: bytes) -> Callable[[], None]:
     """What has a declaration looked at once more, from the beginning."""
-    return lambda: relay.from_client.take_again(encode.frame(METHOD, channel.number, payload))
+    return lambda: session.from_client.take_again(encode.frame(METHOD, channel.number, payload))
 
 
 async def _replicate(
-    relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes, method: Any, action: declare_rules.Replicate
+    session: ClientSession, channel: ClientChannel, kind: int, payload: bytes, method: Any, action: declare_rules.Replicate
 ) -> None:
-    number, replica = channel.number, relay.replica
+    number, replica = channel.number, session.replica
     again: Callable[[], None] | None = None
     try:
-        async with _turn(relay, kind, action.queue):
+        async with _turn(session, kind, action.queue):
             if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
                 return
             if (deletes := _DELETES.get(kind)) is not None:
                 name = declarations.first_name(action.entry)
-                if await _went(relay, kind, name, action):
-                    _log_deletion(relay, deletes, name, action)
-                    again = _again(relay, channel, payload)
+                if await _went(session, kind, name, action):
+                    _log_deletion(session, deletes, name, action)
+                    again = _again(session, channel, payload)
                     return
-            if not await _ask(relay, number, action.asked):
+            if not await _ask(session, number, action.asked):
                 return
             if action.purge:
-                queue = (relay.vhost, action.queue)  # what is on its way to clients counts as purged a moment later
-                sequence = replica.purge(queue, (delivery.sequence for delivery in relay.door.held(queue)))
+                queue = (session.vhost, action.queue)  # what is on its way to clients counts as purged a moment later
+                sequence = replica.purge(queue, (delivery.sequence for delivery in session.door.held(queue)))
             else:
-                sequence = replica.topology(relay.vhost, action.entries, action.queue if kind == QUEUE_DECLARE else None)
+                sequence = replica.topology(session.vhost, action.entries, action.queue if kind == QUEUE_DECLARE else None)
             if kind == QUEUE_DECLARE:
-                replica.declared.local_queues.discard((relay.vhost, action.queue))
+                replica.declared.local_queues.discard((session.vhost, action.queue))
             if kind in (QUEUE_DECLARE, QUEUE_DELETE):
-                relay.door.forget_decisions()  # of what level a queue of this name is may have changed
+                session.door.forget_decisions()  # of what level a queue of this name is may have changed
             elif kind in (EXCHANGE_DECLARE, EXCHANGE_DELETE):
-                relay.door.exchange_changed(relay.vhost, method.exchange)
+                session.door.exchange_changed(session.vhost, method.exchange)
             if action.queue:
                 channel.last_queue = action.queue
         await replica.progress.wait_safe(sequence)
         if action.purge:
             await replica.barrier.wait_settled(sequence)  # what no client has appended, right before it, may not be applied yet
             await replica.barrier.write_record()
-        if relay.watch is not None:
-            relay.watch.declared(number, action.asked, True)
+        if session.watch is not None:
+            session.watch.declared(number, action.asked, True)
     finally:
-        if not relay.closed:
-            relay.from_broker.give_answer(number, silent=bool(getattr(method, "nowait", False)))
-        relay.from_client.unstall(again)
+        if not session.closed:
+            session.from_broker.give_answer(number, silent=bool(getattr(method, "nowait", False)))
+        session.from_client.unstall(again)
 
 
-async def _went(relay: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> bool:
+async def _went(session: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> bool:
     """Whether what is to be declared is in the log in other words, or may go by itself, and is not there any more.
 
     Not where it cannot be seen, or may be another node's.
     """
-    definitions = relay.replica.declared.definitions
-    known = definitions.queue((relay.vhost, name)) if kind == QUEUE_DECLARE else definitions.exchange(relay.vhost, name)
+    definitions = session.replica.declared.definitions
+    known = definitions.queue((session.vhost, name)) if kind == QUEUE_DECLARE else definitions.exchange(session.vhost, name)
     unchanged = known == action.entry and not action.may_have_gone
     if known is None or unchanged or (kind == QUEUE_DECLARE and declarations.level_of(known) is Level.NONE):
         return False
     try:
-        channel = await (await relay.door.vhosts.connection(relay.vhost, anew=True)).channel()
+        channel = await (await session.door.vhosts.connection(session.vhost, anew=True)).channel()
         try:
             await (channel.queue_declare(name, passive=True) if kind == QUEUE_DECLARE else channel.exchange_declare(name, passive=True))
         finally:
@@ -139,35 +139,35 @@ async def _went(relay: ClientSession, kind: int, name: str, action: declare_rule
     except ChannelClosed as error:
         return error.no_such_queue or error.no_such_exchange
     except LrqError as error:
-        log.warning("whether '%s' in vhost '%s' is there, which is declared otherwise, cannot be seen: %s", name, relay.vhost, error)
+        log.warning("whether '%s' in vhost '%s' is there, which is declared otherwise, cannot be seen: %s", name, session.vhost, error)
     return False
 
 
-def _log_deletion(relay: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> None:
+def _log_deletion(session: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> None:
     """Call in a barrier. The next one has it on record."""
-    if action.may_have_gone and relay.replica.declared.definitions.exchange(relay.vhost, name) == action.entry:
+    if action.may_have_gone and session.replica.declared.definitions.exchange(session.vhost, name) == action.entry:
         what = "'%s' in vhost '%s' has gone, as it does with its last binding, and is declared again: on the backups, its bindings are deleted, too"
-        log.info(what, name, relay.vhost)
+        log.info(what, name, session.vhost)
     else:
         what = "'%s' in vhost '%s' has gone, or was deleted at the broker, and is declared otherwise: it is deleted on the backups, too"
-        log.warning(what, name, relay.vhost)
-    relay.replica.append(pb.Run(topology=pb.Topology(vhost=relay.vhost, method=declarations.deletion(kind, name))))
+        log.warning(what, name, session.vhost)
+    session.replica.append(pb.Run(topology=pb.Topology(vhost=session.vhost, method=declarations.deletion(kind, name))))
     if kind == QUEUE_DELETE:
-        relay.door.forget_decisions()
+        session.door.forget_decisions()
     else:
-        relay.door.exchange_changed(relay.vhost, name)
+        session.door.exchange_changed(session.vhost, name)
 
 
 @asynccontextmanager
-async def _turn(relay: ClientSession, kind: int, queue: str) -> AsyncIterator[None]:
+async def _turn(session: ClientSession, kind: int, queue: str) -> AsyncIterator[None]:
     """A barrier in which the queue is not being moved (`holds`): that may have begun while this waited for it. In an alarm this waits, alone."""
     while True:
-        while relay.door.alarmed():
+        while session.door.alarmed():
             await asyncio.sleep(BLOCKED_POLL_S)
         moving = None
-        async with relay.replica.barrier.up(relay.door.alarmed, (relay.vhost, queue) if kind == QUEUE_DECLARE else None) as stands:
+        async with session.replica.barrier.up(session.door.alarmed, (session.vhost, queue) if kind == QUEUE_DECLARE else None) as stands:
             if stands:
-                moving = holds.queue_waits_for(relay, kind, queue)
+                moving = holds.queue_waits_for(session, kind, queue)
                 if moving is None:
                     yield
                     return
@@ -175,49 +175,49 @@ async def _turn(relay: ClientSession, kind: int, queue: str) -> AsyncIterator[No
             await moving.over.wait()
 
 
-async def _ask(relay: ClientSession, number: int, payload: bytes) -> bool:
+async def _ask(session: ClientSession, number: int, payload: bytes) -> bool:
     """Whether the broker has accepted a declaration; its answer is withheld then (`BrokerReader.hold_answer`).
 
     Behind a publish of the same connection, the broker does not read the question before an alarm is over.
     """
     reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    relay.replies[number] = reply
-    relay.flow.asks(True)
-    relay.outbox.put(encode.frame(METHOD, number, payload))
-    if relay.alarm.reason:
-        relay.replica.barrier.ease()
+    session.replies[number] = reply
+    session.flow.asks(True)
+    session.outbox.put(encode.frame(METHOD, number, payload))
+    if session.alarm.reason:
+        session.replica.barrier.ease()
     try:
         return await reply
     finally:
-        del relay.replies[number]
-        relay.flow.asks(False)
+        del session.replies[number]
+        session.flow.asks(False)
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------
 
 
-def declare_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def declare_ok(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """queue.declare-ok, which names the queue. Where the client did, it may have declared another one since, which is the last one then."""
-    channel = relay.channel(number)
+    channel = session.channel(number)
     if channel.passed and not channel.passed[0].queue:
         start = item[2] + 4
         channel.last_queue = data[start + 1 : start + 1 + data[start]].decode("utf-8", "surrogateescape")
-    return reply(relay, number, data, item)
+    return reply(session, number, data, item)
 
 
-def reply(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def reply(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """The answer to a declaration; the client gets that of a replicated one later, and what follows it on the channel, too."""
-    channel = relay.channel(number)
+    channel = session.channel(number)
     if channel.passed:
         passed = channel.passed.popleft()
         passed.over.set()
         if passed.local is not None:
-            relay.replica.declared.local_queues.add(passed.local)
-            relay.door.forget_decisions()
+            session.replica.declared.local_queues.add(passed.local)
+            session.door.forget_decisions()
         return b"" if passed.silent else None
-    future = relay.replies.get(number)
+    future = session.replies.get(number)
     if future is None or future.done():
         return None
     future.set_result(True)
-    relay.from_broker.hold_answer(number, bytes(data[item[2] - 7 : item[3] + 1]))
+    session.from_broker.hold_answer(number, bytes(data[item[2] - 7 : item[3] + 1]))
     return b""

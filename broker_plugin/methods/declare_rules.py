@@ -105,7 +105,7 @@ class Replicate:
 
 
 def _replicate(
-    relay: ClientSession, kind: int, payload: bytes, queue: str = "", level: Level = Level.ALL, *, resolved: bytes = b"", without: int = 0
+    session: ClientSession, kind: int, payload: bytes, queue: str = "", level: Level = Level.ALL, *, resolved: bytes = b"", without: int = 0
 ) -> Replicate:
     """`resolved`: arguments that are added; `without`: flags that go."""
     names, nowait, kept = LAYOUT[kind]
@@ -125,81 +125,81 @@ def _replicate(
     return Replicate(queue, kind == QUEUE_PURGE, b"%b%c%b" % (head, asked, tail), b"%b%c%b" % (head, entry, tail), level=level)
 
 
-def _binds(relay: ClientSession, kind: int, payload: bytes, action: Replicate) -> Action:
+def _binds(session: ClientSession, kind: int, payload: bytes, action: Replicate) -> Action:
     """With what must be there before it is bound.
 
     An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have. It takes with it what
     it is bound to, which is repeated where something was deleted since. How much that may be is limited, as every node carries it out.
     """
     ends = (declarations.source_of(payload), declarations.first_name(payload)) if kind == EXCHANGE_BIND else (declarations.source_of(payload),)
-    declared = relay.replica.declared
-    declares, binds = declared.keeping(relay.vhost, ends)
+    declared = session.replica.declared
+    declares, binds = declared.keeping(session.vhost, ends)
     if len(declares) > REPEATED_EXCHANGES_MAX:
         return Refuse(
             406,
             f"PRECONDITION_FAILED - {len(declares)} auto-delete exchanges lead to this binding, and would be declared again on every node with it; "
             f"at most {REPEATED_EXCHANGES_MAX} may: bind fewer, or declare some of them without auto_delete",
         )
-    return replace(action, before=(*declares, *(method for method in binds if (relay.vhost, method) not in declared.known_topology)))
+    return replace(action, before=(*declares, *(method for method in binds if (session.vhost, method) not in declared.known_topology)))
 
 
 Action = PassOn | Answer | FindOut | Refuse | Replicate
 
 
-def classify(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes, method: Any) -> Action:
+def classify(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes, method: Any) -> Action:
     """What becomes of a declaration. `method` is what `payload` says."""
-    if routing_names.is_routing(relay.vhost):
-        return _routing(relay, kind, method)
+    if routing_names.is_routing(session.vhost):
+        return _routing(session, kind, method)
     if kind == QUEUE_DECLARE:
-        return _queue_declare(relay, payload, method)
+        return _queue_declare(session, payload, method)
     if kind == EXCHANGE_DECLARE:
-        return _exchange_declare(relay, payload, method)
+        return _exchange_declare(session, payload, method)
     exchanges = [getattr(method, name) for name in ("exchange", "source", "destination") if hasattr(method, name)]
-    if not all(map(relay.replica.declared.replicates_exchange, exchanges)):
+    if not all(map(session.replica.declared.replicates_exchange, exchanges)):
         return PassOn()
     if kind in (QUEUE_DELETE, QUEUE_PURGE, QUEUE_BIND, QUEUE_UNBIND):
         method.queue = method.queue or channel.last_queue
-        key = (relay.vhost, method.queue)
-        level = relay.replica.declared.level(key)
-        if not relay.replica.declared.knows(key) or (kind == QUEUE_PURGE and level is not Level.ALL):
+        key = (session.vhost, method.queue)
+        level = session.replica.declared.level(key)
+        if not session.replica.declared.knows(key) or (kind == QUEUE_PURGE and level is not Level.ALL):
             return PassOn()
-        action = _replicate(relay, kind, payload, method.queue, level)
+        action = _replicate(session, kind, payload, method.queue, level)
     else:
-        action = _replicate(relay, kind, payload)
+        action = _replicate(session, kind, payload)
     if kind in DELETES:
         return action
-    if _is_known(relay, action):
+    if _is_known(session, action):
         return PassOn()
-    return _binds(relay, kind, payload, action) if kind in (QUEUE_BIND, EXCHANGE_BIND) else action
+    return _binds(session, kind, payload, action) if kind in (QUEUE_BIND, EXCHANGE_BIND) else action
 
 
-def _is_known(relay: ClientSession, action: Replicate) -> bool:
+def _is_known(session: ClientSession, action: Replicate) -> bool:
     """Whether the log holds the very same declaration, with no deletion since: applications declare at every start."""
-    return not action.purge and (relay.vhost, action.entry) in relay.replica.declared.known_topology
+    return not action.purge and (session.vhost, action.entry) in session.replica.declared.known_topology
 
 
-def _queue_declare(relay: ClientSession, payload: bytes, method: Any) -> Action:
-    queue, arguments, replica = method.queue, method.arguments or {}, relay.replica
+def _queue_declare(session: ClientSession, payload: bytes, method: Any) -> Action:
+    queue, arguments, replica = method.queue, method.arguments or {}, session.replica
     if method.passive:
-        return _passive(relay, queue)
+        return _passive(session, queue)
     if queue.startswith("amq."):
         return PassOn(queue)
     try:
         asked = levels.parse(arguments[levels.ARGUMENT]) if levels.ARGUMENT in arguments else None
     except levels.BadLevel as error:
-        return _bad_level(relay, queue, error.what)
+        return _bad_level(session, queue, error.what)
     wanted = asked not in (None, Level.NONE)
     if wanted and (method.exclusive or not queue):
         kind = "an exclusive" if method.exclusive else "a server-named"
-        return _bad_level(relay, queue, f"'{arguments[levels.ARGUMENT]}' is not for {kind} queue, which no other node can have; allowed: none")
+        return _bad_level(session, queue, f"'{arguments[levels.ARGUMENT]}' is not for {kind} queue, which no other node can have; allowed: none")
     if not queue:
         return PassOn(waited_for=True)
-    key = (relay.vhost, queue)
+    key = (session.vhost, queue)
     known = replica.declared.definitions.queue(key) or b""
     unused = (method.auto_delete and wanted) or AUTO_DELETE in arguments or (method.auto_delete and declarations.goes_unused(known))
     if method.exclusive or (method.auto_delete and not unused):
         return PassOn(queue, local=key, waited_for=True)
-    if known and (refusal := _otherwise(relay, queue, known, asked, unused)):
+    if known and (refusal := _otherwise(session, queue, known, asked, unused)):
         return refusal
     # A queue of this node alone may be gone by now; where it is not, the broker refuses this declaration.
     was_local = key in replica.declared.local_queues
@@ -218,7 +218,7 @@ def _queue_declare(relay: ClientSession, payload: bytes, method: Any) -> Action:
     resolved = b""
     if "x-queue-type" not in arguments:  # it would differ from node to node, where vhosts have other defaults; they hold for what lasts
         logged = str(declarations.queue_arguments(known).get("x-queue-type", "")).encode()
-        queue_type = relay.door.default_types.of(relay.vhost, logged) if method.durable and not unused else CLASSIC
+        queue_type = session.door.default_types.of(session.vhost, logged) if method.durable and not unused else CLASSIC
         if queue_type is None:
             return FindOut()
         resolved += field(b"x-queue-type", queue_type)
@@ -226,30 +226,30 @@ def _queue_declare(relay: ClientSession, payload: bytes, method: Any) -> Action:
         resolved += field(levels.ARGUMENT.encode(), level.value.encode())
     if unused and AUTO_DELETE not in arguments:
         resolved += AUTO_DELETE_FIELD
-    action = _replicate(relay, QUEUE_DECLARE, payload, queue, level, resolved=resolved, without=AUTO_DELETE_FLAG)
-    return PassOn(queue, known=key, asked=action.asked) if _is_known(relay, action) else action
+    action = _replicate(session, QUEUE_DECLARE, payload, queue, level, resolved=resolved, without=AUTO_DELETE_FLAG)
+    return PassOn(queue, known=key, asked=action.asked) if _is_known(session, action) else action
 
 
-def _bad_level(relay: ClientSession, queue: str, text: str) -> Refuse:
-    return Refuse(406, f"PRECONDITION_FAILED - invalid arg '{levels.ARGUMENT}' for queue '{queue}' in vhost '{relay.vhost}': {text}")
+def _bad_level(session: ClientSession, queue: str, text: str) -> Refuse:
+    return Refuse(406, f"PRECONDITION_FAILED - invalid arg '{levels.ARGUMENT}' for queue '{queue}' in vhost '{session.vhost}': {text}")
 
 
-def _otherwise(relay: ClientSession, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
+def _otherwise(session: ClientSession, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
     """The refusal of a declaration that differs, in what only the door knows, from the one that the log has; in the broker's words for the like."""
     current = declarations.level_of(known)
     told = ""
     if asked not in (None, current):
-        told = f"'{levels.ARGUMENT}' for queue '{queue}' in vhost '{relay.vhost}': received '{asked.value}' but current is '{current.value}'"
+        told = f"'{levels.ARGUMENT}' for queue '{queue}' in vhost '{session.vhost}': received '{asked.value}' but current is '{current.value}'"
     elif unused is not declarations.goes_unused(known):
         flags = [str(flag).lower() for flag in (unused, not unused)]
-        told = f"'auto_delete' for queue '{queue}' in vhost '{relay.vhost}': received '{flags[0]}' but current is '{flags[1]}'"
+        told = f"'auto_delete' for queue '{queue}' in vhost '{session.vhost}': received '{flags[0]}' but current is '{flags[1]}'"
     return Refuse(406, f"PRECONDITION_FAILED - inequivalent arg {told}") if told else None
 
 
-def _exchange_declare(relay: ClientSession, payload: bytes, method: Any) -> Action:
+def _exchange_declare(session: ClientSession, payload: bytes, method: Any) -> Action:
     if method.exchange.startswith(ALONE) and not method.passive:
         return Refuse(403, f"ACCESS_REFUSED - exchanges whose names begin with '{ALONE}' are each node's own")
-    if method.passive or method.exchange.startswith("amq.") or not relay.replica.declared.replicates_exchange(method.exchange):
+    if method.passive or method.exchange.startswith("amq.") or not session.replica.declared.replicates_exchange(method.exchange):
         return PassOn()
     if why := NOT_REPLICATED.get(method.exchange_type):
         return Refuse(
@@ -257,20 +257,20 @@ def _exchange_declare(relay: ClientSession, payload: bytes, method: Any) -> Acti
             f"exchange '{method.exchange}' of type {method.exchange_type} {why}, and cannot be replicated; "
             "give it a name for which replication.replicate says none",
         )
-    action = _replicate(relay, EXCHANGE_DECLARE, payload)
-    if method.auto_delete and relay.replica.declared.definitions.bound_to_exchange(relay.vhost, method.exchange):
+    action = _replicate(session, EXCHANGE_DECLARE, payload)
+    if method.auto_delete and session.replica.declared.definitions.bound_to_exchange(session.vhost, method.exchange):
         return replace(action, may_have_gone=True)
-    return PassOn() if _is_known(relay, action) else action
+    return PassOn() if _is_known(session, action) else action
 
 
-def _routing(relay: ClientSession, kind: int, method: Any) -> Action:
+def _routing(session: ClientSession, kind: int, method: Any) -> Action:
     """In the vhost of the routing queues clients declare nothing."""
     if kind == QUEUE_DECLARE and method.passive:
-        return _passive(relay, method.queue)
-    return Refuse(403, f"vhost '{relay.vhost}' holds routing queues, which only lrq-ha declares")
+        return _passive(session, method.queue)
+    return Refuse(403, f"vhost '{session.vhost}' holds routing queues, which only lrq-ha declares")
 
 
-def _passive(relay: ClientSession, queue: str) -> Action:
+def _passive(session: ClientSession, queue: str) -> Action:
     """A passive declaration of a queue may be a question."""
-    answer = routing_queues.answer(relay, queue)
+    answer = routing_queues.answer(session, queue)
     return PassOn(queue) if answer is None else Answer(*answer)

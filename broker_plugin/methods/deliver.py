@@ -28,10 +28,10 @@ from . import acknowledge
 # A content comes whole, or by its method and header: then what becomes of it here becomes of its body, too (see `content_relay`).
 
 
-def deliver(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def deliver(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.deliver."""
-    channel = relay.channel(number)
-    if not relay.takes_deliveries or channel.state is ChannelState.DOOR:
+    channel = session.channel(number)
+    if not session.takes_deliveries or channel.state is ChannelState.DOOR:
         return b""  # nobody takes it; it goes back with the channel
     start = item[2]
     to_tag = start + 5 + data[start + 4]
@@ -40,35 +40,35 @@ def deliver(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes
         return None
     tag = int.from_bytes(data[to_tag : to_tag + 8], "big")
     payload = data[item[4] : item[5]]
-    if channel.takes_back and _comes_again(relay, channel, consumer, payload):
+    if channel.takes_back and _comes_again(session, channel, consumer, payload):
         return b""
     sequence = consumer.alike.sequence(payload)
     if not sequence:
         if b"x-lrq-pos" not in payload or not consumer.tracked:
-            _unknown(relay, channel, consumer, tag)
-            return _as_brought(relay, payload, data, item, None)
+            _unknown(session, channel, consumer, tag)
+            return _as_brought(session, payload, data, item, None)
         if b"x-stream-offset" in payload:
-            replaced = _read(relay, channel, consumer, tag, payload, data[start - 7 : item[6]])
-            return _as_brought(relay, payload, data, item, replaced)
-    if relay.door.draining:
+            replaced = _read(session, channel, consumer, tag, payload, data[start - 7 : item[6]])
+            return _as_brought(session, payload, data, item, replaced)
+    if session.door.draining:
         _keep_back(channel, consumer, tag)
         return b""
     if sequence:
-        return _judge(relay, channel, consumer, tag, (sequence, consumer.alike.generation), (), data, item, to_tag + 8)
-    return _as_brought(relay, payload, data, item, _examine(relay, channel, consumer, tag, payload, data, item, to_tag + 8))
+        return _judge(session, channel, consumer, tag, (sequence, consumer.alike.generation), (), data, item, to_tag + 8)
+    return _as_brought(session, payload, data, item, _examine(session, channel, consumer, tag, payload, data, item, to_tag + 8))
 
 
-def _as_brought(relay: ClientSession, payload: bytes, data: bytes, item: Item, replaced: bytes | None) -> bytes | None:
+def _as_brought(session: ClientSession, payload: bytes, data: bytes, item: Item, replaced: bytes | None) -> bytes | None:
     """What the client gets instead of `replaced`, if the content's header (its payload) says more of deaths than this broker has counted."""
     if replaced == b"" or death_headers.PREFIX not in payload:
         return replaced
-    return refit(data[item[2] - 7 : item[6]] if replaced is None else replaced, relay.frame_max_bytes)
+    return refit(data[item[2] - 7 : item[6]] if replaced is None else replaced, session.frame_max_bytes)
 
 
-def _comes_again(relay: ClientSession, channel: ClientChannel, consumer: Consumer, payload: bytes) -> bool:
+def _comes_again(session: ClientSession, channel: ClientChannel, consumer: Consumer, payload: bytes) -> bool:
     """Of what the broker takes back: whether the client must not see it before. Of a stream nothing goes back."""
     if channel.recovers:
-        relay.gives_back((consumer.queue,))
+        session.gives_back((consumer.queue,))
     return consumer.automatic and b"x-stream-offset" not in payload
 
 
@@ -79,50 +79,50 @@ def _keep_back(channel: ClientChannel, consumer: Consumer, tag: int) -> None:
     channel.returning.add(consumer.queue)
 
 
-def get_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-    channel = relay.channel(number)
+def get_ok(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+    channel = session.channel(number)
     if not channel.gets:
         return None
-    if not relay.takes_deliveries:
+    if not session.takes_deliveries:
         return b""  # it counts as asked for, and so on its way, until the channel is closed
     consumer, frame = channel.gets.popleft()
     payload = data[item[4] : item[5]]
     tag, _ = frames.get_ok_arguments(data[item[2] : item[3]])
-    if channel.takes_back and _comes_again(relay, channel, consumer, payload):
+    if channel.takes_back and _comes_again(session, channel, consumer, payload):
         return encode.method_frame(number, commands.Basic.GetEmpty())
     if b"x-lrq-pos" not in payload or not consumer.tracked:
-        _unknown(relay, channel, consumer, tag)
-        return _as_brought(relay, payload, data, item, None)
-    if relay.door.draining:
+        _unknown(session, channel, consumer, tag)
+        return _as_brought(session, payload, data, item, None)
+    if session.door.draining:
         _keep_back(channel, consumer, tag)
         return encode.method_frame(number, commands.Basic.GetEmpty())
-    replaced = _examine(relay, channel, consumer, tag, payload, data, item, item[2] + 12)
+    replaced = _examine(session, channel, consumer, tag, payload, data, item, item[2] + 12)
     if replaced != b"":
-        return _as_brought(relay, payload, data, item, replaced)
-    if number in relay.from_broker.withheld:
+        return _as_brought(session, payload, data, item, replaced)
+    if number in session.from_broker.withheld:
         channel.gets.appendleft((consumer, frame))
     elif channel.asked_behind or channel.closing:  # what answers that comes first: the client must not take it for this
         return encode.method_frame(number, commands.Basic.GetEmpty())
     else:
         channel.gets.appendleft((consumer, frame))
-        relay.outbox.put(frame)  # the client gets the next one instead
+        session.outbox.put(frame)  # the client gets the next one instead
     return replaced
 
 
-def get_empty(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
-    channel = relay.channel(number)
+def get_empty(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
+    channel = session.channel(number)
     if channel.gets:
         channel.gets.popleft()
     return None
 
 
-def returned(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def returned(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.return: the message is in no queue. Its ack follows; see `publish.took`."""
     payload = data[item[4] : item[5]]
-    stamped = relay.replica.stamp_of(payload) if relay.producer_key else None
+    stamped = session.replica.stamp_of(payload) if session.producer_key else None
     if stamped is not None:
-        relay.channel(number).returned.add(stamped[0])
-    return _as_brought(relay, payload, data, item, None)
+        session.channel(number).returned.add(stamped[0])
+    return _as_brought(session, payload, data, item, None)
 
 
 def refit(blob: bytes, frame_max_bytes: int) -> bytes:
@@ -151,21 +151,21 @@ def _refit_header(payload: bytes, frame_max_bytes: int) -> bytes:
 
 
 def _examine(
-    relay: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int
+    session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int
 ) -> bytes | None:
     """As `_judge`, of a copy whose header (its payload) has to be taken apart."""
-    stamped = relay.replica.stamp_of(payload)
+    stamped = session.replica.stamp_of(payload)
     if stamped is None:
-        _unknown(relay, channel, consumer, tag)
+        _unknown(session, channel, consumer, tag)
         return None
     died = deaths(payload) if b"x-death" in payload else ()
     if not died and death_headers.PREFIX not in payload:
         consumer.alike.learn(payload, stamped[1])
-    return _judge(relay, channel, consumer, tag, stamped, died, data, item, bit)
+    return _judge(session, channel, consumer, tag, stamped, died, data, item, bit)
 
 
 def _judge(
-    relay: ClientSession,
+    session: ClientSession,
     channel: ClientChannel,
     consumer: Consumer,
     tag: int,
@@ -176,7 +176,7 @@ def _judge(
     bit: int,
 ) -> bytes | None:
     """R9: what becomes of a copy that the broker hands out. `stamped`: sequence and generation; `bit`: where it says whether it comes again."""
-    replica = relay.replica
+    replica = session.replica
     sequence, generation = stamped
     queue = consumer.queue
     verdict = replica.index.filter.verdict(queue, sequence, generation, died)
@@ -185,7 +185,7 @@ def _judge(
             replica.progress.seen(sequence)
         delivery = Delivery(queue, sequence, died)
         if consumer.automatic:
-            acknowledge.ack_for(relay, channel, tag, delivery)
+            acknowledge.ack_for(session, channel, tag, delivery)
         elif channel.recovers:
             replica.gave_back((delivery,))
         else:
@@ -195,50 +195,50 @@ def _judge(
         if again == flagged:
             return None
         return data[item[2] - 7 : bit] + bytes((data[bit] ^ 1,)) + data[bit + 1 : item[6]]
-    _turn_away(relay, channel, tag, Delivery(queue, sequence, died), generation, verdict, data[item[2] - 7 : item[6]])
+    _turn_away(session, channel, tag, Delivery(queue, sequence, died), generation, verdict, data[item[2] - 7 : item[6]])
     return b""
 
 
-def _unknown(relay: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int) -> None:
+def _unknown(session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int) -> None:
     """A delivery that the log knows nothing of."""
     if consumer.automatic:
-        acknowledge.settle_unseen(relay, channel, encode.ack(channel.number, tag))
+        acknowledge.ack_internally(session, channel, encode.ack(channel.number, tag))
     elif not (consumer.no_ack or channel.recovers):
         channel.deliveries[tag] = None
 
 
-def _read(relay: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
+def _read(session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
     """What is read from a stream stays there, so nothing of it is settled; but what was published again, or refused, counts once (R8, R9)."""
-    replica = relay.replica
+    replica = session.replica
     stamped = replica.stamp_of(payload)
     if stamped is not None:
         died = deaths(payload) if b"x-death" in payload else ()
         verdict = replica.index.filter.verdict(consumer.queue, *stamped, died)
         if verdict is Verdict.HOLD:
-            _withhold(relay, channel, blob)
+            _withhold(session, channel, blob)
             return b""
         if verdict is Verdict.ACK:
-            relay.door.counters["filtered"] += 1
-            acknowledge.settle_unseen(relay, channel, encode.ack(channel.number, tag))
+            session.door.counters["filtered"] += 1
+            acknowledge.ack_internally(session, channel, encode.ack(channel.number, tag))
             return b""
         replica.progress.seen(stamped[0])
-    _unknown(relay, channel, consumer, tag)
+    _unknown(session, channel, consumer, tag)
     return None
 
 
-def _withhold(relay: ClientSession, channel: ClientChannel, blob: bytes) -> None:
-    relay.from_broker.withheld[channel.number] = [blob]
-    relay.replica.progress.waiting_safe.add(relay)
+def _withhold(session: ClientSession, channel: ClientChannel, blob: bytes) -> None:
+    session.from_broker.withheld[channel.number] = [blob]
+    session.replica.progress.waiting_safe.add(session)
 
 
-def _turn_away(relay: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
+def _turn_away(session: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery, generation: int, verdict: Verdict, blob: bytes) -> None:
     if verdict is Verdict.HOLD:
-        _withhold(relay, channel, blob)
+        _withhold(session, channel, blob)
         return
-    relay.door.counters["filtered"] += 1
+    session.door.counters["filtered"] += 1
     if verdict is Verdict.REJECT:
-        relay.replica.index.passes.stirred(delivery.sequence)
-        acknowledge.settle_unseen(relay, channel, encode.reject(channel.number, tag, requeue=False))
+        session.replica.index.passes.stirred(delivery.sequence)
+        acknowledge.ack_internally(session, channel, encode.reject(channel.number, tag, requeue=False))
     else:
-        acknowledge.settle_unseen(relay, channel, encode.ack(channel.number, tag))
-    relay.replica.seen_gone(delivery.queue, delivery.sequence, generation, delivery.deaths)
+        acknowledge.ack_internally(session, channel, encode.ack(channel.number, tag))
+    session.replica.seen_gone(delivery.queue, delivery.sequence, generation, delivery.deaths)

@@ -26,18 +26,18 @@ class DuplicatePublishes:
         waiting: How many wait for their entries: publishes; commits, and the repeats in them.
     """
 
-    __slots__ = ("_by_entry", "_relay", "waiting")
+    __slots__ = ("_by_entry", "_session", "waiting")
 
-    def __init__(self, relay: ClientSession) -> None:
-        self._relay = relay
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
         # (channel, client's tag, number in the ID); tag 0: the channel's commits
         self._by_entry: dict[int, list[tuple[ClientChannel, int, int]]] = {}
         self.waiting = 0
 
     def take(self, channel: ClientChannel, number: int, *, early: bool) -> None:
         """A publish with an ID that is in the log. `early`: its confirm need not wait for the broker's."""
-        relay = self._relay
-        relay.door.counters["repeats"] += 1
+        session = self._session
+        session.door.counters["repeats"] += 1
         if channel.committing is not None:
             channel.committing.repeats.append(number)
             return
@@ -46,10 +46,10 @@ class DuplicatePublishes:
             return
         sequence = self._open_entry(number)
         if not sequence:
-            publisher_confirms.confirm(relay, channel, tag)
-        elif early and sequence in relay.replica.progress.early:
-            publisher_confirms.until_durable(relay, channel, tag, 1, sequence, 0)
-            publisher_confirms.durable_advanced(relay)
+            publisher_confirms.confirm(session, channel, tag)
+        elif early and sequence in session.replica.progress.early:
+            publisher_confirms.until_durable(session, channel, tag, 1, sequence, 0)
+            publisher_confirms.durable_advanced(session)
         else:
             self._wait(sequence, channel, tag, number)
 
@@ -68,7 +68,7 @@ class DuplicatePublishes:
 
     def applied_advanced(self, sequence: int) -> None:
         """This entry is applied, or refused."""
-        relay = self._relay
+        session = self._session
         for channel, tag, number in self._by_entry.pop(sequence, ()):
             self.waiting -= 1
             if not tag:
@@ -76,20 +76,20 @@ class DuplicatePublishes:
             elif later := self._open_entry(number):  # the first one was refused, and a third has taken its place
                 self._wait(later, channel, tag, number)
             else:
-                publisher_confirms.confirm(relay, channel, tag, self._seen(number))
-        relay.flow.consider_pausing()
+                publisher_confirms.confirm(session, channel, tag, self._seen(number))
+        session.flow.consider_pausing()
 
     def forget(self) -> None:
         """The connection is at its end."""
         for sequence in self._by_entry:
-            self._relay.replica.progress.applied_no_matter(sequence, self)
+            self._session.replica.progress.applied_no_matter(sequence, self)
         self._by_entry.clear()
         self.waiting = 0
 
     def _answer_commits(self, channel: ClientChannel) -> None:
-        relay = self._relay
+        session = self._session
         while channel.commit_oks:
-            if not channel.speaks or relay.channels.get(channel.number) is not channel:
+            if not channel.speaks or session.channels.get(channel.number) is not channel:
                 self._forget_commits(channel)
                 return
             frame, numbers = channel.commit_oks[0]
@@ -102,11 +102,11 @@ class DuplicatePublishes:
                 if not self._seen(numbers.pop()):
                     self._forget_commits(channel)
                     channel.commit_oks.append(REFUSED)
-                    closing.refuse(relay, channel, 406, PARTIAL, frames.TX_COMMIT)
+                    closing.refuse(session, channel, 406, PARTIAL, frames.TX_COMMIT)
                     return
             channel.commit_oks.popleft()
             self.waiting -= 1
-            relay.confirm(channel, frame)
+            session.confirm(channel, frame)
 
     def _forget_commits(self, channel: ClientChannel) -> None:
         self.waiting -= sum(1 + len(numbers) for _, numbers in channel.commit_oks)
@@ -115,18 +115,18 @@ class DuplicatePublishes:
     def _wait(self, sequence: int, channel: ClientChannel, tag: int, number: int) -> None:
         self._by_entry.setdefault(sequence, []).append((channel, tag, number))
         self.waiting += 1
-        self._relay.replica.progress.when_applied(sequence, self)
+        self._session.replica.progress.when_applied(sequence, self)
 
     def _open_entry(self, number: int) -> int:
         """The entry with this ID, if it is not applied yet; else 0."""
-        sequence = self._relay.replica.index.dedup.position_of(self._relay.producer_key, number)
-        return 0 if sequence is None or self._relay.replica.progress.tracker.is_applied(sequence) else sequence
+        sequence = self._session.replica.index.dedup.position_of(self._session.producer_key, number)
+        return 0 if sequence is None or self._session.replica.progress.tracker.is_applied(sequence) else sequence
 
     def _seen(self, number: int) -> bool:
-        return self._relay.replica.index.dedup.seen(self._relay.producer_key, number)
+        return self._session.replica.index.dedup.seen(self._session.producer_key, number)
 GAPS = "PRECONDITION_FAILED - this producer's IDs lie too far apart (door.id_bytes_max): number consecutively, and use refused IDs again"
 
 
-def may_number(relay: ClientSession, number: int) -> bool:
+def may_number(session: ClientSession, number: int) -> bool:
     """Whether this number of the announced producer, which is not in the log, leaves no gap too many there (`GAPS`)."""
-    return relay.replica.index.dedup.may_add(relay.producer_key, number, relay.door.config.id_bytes_max)
+    return session.replica.index.dedup.may_add(session.producer_key, number, session.door.config.id_bytes_max)

@@ -22,47 +22,47 @@ from ..session.transaction import Transaction
 _CONSUMES = frozenset({BASIC_CONSUME, BASIC_GET, QUEUE_PURGE})
 
 
-def first_that_waits(relay: ClientSession, data: bytes, items: list[Item], at: int) -> tuple[int, QueueHold | None]:
+def first_that_waits(session: ClientSession, data: bytes, items: list[Item], at: int) -> tuple[int, QueueHold | None]:
     """The first publish, of those of a channel that follow each other from items[at] on, that has to wait, and for what; else where they end."""
     number, total = items[at][1], len(items)
-    moving = () if relay.channel(number).tx is not None else relay.replica.moving.values()
+    moving = () if session.channel(number).tx is not None else session.replica.moving.values()
     while at < total:
         kind, same, start, end, header, header_end, stop = items[at]
         if kind != BASIC_PUBLISH or not stop or same != number:
             break
         for one in moving:
-            if one.reached_by(relay.vhost, relay.replica.declared.definitions, bytes(data[start:end]), bytes(data[header:header_end])):
+            if one.reached_by(session.vhost, session.replica.declared.definitions, bytes(data[start:end]), bytes(data[header:header_end])):
                 return at, one
         at += 1
     return at, None
 
 
-def waits_for(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> QueueHold | None:
+def waits_for(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> QueueHold | None:
     """What a method that is no publish has to wait for, if anything."""
     if kind == QUEUE_DECLARE:
-        return queue_waits_for(relay, kind, declarations.first_name(declarations.as_named(kind, payload)))
+        return queue_waits_for(session, kind, declarations.first_name(declarations.as_named(kind, payload)))
     if kind == QUEUE_DELETE:
-        return queue_waits_for(relay, kind, declarations.first_name(declarations.as_named(kind, payload)) or channel.last_queue)
+        return queue_waits_for(session, kind, declarations.first_name(declarations.as_named(kind, payload)) or channel.last_queue)
     if kind in _CONSUMES:
-        return queue_waits_for(relay, kind, declarations.first_name(payload) or channel.last_queue)
+        return queue_waits_for(session, kind, declarations.first_name(payload) or channel.last_queue)
     return None
 
 
-def queue_waits_for(relay: ClientSession, kind: int, queue: str) -> QueueHold | None:
+def queue_waits_for(session: ClientSession, kind: int, queue: str) -> QueueHold | None:
     """The same, of a method about this queue."""
-    moving = relay.replica.moving.get((relay.vhost, queue))
+    moving = session.replica.moving.get((session.vhost, queue))
     if moving is None or kind == QUEUE_DELETE or (kind == QUEUE_DECLARE and moving.publishes) or (kind in _CONSUMES and moving.consumes):
         return moving
     return None
 
 
-def commit_waits_for(relay: ClientSession, tx: Transaction) -> QueueHold | None:
+def commit_waits_for(session: ClientSession, tx: Transaction) -> QueueHold | None:
     """What a transaction has to wait for, if anything, before it is done in earnest."""
-    moving = relay.replica.moving.values()
+    moving = session.replica.moving.values()
     for data in tx.frames if moving else ():
         for kind, _, start, end, header, header_end, stop in scan(data, 0, frames.FRAME_MAX_ANY_BYTES, len(data) + 1)[0]:
             if kind == BASIC_PUBLISH and stop:
                 for one in moving:
-                    if one.reached_by(relay.vhost, relay.replica.declared.definitions, data[start:end], data[header:header_end]):
+                    if one.reached_by(session.vhost, session.replica.declared.definitions, data[start:end], data[header:header_end]):
                         return one
     return None

@@ -40,94 +40,94 @@ class TooManyChannels(FrameError):
 # ---- what the client says --------------------------------------------------------------------------------------------------
 
 
-def channel_open(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def channel_open(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """channel.open. The broker has agreed to one channel more than the client (see `permissions`)."""
-    if not channel.opened and not relay.has_room_for_channel:
-        raise TooManyChannels(relay.channels_max)
-    if channel.number in relay.apart:
+    if not channel.opened and not session.has_room_for_channel:
+        raise TooManyChannels(session.channels_max)
+    if channel.number in session.internal_channels:
         raise FrameError(f"channel {channel.number} is one that the door uses itself: use a lower number")
     channel.opened = True
-    relay.outbox.put(encode.frame(METHOD, channel.number, payload))
+    session.outbox.put(encode.frame(METHOD, channel.number, payload))
 
 
-def channel_close(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def channel_close(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """channel.close of the client."""
     frame = encode.frame(METHOD, channel.number, payload)
     if channel.state is ChannelState.NO:
-        closing.end_channel(relay, channel, ChannelState.CLIENT, frame)
+        closing.end_channel(session, channel, ChannelState.CLIENT, frame)
     elif channel.state is ChannelState.DOOR:
         channel.refusal += encode.method_frame(channel.number, commands.Channel.CloseOk())  # as of a broker, behind its reason
     else:
         # Both sides closed at once. Of a broker that has closed it, too, the door needs no answer: one that is owed could come when the client
         # has opened the number anew.
-        relay.to_client(encode.method_frame(channel.number, commands.Channel.CloseOk()))
+        session.to_client(encode.method_frame(channel.number, commands.Channel.CloseOk()))
 
 
-def channel_close_ok(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def channel_close_ok(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """channel.close-ok of the client."""
     if channel.state in (ChannelState.BROKER, ChannelState.TOLD):
         if channel.state is ChannelState.BROKER:
-            relay.outbox.put(encode.frame(METHOD, channel.number, payload))
-        closing.forget_channel(relay, channel)
+            session.outbox.put(encode.frame(METHOD, channel.number, payload))
+        closing.forget_channel(session, channel)
     elif channel.state is ChannelState.NO:  # a broker would end the channel without a word, and owe its confirms for ever
         raise FrameError(f"channel.close-ok on channel {channel.number}, which nobody has closed")
 
 
-def connection_close(relay: ClientSession, _channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def connection_close(session: ClientSession, _channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """connection.close of the client: the broker hears nothing that comes behind it, so neither does anybody else."""
-    relay.on_settled = encode.frame(METHOD, 0, payload)
-    relay.from_client.hear_nothing_more()
-    if relay.unanswered:
-        closing.limit_wait(relay, relay, lambda: closing.send_connection_close(relay))
+    session.on_settled = encode.frame(METHOD, 0, payload)
+    session.from_client.hear_nothing_more()
+    if session.unanswered:
+        closing.limit_wait(session, session, lambda: closing.send_connection_close(session))
     else:
-        closing.send_connection_close(relay)
+        closing.send_connection_close(session)
 
 
-def connection_close_ok(relay: ClientSession, _channel: ClientChannel, kind: int, _payload: bytes) -> None:
+def connection_close_ok(session: ClientSession, _channel: ClientChannel, kind: int, _payload: bytes) -> None:
     """connection.close-ok of the client: to the door, if that has told it, else to the broker."""
-    if relay.replying_to_door:
-        relay.goodbye()
+    if session.replying_to_door:
+        session.goodbye()
     else:
-        relay.outbox.put(encode.raw_method_frame(0, kind))
+        session.outbox.put(encode.raw_method_frame(0, kind))
 
 
 # ---- what the broker says --------------------------------------------------------------------------------------------------
 # None: the client gets it as it came; else what it gets instead.
 
 
-def broker_closed_channel(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def broker_closed_channel(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """channel.close of the broker."""
-    channel = relay.channel(number)
-    acknowledge.flush(relay)  # what was to be acked on it until now is dropped with it
-    permissions.refused(relay, data[item[2] : item[3]])
-    closing.no_reply(relay, number)
-    relay.give_back(channel.let_go())
+    channel = session.channel(number)
+    acknowledge.flush(session)  # what was to be acked on it until now is dropped with it
+    permissions.refused(session, data[item[2] : item[3]])
+    closing.no_reply(session, number)
+    session.give_back(channel.let_go())
     channel.forget()
-    relay.take_before_select(channel)
-    if relay.watch is not None:
-        relay.watch.channel_ended(number)
-    closing.resolve_unanswered(relay, channel, refused=True, commits=not channel.second)
-    relay.from_broker.forget(number)
+    session.take_before_select(channel)
+    if session.watch is not None:
+        session.watch.channel_ended(number)
+    closing.resolve_unanswered(session, channel, refused=True, commits=not channel.second)
+    session.from_broker.forget(number)
     close_ok = encode.method_frame(number, commands.Channel.CloseOk())
-    if relay.client is None:  # nobody else answers
+    if session.client is None:  # nobody else answers
         channel.state = ChannelState.TOLD
-        relay.outbox.drop(number)
-        relay.outbox.write(close_ok)
+        session.outbox.drop(number)
+        session.outbox.write(close_ok)
         return b""
     if channel.second:
         # Its commits come first, as at a broker with one channel; and the client may use the number again when both have ended.
         channel.on_settled = b""
-        relay.outbox.drop(number)
-        relay.outbox.write(close_ok)
+        session.outbox.drop(number)
+        session.outbox.write(close_ok)
         if channel.state is not ChannelState.DOOR:
             answer = close_ok if channel.state is ChannelState.CLIENT else b""
             channel.state, channel.refusal = ChannelState.DOOR, data[item[2] - 7 : item[3] + 1] + answer
         if not channel.commits:
-            closing.end_second(relay, channel)
+            closing.end_second(session, channel)
         return b""
     if channel.state in (ChannelState.CLIENT, ChannelState.DOOR):
         # Both sides close at once. The client has asked already, and hears why the broker closes it; or it will be told the door's reason.
-        unsent = relay.outbox.drop(number)
+        unsent = session.outbox.drop(number)
         asked = not channel.on_settled and not unsent
         channel.on_settled = b""
         if channel.state is ChannelState.CLIENT:
@@ -135,101 +135,101 @@ def broker_closed_channel(relay: ClientSession, number: int, data: bytes, item: 
                 channel.state = ChannelState.BROKER
                 return None
             channel.refusal = data[item[2] - 7 : item[3] + 1] + close_ok
-        relay.outbox.write(close_ok)
+        session.outbox.write(close_ok)
         return b"" if asked else closing.take_refusal(channel)
-    relay.outbox.drop(number)
+    session.outbox.drop(number)
     channel.state = ChannelState.BROKER
-    closing.settle_connection(relay)
+    closing.settle_connection(session)
     return None
 
 
-def broker_close_ok(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
+def broker_close_ok(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """channel.close-ok of the broker."""
-    channel = relay.channels.get(number)
-    relay.from_broker.forget(number)
+    channel = session.channels.get(number)
+    session.from_broker.forget(number)
     if channel is None or channel.state not in (ChannelState.CLIENT, ChannelState.DOOR):
         return None  # both sides closed at once; the client may have opened the number anew
-    closing.resolve_unanswered(relay, channel)
+    closing.resolve_unanswered(session, channel)
     if channel.state is ChannelState.DOOR:
         return closing.take_refusal(channel)
-    closing.forget_channel(relay, channel)
+    closing.forget_channel(session, channel)
     return None
 
 
-def second_refused(relay: ClientSession, channel: ClientChannel, refusal: bytes) -> bytes:
+def second_refused(session: ClientSession, channel: ClientChannel, refusal: bytes) -> bytes:
     """channel.close of the broker, for a second channel; `refusal` is the same for the first. Returns what the client gets."""
     told = b""
-    permissions.refused(relay, refusal[7:-1])
-    closing.no_reply(relay, channel.number)
-    unsent = relay.outbox.drop(channel.second)
-    relay.outbox.write(encode.method_frame(channel.second, commands.Channel.CloseOk()))
-    closing.resolve_unanswered(relay, channel, refused=True)
+    permissions.refused(session, refusal[7:-1])
+    closing.no_reply(session, channel.number)
+    unsent = session.outbox.drop(channel.second)
+    session.outbox.write(encode.method_frame(channel.second, commands.Channel.CloseOk()))
+    closing.resolve_unanswered(session, channel, refused=True)
     if channel.state is ChannelState.CLIENT:
         channel.state, channel.refusal = ChannelState.DOOR, refusal + encode.method_frame(channel.number, commands.Channel.CloseOk())
     if not channel.second_ends or unsent:  # else both sides close at once, and the broker answers that, too
-        _forget_second(relay, channel)
+        _forget_second(session, channel)
         if channel.state is ChannelState.NO:
-            closing.refuse_as(relay, channel, refusal)
+            closing.refuse_as(session, channel, refusal)
         else:
-            told = _after_second(relay, channel)
-    closing.settle_connection(relay)
+            told = _after_second(session, channel)
+    closing.settle_connection(session)
     return told
 
 
-def second_closed(relay: ClientSession, channel: ClientChannel) -> bytes:
+def second_closed(session: ClientSession, channel: ClientChannel) -> bytes:
     """channel.close-ok of the broker, for a second channel. Returns what the client gets."""
-    _forget_second(relay, channel)
-    closing.resolve_unanswered(relay, channel)
-    told = _after_second(relay, channel)
-    closing.settle_connection(relay)
+    _forget_second(session, channel)
+    closing.resolve_unanswered(session, channel)
+    told = _after_second(session, channel)
+    closing.settle_connection(session)
     return told
 
 
-def _forget_second(relay: ClientSession, channel: ClientChannel) -> None:
-    relay.from_broker.forget(channel.second)
-    del relay.seconds[channel.second], relay.apart[channel.second]
+def _forget_second(session: ClientSession, channel: ClientChannel) -> None:
+    session.from_broker.forget(channel.second)
+    del session.tx_channels[channel.second], session.internal_channels[channel.second]
     channel.second, channel.second_ends = 0, False
 
 
-def _after_second(relay: ClientSession, channel: ClientChannel) -> bytes:
+def _after_second(session: ClientSession, channel: ClientChannel) -> bytes:
     if channel.on_settled:
-        closing.settle_channel(relay, channel)
+        closing.settle_channel(session, channel)
     elif channel.state is ChannelState.DOOR:
         return closing.take_refusal(channel)
     return b""
 
 
-def broker_closed_connection(relay: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:
+def broker_closed_connection(session: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:
     """connection.close of the broker, which has ended all channels: it is answered at once, whatever the client does."""
-    closing.no_reply(relay)
-    relay.outbox.write(encode.method_frame(0, commands.Connection.CloseOk()))
-    relay.over = True
+    closing.no_reply(session)
+    session.outbox.write(encode.method_frame(0, commands.Connection.CloseOk()))
+    session.closed_by_broker = True
     return None
 
 
-def alarm_told(relay: ClientSession, _number: int, data: bytes, item: Item) -> bytes:
+def alarm_told(session: ClientSession, _number: int, data: bytes, item: Item) -> bytes:
     """connection.blocked or unblocked of the broker."""
     method: Any = frames.decode_method(data[item[2] : item[3]])
     if item[0] == CONNECTION_BLOCKED:
-        relay.alarm.broker = method.reason or "an alarm"
-        relay.door.blocked.add(relay)
+        session.alarm.broker = method.reason or "an alarm"
+        session.door.blocked.add(session)
     else:
-        relay.alarm.broker = ""
-        relay.door.blocked.discard(relay)
-    relay.alarm.changed()
+        session.alarm.broker = ""
+        session.door.blocked.discard(session)
+    session.alarm.changed()
     return b""
 
 
-def update_secret(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def update_secret(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """connection.update-secret: nothing is asked, or taken, before the broker has the new one."""
-    relay.renewed = asyncio.Event()
-    relay.outbox.put(encode.frame(METHOD, channel.number, payload))
-    relay.from_client.wait_for_answer(relay.renewed)
+    session.secret_updated = asyncio.Event()
+    session.outbox.put(encode.frame(METHOD, channel.number, payload))
+    session.from_client.wait_for_answer(session.secret_updated)
 
 
-def secret_updated(relay: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:
+def secret_updated(session: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:
     """connection.update-secret-ok."""
-    relay.forget_permissions()
-    if relay.renewed is not None:
-        relay.renewed.set()
+    session.forget_permissions()
+    if session.secret_updated is not None:
+        session.secret_updated.set()
     return None

@@ -33,33 +33,33 @@ EXPIRATION_MAX_MS = 0xFFFF_FFFF  # every RabbitMQ takes that; of more it is aske
 _NO_TOPICS = frozenset({"", "amq.direct", "amq.fanout", "amq.headers", "amq.match"})
 
 
-def of_route(relay: ClientSession, route: Route) -> Right:
+def of_route(session: ClientSession, route: Route) -> Right:
     """What every publish on this route needs."""
-    return Right(route.exchange, route.routing_key if _judges_keys(relay, route.exchange) else "", route.immediate)
+    return Right(route.exchange, route.routing_key if _judges_keys(session, route.exchange) else "", route.immediate)
 
 
-def missing(relay: ClientSession, method: bytes, header: bytes) -> Right | None:
+def missing(session: ClientSession, method: bytes, header: bytes) -> Right | None:
     """What the broker has to be asked for before a publish may enter the log; None: nothing, or it does not enter it.
 
     Raises:
         FrameError: The publish is malformed.
     """
     route = publish_route(method)
-    decision = routes.decide(relay, route)
+    decision = routes.decide(session, route)
     if decision not in decisions.IN_LOG and not routes.names_more(decision, header):
         return None
-    right = of_route(relay, route)
+    right = of_route(session, route)
     if content_header.is_judged(header):
-        content_header.check_header(header, relay.door.config.header_depth_max)
-        right = right._replace(properties=_judged(header, _judges_keys(relay, route.exchange)))
-    return None if right in relay.rights else right
+        content_header.check_header(header, session.door.config.header_depth_max)
+        right = right._replace(properties=_judged(header, _judges_keys(session, route.exchange)))
+    return None if right in session.rights else right
 
 
-def _judges_keys(relay: ClientSession, exchange: str) -> bool:
+def _judges_keys(session: ClientSession, exchange: str) -> bool:
     """Whether topic permissions hold for an exchange: rather once too often."""
     if exchange in _NO_TOPICS:
         return False
-    method = relay.replica.declared.definitions.exchange(relay.vhost, exchange)
+    method = session.replica.declared.definitions.exchange(session.vhost, exchange)
     if method is None:
         return True
     at = 7 + method[6]
@@ -98,35 +98,35 @@ class PermissionProbe:
         self._first = first
         self._allowed = 0
 
-    def hear(self, relay: ClientSession, number: int, data: bytes, item: Item) -> bytes:
+    def hear(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes:
         """The broker's answers; nothing of them is the client's business, but a refusal of what it waits for."""
         kind = item[0]
         if kind == TX_ROLLBACK_OK:
-            relay.rights.add(self._rights[self._allowed])
+            session.rights.add(self._rights[self._allowed])
             self._allowed += 1
         elif kind == CHANNEL_CLOSE:
-            relay.outbox.write(encode.method_frame(number, commands.Channel.CloseOk()))
+            session.outbox.write(encode.method_frame(number, commands.Channel.CloseOk()))
             if not self._allowed:  # else it is asked again when its turn comes
-                refused(relay, data[item[2] : item[3]])
-                self._refused(relay, data[item[2] - 7 : item[3] + 1])
+                refused(session, data[item[2] : item[3]])
+                self._refused(session, data[item[2] - 7 : item[3] + 1])
         elif kind == CHANNEL_CLOSE_OK:  # the broker answers the door's close in any case
-            del relay.apart[number]
-            relay.flow.asks(False)
+            del session.internal_channels[number]
+            session.flow.asks(False)
             self.over.set()
         return b""
 
-    def _refused(self, relay: ClientSession, close: bytes) -> None:
+    def _refused(self, session: ClientSession, close: bytes) -> None:
         channel = self._channel
         if channel.closing:
             return
-        relay.door.counters["refused_publishes"] += 1
-        if relay.watch is not None:
+        session.door.counters["refused_publishes"] += 1
+        if session.watch is not None:
             said: Any = frames.decode_method(close[7:-1])
-            relay.watch.not_allowed(channel.number, *self._first, said.reply_text)
-        closing.refuse_as(relay, channel, encode.rechannel(close, channel.number))
+            session.watch.not_allowed(channel.number, *self._first, said.reply_text)
+        closing.refuse_as(session, channel, encode.rechannel(close, channel.number))
 
 
-def ask(relay: ClientSession, data: bytes, items: list[Item], at: int) -> asyncio.Event:
+def ask(session: ClientSession, data: bytes, items: list[Item], at: int) -> asyncio.Event:
     """Shows the broker the publish items[at], and those behind it on its channel, as far as they need it. Returns what is set when that is over.
 
     It overtakes what waits for the log: nothing that the broker judges by is on its way there.
@@ -134,15 +134,15 @@ def ask(relay: ClientSession, data: bytes, items: list[Item], at: int) -> asynci
     Raises:
         FrameError: The publish is malformed.
     """
-    relay.must_ask = False
-    channel = relay.channel(items[at][1])
+    session.permission_needed = False
+    channel = session.channel(items[at][1])
     shown: dict[Right, bytes] = {}
     for kind, same, start, end, header, header_end, stop in islice(items, at, None):
         if kind != BASIC_PUBLISH or not stop or same != channel.number or len(shown) == SHOWN_MAX:
             break
         method = bytes(data[start:end])
         try:
-            right = missing(relay, method, data[header:header_end])
+            right = missing(session, method, data[header:header_end])
         except FrameError:  # it is told when its turn comes
             if not shown:
                 raise
@@ -151,27 +151,27 @@ def ask(relay: ClientSession, data: bytes, items: list[Item], at: int) -> asynci
             shown.setdefault(right, direct_reply.answer_to_nobody(method) if direct_reply.is_answer(method) else method)
     _, _, start, end, header, header_end, _ = items[at]
     question = PermissionProbe(channel, list(shown), (bytes(data[start:end]), data[header:header_end]))
-    number = relay.number_apart()
+    number = session.number_apart()
     if not number:
-        text = f"all {relay.channels_max} channels of this connection are in use, and its first publish to an exchange takes another"
-        closing.refuse(relay, channel, NOT_IMPLEMENTED, text, BASIC_PUBLISH)
+        text = f"all {session.channels_max} channels of this connection are in use, and its first publish to an exchange takes another"
+        closing.refuse(session, channel, NOT_IMPLEMENTED, text, BASIC_PUBLISH)
         question.over.set()
         return question.over
-    relay.apart[number] = question.hear
-    relay.flow.asks(True)
+    session.internal_channels[number] = question.hear
+    session.flow.asks(True)
     parts = [encode.method_frame(number, commands.Channel.Open()), encode.method_frame(number, commands.Tx.Select())]
     rollback = encode.method_frame(number, commands.Tx.Rollback())
     for right, method in shown.items():
         parts += (encode.frame(METHOD, number, method), encode.frame(HEADER, number, content_header.header_payload(0, right.properties)), rollback)
     parts.append(encode.method_frame(number, commands.Channel.Close(200, "", 0, 0)))
-    relay.outbox.write(b"".join(parts))
+    session.outbox.write(b"".join(parts))
     return question.over
 
 
 # ---- forgetting ------------------------------------------------------------------------------------------------------------
 
 
-def refused(relay: ClientSession, close: bytes) -> None:
+def refused(session: ClientSession, close: bytes) -> None:
     """The broker has closed a channel of the client's, or one on which it was asked; `close`: the method's payload."""
     if int.from_bytes(close[4:6], "big") == ACCESS_REFUSED:
-        relay.forget_permissions()
+        session.forget_permissions()

@@ -41,24 +41,24 @@ WHOLE_SHARE = 4  # a run that is less than this part of what was read is copied:
 # ---- from the client -------------------------------------------------------------------------------------------------------
 
 
-def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
+def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
     """Takes a run of publishes, beginning with items[at]; returns the index of the first item it did not take.
 
-    If that is a publish of which the broker has to be asked first, relay.must_ask says so.
+    If that is a publish of which the broker has to be asked first, session.permission_needed says so.
     """
-    acknowledge.flush(relay)
-    relay.alarm.publishes()
-    replica = relay.replica
+    acknowledge.flush(session)
+    session.alarm.publishes()
+    replica = session.replica
     number = items[at][1]
-    channel = relay.channel(number)
+    channel = session.channel(number)
     if channel.tx is not None:
-        return _rehearse(relay, channel, channel.tx, data, items, at)
-    producer_key = relay.producer_key
-    decisions = relay.decisions
+        return _rehearse(session, channel, channel.tx, data, items, at)
+    producer_key = session.producer_key
+    decisions = session.decisions
     prefix, suffix = replica.stamp_affixes
     logged, local = LOGGED, LOCAL
     first = sequence = replica.next_sequence
-    stamps = relay.stamps
+    stamps = session.stamps
     stamps.renew(replica.stamp_affixes, sequence)
     turn = stamps.turn
     alike = last = before = after = b""  # of the message before: all but its body; its header; what surrounds the sequence in what the broker gets
@@ -70,8 +70,8 @@ def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
     view = memoryview(data)
     slice_from = slice_to = -1
     out: list[bytes | memoryview] = []
-    total, room, depth_max = len(items), relay.header_bytes_max, relay.door.config.header_depth_max
-    body_bytes_max = relay.door.config.message_bytes_max
+    total, room, depth_max = len(items), session.header_bytes_max, session.door.config.header_depth_max
+    body_bytes_max = session.door.config.message_bytes_max
     malformed: LrqError | None = None
     try:
         while at < total:
@@ -92,13 +92,13 @@ def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
             if stop - header_end > body_bytes_max and (size := frames.body_size(data, header)) > body_bytes_max:
                 if lengths:
                     break
-                closing.too_large(relay, channel, size, body_bytes_max)
+                closing.too_large(session, channel, size, body_bytes_max)
                 continue
             method = data[start:end]
-            decision = decisions.get(method) or _decide(relay, channel, method)
+            decision = decisions.get(method) or _decide(session, channel, method)
             if decision is not logged:
                 if decision is UNASKED:
-                    relay.must_ask = True
+                    session.permission_needed = True
                     break
                 decision = _of_message(decision, data[header:header_end], stop - header_end)
             if decision is not way:
@@ -109,9 +109,9 @@ def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
                 way = logged
                 at += 1
                 body = frames.body_of(data, header_end, stop)
-                elsewhere = routing_queues.take if relay.watch is None else relay.watch.elsewhere
-                elsewhere(relay, channel, decision, method, data[header:header_end], body, data[start - 7 : stop])
-                if relay.gone(channel):
+                elsewhere = routing_queues.take if session.watch is None else session.watch.elsewhere
+                elsewhere(session, channel, decision, method, data[header:header_end], body, data[start - 7 : stop])
+                if session.gone(channel):
                     return total
                 first = sequence = replica.next_sequence
                 continue
@@ -139,14 +139,14 @@ def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
                 sequence += 1
                 at += 1
                 continue
-            if is_judged(payload) and channel.committing is None and permissions.missing(relay, method, payload) is not None:
-                relay.must_ask = True
+            if is_judged(payload) and channel.committing is None and permissions.missing(session, method, payload) is not None:
+                session.permission_needed = True
                 break
             original = payload
             has_id = False
             rid = replication_id(payload) if b"x-lrq-id" in payload else None
             if rid is not None and producer_key:
-                identity = _identity(relay, rid)
+                identity = _identity(session, rid)
                 if identity is not None:
                     has_id = True
                     if lengths and not (run_has_ids and identity.sequence == next_number):
@@ -155,12 +155,12 @@ def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
                         if lengths:
                             break
                         at += 1
-                        relay.repeats.take(channel, identity.sequence, early=way is local)
-                        if relay.watch is not None:
-                            relay.watch.repeated(number, method, payload)
+                        session.repeats.take(channel, identity.sequence, early=way is local)
+                        if session.watch is not None:
+                            session.watch.repeated(number, method, payload)
                         continue
-                    if not lengths and channel.committing is None and not duplicates.may_number(relay, identity.sequence):
-                        closing.refuse_publish(relay, channel, reply_codes.PRECONDITION_FAILED, GAPS)
+                    if not lengths and channel.committing is None and not duplicates.may_number(session, identity.sequence):
+                        closing.refuse_publish(session, channel, reply_codes.PRECONDITION_FAILED, GAPS)
                         continue
                     next_number = identity.sequence + 1
                     if not lengths:
@@ -178,7 +178,7 @@ def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
             stamped = stamp(payload, position_field(b"%b%d%b" % (prefix, sequence, suffix)))
             size = len(stamped)
             if size > room:
-                raise closing.no_room(relay, len(payload))
+                raise closing.no_room(session, len(payload))
             if not routes_on(payload):  # what CC and BCC name, an exchange may judge
                 stamps.learn(payload, stamped, sequence)
             sequence += 1
@@ -207,31 +207,32 @@ def take(relay: ClientSession, data: bytes, items: list[Item], at: int) -> int:
             stored.append(view[slice_from:slice_to])
         run = pb.Run()
         entry = run.enqueues
-        entry.vhost = relay.vhost
+        entry.vhost = session.vhost
         entry.channel = number
         entry.lengths.extend(lengths)
         if run_has_ids:
             entry.producer = producer_key
             entry.id_first = run_number
         count = len(lengths)
-        if way is local or relay.watch is not None or channel.committing is not None or replica.node.log.unfinished:  # the frames are asked for again
+        # Where the frames are asked for again:
+        if way is local or session.watch is not None or channel.committing is not None or replica.node.log.unfinished:
             entry.frames = b"".join(stored)
             stored = []
         size = sum(lengths)
         if size < len(data) // WHOLE_SHARE:
             stored = [bytes(piece) for piece in stored]
         replica.append(run, count, size, contents=stored)
-        if relay.watch is not None:
-            relay.watch.enqueued(number, first, run)
+        if session.watch is not None:
+            session.watch.enqueued(number, first, run)
         blob = b"".join(out)
         if channel.committing is not None:
             channel.committing.runs.append((first, run))
             blob = channel.for_tx_channel(blob)
         else:
-            publisher_confirms.need_broker_confirms(relay, channel)
+            publisher_confirms.need_broker_confirms(session, channel)
             forwarded = _forwarded if way is logged else _forwarded_early
-            forwarded(relay, channel, first, run)
-        relay.outbox.put(blob, first + count - 1)
+            forwarded(session, channel, first, run)
+        session.outbox.put(blob, first + count - 1)
     if malformed is not None:
         raise malformed
     return at
@@ -249,26 +250,26 @@ def _may_be_early(header: bytes, size: int) -> bool:
     return size <= EARLY_BYTES_MAX and not routes_on(header)
 
 
-def _forwarded(_relay: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
+def _forwarded(_session: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
     """This run goes to the broker, as the entries from `first` on."""
     entry = run.enqueues
     channel.confirms.forwarded(len(entry.lengths), first, entry.producer, entry.id_first)
 
 
-def _forwarded_early(relay: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
+def _forwarded_early(session: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
     """Likewise, with local completion, if that may be."""
     if not channel.confirms.selected:
-        _forwarded(relay, channel, first, run)
+        _forwarded(session, channel, first, run)
         return
     entry = run.enqueues
     count = len(entry.lengths)
     tag = channel.confirms.forwarded_early(count, first, entry.producer, entry.id_first)
     channel.early.append((first, run))
-    relay.replica.progress.early.add(first, first + count - 1)
-    publisher_confirms.until_durable(relay, channel, tag, count, first + count - 1, len(entry.frames))
+    session.replica.progress.early.add(first, first + count - 1)
+    publisher_confirms.until_durable(session, channel, tag, count, first + count - 1, len(entry.frames))
 
 
-def _rehearse(relay: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, items: list[Item], at: int) -> int:
+def _rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, items: list[Item], at: int) -> int:
     """Within a transaction: to the broker's own as it came, into the log at commit (see `transactions`). All that can be wrong is found now."""
     if channel.closing:
         return at + 1  # sent before the client knew
@@ -278,57 +279,57 @@ def _rehearse(relay: ClientSession, channel: ClientChannel, tx: Transaction, dat
         if kind != BASIC_PUBLISH or not stop or number != channel.number:
             break
         size = frames.body_size(data, header)
-        if size > relay.door.config.message_bytes_max:
+        if size > session.door.config.message_bytes_max:
             if upto:
                 break
-            closing.too_large(relay, channel, size, relay.door.config.message_bytes_max)
+            closing.too_large(session, channel, size, session.door.config.message_bytes_max)
             return at + 1
         payload = data[header:header_end]
-        check_header(payload, relay.door.config.header_depth_max)
-        if len(death_headers.escape(payload)) + POSITION_BYTES_MAX > relay.header_bytes_max:
-            raise closing.no_room(relay, len(payload))
-        if relay.producer_key and b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
-            identity = _identity(relay, raw)
+        check_header(payload, session.door.config.header_depth_max)
+        if len(death_headers.escape(payload)) + POSITION_BYTES_MAX > session.header_bytes_max:
+            raise closing.no_room(session, len(payload))
+        if session.producer_key and b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
+            identity = _identity(session, raw)
             if identity is not None:
-                tx.number(identity.sequence, follows=relay.replica.index.dedup.adjoins(relay.producer_key, identity.sequence))
+                tx.number(identity.sequence, follows=session.replica.index.dedup.adjoins(session.producer_key, identity.sequence))
         if direct_reply.is_answer(data[start:end]):
             if upto:
                 break
             shown = encode.frame(frames.METHOD, number, direct_reply.answer_to_nobody(data[start:end])) + data[header - 7 : stop]
-            acknowledge.rehearse(relay, channel, tx, shown, BASIC_PUBLISH)
+            acknowledge.rehearse(session, channel, tx, shown, BASIC_PUBLISH)
             tx.keep_instead(data[begin:stop])
             return at + 1
         at, upto = at + 1, stop
-    acknowledge.rehearse(relay, channel, tx, data[begin:upto], BASIC_PUBLISH, at - first)
+    acknowledge.rehearse(session, channel, tx, data[begin:upto], BASIC_PUBLISH, at - first)
     return at
 
 
-def _decide(relay: ClientSession, channel: ClientChannel, method: bytes) -> Decision:
+def _decide(session: ClientSession, channel: ClientChannel, method: bytes) -> Decision:
     """What becomes of publishes with this method frame; remembered if it is known."""
     route = publish_route(method)
-    decision = routes.decide(relay, route)
-    if decision in IN_LOG and channel.committing is None and permissions.of_route(relay, route) not in relay.rights:
+    decision = routes.decide(session, route)
+    if decision in IN_LOG and channel.committing is None and permissions.of_route(session, route) not in session.rights:
         return UNASKED
-    if len(relay.decisions) >= frames.ROUTES_MAX:
-        relay.decisions.clear()
-    relay.decisions[method] = decision
+    if len(session.decisions) >= frames.ROUTES_MAX:
+        session.decisions.clear()
+    session.decisions[method] = decision
     return decision
 
 
-def _identity(relay: ClientSession, raw: bytes) -> ReplicationId | None:
+def _identity(session: ClientSession, raw: bytes) -> ReplicationId | None:
     """An ID of the announced producer; None for any other, as of a consumer that publishes what it received."""
-    if not raw.startswith(relay.id_prefix):
+    if not raw.startswith(session.id_prefix):
         return None
     return ReplicationId.parse(raw)
 
 
-def took(relay: ClientSession, channel: ClientChannel, first: int, count: int, producer: str) -> tuple[list[int], int]:
+def took(session: ClientSession, channel: ClientChannel, first: int, count: int, producer: str) -> tuple[list[int], int]:
     """The broker has acked these: they are in the queues, but for those that it gave back before, whose IDs are free again.
 
     (A repeat would be acked else, and who sends it after a failover never hears that the message is nowhere.)
     Returns the entries of these IDs, and the one that frees them.
     """
-    replica = relay.replica
+    replica = session.replica
     back = sorted(sequence for sequence in channel.returned if first <= sequence < first + count) if channel.returned else []
     channel.returned.difference_update(back)
     if not producer:
@@ -344,9 +345,9 @@ def took(relay: ClientSession, channel: ClientChannel, first: int, count: int, p
     return back, freed
 
 
-def answered(relay: ClientSession, number: int, kind: int, data: bytes, start: int) -> bytes:
+def answered(session: ClientSession, number: int, kind: int, data: bytes, start: int) -> bytes:
     """The broker's ack or nack of publishes. Returns the frames for the client."""
-    channel = relay.channel(number)
+    channel = session.channel(number)
     confirms = channel.confirms
     tag, bits = frames.tag_and_bits(data, start)
     multiple, ok = bool(bits & 1), kind == BASIC_ACK
@@ -356,38 +357,38 @@ def answered(relay: ClientSession, number: int, kind: int, data: bytes, start: i
         if run.sequence:
             back: Iterable[int] = ()
             if ok:
-                back, freed = took(relay, channel, run.sequence, run.publishes, run.producer)
+                back, freed = took(session, channel, run.sequence, run.publishes, run.producer)
             else:
-                freed = relay.replica.refuse([run])
+                freed = session.replica.refuse([run])
                 if run.producer:
                     back = range(run.sequence, run.sequence + run.publishes)
                 if channel.early and channel.early_run(run.sequence):
-                    relay.door.refused_after_confirm(run.publishes)
+                    session.door.refused_after_confirm(run.publishes)
             if back and run.client_tag:
-                later.update(_answer_when_free(relay, channel, run, back, freed, ok))
+                later.update(_answer_when_free(session, channel, run, back, freed, ok))
     if channel.early:
         channel.forget_early()
-    if relay.watch is not None:
-        relay.watch.answered(number, settled, ok)
+    if session.watch is not None:
+        session.watch.answered(number, settled, ok)
     answers = b""
     tagged = [run for run in settled if run.client_tag]
     if channel.speaks and tagged:
         client_last = tagged[-1].client_tag + tagged[-1].publishes - 1
         make = encode.ack if ok else encode.nack
-        if multiple and not confirms.covers_others(client_last) and (ok or not relay.held_confirms):
+        if multiple and not confirms.covers_others(client_last) and (ok or not session.held_confirms):
             answers = make(number, client_last, True)
         else:
             tags = (t for run in tagged for t in range(run.client_tag, run.client_tag + run.publishes) if t not in later)
             answers = b"".join(make(number, t) for t in tags)
-        if ok and relay.replica.holds_confirms:
-            relay.confirm(channel, answers)
+        if ok and session.replica.holds_confirms:
+            session.confirm(channel, answers)
             answers = b""
     if not channel.unanswered:
-        closing.settled(relay, channel)
+        closing.settled(session, channel)
     return answers
 
 
-def _answer_when_free(relay: ClientSession, channel: ClientChannel, run: Settled, entries: Iterable[int], freed: int, ok: bool) -> list[int]:
+def _answer_when_free(session: ClientSession, channel: ClientChannel, run: Settled, entries: Iterable[int], freed: int, ok: bool) -> list[int]:
     """Publishes of this run whose IDs get free, when entry `freed` is safe, are answered then; returns their tags.
 
     Who hears of it may give these IDs to other messages. No node must take those for repeats then, and confirm them.
@@ -396,5 +397,5 @@ def _answer_when_free(relay: ClientSession, channel: ClientChannel, run: Settled
     for tag in tags:
         channel.confirms.local.add(tag)
         if freed:  # else this node is none to say so any more, and its clients' connections end
-            publisher_confirms.confirm_when_safe(relay, channel, tag, freed, ok)
+            publisher_confirms.confirm_when_safe(session, channel, tag, freed, ok)
     return tags

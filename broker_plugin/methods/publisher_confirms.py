@@ -10,77 +10,77 @@ from ..session.channel import ClientChannel
 from ..session.session import ClientSession
 
 
-def need_broker_confirms(relay: ClientSession, channel: ClientChannel) -> None:
+def need_broker_confirms(session: ClientSession, channel: ClientChannel) -> None:
     """The door needs the broker's answers to these publishes, whether or not the client asked for them."""
     if not channel.broker_confirms:
         channel.broker_confirms = True
-        relay.outbox.put(encode.method_frame(channel.number, commands.Confirm.Select(nowait=True)))
+        session.outbox.put(encode.method_frame(channel.number, commands.Confirm.Select(nowait=True)))
 
 
-def pass_on(relay: ClientSession, channel: ClientChannel, blob: bytes) -> None:
+def pass_on(session: ClientSession, channel: ClientChannel, blob: bytes) -> None:
     """A publish that is not replicated: to the broker as it came."""
-    if channel.committing is None and (relay.producer_key or channel.confirms.selected or channel.broker_confirms):
-        need_broker_confirms(relay, channel)
+    if channel.committing is None and (session.producer_key or channel.confirms.selected or channel.broker_confirms):
+        need_broker_confirms(session, channel)
         channel.confirms.forwarded(1, 0)
-    relay.outbox.put(channel.for_tx_channel(blob))
+    session.outbox.put(channel.for_tx_channel(blob))
 
 
-def ended_here(relay: ClientSession, channel: ClientChannel, sequence: int) -> None:
+def ended_here(session: ClientSession, channel: ClientChannel, sequence: int) -> None:
     """A publish that ended here as log entry `sequence`: it is acked when that is safe (0: now)."""
     tag = channel.confirms.ended_here()
     if not tag:
         return
-    confirm_when_safe(relay, channel, tag, sequence)
+    confirm_when_safe(session, channel, tag, sequence)
 
 
-def until_durable(relay: ClientSession, channel: ClientChannel, tag: int, count: int, sequence: int, size: int) -> None:
+def until_durable(session: ClientSession, channel: ClientChannel, tag: int, count: int, sequence: int, size: int) -> None:
     """`count` publishes, the client's from `tag` on, are confirmed when the own stream has everything up to this entry."""
-    relay.until_durable.append((channel, tag, tag + count - 1, sequence, size))
-    relay.replica.progress.waiting_durable.add(relay)
+    session.pending_durable.append((channel, tag, tag + count - 1, sequence, size))
+    session.replica.progress.waiting_durable.add(session)
 
 
-def confirm_when_safe(relay: ClientSession, channel: ClientChannel, tag: int, sequence: int, ok: bool = True) -> None:
-    if sequence <= relay.replica.progress.safe:
-        confirm(relay, channel, tag, ok)
+def confirm_when_safe(session: ClientSession, channel: ClientChannel, tag: int, sequence: int, ok: bool = True) -> None:
+    if sequence <= session.replica.progress.safe:
+        confirm(session, channel, tag, ok)
     else:
-        relay.until_safe.append((channel, tag, sequence, ok))
-        relay.replica.progress.waiting_safe.add(relay)
+        session.pending_safe.append((channel, tag, sequence, ok))
+        session.replica.progress.waiting_safe.add(session)
 
 
-def confirm(relay: ClientSession, channel: ClientChannel, tag: int, ok: bool = True) -> None:
+def confirm(session: ClientSession, channel: ClientChannel, tag: int, ok: bool = True) -> None:
     """A publish in `local` is answered."""
     channel.confirms.local.discard(tag)
-    relay.confirm(channel, encode.ack(channel.number, tag) if ok else encode.nack(channel.number, tag), held=ok)
+    session.confirm(channel, encode.ack(channel.number, tag) if ok else encode.nack(channel.number, tag), held=ok)
 
 
-def select_confirms(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def select_confirms(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """confirm.select."""
     if channel.second:  # the broker refuses
-        relay.outbox.put(encode.frame(frames.METHOD, channel.second, payload))
+        session.outbox.put(encode.frame(frames.METHOD, channel.second, payload))
         return
     channel.confirms.selected = channel.broker_confirms = True
     if payload[4:5] == b"\0":  # it is to be answered
         channel.selecting += 1
-    relay.outbox.put(encode.frame(frames.METHOD, channel.number, payload))  # a broker that has it on already just answers
+    session.outbox.put(encode.frame(frames.METHOD, channel.number, payload))  # a broker that has it on already just answers
 
 
 # ---- what became of it -----------------------------------------------------------------------------------------------------
 
 
-def safe_advanced(relay: ClientSession) -> None:
+def safe_advanced(session: ClientSession) -> None:
     """The log is safe further than before: answers what ended here, and what has freed its ID."""
-    safe = relay.replica.progress.safe
-    waiting = relay.until_safe
+    safe = session.replica.progress.safe
+    waiting = session.pending_safe
     while waiting and waiting[0][2] <= safe:
         channel, tag, _, ok = waiting.popleft()
-        confirm(relay, channel, tag, ok)
+        confirm(session, channel, tag, ok)
     if waiting:
-        relay.replica.progress.waiting_safe.add(relay)
+        session.replica.progress.waiting_safe.add(session)
 
 
-def durable_advanced(relay: ClientSession) -> None:
+def durable_advanced(session: ClientSession) -> None:
     """The own stream has more of the log: confirms what asks no more than that."""
-    durable, waiting = relay.replica.node.durable, relay.until_durable
+    durable, waiting = session.replica.node.durable, session.pending_durable
     while waiting and waiting[0][3] <= durable:
         channel, first, last, sequence, size = waiting.popleft()
         confirms = channel.confirms
@@ -89,23 +89,23 @@ def durable_advanced(relay: ClientSession) -> None:
             confirms.local.discard(first)
         else:
             confirms.early.popleft()
-        if not channel.speaks or relay.channels.get(channel.number) is not channel:
+        if not channel.speaks or session.channels.get(channel.number) is not channel:
             continue
         if not is_repeat:
-            relay.replica.progress.confirmed_early(sequence, last - first + 1, size)
-        if first < last and not (confirms.waiting or relay.held_confirms or confirms.covers_others(last)):
+            session.replica.progress.confirmed_early(sequence, last - first + 1, size)
+        if first < last and not (confirms.waiting or session.held_confirms or confirms.covers_others(last)):
             answer = encode.ack(channel.number, last, True)
         else:
             answer = b"".join(encode.ack(channel.number, tag) for tag in range(first, last + 1))
-        relay.confirm(channel, answer, held=False)
+        session.confirm(channel, answer, held=False)
     if waiting:
-        relay.replica.progress.waiting_durable.add(relay)
+        session.replica.progress.waiting_durable.add(session)
 
 
-def selected(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def selected(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """confirm.select-ok; what the door has confirmed before follows it."""
-    channel = relay.channel(number)
+    channel = session.channel(number)
     channel.selecting -= channel.selecting > 0
     if channel.selecting or not channel.before_select:
         return None
-    return data[item[2] - 7 : item[3] + 1] + relay.take_before_select(channel)
+    return data[item[2] - 7 : item[3] + 1] + session.take_before_select(channel)

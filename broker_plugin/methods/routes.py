@@ -11,27 +11,27 @@ from ..session.decisions import LOCAL, LOGGED, Decision
 from ..session.session import ClientSession
 
 
-def decide(relay: ClientSession, route: Route) -> Decision:
+def decide(session: ClientSession, route: Route) -> Decision:
     """What becomes of publishes on this route."""
-    if not names.is_routing(relay.vhost):
+    if not names.is_routing(session.vhost):
         name = route.exchange or route.routing_key
         if not route.exchange and name.startswith(DIRECT_REPLY_TO):
             return Decision.PASSED
-        logged = relay.replica.declared.replicates_exchange(name) if route.exchange else relay.replica.declared.replicates((relay.vhost, name))
+        logged = session.replica.declared.replicates_exchange(name) if route.exchange else session.replica.declared.replicates((session.vhost, name))
         if not logged:
             return Decision.PASSED
-        relay.replica.published_to(relay.vhost, route.exchange, route.routing_key)
+        session.replica.published_to(session.vhost, route.exchange, route.routing_key)
         plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
-        if not (plain and relay.door.completes_locally(name)):
+        if not (plain and session.door.completes_locally(name)):
             return LOGGED
-        return LOGGED if relay.replica.declared.is_stream((relay.vhost, name)) else LOCAL  # which does not take every header
+        return LOGGED if session.replica.declared.is_stream((session.vhost, name)) else LOCAL  # which does not take every header
     if route.exchange:
         return Decision.FORBIDDEN
     if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
         return Decision.TRANSMIT
     if route.routing_key == names.STATUS:
         return Decision.STATUS
-    if names.parse_recv_queue(route.routing_key) is not None and relay.peer is not None and relay.peer.site:
+    if names.parse_recv_queue(route.routing_key) is not None and session.peer is not None and session.peer.site:
         return Decision.RECEIVE
     return Decision.FORBIDDEN
 

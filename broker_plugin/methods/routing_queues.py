@@ -40,140 +40,140 @@ REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
 _OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
 
 
-def may_read(relay: ClientSession, queue: str) -> bool:
+def may_read(session: ClientSession, queue: str) -> bool:
     """Whether a client may read a queue, as far as the door is asked; the broker is asked afterwards."""
-    return not names.is_routing(relay.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
+    return not names.is_routing(session.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
 
 
-def take(relay: ClientSession, channel: ClientChannel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
+def take(session: ClientSession, channel: ClientChannel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
     """A publish that is neither LOGGED nor LOCAL."""
     if decision is Decision.PASSED:
         if b"x-lrq-pos" in header:  # only the door says where in the log a message stands
-            pieces = encode.content(channel.number, cut(header, b"x-lrq-pos"), body, relay.frame_max_bytes)
+            pieces = encode.content(channel.number, cut(header, b"x-lrq-pos"), body, session.frame_max_bytes)
             blob = b"".join((encode.frame(frames.METHOD, channel.number, method), *pieces))
-        publisher_confirms.pass_on(relay, channel, blob)
+        publisher_confirms.pass_on(session, channel, blob)
         return
     route = frames.publish_route(method)
-    if decision in _OF_PRODUCERS and relay.producer and not relay.may_write:
-        text = f"ACCESS_REFUSED - user '{relay.user}' lacks the right to write to 'amq.default' in vhost '{relay.vhost}'"
-        closing.refuse_publish(relay, channel, 403, text)
+    if decision in _OF_PRODUCERS and session.producer and not session.may_write:
+        text = f"ACCESS_REFUSED - user '{session.user}' lacks the right to write to 'amq.default' in vhost '{session.vhost}'"
+        closing.refuse_publish(session, channel, 403, text)
         return
     try:
         if decision is Decision.TRANSMIT:
-            _transmit(relay, channel, route.routing_key, header, body)
+            _transmit(session, channel, route.routing_key, header, body)
         elif decision is Decision.STATUS:
-            _status(relay, channel, header, body)
+            _status(session, channel, header, body)
         elif decision is Decision.RECEIVE:
-            _receive(relay, channel, route.routing_key, body)
+            _receive(session, channel, route.routing_key, body)
         else:
             what = f"exchange '{route.exchange}'" if route.exchange else f"'{route.routing_key}'"
-            closing.refuse_publish(relay, channel, 403, f"{what} in vhost '{relay.vhost}' takes no messages from clients")
+            closing.refuse_publish(session, channel, 403, f"{what} in vhost '{session.vhost}' takes no messages from clients")
     except _Unroutable as error:
-        _return(relay, channel, route, header, body, str(error))
-        publisher_confirms.ended_here(relay, channel, 0)
+        _return(session, channel, route, header, body, str(error))
+        publisher_confirms.ended_here(session, channel, 0)
     except NotPrimary:  # it has stepped down in this very moment: the connection ends, and nothing is wrong with the message
         raise
     except LrqError as error:
-        closing.refuse_publish(relay, channel, 406, str(error))
+        closing.refuse_publish(session, channel, 406, str(error))
 
 
 class _Unroutable(LrqError):
     """Comes back to the publisher as basic.return."""
 
 
-def _return(relay: ClientSession, channel: ClientChannel, route: Route, header: bytes, body: bytes, text: str) -> None:
+def _return(session: ClientSession, channel: ClientChannel, route: Route, header: bytes, body: bytes, text: str) -> None:
     returned = commands.Basic.Return(NO_ROUTE, text.encode()[:250].decode("utf-8", "ignore"), route.exchange, route.routing_key)
-    content = encode.content(channel.number, header, body, relay.frame_max_bytes)
-    relay.to_client(encode.method_frame(channel.number, returned) + b"".join(content))
+    content = encode.content(channel.number, header, body, session.frame_max_bytes)
+    session.to_client(encode.method_frame(channel.number, returned) + b"".join(content))
 
 
-def _identity(relay: ClientSession, header: bytes) -> ReplicationId | None:
+def _identity(session: ClientSession, header: bytes) -> ReplicationId | None:
     """The message's replication ID, if it counts on this connection."""
     raw = replication_id(header)
-    if raw is None or not relay.producer:
+    if raw is None or not session.producer:
         return None
     identity = ReplicationId.parse(raw)
-    return identity if identity.producer == relay.producer else None
+    return identity if identity.producer == session.producer else None
 
 
-def _is_repeat(relay: ClientSession, channel: ClientChannel, identity: ReplicationId | None) -> bool:
-    if identity is None or not relay.replica.index.dedup.seen(relay.producer_key, identity.sequence):
+def _is_repeat(session: ClientSession, channel: ClientChannel, identity: ReplicationId | None) -> bool:
+    if identity is None or not session.replica.index.dedup.seen(session.producer_key, identity.sequence):
         return False
-    relay.door.counters["repeats"] += 1
-    publisher_confirms.ended_here(relay, channel, relay.replica.index.dedup.position_of(relay.producer_key, identity.sequence) or 0)
+    session.door.counters["repeats"] += 1
+    publisher_confirms.ended_here(session, channel, session.replica.index.dedup.position_of(session.producer_key, identity.sequence) or 0)
     return True
 
 
-def _check_number(relay: ClientSession, identity: ReplicationId) -> None:
-    if not duplicates.may_number(relay, identity.sequence):
+def _check_number(session: ClientSession, identity: ReplicationId) -> None:
+    if not duplicates.may_number(session, identity.sequence):
         raise LrqError(duplicates.GAPS)
 
 
-def _transmit(relay: ClientSession, channel: ClientChannel, queue: str, header: bytes, body: bytes) -> None:
-    identity = _identity(relay, header)
+def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header: bytes, body: bytes) -> None:
+    identity = _identity(session, header)
     if identity is None:
         raise LrqError(
             "a log entry needs a replication ID", todo="announce the producer in the client property lrq_producer and set the header x-lrq-id"
         )
-    if _is_repeat(relay, channel, identity):
+    if _is_repeat(session, channel, identity):
         return
     if len(body) > chain.TRANSMISSION_BYTES_MAX:
         todo = f"transmit at most {chain.TRANSMISSION_BYTES_MAX} at once"
         raise LrqError(f"log entries of {len(body)} bytes are too many for one message", todo=todo)
     transaction = _parse(pb.Transaction, body)
     destinations = chain.check(transaction)
-    _check_client(relay, transaction.client_name)
+    _check_client(session, transaction.client_name)
     if (queue == names.SEND_SNAP_SYNC) != bool(transaction.request_id):
         todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
         raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
     _check_request(transaction.request_id)
     for destination in destinations:
-        _check_destination(relay, destination)
-    _check_number(relay, identity)
-    transaction.source = relay.door.group
+        _check_destination(session, destination)
+    _check_number(session, identity)
+    transaction.source = session.door.group
     transaction.replication_id = str(identity)
-    entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=relay.producer_key, id=identity.sequence)
-    publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
+    entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=session.producer_key, id=identity.sequence)
+    publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
 
 
-def _status(relay: ClientSession, channel: ClientChannel, header: bytes, body: bytes) -> None:
-    if not relay.producer:
+def _status(session: ClientSession, channel: ClientChannel, header: bytes, body: bytes) -> None:
+    if not session.producer:
         raise LrqError("a status needs a producer", todo="announce it in the client property lrq_producer")
-    identity = _identity(relay, header)
-    if _is_repeat(relay, channel, identity):
+    identity = _identity(session, header)
+    if _is_repeat(session, channel, identity):
         return
     if len(body) > statuses.STATUS_BYTES_MAX:
         raise LrqError(f"a status of {len(body)} bytes, of {statuses.STATUS_BYTES_MAX} at most", todo="say it in fewer words")
     status = _parse(pb.Status, body)
     statuses.check(status)
-    _check_client(relay, status.client.client_name or status.full_sync.client_name)
+    _check_client(session, status.client.client_name or status.full_sync.client_name)
     _check_request(status.full_sync.request_id)
-    known = relay.replica.index.statuses
+    known = session.replica.index.statuses
     if status.HasField("full_sync") and not known.ends(status):  # its site may have left the configuration since it was asked for
-        _check_destination(relay, status.full_sync.destination)
+        _check_destination(session, status.full_sync.destination)
     overtaken = known.overtaken(status)
     if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
-        publisher_confirms.ended_here(relay, channel, overtaken)
+        publisher_confirms.ended_here(session, channel, overtaken)
         return
     entry = pb.StatusEntry(body=body)
     if identity is not None:
-        _check_number(relay, identity)
-        entry.producer, entry.id = relay.producer_key, identity.sequence
-    publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(status=entry), 1, len(body)))
+        _check_number(session, identity)
+        entry.producer, entry.id = session.producer_key, identity.sequence
+    publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(status=entry), 1, len(body)))
 
 
-def _check_client(relay: ClientSession, client_name: str) -> None:
+def _check_client(session: ClientSession, client_name: str) -> None:
     """One that could not become known has no session: what it transmits would be confirmed, and go nowhere."""
-    if not relay.replica.index.statuses.has_room(client_name):
+    if not session.replica.index.statuses.has_room(client_name):
         todo = "use the name of one of them (GET /status of the primary lists them)"
         raise LrqError(f"the log knows {statuses.CLIENTS_MAX} clients, and '{client_name}' is none of them", todo=todo)
 
 
-def _check_destination(relay: ClientSession, destination: str) -> None:
-    known = relay.door.sites
+def _check_destination(session: ClientSession, destination: str) -> None:
+    known = session.door.sites
     if destination not in known:
         listed = ", ".join(sorted(known)) or "none"
-        raise _Unroutable(f"destination '{destination}' is not known to group '{relay.door.group}'; known: {listed}")
+        raise _Unroutable(f"destination '{destination}' is not known to group '{session.door.group}'; known: {listed}")
 
 
 def _check_request(request_id: str) -> None:
@@ -181,21 +181,21 @@ def _check_request(request_id: str) -> None:
         raise LrqError(f"the request id of a full sync has at most {REQUEST_ID_BYTES_MAX} bytes")
 
 
-def _receive(relay: ClientSession, channel: ClientChannel, queue: str, body: bytes) -> None:
+def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: bytes) -> None:
     batch = _parse(pb.ReceivedBatch, body)
-    if relay.peer is None or batch.source != relay.peer.site:
-        raise LrqError(f"a batch of {batch.source!r} on a connection of {relay.peer.site if relay.peer else 'nobody'!r}")
+    if session.peer is None or batch.source != session.peer.site:
+        raise LrqError(f"a batch of {batch.source!r} on a connection of {session.peer.site if session.peer else 'nobody'!r}")
     if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take it, at no start of this node
         todo = f"it may have {chain.BATCH_BYTES_MAX}: run the same version on both sides"
         raise LrqError(f"a batch of {len(body)} bytes is too large for {queue}", todo=todo)
-    verdict = relay.replica.index.sink.accept(queue, batch)
+    verdict = session.replica.index.sink.accept(queue, batch)
     if isinstance(verdict, Gap):
         raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)
     if isinstance(verdict, Accept | AcceptTrimmed):
         kept = verdict.body if isinstance(verdict, AcceptTrimmed) else body
-        publisher_confirms.ended_here(relay, channel, relay.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
+        publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
     else:
-        publisher_confirms.ended_here(relay, channel, verdict.op_seq)
+        publisher_confirms.ended_here(session, channel, verdict.op_seq)
 
 
 def _parse(kind: Any, body: bytes) -> Any:
@@ -205,19 +205,19 @@ def _parse(kind: Any, body: bytes) -> Any:
         raise LrqError(f"the body is not a {kind.DESCRIPTOR.name}") from error
 
 
-def answer(relay: ClientSession, question: str) -> tuple[str, int] | None:
+def answer(session: ClientSession, question: str) -> tuple[str, int] | None:
     """Queue name and number that answer a passive declaration; None: it is no question. Outside the routing vhost a producer asks for itself only."""
     producer = names.parse_producer_queue(question)
-    if producer is not None and (names.is_routing(relay.vhost) or producer == relay.producer):
-        relay.door.end_unread(producer, relay)
-        index = relay.replica.index
-        return question, max(map(index.dedup.last, index.producers.of(relay.user, producer, index.dedup.producers())), default=0)
+    if producer is not None and (names.is_routing(session.vhost) or producer == session.producer):
+        session.door.end_unread(producer, session)
+        index = session.replica.index
+        return question, max(map(index.dedup.last, index.producers.of(session.user, producer, index.dedup.producers())), default=0)
     numbers = names.parse_numbers_queue(question)
-    if numbers is not None and numbers[0] == relay.producer and not names.is_routing(relay.vhost):
-        dedup = relay.replica.index.dedup
-        return question, sum(dedup.seen(relay.producer_key, number) for number in range(numbers[1], numbers[2] + 1))
-    if question.startswith(SINK_QUESTION) and relay.peer is not None and relay.peer.site:
-        status = relay.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
+    if numbers is not None and numbers[0] == session.producer and not names.is_routing(session.vhost):
+        dedup = session.replica.index.dedup
+        return question, sum(dedup.seen(session.producer_key, number) for number in range(numbers[1], numbers[2] + 1))
+    if question.startswith(SINK_QUESTION) and session.peer is not None and session.peer.site:
+        status = session.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         last = f"{status.last.epoch}.{status.last.sequence}"
         return f"/{last}/{2 if status.bare else int(status.snapshot_complete)}/{status.snapshot_request}", 0
     return None

@@ -42,148 +42,149 @@ ANSWERED_POLL_S = 0.01
 # ---- what the client says --------------------------------------------------------------------------------------------------
 
 
-def select(relay: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
+def select(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """tx.select."""
-    if names.is_routing(relay.vhost):
-        closing.refuse(relay, channel, NOT_IMPLEMENTED, f"vhost '{relay.vhost}' has no tx: several payloads go in one log entry instead", kind)
+    if names.is_routing(session.vhost):
+        closing.refuse(session, channel, NOT_IMPLEMENTED, f"vhost '{session.vhost}' has no tx: several payloads go in one log entry instead", kind)
         return
     if channel.broker_confirms and not channel.confirms.selected and not channel.second:
-        relay.from_client.stall()
-        relay.spawn(_begin_late(relay, channel, payload))
+        session.from_client.stall()
+        session.spawn(_begin_late(session, channel, payload))
         return
     if channel.tx is None and not channel.broker_confirms:  # where the client has selected confirms, the broker refuses
-        channel.tx = Transaction(relay.from_client.share)
-    relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
+        channel.tx = Transaction(session.from_client.share)
+    session.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
-async def _begin_late(relay: ClientSession, channel: ClientChannel, payload: bytes) -> None:
-    relay.flow.asks(True)
+async def _begin_late(session: ClientSession, channel: ClientChannel, payload: bytes) -> None:
+    session.flow.asks(True)
     try:
         while not channel.closing and (channel.unanswered or channel.questions):
             await asyncio.sleep(ANSWERED_POLL_S)
         if channel.closing:
             return
-        if not relay.has_room_for_channel:
-            text = f"all {relay.channels_max} channels of this connection are in use, and tx on one that has published takes another: select it first"
-            closing.refuse(relay, channel, NOT_IMPLEMENTED, text, frames.TX_SELECT)
+        if not session.has_room_for_channel:
+            text = f"all {session.channels_max} channels of this connection are in use, and tx on one that has published takes another: "
+            text += "select it first"
+            closing.refuse(session, channel, NOT_IMPLEMENTED, text, frames.TX_SELECT)
             return
-        number = relay.number_apart()
-        channel.second, relay.seconds[number], relay.apart[number] = number, channel, from_second
-        channel.tx = Transaction(relay.from_client.share)
-        relay.outbox.put(encode.method_frame(number, commands.Channel.Open()) + encode.frame(METHOD, number, payload))
+        number = session.number_apart()
+        channel.second, session.tx_channels[number], session.internal_channels[number] = number, channel, from_second
+        channel.tx = Transaction(session.from_client.share)
+        session.outbox.put(encode.method_frame(number, commands.Channel.Open()) + encode.frame(METHOD, number, payload))
     finally:
-        relay.flow.asks(False)
-        relay.from_client.unstall()
+        session.flow.asks(False)
+        session.from_client.unstall()
 
 
-def commit(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def commit(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """tx.commit."""
     tx = channel.tx
     if tx is not None and tx.frames:
         channel.rollbacks.append(False)
         channel.rehearsed = asyncio.get_running_loop().create_future()
-        relay.outbox.put(encode.method_frame(channel.tx_number, commands.Tx.Rollback()))
-        relay.from_client.stall()
-        relay.spawn(_commit_when_rehearsed(relay, channel, tx, channel.rehearsed, payload))
+        session.outbox.put(encode.method_frame(channel.tx_number, commands.Tx.Rollback()))
+        session.from_client.stall()
+        session.spawn(_commit_when_rehearsed(session, channel, tx, channel.rehearsed, payload))
         return
     if tx is not None:
-        relay.ask(channel)
+        session.ask(channel)
         channel.tx = tx.over()
         channel.commits.append(Commit())
-    relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
+    session.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
 async def _commit_when_rehearsed(
-    relay: ClientSession, channel: ClientChannel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes
+    session: ClientSession, channel: ClientChannel, tx: Transaction, rehearsed: asyncio.Future[None], payload: bytes
 ) -> None:
     def in_earnest() -> None:
-        if channel.closing or relay.fenced:
+        if channel.closing or session.fenced:
             return  # what it settles has gone back, or will
-        if tx.gaps and not relay.replica.index.dedup.may_leave(relay.producer_key, tx.gaps, relay.door.config.id_bytes_max):
-            closing.refuse(relay, channel, reply_codes.PRECONDITION_FAILED, duplicates.GAPS, frames.TX_COMMIT)
+        if tx.gaps and not session.replica.index.dedup.may_leave(session.producer_key, tx.gaps, session.door.config.id_bytes_max):
+            closing.refuse(session, channel, reply_codes.PRECONDITION_FAILED, duplicates.GAPS, frames.TX_COMMIT)
             return
         commit = Commit()
         channel.tx, channel.committing = None, commit
-        acknowledge.commit_unseen(relay, channel)
+        acknowledge.commit_internally(session, channel)
         data = b"".join(tx.frames)
-        relay.from_client.work(data, scan(data, 0, relay.frame_max_bytes, len(data) + 1)[0])
+        session.from_client.work(data, scan(data, 0, session.frame_max_bytes, len(data) + 1)[0])
         channel.tx, channel.committing = tx.over(), None
         channel.commits.append(commit)
-        relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
+        session.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
-    relay.flow.asks(True)
+    session.flow.asks(True)
     try:
         await rehearsed
     finally:
-        relay.flow.asks(False)  # what else it waits for is not for the broker to say
+        session.flow.asks(False)  # what else it waits for is not for the broker to say
     while True:
-        moving = holds.commit_waits_for(relay, tx)
-        if relay.replica.barrier.is_up:
-            await relay.replica.barrier.down()
+        moving = holds.commit_waits_for(session, tx)
+        if session.replica.barrier.is_up:
+            await session.replica.barrier.down()
         elif moving is not None:
             await moving.over.wait()
         else:
             break
     channel.rehearsed = None
-    relay.from_client.unstall(in_earnest)
+    session.from_client.unstall(in_earnest)
 
 
-def rollback(relay: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
+def rollback(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """tx.rollback."""
     if channel.tx is not None:
         channel.rollbacks.append(True)
         channel.tx = channel.tx.over()
-    relay.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
+    session.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
 # ---- what the broker answers -----------------------------------------------------------------------------------------------
 
 
-def from_second(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes:
+def from_second(session: ClientSession, number: int, data: bytes, item: Item) -> bytes:
     """What comes from a second channel: the same, as if it came from the first. Returns what the client gets."""
-    kind, channel = item[0], relay.seconds[number]
+    kind, channel = item[0], session.tx_channels[number]
     if kind == CHANNEL_OPEN_OK:
         return b""
     if kind == CHANNEL_CLOSE:
-        return lifecycle.second_refused(relay, channel, encode.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
+        return lifecycle.second_refused(session, channel, encode.rechannel(data[item[2] - 7 : item[3] + 1], channel.number))
     if kind == CHANNEL_CLOSE_OK:
-        return lifecycle.second_closed(relay, channel)
+        return lifecycle.second_closed(session, channel)
     if kind in PIECES and not item[6]:
-        given = relay.from_broker.passing.take(kind, number, data, item, channel.number) or b""
+        given = session.from_broker.passing.take(kind, number, data, item, channel.number) or b""
     else:
         blob = encode.rechannel(data[item[2] - 7 : frames.end_of(item)], channel.number)
         items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, len(blob) + 1)
-        handler = relay.on_broker.get(kind)
-        replaced = handler(relay, channel.number, blob, items[0]) if handler is not None else None
+        handler = session.on_broker.get(kind)
+        replaced = handler(session, channel.number, blob, items[0]) if handler is not None else None
         given = blob if replaced is None else replaced
-        if relay.from_broker.passing.waits(given):  # of the first channel's
+        if session.from_broker.passing.waits(given):  # of the first channel's
             return b""
     return given if channel.speaks else b""
 
 
-def commit_ok(relay: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
+def commit_ok(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """tx.commit-ok: its publishes are in the queues."""
-    channel, replica = relay.channel(number), relay.replica
+    channel, replica = session.channel(number), session.replica
     if not channel.commits:
         return None
     commit = channel.commits.popleft()
     for first, run in commit.runs:
-        publish.took(relay, channel, first, len(run.enqueues.lengths), run.enqueues.producer)
-        if relay.watch is not None:
-            relay.watch.answered(channel.number, [Settled(0, len(run.enqueues.lengths), first, "", 0)], True)
+        publish.took(session, channel, first, len(run.enqueues.lengths), run.enqueues.producer)
+        if session.watch is not None:
+            session.watch.answered(channel.number, [Settled(0, len(run.enqueues.lengths), first, "", 0)], True)
     if not channel.unanswered:
-        closing.settled(relay, channel)
+        closing.settled(session, channel)
     if commit.own:
         return b""
-    if relay.repeats.are_in(commit.repeats) and not (channel.commit_oks or replica.holds_confirms):
+    if session.repeats.are_in(commit.repeats) and not (channel.commit_oks or replica.holds_confirms):
         return None
-    relay.repeats.answer_commit(channel, data[item[2] - 7 : item[3] + 1], commit.repeats)
+    session.repeats.answer_commit(channel, data[item[2] - 7 : item[3] + 1], commit.repeats)
     return b""
 
 
-def rollback_ok(relay: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
+def rollback_ok(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
     """tx.rollback-ok; the client did not ask for that of a rehearsal."""
-    channel = relay.channel(number)
+    channel = session.channel(number)
     if not channel.rollbacks:
         return None
     asked = channel.rollbacks.popleft()

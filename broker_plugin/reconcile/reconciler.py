@@ -309,19 +309,19 @@ class LengthReconciler:
     def _clients(self) -> _Clients | None:
         """None: they hold too much."""
         clients = _Clients()
-        channels = [(relay, channel) for relay in self._door.sessions for channel in relay.channels.values()]
+        channels = [(session, channel) for session in self._door.sessions for channel in session.channels.values()]
         if sum(len(channel.deliveries) for _, channel in channels) > HELD_MAX:
             return None
-        for relay, channel in channels:
+        for session, channel in channels:
             consumed = [consumer.queue for consumer in (*channel.consumers.values(), *channel.consuming)]
             clients.consumers.update(consumed)
             clients.unsure.update(channel.returning, (consumer.queue for consumer, _ in channel.gets))
-            if relay.flow.reads_late or channel.undelivered or channel.recovers or channel.commits or channel.closing:
+            if session.flow.reads_late or channel.undelivered or channel.recovers or channel.commits or channel.closing:
                 clients.unsure.update(consumed)
             for delivery in channel.held:
                 clients.held[delivery.queue].append(delivery.sequence)
-        for relay in self._door.sessions:  # what is given back is in no length, nor held, until the broker hears of it
-            clients.unsure.update(relay.still_returning())
+        for session in self._door.sessions:  # what is given back is in no length, nor held, until the broker hears of it
+            clients.unsure.update(session.still_returning())
         for held in clients.held.values():
             held.sort()
         return clients
@@ -457,7 +457,7 @@ class LengthReconciler:
         """Returns when the broker has carried out the declarations of these queues that were under way; no others are passed on during a barrier."""
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
-            channels = [channel for relay in self._door.sessions for channel in relay.channels.values()]
+            channels = [channel for session in self._door.sessions for channel in session.channels.values()]
             if not any(passed.declares in keys for channel in channels for passed in channel.passed):
                 return
             await asyncio.sleep(0.01)

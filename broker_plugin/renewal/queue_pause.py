@@ -94,18 +94,18 @@ class QueuePause:
     async def end(self) -> None:
         """The queue goes on: first its consumers, each of a single active consumer's before the next comes, then all that waits."""
         paused = [
-            (consumer.number, relay, channel, tag, consumer)
-            for relay, channel in self._channels()
+            (consumer.number, session, channel, tag, consumer)
+            for session, channel in self._channels()
             for tag, consumer in list(channel.paused.items())
             if consumer.queue == self._key
         ]
         until = time.monotonic() + RESUMED_S
         coming: list[tuple[ClientSession, ClientChannel, bytes, bool]] = []
-        for _, relay, channel, tag, consumer in sorted(paused, key=lambda one: one[0]):
+        for _, session, channel, tag, consumer in sorted(paused, key=lambda one: one[0]):
             if channel.paused.pop(tag, None) is None:
                 continue  # the client has cancelled it meanwhile
-            consume.consume_again(relay, channel, tag, consumer)
-            coming.append((relay, channel, tag, self._single or consumer.exclusive))
+            consume.consume_again(session, channel, tag, consumer)
+            coming.append((session, channel, tag, self._single or consumer.exclusive))
             if self._single:
                 await _all_there(coming, until)
         await _all_there(coming, until)
@@ -140,15 +140,15 @@ class QueuePause:
         return self._replica.moving.setdefault(self._key, QueueHold(self._key, consumes=False, publishes=False))
 
     def _channels(self) -> Iterator[tuple[ClientSession, ClientChannel]]:
-        for relay in list(self._door.sessions):
-            if relay.vhost == self._key[0] and not relay.closed:
-                for channel in list(relay.channels.values()):
-                    yield relay, channel
+        for session in list(self._door.sessions):
+            if session.vhost == self._key[0] and not session.closed:
+                for channel in list(session.channels.values()):
+                    yield session, channel
 
     def _stop_consumers(self) -> None:
         running = [
-            (consumer.number, relay, channel, tag, consumer)
-            for relay, channel in self._channels()
+            (consumer.number, session, channel, tag, consumer)
+            for session, channel in self._channels()
             if channel.state is ChannelState.NO
             for tag, consumer in channel.consumers.items()
             if consumer.queue == self._key and tag not in channel.paused and not consumer.cancelled
@@ -156,26 +156,26 @@ class QueuePause:
         running.sort(key=lambda one: one[0])
         if self._single and (len(running) > 1 or self._stopping()):
             running = running[1:]
-        for _, relay, channel, tag, consumer in running:
+        for _, session, channel, tag, consumer in running:
             self._moving().consumes |= consumer.exclusive  # nobody else may take its place
             channel.paused[tag] = consumer
-            consume.cancel_here(relay, channel, tag)
+            consume.cancel_here(session, channel, tag)
 
     def _stopping(self) -> bool:
         return any(channel.stopping[tag] for _, channel in self._channels() for tag, c in channel.paused.items() if c.queue == self._key)
 
     def _is_idle(self) -> bool:
         key = self._key
-        for relay in list(self._door.sessions):
-            if relay.vhost == key[0] and (key in relay.still_returning() or key in relay.acked):
+        for session in list(self._door.sessions):
+            if session.vhost == key[0] and (key in session.still_returning() or key in session.acked):
                 return False
-        for relay, channel in self._channels():
+        for session, channel in self._channels():
             if channel.state in (ChannelState.BROKER, ChannelState.TOLD):
                 continue
             if key in channel.returning or any(c.queue == key for c in channel.consuming) or any(c.queue == key for c, _ in channel.gets):
                 return False
             mine = [tag for tag, consumer in channel.consumers.items() if consumer.queue == key]
-            if mine and (not relay.takes_deliveries or channel.closing or channel.number in relay.from_broker.withheld):
+            if mine and (not session.takes_deliveries or channel.closing or channel.number in session.from_broker.withheld):
                 return False  # the broker may hold for it what nobody has looked at, until it has closed it
             if any(tag not in channel.paused or channel.stopping[tag] for tag in mine):
                 return False
@@ -188,16 +188,16 @@ class QueuePause:
 
     def _close(self, held: Callable[[ClientChannel], list[Delivery]]) -> None:
         """Closes the channels on which this of the queue is held."""
-        for relay, channel in self._channels():
+        for session, channel in self._channels():
             if channel.state is ChannelState.NO and any(delivery.queue == self._key for delivery in held(channel)):
                 text = f"PRECONDITION_FAILED - queue '{self._key[1]}' in vhost '{self._key[0]}' is moved: what you hold is delivered again"
-                closing.refuse(relay, channel, PRECONDITION_FAILED, text, frames.BASIC_CONSUME)
+                closing.refuse(session, channel, PRECONDITION_FAILED, text, frames.BASIC_CONSUME)
 
 
 async def _all_there(coming: list[tuple[ClientSession, ClientChannel, bytes, bool]], until: float) -> None:
     """Returns when the broker has these consumers; or does not say so, where a client does not read and others may come before it."""
-    for relay, channel, tag, first in coming:
-        while channel.resuming[tag] and channel.state is ChannelState.NO and not relay.closed and (first or not relay.flow.reads_late):
+    for session, channel, tag, first in coming:
+        while channel.resuming[tag] and channel.state is ChannelState.NO and not session.closed and (first or not session.flow.reads_late):
             if time.monotonic() >= until:
                 break
             await asyncio.sleep(POLL_S)

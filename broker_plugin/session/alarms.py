@@ -16,10 +16,10 @@ from .session import ClientSession
 class Alarm:
     """What one client knows of alarms. `understands`: whether it announced the capability connection.blocked."""
 
-    __slots__ = ("_publishes", "_relay", "_told", "_understands", "broker")
+    __slots__ = ("_publishes", "_session", "_told", "_understands", "broker")
 
-    def __init__(self, relay: ClientSession, understands: bool) -> None:
-        self._relay = relay
+    def __init__(self, session: ClientSession, understands: bool) -> None:
+        self._session = session
         self._understands = understands
         self._publishes = False
         self._told = False
@@ -28,7 +28,7 @@ class Alarm:
     @property
     def reason(self) -> str:
         """Why one of the two is blocked; empty if none is."""
-        return self.broker or self._relay.door.log_blocked
+        return self.broker or self._session.door.log_blocked
 
     def publishes(self) -> None:
         """The client publishes."""
@@ -39,10 +39,10 @@ class Alarm:
     def changed(self) -> None:
         """One of the two connections was blocked or unblocked."""
         reason = self.reason
-        if reason and self._relay.replies:  # whose answer may not come before the end of the alarm
-            self._relay.replica.barrier.ease()
+        if reason and self._session.replies:  # whose answer may not come before the end of the alarm
+            self._session.replica.barrier.ease()
         if bool(reason) == self._told or not (self._publishes and self._understands):
             return
         self._told = bool(reason)
         method = commands.Connection.Blocked(reason) if reason else commands.Connection.Unblocked()
-        self._relay.to_client(encode.method_frame(0, method))
+        self._session.to_client(encode.method_frame(0, method))

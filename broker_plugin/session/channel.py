@@ -128,7 +128,7 @@ class ClientChannel:
     commits: deque[Commit] = field(default_factory=deque)  # that the broker has not answered, in order
     commit_oks: deque[tuple[bytes, list[int]]] = field(default_factory=deque)  # for the client, and the repeats in those that wait (`duplicates`)
     after_commit: list[bytes] = field(default_factory=list)  # what the door itself has to say, and must not while the broker commits (`queue_pause`)
-    unseen: list[bytes] = field(default_factory=list)  # the door's own acks, that wait for their turn between the client's transactions
+    internal_acks: list[bytes] = field(default_factory=list)  # the door's own acks, that wait for their turn between the client's transactions
     recovers: deque[bool] = field(default_factory=deque)  # basic.recover that the broker has not answered, in order: whether the client wants to know
     rollbacks: deque[bool] = field(default_factory=deque)  # that the broker has not answered, in order: whether the client asked for it
     rehearsed: asyncio.Future[None] | None = None  # of a commit that waits until the broker has answered all of its rehearsal

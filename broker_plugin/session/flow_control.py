@@ -40,17 +40,17 @@ class FlowControl:
         "_heartbeat_s",
         "_held_up",
         "_read_at",
-        "_relay",
+        "_session",
         "_stopping",
         "_unread",
         "broker_heard_at",
         "client_heard_at",
     )
 
-    def __init__(self, relay: ClientSession, heartbeat_s: int) -> None:
-        self._relay = relay
+    def __init__(self, session: ClientSession, heartbeat_s: int) -> None:
+        self._session = session
         self._heartbeat_s = heartbeat_s
-        self.client_heard_at = self.broker_heard_at = relay.door.now()
+        self.client_heard_at = self.broker_heard_at = session.door.now()
         self._client_paused = False
         self._client_full = False  # nothing is read from the broker meanwhile, but for an answer
         self._full_since = 0.0
@@ -63,100 +63,100 @@ class FlowControl:
 
     def consider_pausing(self) -> None:
         """Whether the client is read from on the grounds of what waits: for the log, for the broker, for backups, for the client itself."""
-        relay = self._relay
-        limit = relay.door.config.connection_buffer_bytes_max
-        too_much = relay.replica.progress.unsafe_bytes / relay.door.buffered_bytes_max
-        if (too_much > 1.0 and (relay.unanswered or relay.until_safe or too_much > ACKS_SHARE)) or relay.outbox.waiting_bytes > limit:
+        session = self._session
+        limit = session.door.config.connection_buffer_bytes_max
+        too_much = session.replica.progress.unsafe_bytes / session.door.buffered_bytes_max
+        if (too_much > 1.0 and (session.unanswered or session.pending_safe or too_much > ACKS_SHARE)) or session.outbox.waiting_bytes > limit:
             self.pause_client()
-            relay.replica.progress.waiting_safe.add(relay)
-        elif relay.held_bytes > relay.door.config.client_buffer_bytes_max or self._deaf or self._repeats_too_much:
+            session.replica.progress.waiting_safe.add(session)
+        elif session.held_bytes > session.door.config.client_buffer_bytes_max or self._deaf or self._repeats_too_much:
             self.pause_client()
-        elif self._client_paused and relay.outbox.waiting_bytes < limit * RESUME_SHARE:
+        elif self._client_paused and session.outbox.waiting_bytes < limit * RESUME_SHARE:
             self.resume_client()
 
     @property
     def _deaf(self) -> bool:
         """The client does not read what the door itself answers, or that waits for the end of a content: so nothing is taken that has an answer."""
-        waiting = max(self.unread_bytes - self._fetched, self._relay.from_broker.passing.behind_bytes)
-        return waiting > DEAF_SHARE * self._relay.door.config.client_buffer_bytes_max
+        waiting = max(self.unread_bytes - self._fetched, self._session.from_broker.passing.behind_bytes)
+        return waiting > DEAF_SHARE * self._session.door.config.client_buffer_bytes_max
 
     @property
     def _is_awaited(self) -> bool:
         """Whether the client, or others, wait for an answer of the broker on this connection."""
-        return self._asking or (self._relay.unanswered and (self._relay.replica.barrier.is_up or self._holds_log))
+        return self._asking or (self._session.unanswered and (self._session.replica.barrier.is_up or self._holds_log))
 
     @property
     def _holds_log(self) -> bool:
         """The log may lose what follows on the oldest publish that the broker has not answered here."""
-        progress = self._relay.replica.progress
-        return self._relay.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back()
+        progress = self._session.replica.progress
+        return self._session.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back()
 
     @property
     def _buried(self) -> bool:
         """That answer stands behind more than is kept for a client that does not read."""
-        return self.unread_bytes > ANSWER_SHARE * self._relay.door.config.client_buffer_bytes_max and self._is_awaited
+        return self.unread_bytes > ANSWER_SHARE * self._session.door.config.client_buffer_bytes_max and self._is_awaited
 
     @property
     def unread_bytes(self) -> int:
         """What is on its way to a client that is full."""
-        client = self._relay.client
+        client = self._session.client
         if not self._client_full or client is None or client.is_closing():
             return 0
-        return client.get_write_buffer_size() + self._relay.from_broker.passing.behind_bytes
+        return client.get_write_buffer_size() + self._session.from_broker.passing.behind_bytes
 
     @property
     def _repeats_too_much(self) -> bool:
         """Of what waits here for its confirm, repeats cost the log nothing, so nothing else bounds them."""
-        relay = self._relay
-        return len(relay.until_safe) + len(relay.until_durable) + relay.repeats.waiting > relay.door.config.questions_max
+        session = self._session
+        return len(session.pending_safe) + len(session.pending_durable) + session.repeats.waiting > session.door.config.questions_max
 
     def pause_client(self) -> None:
         """Reads nothing more from the client."""
-        if self._relay.client is not None and not self._client_paused:
+        if self._session.client is not None and not self._client_paused:
             self._client_paused = True
-            self._relay.client.pause_reading()
+            self._session.client.pause_reading()
 
     def resume_client(self) -> None:
         """Reads from the client again, if nothing else is against it."""
-        relay = self._relay
-        if relay.client is not None and self._client_paused and not relay.from_client.stalled and not self._stopping and not self._held_up:
+        session = self._session
+        if session.client is not None and self._client_paused and not session.from_client.stalled and not self._stopping and not self._held_up:
             self._client_paused = False
-            self.client_heard_at = relay.door.now()
-            relay.client.resume_reading()
+            self.client_heard_at = session.door.now()
+            session.client.resume_reading()
 
     def consider_broker(self) -> None:
         """Whether the broker is read from, on the grounds of what waits: for the client, for the log, for interceptors."""
-        relay = self._relay
-        if relay.broker.is_closing():
+        session = self._session
+        if session.broker.is_closing():
             return
         if self.listens:
-            self.broker_heard_at = relay.door.now()
-            relay.broker.resume_reading()
+            self.broker_heard_at = session.door.now()
+            session.broker.resume_reading()
         else:
-            relay.broker.pause_reading()
+            session.broker.pause_reading()
 
     @property
     def listens(self) -> bool:
         """Whether the broker is read from."""
-        if self._held_up or self._relay.from_broker.withholds_too_much:
+        if self._held_up or self._session.from_broker.withholds_too_much:
             return False
         return not self._client_full or (self._is_awaited and not self._buried)
 
     def broker_heard(self) -> None:
         """Something came from the broker, and the client was given what is for it."""
-        self.broker_heard_at = self._relay.door.now()
+        self.broker_heard_at = self._session.door.now()
         if self._client_full:
             self._fetched += max(0, self.unread_bytes - self._unread)
             self._look_at_client()
 
     def _look_at_client(self) -> None:
         """How much is on its way to a client that is full now; and whether it has read of that."""
-        relay = self._relay
+        session = self._session
         unread = self.unread_bytes
         if unread < self._unread:
-            self._read_at = relay.door.now()
+            self._read_at = session.door.now()
         self._unread = unread
-        relay.door.client_full(relay, unread)
+        session.door.client_full(session, unread)
         self.consider_broker()
 
     def stop(self) -> None:
@@ -171,24 +171,24 @@ class FlowControl:
 
     def client_gone(self) -> None:
         """Nobody reads what the broker sends, but its answers are still needed."""
-        relay = self._relay
+        session = self._session
         self._client_full = False
-        relay.replica.barrier.changed.discard(self.consider_broker)
-        relay.door.client_full(relay, 0)
-        if not relay.closed and not relay.broker.is_closing():
-            relay.broker.resume_reading()
+        session.replica.barrier.changed.discard(self.consider_broker)
+        session.door.client_full(session, 0)
+        if not session.closed and not session.broker.is_closing():
+            session.broker.resume_reading()
 
     def client_full(self, full: bool) -> None:
         """The client does not read as fast as the broker sends: stop reading from the broker."""
-        relay = self._relay
-        if relay.closed or relay.client is None:
+        session = self._session
+        if session.closed or session.client is None:
             return
         self._client_full = full
-        (relay.replica.barrier.changed.add if full else relay.replica.barrier.changed.discard)(self.consider_broker)
+        (session.replica.barrier.changed.add if full else session.replica.barrier.changed.discard)(self.consider_broker)
         self._fetched = 0
-        self._full_since = self._read_at = relay.door.now()
+        self._full_since = self._read_at = session.door.now()
         self._unread = self.unread_bytes
-        relay.door.client_full(relay, self._unread)
+        session.door.client_full(session, self._unread)
         self.consider_broker()
         self.consider_pausing()
 
@@ -196,12 +196,12 @@ class FlowControl:
         """Nothing is taken from the client before the broker has answered, or no longer."""
         self._asking = asking
         if self._client_full:
-            self._read_at = self._relay.door.now()
+            self._read_at = self._session.door.now()
             self.consider_broker()
 
     def hold_up(self, held: bool) -> None:
         """An interceptor that must be told everything is behind (or no longer): nothing more is read from either side."""
-        if held == self._held_up or self._relay.closed:
+        if held == self._held_up or self._session.closed:
             return
         self._held_up = held
         self.consider_broker()
@@ -213,7 +213,7 @@ class FlowControl:
     @property
     def reads_late(self) -> bool:
         """Whether the broker may have sent deliveries that have not been looked at, or are not."""
-        return self._client_full or self._held_up or bool(self._relay.from_broker.withheld) or not self._relay.takes_deliveries
+        return self._client_full or self._held_up or bool(self._session.from_broker.withheld) or not self._session.takes_deliveries
 
     def _what_waits(self, now: float) -> str:
         """What has waited for too long for an answer of the broker that this client has buried; empty if nothing has.
@@ -223,12 +223,12 @@ class FlowControl:
         """
         if not (self._client_full and self._buried):
             return ""
-        relay = self._relay
-        limit_s = relay.door.config.hold_up_timeout_s
-        if relay.replies:
+        session = self._session
+        limit_s = session.door.config.hold_up_timeout_s
+        if session.replies:
             return "a declaration of its own"
-        if now - self._full_since >= limit_s and relay.unanswered:
-            if relay.replica.barrier.is_up:
+        if now - self._full_since >= limit_s and session.unanswered:
+            if session.replica.barrier.is_up:
                 return "a declaration"
             if self._holds_log:
                 return "the log"
@@ -239,31 +239,31 @@ class FlowControl:
 
         So is a client whose broker's confirms and answers are not read any more as it reads nothing itself, when others wait for them, or it does.
         """
-        relay = self._relay
-        if relay.closed:
+        session = self._session
+        if session.closed:
             return
         if self._client_full:
             self._look_at_client()
         waits = self._what_waits(now)
         if waits:
-            log.warning("a client of %s that does not read holds up %s, and is closed: door.hold_up_timeout_s", relay.user, waits)
-            relay.door.counters["closed_slow"] += 1
-            relay.cut_off()
+            log.warning("a client of %s that does not read holds up %s, and is closed: door.hold_up_timeout_s", session.user, waits)
+            session.door.counters["closed_slow"] += 1
+            session.cut_off()
             return
         if not self._heartbeat_s:
             return
-        if relay.client is not None and not self._client_paused and now - self.client_heard_at > 2 * self._heartbeat_s + 1:
-            log.info("a client of %s sent nothing for %d s", relay.user, 2 * self._heartbeat_s)
-            relay.client.abort()
+        if session.client is not None and not self._client_paused and now - self.client_heard_at > 2 * self._heartbeat_s + 1:
+            log.info("a client of %s sent nothing for %d s", session.user, 2 * self._heartbeat_s)
+            session.client.abort()
             return
-        listens = not (self._client_full or self._held_up or relay.from_broker.withheld)
+        listens = not (self._client_full or self._held_up or session.from_broker.withheld)
         if listens and now - self.broker_heard_at > 2 * self._heartbeat_s + 1:
-            log.warning("the broker sent nothing for %d s on a connection of %s", 2 * self._heartbeat_s, relay.user)
-            relay.close_client(CONNECTION_FORCED, "the broker beside this sidecar is silent")
-            relay.broker.abort()
-            relay.close()
+            log.warning("the broker sent nothing for %d s on a connection of %s", 2 * self._heartbeat_s, session.user)
+            session.close_client(CONNECTION_FORCED, "the broker beside this sidecar is silent")
+            session.broker.abort()
+            session.close()
             return
-        if self._held_up or relay.from_broker.withholds_too_much:
-            relay.to_client(HEARTBEAT_FRAME)  # the broker's are not read meanwhile
-        if now - relay.outbox.sent_at >= self._heartbeat_s / 2:
-            relay.outbox.write(HEARTBEAT_FRAME)
+        if self._held_up or session.from_broker.withholds_too_much:
+            session.to_client(HEARTBEAT_FRAME)  # the broker's are not read meanwhile
+        if now - session.outbox.sent_at >= self._heartbeat_s / 2:
+            session.outbox.write(HEARTBEAT_FRAME)

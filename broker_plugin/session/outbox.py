@@ -37,18 +37,18 @@ class Outbox:
         sent_at: When something was written last (the door's clock).
     """
 
-    __slots__ = ("_dropped", "_items", "_of", "_relay", "_replica", "full", "sent_at", "total", "waiting_bytes")
+    __slots__ = ("_dropped", "_items", "_of", "_replica", "_session", "full", "sent_at", "total", "waiting_bytes")
 
-    def __init__(self, relay: ClientSession) -> None:
-        self._relay = relay
-        self._replica = relay.replica
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+        self._replica = session.replica
         self._items: deque[_Item] = deque()
         self._of: dict[bytes, deque[_Item]] = {}  # those of each channel, by its number as it stands in a frame
         self._dropped = 0  # items without bytes, behind one that waits
         self.waiting_bytes = 0
         self.total = 0
         self.full = False
-        self.sent_at = relay.door.now()
+        self.sent_at = session.door.now()
 
     def __bool__(self) -> bool:
         return bool(self._items)
@@ -60,7 +60,7 @@ class Outbox:
 
     def put(self, data: bytes, sequence: int = 0) -> None:
         """These frames of one channel go when entry `sequence` is safe (0: at once), after everything that was put in before."""
-        if sequence and self._relay.door.log_blocked and frames.settles(data):
+        if sequence and self._session.door.log_blocked and frames.settles(data):
             sequence = 0
         safe = self._replica.progress.safe
         if not self._items and sequence <= safe and not self.full:
@@ -75,16 +75,16 @@ class Outbox:
         of_channel.append(item)
         self.waiting_bytes += len(data)
         if sequence > safe:
-            self._replica.progress.waiting_safe.add(self._relay)
+            self._replica.progress.waiting_safe.add(self._session)
 
     def write(self, data: bytes) -> None:
         """These bytes go now, whatever waits."""
         self._write((data,))
 
     def _write(self, pieces: Sequence[bytes]) -> None:
-        self.sent_at = self._relay.door.now()
-        if not self._relay.broker.is_closing():
-            self._relay.broker.writelines(pieces)
+        self.sent_at = self._session.door.now()
+        if not self._session.broker.is_closing():
+            self._session.broker.writelines(pieces)
 
     def pump(self) -> None:
         """Sends what may go now."""
@@ -104,7 +104,7 @@ class Outbox:
         if ready:
             self._write(ready)
         if items:
-            self._replica.progress.waiting_safe.add(self._relay)
+            self._replica.progress.waiting_safe.add(self._session)
 
     def release_acks(self) -> None:
         """The log takes nothing from now on: what settles deliveries no longer waits for it."""

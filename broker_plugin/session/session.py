@@ -79,24 +79,24 @@ class ClientSession(ABC):
         flow: When either is read.
         decisions: Where publishes go, by their method frame's payload.
         stamps: How their content headers are stamped.
-        until_safe: Publishes that ended here, or whose IDs get free: (channel, client's tag, sequence that must be safe, whether it is an ack).
-        until_durable: Publishes with local completion: (channel, client's first and last tag, sequence that the own stream must have, bytes).
+        pending_safe: Publishes that ended here, or whose IDs get free: (channel, client's tag, sequence that must be safe, whether it is an ack).
+        pending_durable: Publishes with local completion: (channel, client's first and last tag, sequence that the own stream must have, bytes).
         rights: What the broker has allowed.
-        must_ask: Of the next publish the broker has to be asked before anything is done with it.
-        renewed: Set when the broker has the client's new secret; None if there was none.
+        permission_needed: Of the next publish the broker has to be asked before anything is done with it.
+        secret_updated: Set when the broker has the client's new secret; None if there was none.
         repeats: Publishes with IDs that are in the log already.
         held_confirms: Confirms that wait until this primary has its expected backups: (channel, frames).
         held_bytes: What those have, and what channels keep behind a confirm.select (`before_select`).
         acked, ack_frames: Acks that `acknowledge.flush` will bring into the log, and to the broker.
-        unseen: Channels with transactions on which the door has acks of its own to give.
-        seconds: Channels that have a second one at the broker, by its number there (see `transactions`).
-        apart: Channels at the broker that the client does not see, by their numbers: who takes what comes from there.
+        internal_acks: Channels with transactions on which the door has acks of its own to give.
+        tx_channels: Channels that have a second one at the broker, by its number there (see `transactions`).
+        internal_channels: Channels at the broker that the client does not see, by their numbers: who takes what comes from there.
         replies: Declarations that wait for the broker's answer, by channel: whether it has accepted them.
         returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
         timer: When it ends in any case.
         takes_deliveries: What is given to the client counts as given. It does not once either of them has said its last word.
-        over: The broker has closed the connection.
+        closed_by_broker: The broker has closed the connection.
         fenced: Another connection goes on under the producer's name.
         watch: What tells interceptors; None if there are none.
         take, deliver, acks, on_client, on_broker: The functions and tables of the hot path; with interceptors, theirs.
@@ -138,30 +138,30 @@ class ClientSession(ABC):
         self.channels_max, self._broker_channels_max = agreed.channels_max, agreed.broker_channels_max
         self.channels: dict[int, ClientChannel] = {}
         self._channels_max = CLOSING_SHARE * ((self.channels_max or frames.CHANNELS_MAX) + 1)
-        self.seconds: dict[int, ClientChannel] = {}
-        self.apart: dict[int, Callable[[ClientSession, int, bytes, Item], bytes]] = {}
+        self.tx_channels: dict[int, ClientChannel] = {}
+        self.internal_channels: dict[int, Callable[[ClientSession, int, bytes, Item], bytes]] = {}
         self.closed = False
         self.decisions: dict[bytes, Decision] = {}
         self.stamps = StampCache()
-        self.until_safe: deque[tuple[ClientChannel, int, int, bool]] = deque()
-        self.until_durable: deque[tuple[ClientChannel, int, int, int, int]] = deque()
+        self.pending_safe: deque[tuple[ClientChannel, int, int, bool]] = deque()
+        self.pending_durable: deque[tuple[ClientChannel, int, int, int, int]] = deque()
         self.rights = Rights()
-        self.must_ask = False
-        self.renewed: asyncio.Event | None = None
+        self.permission_needed = False
+        self.secret_updated: asyncio.Event | None = None
         self.held_confirms: list[tuple[ClientChannel, bytes]] = []
         self.held_bytes = 0
         self.acked: dict[QueueKey, list[int]] = {}
         self.ack_frames: list[bytes] = []
-        self.unseen: set[int] = set()
+        self.internal_acks: set[int] = set()
         self.replies: dict[int, asyncio.Future[bool]] = {}
         self.returning: dict[QueueKey, int] = {}
         self.on_settled = b""
         self.timer: asyncio.TimerHandle | None = None
         self.takes_deliveries = True
-        self.over = False
+        self.closed_by_broker = False
         self.fenced = False
         self._unlooked = 0  # so many questions more, and they are counted anew
-        self._told = False  # the client was told that the connection ends
+        self.close_sent = False  # the client was told that the connection ends
         self._tasks: set[asyncio.Task[None]] = set()
 
     def channel(self, number: int) -> ClientChannel:
@@ -193,15 +193,15 @@ class ClientSession(ABC):
 
     def _has_room(self, limit: int) -> bool:
         """Whether the broker counts fewer channels as open than this; 0 for no limit."""
-        if not limit or len(self.channels) + len(self.seconds) < limit:
+        if not limit or len(self.channels) + len(self.tx_channels) < limit:
             return True
-        return len(self.seconds) + sum(channel.opened and channel.state is not ChannelState.TOLD for channel in self.channels.values()) < limit
+        return len(self.tx_channels) + sum(channel.opened and channel.state is not ChannelState.TOLD for channel in self.channels.values()) < limit
 
     def number_apart(self) -> int:
         """A number at the broker for a channel that the client does not see; 0 if the broker takes no more."""
         if not self._has_room(self._broker_channels_max):
             return 0
-        return next((n for n in range(frames.CHANNELS_MAX, 0, -1) if n not in self.apart and n not in self.channels), 0)
+        return next((n for n in range(frames.CHANNELS_MAX, 0, -1) if n not in self.internal_channels and n not in self.channels), 0)
 
     @property
     def unanswered(self) -> bool:
@@ -253,7 +253,7 @@ class ClientSession(ABC):
 
     def pass_on(self, data: bytes) -> None:
         """Likewise of what came from the broker, or goes with it."""
-        if self.client is not None and not self._told and not self.client.is_closing():
+        if self.client is not None and not self.close_sent and not self.client.is_closing():
             self.client.write(data)
 
     def confirm(self, channel: ClientChannel, data: bytes, *, held: bool = True) -> None:
@@ -297,7 +297,7 @@ class ClientSession(ABC):
     @property
     def replying_to_door(self) -> bool:
         """Whether a close-ok of the client answers the door, and not its broker."""
-        return self._told
+        return self.close_sent
 
     # ---- what is under way -------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class ClientSession(ABC):
     @property
     def busy(self) -> bool:
         """Whether the client waits for an answer to something that was taken from it."""
-        return bool(self.outbox or self.until_safe or self.until_durable or self.repeats.waiting or self.replies or self.unanswered)
+        return bool(self.outbox or self.pending_safe or self.pending_durable or self.repeats.waiting or self.replies or self.unanswered)
 
     # ---- what the connection adds ------------------------------------------------------------------------------------
 

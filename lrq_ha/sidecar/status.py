@@ -15,9 +15,9 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.routing import names
 from lrq_ha.routing.statuses import CLIENTS_MAX
 
+from .node.client_drain import ClientDrain
 from .node.core import Core
 from .node.log_writer import LogWriter, taken_out
-from .node.client_drain import ClientDrain
 from .peers.log_shipping import LogShipping
 from .peers.peer_server import PeerServer
 from .sites.sessions import Sites

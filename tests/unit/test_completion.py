@@ -39,7 +39,7 @@ class Connection:
         self.one = ClientChannel(1)
         self.one.confirms.selected = True
         self.channels = {1: self.one}
-        self.until_durable: Any = deque()
+        self.pending_durable: Any = deque()
         self.held_confirms: Any = []
         self.held_bytes = 0
         self.flow: Any = SimpleNamespace(consider_pausing=self.nothing)

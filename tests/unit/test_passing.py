@@ -255,7 +255,7 @@ def test_an_answer_from_a_channel_that_the_client_does_not_see_comes_behind_a_co
         relay = connection.relay
         relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         channel, number = relay.channel(1), relay.number_apart()
-        channel.second, relay.seconds[number], relay.apart[number] = number, channel, transactions.from_second
+        channel.second, relay.tx_channels[number], relay.internal_channels[number] = number, channel, transactions.from_second
         connection.client.data = b""
         whole = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
         relay.broker_data(b"".join(whole[:-1]))

@@ -26,7 +26,7 @@ from lrq_ha.sidecar.config import DoorTable
 def a_relay(outbox: SimpleNamespace, channel: ClientChannel) -> SimpleNamespace:
     """As much of a connection as these functions touch."""
     relay = SimpleNamespace(outbox=outbox, ask=lambda _: None, give_back=lambda _: None, gives_back=lambda _: None, channels={1: channel})
-    relay.unseen, relay.ack_frames, relay.replica = set(), [], SimpleNamespace(last_operation=0)
+    relay.internal_acks, relay.ack_frames, relay.replica = set(), [], SimpleNamespace(last_operation=0)
     return relay
 
 
@@ -36,12 +36,12 @@ def test_what_the_door_kept_back_goes_back_with_a_recover(kind: int) -> None:
     told: list[bytes] = []
     outbox = SimpleNamespace(put=lambda data, _sequence=0: told.append(data), total=0)
     channel = ClientChannel(1)
-    channel.undelivered, channel.unseen = [5, 6], [encode.ack(1, 4)]
+    channel.undelivered, channel.internal_acks = [5, 6], [encode.ack(1, 4)]
     relay = a_relay(outbox, channel)
     acknowledge.recover(cast(ClientConnection, relay), channel, kind, encode.raw_method_frame(1, kind, b"\1")[7:-1])
     drain.give_up(cast(Door, SimpleNamespace(draining="", sessions=[relay])))
     assert told == [encode.raw_method_frame(1, frames.BASIC_RECOVER, b"\1")]
-    assert not channel.unseen
+    assert not channel.internal_acks
 
 
 def test_what_was_kept_back_on_a_channel_with_transactions_goes_back_at_once() -> None:
@@ -157,7 +157,7 @@ def test_an_ack_of_several_does_not_cover_what_goes_back() -> None:
         drained.connection.replica.flush()
         commit = encode.method_frame(1, commands.Tx.Commit())
         assert drained.connection.broker.data == encode.nack(1, 1, requeue=True) + encode.ack(1, 3, True) + commit
-        assert not drained.channel.unseen
+        assert not drained.channel.internal_acks
         drained.hear(commands.Tx.CommitOk())
         assert not drained.returning
 
