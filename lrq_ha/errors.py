@@ -8,7 +8,7 @@ from pathlib import Path
 #: What to do where a sidecar cannot be rebuilt from what its broker holds; `lrq-ha reinit` needs one that runs.
 SET_UP_ANEW = (
     "This node cannot come back by itself: stop its sidecar, see that another node is primary, delete all that the broker holds, set the broker up "
-    "anew and start the sidecar, which gets everything from the others (docs/operations/members.md, 'A node that cannot be rebuilt')"
+    "again and start the sidecar, which gets everything from the others (docs/operations/members.md, 'A node that cannot be rebuilt')"
 )
 
 

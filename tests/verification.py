@@ -141,7 +141,7 @@ of the test.
 IDs, one without, and consumers that ack, return, reject, hold messages and disconnect use a classic and a quorum queue,
 each with dead letters. A seed draws the faults:
 
-- as processes: the primary, its broker or its sidecar is killed, or stands still and is promoted over; the same parts
+- as processes: the primary, its broker or its sidecar is killed, or stands still and is promoted over; these parts
   of the backup; both nodes;
 - as containers: a network that is cut between the two, too.
 

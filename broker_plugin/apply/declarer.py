@@ -26,7 +26,7 @@ log = logging.getLogger("lrq_ha.applier")
 UNKNOWN_TYPE = "exchange type '"  # unknown or invalid: a broker that has heard of the name says the latter
 DEPRECATED = "Feature `"  # … is deprecated, or removed
 TODO = {
-    UNKNOWN_TYPE: "enable the same plugins on every node's broker",
+    UNKNOWN_TYPE: "enable these plugins on every node's broker",
     DEPRECATED: "permit it on every node's broker (deprecated_features.permit.* in rabbitmq.conf), or declare it durable",
 }
 LACKS_RIGHTS = "access to "  # of a user's rights; RabbitMQ says 403 of reserved names and internal exchanges, too

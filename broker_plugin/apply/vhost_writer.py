@@ -65,8 +65,8 @@ STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the b
 #: What a broker refuses for its own part, and another may have taken, and what mends it: nothing is passed over for that.
 _CURABLE: tuple[tuple[str, Callable[[Address], str]], ...] = (
     ("user_id property set to", lambda address: impersonate(address.user)),
-    ("message size", lambda _address: "let max_message_size be the same on all brokers of the group"),
-    (LACKS_RIGHTS, lambda address: f"{grant(address.vhost, address.user)}, and the same with set_topic_permissions where there are any"),
+    ("message size", lambda _address: "set one max_message_size on all brokers of the group"),
+    (LACKS_RIGHTS, lambda address: f"{grant(address.vhost, address.user)}, and then set_topic_permissions where there are any"),
 )
 
 

@@ -73,7 +73,7 @@ class Gate(DoorState[ClientSession]):
         """Why what is started behind this door does not come to its end now; empty if nothing is known to be in its way."""
         if not self.log_blocked or self.host is not None:
             return ""
-        return f"its broker takes nothing for the log ({self.log_blocked}), and until that alarm is over it cannot start, and serves nobody"
+        return f"its broker takes nothing for the log ({self.log_blocked}), and until that alarm is over it cannot start, and serves no client"
 
     def peer_closed(self, end: PeerConnection) -> None:
         """Another node's connection has ended."""

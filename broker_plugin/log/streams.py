@@ -247,7 +247,7 @@ class Streams:
                 raise LrqError(
                     f"the broker knows the stream '{queue}', and does not have it in use: {error}",
                     todo="wait if the broker has just started; if it stays so, RabbitMQ has lost the stream, as it was killed while it was being "
-                    "made, or its disk was full: promote another node, delete this broker's data, and start it anew",
+                    "made, or its disk was full: promote another node, delete this broker's data, and start it again",
                     retriable=True,
                 ) from error
             raise LrqError(

@@ -41,7 +41,7 @@ from . import routing_queues
 _AT_RANDOM = "routes differently on every node"
 NOT_REPLICATED = {  # types of exchanges, and why
     **dict.fromkeys(("x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"), _AT_RANDOM),
-    "x-delayed-message": "keeps messages in no queue until their time has come, where nobody sees them",
+    "x-delayed-message": "keeps messages in no queue until their time has come, where no tool shows them",
 }
 REPEATED_EXCHANGES_MAX = 256  # with one binding
 

@@ -70,7 +70,7 @@ def channel_close_ok(session: ClientSession, channel: ClientChannel, _kind: int,
             session.outbox.put(encode.frame(METHOD, channel.number, payload))
         closing.forget_channel(session, channel)
     elif channel.state is ChannelState.NO:  # a broker would end the channel without a word, and owe its confirms for ever
-        raise FrameError(f"channel.close-ok on channel {channel.number}, which nobody has closed")
+        raise FrameError(f"channel.close-ok on channel {channel.number}, which is open on both sides")
 
 
 def connection_close(session: ClientSession, _channel: ClientChannel, _kind: int, payload: bytes) -> None:

@@ -184,9 +184,9 @@ def _check_request(request_id: str) -> None:
 def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: bytes) -> None:
     batch = _parse(pb.ReceivedBatch, body)
     if session.peer is None or batch.source != session.peer.site:
-        raise LrqError(f"a batch of {batch.source!r} on a connection of {session.peer.site if session.peer else 'nobody'!r}")
+        raise LrqError(f"a batch of {batch.source!r} on a connection of {session.peer.site if session.peer else 'a client'!r}")
     if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take it, at no start of this node
-        todo = f"it may have {chain.BATCH_BYTES_MAX}: run the same version on both sides"
+        todo = f"it may have {chain.BATCH_BYTES_MAX}: run one version on both sides"
         raise LrqError(f"a batch of {len(body)} bytes is too large for {queue}", todo=todo)
     verdict = session.replica.index.sink.accept(queue, batch)
     if isinstance(verdict, Gap):

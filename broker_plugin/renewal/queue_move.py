@@ -258,7 +258,7 @@ class QueueMove:
             if verdict is not Verdict.HOLD:
                 return verdict
             await replica.progress.wait_safe(replica.end)  # a refusal of another queue's copy, as it is
-        raise GivenUp(f"an operation on entry {copy.sequence} is not safe, although nobody works on queue '{self._key[1]}'")
+        raise GivenUp(f"an operation on entry {copy.sequence} is not safe, although no client works on queue '{self._key[1]}'")
 
     def _move(self, copy: _Copy) -> int:
         """Returns the last entry of it."""

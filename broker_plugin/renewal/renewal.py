@@ -190,19 +190,19 @@ class Renewal:
         queue = f"queue '{key[1]}' in vhost '{key[0]}'"
         held_back_s = declarations.held_back_s(arguments)
         if math.isinf(held_back_s):
-            what = "may hold back unseen what consumers have given back (x-delayed-retry-type), nobody knows for how long"
-            raise GivenUp(f"{queue} {what}", todo="let it be emptied first, and declare it anew with x-delayed-retry-max")
+            what = "may hold back unseen what consumers have given back (x-delayed-retry-type), for an unknown time"
+            raise GivenUp(f"{queue} {what}", todo="let it be emptied first, and declare it again with x-delayed-retry-max")
         if held_back_s > unused_at_most_s(arguments, timeout_s):
             if held_back_s > unused_at_most_s(arguments, math.inf):
-                todo = "it would expire if nobody used it for so long: let it be emptied first, and delete it"
+                todo = "it would expire if it was not used for so long: let it be emptied first, and delete it"
             else:
-                todo = f"repeat with --timeout {math.ceil(held_back_s)}: nobody can consume from it for so long, three times or more"
+                todo = f"repeat with --timeout {math.ceil(held_back_s)}: no client can consume from it for so long, three times or more"
             raise GivenUp(f"{queue} holds back unseen what consumers have given back (x-delayed-retry-type), for up to {held_back_s:g} s", todo=todo)
         if declarations.keeps_dead_letters(arguments) and not self._dead_letters_arrived and not half_done:
             what = "has x-dead-letter-strategy at-least-once: dead letters wait in it unseen until their target takes them"
             todo = (
-                "make sure that they have one that does, and that rabbitmqctl list_queues name messages messages_ready says the same number twice "
-                "while nobody consumes; then repeat with --dead-letters-arrived"
+                "make sure that they have one that does, and that rabbitmqctl list_queues name messages messages_ready says one number twice "
+                "while no client consumes; then repeat with --dead-letters-arrived"
             )
             raise GivenUp(f"{queue} {what}", todo=todo)
 

@@ -66,7 +66,7 @@ class ChannelState(Enum):
 
     NO = "it is open"
     CLIENT = "the client has asked for it; the broker is asked when it has answered all publishes"
-    DOOR = "the door refused something; the same, and the client is told when the broker has closed it"
+    DOOR = "the door refused something: the client is told when the broker has closed the channel"
     TOLD = "closed at the broker; the client was told why and has not answered"
     BROKER = "the broker has closed it and waits for the client's answer"
 

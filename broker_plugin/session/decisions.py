@@ -10,7 +10,7 @@ class Decision(Enum):
     """Where a publish goes."""
 
     LOGGED = "into the log, then to the broker"
-    LOCAL = "the same, and confirmed when the own stream has it"
+    LOCAL = "into the log, confirmed when the own stream has it, then to the broker"
     PASSED = "to the broker as it came: not replicated"
     TRANSMIT = "a log entry for other sites"
     STATUS = "a status for the log"

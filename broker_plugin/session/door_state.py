@@ -102,7 +102,7 @@ class DoorState(Generic[S]):
         same.add(session)
         for older in others:
             if older.producer_key == session.producer_key:
-                older.fence(f"producer '{session.producer}' has connected anew")
+                older.fence(f"producer '{session.producer}' has connected again")
 
     def session_closed(self, session: S) -> None:
         """A client's connection has ended."""

@@ -149,7 +149,7 @@ class QueueKeepAlive:
         if error.no_such_queue and declared and key not in self._missed:
             self._missed.add(key)
             log.warning(
-                "queue '%s' in vhost '%s' has expired while this sidecar was away, with what it held: let this node begin anew (lrq-ha reinit %s)",
+                "queue '%s' in vhost '%s' has expired while this sidecar was away, with what it held: rebuild this node (lrq-ha reinit %s)",
                 queue,
                 vhost,
                 node.name(node.me),

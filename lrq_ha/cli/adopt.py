@@ -78,7 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Declares everything in a broker's definitions again through the primary's door, and brings the messages that its queues hold "
         "into the replicated log. Run it once, before applications use the door: messages go to the end of their queue.",
         epilog="example:\n  rabbitmqctl export_definitions - | lrq-ha adopt --to amqp://admin:SECRET@127.0.0.1:5673 --dry-run\n\n"
-        "On the backups' brokers, import the same file first (rabbitmqctl import_definitions): users, vhosts, permissions and policies are theirs.",
+        "On the backups' brokers, import that file first (rabbitmqctl import_definitions): users, vhosts, permissions and policies are theirs.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     adopt.add_argument("--definitions", type=Path, metavar="FILE", help="as from rabbitmqctl export_definitions (default: standard input)")

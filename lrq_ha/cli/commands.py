@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     demote = add_command(
         subparsers,
         "demote",
-        "the primary steps down, and nobody takes over until told to",
+        "the primary steps down, and no node takes over until told to",
         "As switchover, but the group then has no primary: all of its nodes are paused, until `lrq-ha resume` or `lrq-ha promote NODE`. Exit code 1 "
         "also if one of them was not told.",
         "",

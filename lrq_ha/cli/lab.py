@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _command(commands, "status", _status, "every node's role and processes")
     _command(commands, "down", _down, "end the lab")
     for name, act, text in (("kill", Lab.kill, "SIGKILL"), ("stop", Lab.stop, "SIGSTOP: it stalls"), ("cont", Lab.cont, "SIGCONT"),
-                            ("start", Lab.start, "start again what was killed, on the same data")):
+                            ("start", Lab.start, "start again what was killed, with its data")):
         command = _command(commands, name, _act(act), text)
         command.add_argument("target", metavar="TARGET", help="a node (e1) or a part of it (e1.broker, e1.sidecar)")
     ctl = _command(commands, "ctl", _ctl, "run rabbitmqctl on a node's broker; its output and exit status are passed on")
@@ -122,7 +122,7 @@ def _advice(lab: Lab, arguments: argparse.Namespace) -> str:
     program = "lrq-ha" if shutil.which("lrq-ha") else sys.argv[0]
     tries = [("lab status", "roles and processes"),
              (f"lab kill {first}", f"lose a node: broker and sidecar (or {first}.broker, {first}.sidecar)"),
-             (f"lab start {first}", "have it back, on the same data"),
+             (f"lab start {first}", "have it back, with its data"),
              (f"lab stop {first}", "stall it; cont to go on"),
              ("lab down", "end the lab")]
     if not arguments.brokers_only:

@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     reinit = add_command(
         subparsers,
         "reinit",
-        "let a backup begin anew, as after it has diverged",
+        "rebuild a backup, as after it has diverged",
         "Deletes what NODE's log brought to its broker, and the log; the node then follows its primary from the first entry. A diverged node holds "
         "entries that it may have confirmed alone: they are saved to a file, or given up. It is refused where no primary answers NODE.",
         "examples:\n  lrq-ha reinit e1 --export e1-tail.jsonl\n  lrq-ha republish e1-tail.jsonl --to amqp://app:SECRET@192.0.2.2:5673",

@@ -57,13 +57,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "already is not enqueued twice, nor what an earlier run has published. Acknowledgements in FILE are not repeated. First stop the publishers "
         f"whose names it says: of each name one connection is let in. Leave FILE{NOTES_SUFFIX}, which it writes, beside FILE for the next run.",
         epilog="An ID counts only for the user who published first: messages of other users are left out, and counted. Run it once for each user. "
-        "Messages that never had an ID go with the user of the first one that has; where none has one, run it again as the same user only.",
+        "Messages that never had an ID go with the user of the first one that has; where none has one, run it again as that user only.",
     )
     republish.add_argument("file", type=Path, metavar="FILE")
     republish.add_argument(
         "--new-ids",
         action="store_true",
-        help="publish what has numbers that the group has already as new messages, with other IDs: if a publisher was started anew since the "
+        help="publish what has numbers that the group has already as new messages, with other IDs: if a publisher was restarted since the "
         "promotion, and gave these numbers to other messages; else they are there twice",
     )
     door_options.add_options(republish, "a primary's door")
@@ -88,7 +88,7 @@ def _republish(args: argparse.Namespace) -> int:
     print(f", {counts.refused} refused by the broker" if counts.refused else "", end="")
     print(f", {counts.returned} came back, as no queue takes them: declare what is missing, and run this again" if counts.returned else "", end="")
     if counts.had:
-        unless = "unless the publisher has been started anew since the promotion and gave these numbers to other messages"
+        unless = "unless the publisher has been restarted since the promotion and gave these numbers to other messages"
         print(f", {counts.had} have numbers that the group has already: they are there, {unless}", end="")
         print(". If it has, run this again with --new-ids", end="")
     if counts.doubtful:
@@ -149,7 +149,7 @@ async def _publish_all(file: Path, to: Address, new_ids: bool) -> _Counts:
             if not link.begun:
                 raise
             done = f"{counts.published} messages were published and confirmed before"
-            todo = "See that nobody publishes in these producers' names, and run this again: what is confirmed is not enqueued twice"
+            todo = "See that no client publishes in these producers' names, and run this again: what is confirmed is not enqueued twice"
             raise LrqError(f"{error.what}; {done}", todo=todo, retriable=True) from error
     return counts
 

@@ -118,7 +118,7 @@ class Demo:
     def publish(self) -> None:
         say(f"\n2. An ordinary pika application publishes {len(self.flights):,} flights (persistent, confirmed) to the quorum queue '{QUEUE}';")
         say("   another consumes and acks them. They know the addresses of the two doors; the publisher also announces its producer name and")
-        say("   numbers its messages (x-lrq-id), so that what it sends again is recognised. lrq_ha.publisher transmits the same flights to")
+        say("   numbers its messages (x-lrq-id), so that what it sends again is recognised. lrq_ha.publisher transmits these flights to")
         say("   site west: the small tables as a full snapshot, then one transaction per date and hour.")
         import pika
 
@@ -193,7 +193,7 @@ class Demo:
         seen = array.array("Q")
         seen.frombytes((self.folder / "consumer.seen").read_bytes())
         lost = count - len(set(seen) & set(range(1, count + 1)))
-        again = f"{publisher['resent']:,} were sent again after the kill, with the same ID"
+        again = f"{publisher['resent']:,} were sent again after the kill, with their IDs"
         require(publisher["confirmed"] == count, f"all {count:,} flights were confirmed ({again})")
         require(lost == 0, f"0 of {count:,} confirmed flights lost")
         killed = self.figures["killed_at"]
@@ -234,10 +234,10 @@ class Demo:
         e1, e2 = self.lab.nodes["e1"], self.lab.nodes["e2"]
         self._wait("e1's last entry", lambda: self.lab.status("e1")["applied"] == self.lab.status("e2")["end"])
         logs = [check.log_digest(node.admin, "east", number) for number, node in ((1, e1), (2, e2))]
-        require(logs[0] == logs[1] and len(logs[0]) > 0, f"e1 and e2 hold the same log ({logs[0][-1][2]:,} entries in {len(logs[0]):,} batches)")
+        require(logs[0] == logs[1] and len(logs[0]) > 0, f"e1 and e2 hold identical logs ({logs[0][-1][2]:,} entries in {len(logs[0]):,} batches)")
         for view in ("LRQ_Send_LogEntries", "LRQ_Send_SnapSync"):
             views = [check.view_digest(node.admin, view) for node in (e1, e2)]
-            require(views[0] == views[1], f"e1 and e2 hold the same {view} ({len(views[0]):,} entries)")
+            require(views[0] == views[1], f"e1 and e2 hold an identical {view} ({len(views[0]):,} entries)")
         self._wait("e1's queue to be swept", lambda: check.depth(e1.broker, QUEUE) == check.depth(e2.broker, QUEUE))
         require(check.depth(e1.broker, QUEUE) == check.depth(e2.broker, QUEUE) == 0, f"the queue '{QUEUE}' is empty on both brokers")
 

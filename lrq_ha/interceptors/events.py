@@ -251,7 +251,7 @@ class Step(Enum):
     """Of a transaction."""
 
     SELECT = "the channel is transactional from now on"
-    COMMIT = "the client commits: what follows it is done in earnest, in one batch of the log"
+    COMMIT = "the client commits: what follows is carried out, in one batch of the log"
     COMMITTED = "all of it is done"
     ROLLED_BACK = "nothing of it is done"
 

@@ -141,7 +141,7 @@ class NodeBase:
         if not follower_log.end:
             return f"{lacks}: to let {name} join, run {renew}"
         then = "" if leader_log.base else f", then run {renew}"
-        return f"{lacks}, and {name} has only what is up to {follower_log.end}: let it begin anew with lrq-ha reinit {name} --discard{then}"
+        return f"{lacks}, and {name} has only what is up to {follower_log.end}: rebuild it with lrq-ha reinit {name} --discard{then}"
 
     # ---- effects and role --------------------------------------------------------------------------------------------
 

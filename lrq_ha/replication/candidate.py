@@ -110,7 +110,7 @@ class Candidate:
         if node.lacks and owner_of(node.log.last_epoch) != node.me:
             return f"{node.name(node.me)} takes no epoch by itself: {node.lacks}"
         if node.group_paused:
-            return "paused: nobody takes an epoch by itself until lrq-ha resume, or lrq-ha promote NODE"
+            return "paused: no node takes an epoch by itself until lrq-ha resume, or lrq-ha promote NODE"
         last_leader = owner_of(node.log.last_epoch)
         handover = self._handover()
         handed = handover is not None and handover.epoch == node.log.last_epoch

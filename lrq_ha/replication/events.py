@@ -26,7 +26,7 @@ class Hello:
         leading: The epoch that the sender leads, 0 if none.
         following: The epoch that the sender follows, 0 if none.
         wants_answer: The receiver answers with a Hello of its own.
-        paused: An operator has said that nobody takes an epoch by itself.
+        paused: An operator has said that no node takes an epoch by itself.
         lacks: What the sender's broker lacks of what the log needs, and what mends it, for people; empty if nothing.
         software: The sender's version.
         shared: Keys of its configuration that are to be equal on all nodes, and their values.
@@ -245,7 +245,7 @@ class StepDown:
 
 @dataclass(frozen=True, slots=True)
 class PauseRequest:
-    """From now on nobody takes an epoch by itself, or may again."""
+    """From now on no node takes an epoch by itself, or may again."""
 
     paused: bool
 

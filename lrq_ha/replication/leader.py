@@ -177,7 +177,7 @@ class Leader:
         if log.lost_host:
             return "its broker went down"
         if not log.end:
-            return "it was made anew"
+            return "it was rebuilt"
         # Only strict keeps such a one in the set: it has been told that it is out, and has not read yet that it is back.
         return "it had not caught up" if self._node.settings.strict and not log.in_set else ""
 

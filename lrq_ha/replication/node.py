@@ -63,7 +63,7 @@ class Node(NodeBase):
 
     Args:
         settings: Of the group.
-        paused: An operator has said that nobody takes an epoch by itself (until he says otherwise, or promotes a node).
+        paused: An operator has said that no node takes an epoch by itself (until he says otherwise, or promotes a node).
         defers_to: The node to which the incarnation before this one has handed over; 0: none.
         heard_before: The epoch of the primary that the incarnation before this one last heard, and when; None: it heard none. It counts where the
             own stream knows of nobody who has led since.

@@ -203,5 +203,5 @@ class Requests:
         node = self._node
         node.paused = event.paused
         node.send_all(node.hello(wants_answer=False))
-        said = "nobody takes an epoch by itself until lrq-ha resume" if event.paused else "epochs are taken by themselves again"
+        said = "no node takes an epoch by itself until lrq-ha resume" if event.paused else "epochs are taken by themselves again"
         self._answer(True, f"{node.name(node.me)}: {said}")

@@ -44,7 +44,7 @@ class Reason(Enum):
     BATCH_REFUSED = "the sink refused a batch: it lacks what comes before"
     ACK_OVERDUE = "the sink does not ack what was sent"
     BEHIND_SINK = (
-        "the sink holds later positions than this log, which was begun anew: give the group another name, or restart its primary until its epoch is"
+        "the sink holds later positions than this log, which was begun again: give the group another name, or restart its primary until its epoch is"
         " above that of the former log"
     )
     NEVER_SYNCED = "the sink has had no snapshot"

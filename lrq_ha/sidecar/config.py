@@ -116,14 +116,14 @@ class _Table(BaseModel):
 class NodeTable(_Table):
     name: Name = Field(description="name of this node")
     id: int = Field(ge=1, le=255, description="number of this node, unique in its group; never changes and is never given to another node")
-    group: Name = Field(description="name of the group, the same on all of its nodes; other sites know the group by it")
+    group: Name = Field(description="name of the group, equal on all of its nodes; other sites know the group by it")
 
 
 class BrokerTable(_Table):
     url: AmqpUrl = Field(description="the broker beside this sidecar, with the sidecar's own user; amqps:// for TLS")
     server_name: str = Field("", description="the name in the broker's certificate, if it is not the host in url")
     proxy_protocol: bool = Field(
-        False, description="the broker's listener has proxy_protocol = true, and so is told of each client where it really is"
+        False, description="the broker's listener has proxy_protocol = true, and is told where each client really is"
     )
 
 
@@ -224,7 +224,7 @@ class DoorTable(_Table):
         "not even for an answer that it or others wait for"
     )
     client_buffers_bytes_max: int = Field(
-        512 << 20, ge=1 << 20, description="the same of all clients that do not keep up; past it the one that is behind longest is closed"
+        512 << 20, ge=1 << 20, description="bytes on their way to all clients that do not keep up; past it the one that is behind longest is closed"
     )
     handshake_timeout_s: float = Field(10.0, gt=0, description="a client that has not opened its connection by then is closed")
     hold_up_timeout_s: float = Field(

@@ -12,7 +12,7 @@
     POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}; only this node is paused then: tell the others with /pause
     POST /renew    {"timeout_s": 30, "force": false, "dead_letters_arrived": false, "dry_run": false}: everything live is published again, so that a
                    node may join
-    POST /pause    {"paused": true}: nobody takes an epoch by itself; false: again as before
+    POST /pause    {"paused": true}: no node takes an epoch by itself; false: again as before
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
     POST /reinit   {"force": false, "dry_run": false}: the node begins anew
 

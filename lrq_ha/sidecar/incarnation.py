@@ -225,7 +225,7 @@ class Incarnation:
             await rebuilding
             rebuilt = True
             if self._log.streams.begins_anew:
-                return "it goes on with beginning anew, as an operator wanted"
+                return "it goes on with the rebuild that an operator wanted"
             self._sweeper.suspect(self._queues_published_again(), self._node.log.end)
             self._sweeper.suspect((target.key for target in self._replica.index.filter.queues() if target.spares), 0)
             self._core.ready = True

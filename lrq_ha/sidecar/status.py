@@ -135,7 +135,7 @@ class Status:
             for key, value in node.settings.shared
             if theirs.get(key, value) != value
         ]
-        return f"{'; '.join(found)}: let it be the same on all nodes" if found else ""
+        return f"{'; '.join(found)}: make it equal on all nodes" if found else ""
 
     def _lacking_peers(self) -> list[str]:
         """What the brokers of others lack, in their own words."""

@@ -14,7 +14,7 @@ from lrq_ha.spark.errors import OptionError
 
 ALLOWED = {
     "nodes": "AMQP addresses, comma separated: amqp://USER:PASSWORD@HOST:PORT,… (the virtual host is always lrq; there are no options behind a ?)",
-    "tlsCa": "for amqps:// addresses: path of a PEM file with those who may sign their certificates, the same on every worker",
+    "tlsCa": "for amqps:// addresses: path of a PEM file with those who may sign their certificates, with one path on every worker",
     "subscribe": "receive queues, comma separated: LRQ_Recv_<client_name>_<remote_id>,…",
     "subscribePattern": "a regular expression that the whole queue name must match; needs option `http`",
     "http": "HTTP addresses of the sidecars, comma separated: http://HOST:PORT,…",

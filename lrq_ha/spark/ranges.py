@@ -121,7 +121,7 @@ class Selection:
         if message.previous > self.greatest:
             self._hole(f"Queue {part.queue} lacks what comes after {self.greatest}, up to {message.previous}")
         elif message.previous == START and message.first > max(self.greatest, part.start.last) and self._may_lack(message.offset):
-            left = f"what is left begins at {message.first}, where the chain starts anew"
+            left = f"what is left begins at {message.first}, where the chain starts again"
             self._hole(f"Queue {part.queue} may lack what comes after {self.greatest}: {left}")
         self._offset = message.offset
         taken = []
@@ -240,7 +240,7 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
     received = max(head.last, tail.last).sequence
     start, after, through, open_until = head, head.previous, tail.last, tail.offset
     if starting is not None:
-        # A stream's first offset is 0; where the chain starts anew, nothing else tells what was before.
+        # A stream's first offset is 0; where the chain starts again, nothing else tells what was before.
         lost = head.previous if head.previous != START or head.offset == 0 else Position(head.first.epoch, head.first.sequence - 1)
         if lost != START and starting <= lost.sequence and strict:
             raise DataLoss(f"Queue {queue} begins after sequence {lost.sequence}: startingOffsets {starting} is trimmed")

@@ -104,7 +104,7 @@ def empty_everywhere(lab: Lab, queue: str) -> Callable[[], bool]:
 def test_a_sidecar_that_starts_in_an_alarm_says_that_it_waits(lab: Lab, names: tuple[str, str]) -> None:
     """It said "starting", or the reason of the incarnation before, for as long as the alarm lasted."""
     _, backup = names
-    words = "and until that alarm is over it cannot start, and serves nobody"
+    words = "and until that alarm is over it cannot start, and serves no client"
     lab.kill(f"{backup}.sidecar")
     with alarm(lab, backup, "disk"):
         lab.start(f"{backup}.sidecar")

@@ -40,7 +40,7 @@ def test_one_joins_and_the_primary_is_lost(lab: Lab) -> None:
         eventually("the stream to flow", lambda: load.confirmed > 100)
         code, said = command("reinit", backups[0], "--discard", lab=lab)
         assert code == 0, said
-        eventually("it to begin anew", lambda: "made anew by the operator" in lab.nodes[backups[0]].log.read_text())
+        eventually("it to begin anew", lambda: "rebuilt by the operator" in lab.nodes[backups[0]].log.read_text())
         assert all_in_sync(lab)[0] == primary
         killed_at = time.time()
         lab.kill(primary)

@@ -111,7 +111,7 @@ def test_joining_a_log_without_its_beginning(lab: Lab, broker_version: str) -> N
     fall_off(lab, primary, backup)
     code, said = command("list", lab=lab)
     assert code == 0
-    assert said.count(f"let it begin anew with lrq-ha reinit {backup} --discard, then run lrq-ha renew") == 2, said
+    assert said.count(f"rebuild it with lrq-ha reinit {backup} --discard, then run lrq-ha renew") == 2, said
     assert told(lab, primary)["members"] == [primary]
     assert told(lab, primary)["peers"][backup]["log_bytes_left"] == 0
     assert lab.nodes[primary].log.read_text().count(LACKS) < said_before + 3

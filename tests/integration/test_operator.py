@@ -517,7 +517,7 @@ def test_a_forced_promotion_and_the_diverged_node(lab: Lab, names: tuple[str, st
 
     # It begins anew: what it alone held is saved, and published again.
     tail = tmp_path / "tail.jsonl"
-    refused(lab, f"{backup} is primary: only a backup can be made anew", "reinit", backup, "--discard")
+    refused(lab, f"{backup} is primary: only a backup can be rebuilt", "reinit", backup, "--discard")
     (tmp_path / "other").touch()
     for dry_run in ((), ("--dry-run",)):
         refused(lab, f"{backup} is active, not diverged", "reinit", backup, "--export", str(tail), *dry_run)

@@ -62,7 +62,7 @@ def test_an_exchange_of_a_plugin_that_the_backup_lacks(lab: Lab) -> None:
     assert in_sync(lab, applied=True) == (primary, backup)
     assert told(lab, backup)["generation"] == before, "it has not started again"
     assert depth(lab.nodes[backup].admin, "plain") == depth(lab.nodes[primary].admin, "plain") >= 10
-    said = "enable the same plugins on every node's broker"
+    said = "enable these plugins on every node's broker"
     eventually("it to be told", lambda: said in lab.status(backup)["lacks"] and said in lab.status(primary)["reason"])
     code, text = command("switchover", backup, "--dry-run", lab=lab)
     assert (code, said in text) == (1, True), text

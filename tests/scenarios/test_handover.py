@@ -92,7 +92,7 @@ def test_paused_nobody_takes_an_epoch_until_somebody_resumes() -> None:
     c.settle(0.5)
     answer = c.node(1).handle(PauseRequest(True), c.now)[-1]
     assert isinstance(answer, Answer)
-    assert answer.text == "n1: nobody takes an epoch by itself until lrq-ha resume"
+    assert answer.text == "n1: no node takes an epoch by itself until lrq-ha resume"
     c._feed(c.hosts[2], PauseRequest(True))
     c.crash(1)
     c.start(1)

@@ -58,7 +58,7 @@ def test_the_table_never_goes_back() -> None:
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applied_module, "GENERATIONS_MAX", 2)
     table = Generations([(0, 1), (1, 2)])
-    with pytest.raises(IllegalEvent, match="set the broker up anew"):
+    with pytest.raises(IllegalEvent, match="set the broker up again"):
         table.opened(2, 3)
     table.opened(1, 3)
     assert table.table == ((0, 1), (1, 3))

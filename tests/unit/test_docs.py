@@ -36,7 +36,7 @@ ROWS = {
     "Tarantool relay": """persistent gc consumer; gc when the disk is full; logs that a replica needs are not deleted after a restart; missing log
         long subscribe; downstream lag by the master's clock only; split brain is refused; final join under synchronous load
         applier stops on an error in the initial fetch; stale ack on reconnect; rejoin; large rows do not time out; refused: no log
-        refused: nil id; refused: self-connection; refused: other group's id; refused: second connection with the same id; refused: too early""",
+        refused: nil id; refused: self-connection; refused: other group's id; refused: second connection with an id in use; refused: too early""",
     "Corfu log replication": """RoutingQueueReplication; RoutingQueueFullSyncs; RoutingQueue2way; SnapshotSyncCancel; ScopedTxn
         OrderOfDataOnReceiveQueue; WithFullSyncData; NoFullSyncData; checkpoint-and-trim; snapshot reader with data; snapshot reader without data
         snapshot sync with trimmed exceptions; log entry sync with trim; log entry sync with ack drops; with message and ack drops

@@ -400,7 +400,7 @@ def test_not_while_another_leads() -> None:
 
 
 def test_not_where_another_would_refuse_to_be_cut() -> None:
-    """R14: nobody takes an epoch by itself, and nobody tries again and again."""
+    """R14: no node takes an epoch by itself, and nobody tries again and again."""
     d = Driver(1, log=(*LOG, BatchHeader(E2_1, 6, 6, E1_1, E2_1, ((6, ONE),))))
     d.meet(2, state((*LOG, BatchHeader(E1_1, 6, 6, E1_1, E1_1, ((6, TWO),)))))
     assert (d.node.role, d.node.reason) == (Role.CATCH_UP, "e2 would refuse to drop its tail: an operator must choose")
@@ -1122,7 +1122,7 @@ LOST = pytest.mark.parametrize(
     ("log", "reason"),
     [
         pytest.param(state(top=E2_1, lost_host=True), "its broker went down", id="lost host"),
-        pytest.param(LogState(top=E2_1), "it was made anew", id="made anew"),
+        pytest.param(LogState(top=E2_1), "it was rebuilt", id="made anew"),
         pytest.param(replace(state(top=E2_1), in_set=False), "it had not caught up", id="told before"),
     ],
 )
@@ -1319,7 +1319,7 @@ def deaf() -> Driver:
 
 
 def mute(*messages: Any) -> Driver:
-    """Node 2, in sync when its own link to the primary 1 was lost for good; node 1 has connected anew since, and says this."""
+    """Node 2, in sync when its own link to the primary 1 was lost for good; node 1 has connected again since, and says this."""
     d = follower()
     d.feed(PeerDisconnected(1))
     d.feed(Push(1, BatchHeader(E2_1, 7, 7, E2_1, E2_1), 6, b""))

@@ -92,12 +92,12 @@ def test_force_gives_it_up() -> None:
     d = widowed(follower)
     would = "would drop its log, and the queues and exchanges that its log declared; no primary answers, so this may be the last copy of them"
     assert order(d, force=True, dry_run=True) == (True, would, False)
-    assert order(d, force=True) == (True, "e2 drops its log, and begins anew", True)
+    assert order(d, force=True) == (True, "e2 drops its log, and begins again", True)
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_primary_is_not_made_anew(force: bool) -> None:
-    assert order(leader(), force=force) == (False, "e2 is primary: only a backup can be made anew", False)
+    assert order(leader(), force=force) == (False, "e2 is primary: only a backup can be rebuilt", False)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_dry_run_says_how_it_joins_again(head: int, base: int, then: str) -> N
     d.hear(1, Hello(Role.ACTIVE, replace(leaders_log(), head=head, base=base), d.node.leader_epoch))
     would = f"would drop its log, and the queues and exchanges that its log declared; {then}"
     assert order(d, dry_run=True) == (True, would, False)
-    assert order(d) == (True, "e2 drops its log, and begins anew", True)
+    assert order(d) == (True, "e2 drops its log, and begins again", True)
 
 
 def test_a_dry_run_says_that_confirms_wait_for_it() -> None:
@@ -157,7 +157,7 @@ def test_what_happens_while_its_broker_is_asked_counts() -> None:
 
     d = follower()
     ok, text, deleted = order(d, meanwhile=takes_over)
-    assert (ok, text, deleted) == (False, "e2 is primary: only a backup can be made anew", False)
+    assert (ok, text, deleted) == (False, "e2 is primary: only a backup can be rebuilt", False)
 
 
 def publishing(key: str, producer: str = "", exchange: str = "") -> pb.Run:

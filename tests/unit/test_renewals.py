@@ -214,8 +214,8 @@ def called(log: tuple[BatchHeader, ...] = (), *, head: int = 7, base: int = 7, *
     ("log", "base", "text"),
     [
         ((), 0, "the log of e1 begins at entry 7, its broker has dropped what was before: to let e2 join, run lrq-ha renew$"),
-        (LOG[:1], 7, "and e2 has only what is up to 1: let it begin anew with lrq-ha reinit e2 --discard$"),
-        (LOG[:1], 0, "let it begin anew with lrq-ha reinit e2 --discard, then run lrq-ha renew$"),
+        (LOG[:1], 7, "and e2 has only what is up to 1: rebuild it with lrq-ha reinit e2 --discard$"),
+        (LOG[:1], 0, "rebuild it with lrq-ha reinit e2 --discard, then run lrq-ha renew$"),
         ((*LOG, MARKER), 7, "^following e1"),
         ((), 7, "^following e1"),
     ],
@@ -225,7 +225,7 @@ def test_a_follower_says_what_is_to_be_done(log: tuple[BatchHeader, ...], base: 
     assert re.search(text, d.node.reason), d.node.reason
 
 
-@pytest.mark.parametrize(("log", "then"), [((), "to let e2 join, run"), (LOG[:1], "let it begin anew with lrq-ha reinit e2 --discard, then run")])
+@pytest.mark.parametrize(("log", "then"), [((), "to let e2 join, run"), (LOG[:1], "rebuild it with lrq-ha reinit e2 --discard, then run")])
 def test_in_mode_strict_it_is_removed_before_the_renewal(log: tuple[BatchHeader, ...], then: str) -> None:
     """No renewal would end: it is in the set, and nothing is safe without it."""
     assert called(log, base=0, strict=True).node.reason.endswith(f"{then} lrq-ha remove e2, then lrq-ha renew")

@@ -21,7 +21,7 @@ from lrq_ha.routing.names import parse_numbers_queue
 pytestmark = pytest.mark.proves("republish")
 
 DOOR = "amqp://app:SECRET@127.0.0.1:1"
-HAD = "have numbers that the group has already: they are there, unless the publisher has been started anew since the promotion"
+HAD = "have numbers that the group has already: they are there, unless the publisher has been restarted since the promotion"
 
 
 class Group:
@@ -169,7 +169,7 @@ def test_a_publisher_that_comes_in_the_middle(
     def publisher_comes(identity: str) -> None:
         if identity == "shop/8":
             group.meanwhile = lambda _: None
-            group.error = ConnectionClosed(320, "producer 'shop' has connected anew")
+            group.error = ConnectionClosed(320, "producer 'shop' has connected again")
             group.taken |= numbered("shop", (8, 9), "new")
 
     group.meanwhile = publisher_comes
@@ -177,7 +177,7 @@ def test_a_publisher_that_comes_in_the_middle(
     assert code == 1
     assert said.splitlines() == [
         "In the names of these producers, whose publishers must have stopped: shop",
-        "lrq-ha: the connection ended: 320 producer 'shop' has connected anew; 6 messages were published and confirmed before. See that nobody "
+        "lrq-ha: the connection ended: 320 producer 'shop' has connected again; 6 messages were published and confirmed before. See that nobody "
         "publishes in these producers' names, and run this again: what is confirmed is not enqueued twice",
     ]
     doubt = "3 were under way when an earlier run was cut off, and the group has their numbers"

@@ -174,7 +174,7 @@ def test_keys_that_differ_between_nodes_are_told(monkeypatch: pytest.MonkeyPatch
         primary.sending.links[2].problem = ""
         assert primary.tells()["problem"] == ""
         peer.hello = Hello(Role.READY, LogState(top=257, end=10), 0, shared=tuple({**dict(own), "mode": '"strict"'}.items()))
-        said = "replication.mode is \"available\" on e1 and \"strict\" on e2: let it be the same on all nodes"
+        said = "replication.mode is \"available\" on e1 and \"strict\" on e2: make it equal on all nodes"
         assert primary.tells()["problem"] == said
         assert said in primary.status.tell()["reason"]
 

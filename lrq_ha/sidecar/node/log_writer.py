@@ -234,7 +234,7 @@ class LogWriter:
         parts = self._replica.record_parts
         vhost, queue = max(parts, key=lambda key: len(parts[key][1]), default=("", ""))
         what = f"what this node knows of messages that have left their queues takes {size} bytes, and should take {limit} at most"
-        how = f"delete queues when they are empty, and declare them anew (most is of '{queue}' in vhost '{vhost}'), or let the node begin anew"
+        how = f"delete queues when they are empty, and declare them again (most is of '{queue}' in vhost '{vhost}'), or rebuild the node"
         if size <= limit:
             return f"applied records become too large: {what}: {how}"
         return f"applied records are too large: {what}; a restart may find none that is whole, and fail: {how}"

@@ -121,6 +121,6 @@ class Watch:
             behind, left = self.retention.behind(has), self.retention.left(has)
             return (
                 f"{name} is in danger of falling off the log: it lacks {behind} bytes, and after {left} more the broker drops what it needs next "
-                f"(log_bytes_max {self._log_bytes_max}): bring it back, or it has to be made anew"
+                f"(log_bytes_max {self._log_bytes_max}): bring it back, or it has to be rebuilt"
             )
         return ""

@@ -211,7 +211,7 @@ class OperatorCommands:
         name, node = self._name, self._node
         gone = await in_no_export(self._core.replica, self._broker)  # before all else: what follows must still be so when it is done
         if node.leading or node.role is Role.RECOVERING:
-            return False, f"{name} is primary: only a backup can be made anew"
+            return False, f"{name} is primary: only a backup can be rebuilt"
         primary = node.primary()
         found = node.peers[primary].hello if primary else None
         if found is None and not force:
@@ -225,8 +225,8 @@ class OperatorCommands:
             waits = "; nothing is confirmed until it has caught up" if held else ""
             return True, f"would drop {dropped}, and the queues and exchanges that its log declared{too}; {then}{waits}"
         await self._log.streams.mark_anew()
-        self._life.end("made anew by the operator")
-        return True, f"{name} drops {dropped}, and begins anew{too}"
+        self._life.end("rebuilt by the operator")
+        return True, f"{name} drops {dropped}, and begins again{too}"
 
     def _joins(self, primary: int, log: LogState) -> str:
         """What comes when this node has nothing any more. `log`: the primary's."""

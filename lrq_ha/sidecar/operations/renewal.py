@@ -109,7 +109,7 @@ class Renewals:
         await self._watch.look(now=True)
         if not problem and self._node.head > checkpoint:
             size = self._config.replication.log_bytes_max
-            problem = f"what is live takes more than log_bytes_max = {size}, and nobody can join before there is room for it: {LARGER_LOG}"
+            problem = f"what is live takes more than log_bytes_max = {size}, and no node can join before there is room for it: {LARGER_LOG}"
         await replica.progress.wait_safe(replica.renewed(checkpoint, given_up=bool(problem)))
         for key in replica.moving.keys() - {PublishHold.KEY}:  # that were left unfinished
             replica.moving.pop(key).over.set()

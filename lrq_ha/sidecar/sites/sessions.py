@@ -214,7 +214,7 @@ class _Driver:
             epoch, sequence = last.split(".")
             position = Position(int(epoch), int(sequence))
         except ValueError as error:
-            raise MalformedInput(f"the sink {self._site.remote_id} answered {answer!r}", todo="Run the same version on both sides.") from error
+            raise MalformedInput(f"the sink {self._site.remote_id} answered {answer!r}", todo="Run one version on both sides.") from error
         ours = self._sites.replica.node.log
         in_history = position == START or (position.sequence <= ours.end and ours.epoch_at(position.sequence) == position.epoch)
         return m.SinkReport(position, request, holds == "1", in_history, holds == "2")
