@@ -4,8 +4,8 @@ Rules:
 - The sweeper consumes only while a message of the queue is due, through a small window, one queue at a time. A
   permanent consumer would break delivery limits, expiry and order.
 - A removal counts only after a later reply on its channel has arrived. That reply does not prove that a quorum queue
-  has carried out a reject. So before a pass ends, the queue has answered a command behind the rejects (`_returned`,
-  `carried_out`): the target of dead letters is decided at that moment.
+  has carried out a reject. So before a pass ends, the queue has answered a command behind the rejects
+  (`requeue.carried_out`): the target of dead letters is decided at that moment.
 - Messages that are not due are requeued as a whole (`requeue`), when no more are on their way; else a quorum queue
   would change its order. So the window is no larger than the queue, removals from a shallow queue wait until all its
   messages are here, and the window is no smaller than the number of messages requeued to a quorum queue before. A
