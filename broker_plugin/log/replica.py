@@ -159,7 +159,7 @@ class Replica:
         self._flush_scheduled = False
 
     def published_to(self, vhost: str, exchange: str, routing_key: str) -> None:
-        """A client begins to publish to a target: if the log does not declare it, it is to be looked at."""
+        """Notes the target of a client's publishes for `strays`, if the log does not declare that target."""
         if exchange.startswith("amq."):
             return
         target = Undeclared(vhost, exchange or routing_key, bool(exchange))
