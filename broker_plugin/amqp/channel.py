@@ -128,7 +128,7 @@ class Channel:
         self._tags = itertools.count(1)
         self._closing = False
 
-    # --- what arrives -----------------------------------------------------------------------------------------------------
+    # --- received frames --------------------------------------------------------------------------------------------------
 
     def _take_content(self, kind: int, method: bytes, header: bytes, body: bytes) -> None:
         if kind == frames.BASIC_DELIVER:

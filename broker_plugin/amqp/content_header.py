@@ -211,7 +211,7 @@ def check_header(payload: bytes, depth_max: int = TABLE_DEPTH_MAX) -> None:
     A broker closes the connection over a malformed header, so every header is checked before it goes into the log.
 
     Raises:
-        FrameError: It is malformed, holds a number that no broker reads, or is nested deeper than `depth_max`.
+        FrameError: The header is malformed, holds a number that no broker reads, or is nested deeper than `depth_max`.
     """
     at, end = table(payload)
     fixed, short, more_fixed, more_short = _shape(payload[12] << 8 | payload[13])

@@ -105,7 +105,7 @@ def short_string(text: str) -> bytes:
     """A name or routing key on the wire, after its length octet.
 
     Raises:
-        MalformedInput: It has more than 255 bytes.
+        MalformedInput: The text has more than 255 bytes.
     """
     raw = text.encode("utf-8", "surrogateescape")
     if len(raw) > 255:

@@ -1,7 +1,7 @@
 """The contents of login frames: mechanisms, credentials, client properties. Pure.
 
 Rules:
-- The broker gets what was parsed here, encoded again: two readings of one byte string (a key that stands twice in a
+- The broker gets the parsed values, encoded again: two readings of one byte string (a key that stands twice in a
   table) could make a client one user for the door and another for the broker.
 - Only mechanisms that name the user to the door are offered: PLAIN and AMQPLAIN, and EXTERNAL where the door itself
   maps certificates to users.

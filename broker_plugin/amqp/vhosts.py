@@ -65,7 +65,7 @@ class VhostConnections:
         """The connection to a vhost. A lost one is opened again if asked for; else its user gets its error.
 
         Raises:
-            LrqError: It cannot be opened.
+            LrqError: The connection cannot be opened.
         """
         known = self._connections.get(vhost)
         if known is None or (anew and known.error is not None):

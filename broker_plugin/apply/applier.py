@@ -300,7 +300,7 @@ class Applier:
                 log.error("this broker has no vhost '%s': what the log has for it is passed over, from entry %d on", vhost, sequence)
         return lane
 
-    # ---- what the broker refuses -------------------------------------------------------------------------------------
+    # ---- the broker's refusals ---------------------------------------------------------------------------------------
 
     async def _until_allowed(self) -> None:
         """Returns when the sidecar's user may write to the queues, or an epoch is taken: one vhost must not delay the others."""

@@ -22,8 +22,8 @@ Rules:
   queues, as its other queues would wait too. Such a message waits only while the parked ones move, as it could
   overtake them.
 - Where the broker closes a channel, an unanswered message may be in its queue, or a full queue was about to refuse
-  it. Sending it again needs a new generation (R8), so this ends the incarnation. A missing exchange is seldom the
-  reason: the broker is asked for an exchange before any message goes there.
+  it. A resend needs a new generation (R8), so this ends the incarnation. A missing exchange is seldom the reason: the
+  broker is asked for an exchange before any message goes there.
 - The channel of a direct reply-to has gone with its broker, or with this broker's sidecar. So a request gets an
   address where no client hears the answer, and an answer that is in the log, for the sake of further queues that it
   names, goes there.
@@ -311,7 +311,7 @@ class VhostWriter:
         if self._connection.paused:
             await self._connection.drained()
 
-    # ---- what the broker says ----------------------------------------------------------------------------------------
+    # ---- the broker's answers ----------------------------------------------------------------------------------------
 
     def _returned(self, _code: int, _text: str, exchange: str, key: str, header: bytes, _body: bytes) -> None:
         """Handles a message that reached no queue. On a primary the message's ID is free again, as its publisher

@@ -79,7 +79,7 @@ class Catalog:
         self._levels = levels
         self._known_levels: dict[QueueKey, Level] = {}
         self._safe = 0
-        self._before: deque[tuple[int, dict[Any, Any], Any, Any]] = deque()  # former values of what entries have changed that are not safe
+        self._before: deque[tuple[int, dict[Any, Any], Any, Any]] = deque()  # former values, for entries that are not safe
 
     # ---- levels ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Catalog:
                     binds.append(binding)
         return list(declares.values()), binds
 
-    # ---- what the log says -------------------------------------------------------------------------------------------
+    # ---- declarations of the log -------------------------------------------------------------------------------------
 
     def existing(self) -> list[QueueKey]:
         """The queues that the log declares and does not delete again."""

@@ -117,7 +117,7 @@ def _varint(number: int) -> bytes:
 
 
 class UnsuitableVersion(MalformedInput):
-    """This version does not understand what another node speaks or has written."""
+    """A version of another node, or of the log, that this node does not understand."""
 
 
 def check_writer(writer: pb.Writer, sequence: int) -> None:

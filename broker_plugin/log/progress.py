@@ -99,7 +99,7 @@ class Progress:
         self._awaited: dict[int, list[EntryWaiter]] = {}  # entries that are not applied, and the waiters for each
         self._awaited_entries: list[int] = []  # the keys of `_awaited`, ascending
 
-    # ---- what happens ------------------------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------------------------------
 
     def appended(self, last: int, size: int) -> None:
         """A run of entries up to `last`, of about `size` bytes, was appended on this node."""

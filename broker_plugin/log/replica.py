@@ -172,7 +172,7 @@ class Replica:
         found = definitions.exchange(target.vhost, target.name) if target.is_exchange else definitions.queue((target.vhost, target.name))
         return found is not None
 
-    # ---- what clients' connections ask -------------------------------------------------------------------------------
+    # ---- state for clients' connections ------------------------------------------------------------------------------
 
     @property
     def active(self) -> bool:
@@ -283,7 +283,7 @@ class Replica:
         if self._open_count and self.batches_in_flight < BATCHES_IN_FLIGHT_MAX:
             self.flush()
 
-    # ---- what clients and brokers do with messages -------------------------------------------------------------------
+    # ---- operations of clients and brokers ---------------------------------------------------------------------------
 
     def dequeue(self, queue: QueueKey, sequences: list[int], deaths: Deaths) -> int:
         """A client acked these; returns the entry's sequence."""
@@ -314,7 +314,7 @@ class Replica:
         return self.append(run)
 
     def gave_back(self, deliveries: Iterable[Delivery]) -> None:
-        """These are requeued."""
+        """Notes requeued messages."""
         for delivery in deliveries:
             self.index.gave_back(delivery.queue, delivery.sequence)
             self.given_out.gave_back(delivery.queue, delivery.sequence)
@@ -458,7 +458,7 @@ class Replica:
         last = self.append(run, size=len(blob), apply=True)
         return last if sequence is None else self.dequeue(queue, [sequence], deaths)
 
-    # ---- what comes from elsewhere -----------------------------------------------------------------------------------
+    # ---- entries from elsewhere --------------------------------------------------------------------------------------
 
     def begin(self, sequence: int, entry: pb.Checkpoint) -> None:
         """R17: this node's log begins with the CHECKPOINT at `sequence`, and was empty before."""

@@ -101,7 +101,7 @@ class Shortfall:
 
 
 def reinit(node: str) -> str:
-    """The command that brings a node what it lacks."""
+    """The command that rebuilds a node from its primary."""
     return f"lrq-ha reinit {quote(node)} --discard"
 
 
