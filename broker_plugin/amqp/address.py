@@ -1,4 +1,4 @@
-"""Where a broker is: host, port, user, vhost, TLS."""
+"""The address of a broker: host, port, user, vhost, TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORM = f"Write amqp://USER:PASSWORD@HOST:PORT/VHOST; {urls.PASSWORD_RULE}"
 
 @dataclass(frozen=True)
 class Address:
-    """Where a broker or door listens, how it is reached, and as whom to log in. Shown without the password.
+    """Where a broker or door listens, how it is reached, and the user to log in. Shown without the password.
 
     Attributes:
         tls: With TLS; None: without.
@@ -39,12 +39,12 @@ class Address:
 
         Args:
             url: The URL; amqps:// for TLS. Without a path the virtual host is `/`.
-            vhost: Instead of the URL's.
-            tls: What amqps:// stands for.
+            vhost: Replaces the URL's.
+            tls: The context for amqps://.
             server_name, proxied: See the class.
 
         Raises:
-            MalformedInput: It has another form, or a part that would not be used, or is amqps:// and there is no `tls`.
+            MalformedInput: The URL has another form or an unused part, or is amqps:// without `tls`.
         """
         try:
             parts = urls.split(url)

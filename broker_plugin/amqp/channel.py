@@ -1,4 +1,4 @@
-"""A channel of the AMQP client: calls, consumers, publishing with counted confirms. The rules stand in `connection`."""
+"""A channel of the AMQP client: calls, consumers, publishing with counted confirms. The rules are in `connection`."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def table_bytes(table: Mapping[str, Any] | None) -> bytes:
 
 
 def _no_credit() -> bytes:
-    """The arguments of a consumer that gets nothing: what the AMQP 1.0 plugin of RabbitMQ 3.x uses (measured on 3.10)."""
+    """The arguments of a consumer without credit, as the AMQP 1.0 plugin of RabbitMQ 3.x sets them (measured on 3.10)."""
     credit = content_header.number_field("credit", 0) + b"\x05draint\0"
     argument = b"\x08x-creditF%b%b" % (long_int(len(credit)), credit)
     return long_int(len(argument)) + argument
 
 
 def header_fields(table: Mapping[str, Any] | None) -> bytes:
-    """The fields of a headers table, for `content_header.properties`. Strings and bytes go as long strings, numbers as 64-bit ones."""
+    """The fields of a headers table, for `content_header.properties`. Strings and bytes become long strings, numbers 64-bit ones."""
     parts = []
     for key, value in (table or {}).items():
-        if type(value) is int and -INT_MAX <= value <= INT_MAX:  # each record of the log has six of them, and pamqp takes 10 us for that
+        if type(value) is int and -INT_MAX <= value <= INT_MAX:  # each log record has six of them, and pamqp takes 10 us for that
             parts.append(content_header.number_field(key, value))
         elif isinstance(value, str | bytes):
             parts.append(content_header.field(key.encode(), value if isinstance(value, bytes) else value.encode()))
@@ -68,7 +68,7 @@ def fail(waiting: asyncio.Future[Any], error: LrqError) -> None:
     """Ends a wait with an error."""
     if not waiting.done():
         waiting.set_exception(error)
-        waiting.exception()  # nobody may be waiting any more
+        waiting.exception()  # the future may have no waiter any more
 
 
 def _closed() -> ChannelClosed:
@@ -76,7 +76,7 @@ def _closed() -> ChannelClosed:
 
 
 class Carrier(Protocol):
-    """What a channel needs of its connection (`connection.Connection`)."""
+    """The parts of `connection.Connection` that a channel needs."""
 
     address: Address
     blocked: str | None
@@ -98,7 +98,7 @@ class Channel:
 
     Attributes:
         error: Why it ended; None while it is open.
-        published: How many messages were published, which is the publish tag of the last in confirm mode.
+        published: Number of published messages: in confirm mode, the publish tag of the last.
         answered_to: The greatest publish tag such that it and all before it were acked or nacked.
         refused: How many publishes were nacked.
     """
@@ -128,7 +128,7 @@ class Channel:
         self._tags = itertools.count(1)
         self._closing = False
 
-    # --- what arrives -----------------------------------------------------------------------------------------------------
+    # --- received frames --------------------------------------------------------------------------------------------------
 
     def _take_content(self, kind: int, method: bytes, header: bytes, body: bytes) -> None:
         if kind == frames.BASIC_DELIVER:
@@ -175,7 +175,7 @@ class Channel:
             if not reply.done():
                 reply.set_result(frames.decode_method(payload))
             if self._closing:
-                self._end(_closed(), ordered=True)  # also if who closed it waits no more
+                self._end(_closed(), ordered=True)  # also if the caller of close waits no more
 
     def _end(self, error: LrqError, ordered: bool = False) -> None:
         if self.error is not None:
@@ -265,7 +265,7 @@ class Channel:
         return int(purged.message_count)
 
     async def qos(self, prefetch: int, *, per_channel: bool = False) -> None:
-        """Limits the unacknowledged deliveries of each consumer that starts from now on, or of the whole channel."""
+        """Limits the unacknowledged deliveries of each later consumer, or of the whole channel."""
         await self._call(frames.BASIC_QOS, long_int(0), short_int(prefetch), bit_octet(per_channel))
 
     async def confirm_select(self) -> None:
@@ -291,11 +291,11 @@ class Channel:
             queue: The queue's name.
             callback: Called for each delivery, possibly before this returns.
             no_ack: Whether the broker counts a delivery as acknowledged at once.
-            exclusive: Whether nobody else may consume.
+            exclusive: Whether no other consumer is allowed.
             arguments: E.g. `x-stream-offset`.
             tag: The consumer tag; empty for a new one.
             on_cancel: Called with the tag when the broker ends the consumer (its queue is gone).
-            idle: Whether it is only to be there, and gets nothing; without `arguments`, on RabbitMQ 3.x.
+            idle: Whether the consumer gets no deliveries; without `arguments`, on RabbitMQ 3.x.
         """
         tag = tag or f"lrq-{self.number}-{next(self._tags)}"
         self._consumers[tag.encode()] = (callback, on_cancel)
@@ -305,12 +305,12 @@ class Channel:
         return tag
 
     async def cancel(self, tag: str) -> None:
-        """Ends a consumer; what was under way is still handed to its callback before this returns."""
+        """Ends a consumer; deliveries under way are still handed to its callback before this returns."""
         await self._call(frames.BASIC_CANCEL, amqp_encode.short_string(tag), b"\0")
         self._consumers.pop(tag.encode(), None)
 
     async def recover(self) -> None:
-        """Gives all unacknowledged deliveries of the channel back to their queues."""
+        """Requeues all unacknowledged deliveries of the channel."""
         await self._call(frames.BASIC_RECOVER, b"\1")
 
     async def flow(self) -> None:
@@ -340,7 +340,7 @@ class Channel:
         self._answer(amqp_encode.reject(self.number, tag, requeue))
 
     def _answer(self, frame: bytes) -> None:
-        # On a channel that ended the deliveries are back in their queues, and its number may be another's by now.
+        # On an ended channel the deliveries are back in their queues, and its number may be another channel's by now.
         if self.error is None and not self._closing:
             self.connection.write(frame)
 
@@ -367,7 +367,7 @@ class Channel:
         return self.publish_raw(pieces)
 
     def publish_raw(self, pieces: Iterable[bytes], count: int = 1) -> int:
-        """Publishes `count` messages that are whole frames of this channel already. Returns the publish tag of the last."""
+        """Publishes `count` messages that are whole frames of this channel. Returns the publish tag of the last."""
         if self.error is not None:
             raise self.error
         if self._closing:

@@ -1,9 +1,11 @@
-"""Making a connection to a broker or door: TCP, then what must come before everything else, then TLS; and whether the other side has left it.
+"""Connects to a broker or door: TCP, then the PROXY protocol's header, then TLS. Also tells whether the other side
+has hung up.
 
 Rules:
-- The protocol gets `connection_made` once, with the transport that it is to use, and nothing that came before.
-- A name is looked up once at a time. A lookup cannot be ended, and holds one of the loop's few threads for as long as a name server does not
-  answer: who gives up and tries again would soon hold all of them, and no other name could be looked up.
+- The protocol gets `connection_made` once, with the final transport, and none of the earlier events.
+- A name is looked up once at a time. A lookup cannot be cancelled, and holds one of the loop's few threads while a
+  name server does not answer. A caller that gives up and tries again would soon hold all threads, and no other name
+  could be looked up.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ _lookups: dict[End, _Lookup] = {}
 
 
 async def connect(address: Address, protocol: asyncio.Protocol, ends: tuple[End, End] | None = None) -> None:
-    """Connects `method_table` to `address`.
+    """Connects `protocol` to `address`.
 
     Args:
         address: Where, whether with TLS, and whether the PROXY protocol's header comes first.
-        protocol: What gets the transport.
-        ends: For that header: where the client is that the connection is for, and what it has connected to; None: the connection's own.
+        protocol: Gets the transport.
+        ends: For that header: the client's end, and the end that it has connected to; None: the connection's own.
 
     Raises:
-        OSError: It cannot be reached, or the TLS handshake failed.
+        OSError: The address cannot be reached, or the TLS handshake failed.
     """
     loop = asyncio.get_running_loop()
     context = address.tls.context if address.tls is not None else None
@@ -61,12 +63,12 @@ async def connect(address: Address, protocol: asyncio.Protocol, ends: tuple[End,
 
 
 def hung_up(transport: asyncio.Transport) -> bool:
-    """Whether the other side has closed its end. What it sent before may not have been read: a loop that does not read does not notice."""
+    """Whether the other side has closed its end, also behind unread bytes: a loop that does not read does not notice."""
     connected = transport.get_extra_info("socket")
     if connected is None or connected.fileno() < 0:
         return False
     poll = select.poll()
-    poll.register(connected.fileno(), select.POLLRDHUP)  # an error or the end of both directions is told in any case
+    poll.register(connected.fileno(), select.POLLRDHUP)  # an error, or the end of both directions, is reported in any case
     return bool(poll.poll(0))
 
 
@@ -87,7 +89,7 @@ async def _ask(host: str, port: int) -> list[str]:
 def _answered(end: End, lookup: _Lookup) -> None:
     del _lookups[end]
     if not lookup.cancelled():
-        lookup.exception()  # nobody may be waiting any more
+        lookup.exception()  # the future may have no waiter any more
 
 
 async def _first(hosts: list[str], connect_to: Callable[[str], Awaitable[T]]) -> T:

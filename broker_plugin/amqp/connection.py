@@ -1,13 +1,13 @@
-"""A small, fast AMQP 0-9-1 client for the sidecar's own connections: log writer, applier, sweeper, pushes to peers.
+"""A small, fast AMQP 0-9-1 client for the sidecar's own connections: log writer, applier, sweeper, pushes to
+peers.
 
 Rules:
-
-- What arrives is handed to callbacks at once, in order, from the event loop; a callback must not block. One that raises ends the
-  connection, as what it should have done is lost.
-- What is sent is collected and written once per turn of the loop. Nothing here waits for room: a sender looks at
-  `Connection.paused` and awaits `drained()`; that is what bounds memory.
+- Received methods and contents go to callbacks at once, in order, from the event loop; a callback must not block. A
+  callback that raises ends the connection, as its work is lost.
+- Sent frames are collected and written once per turn of the loop. Nothing here waits for room: a sender checks
+  `Connection.paused` and awaits `drained()`, which bounds memory.
 - Confirms are counted, not stored: no future per message.
-- A connection and a channel end once, with one error that says why; everything that waits on them gets that error.
+- A connection and a channel end once, with one error that says why; all their waiters get that error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 WRITE_BUFFER_HIGH_BYTES = 4_194_304  # `paused` above this
 WRITE_BUFFER_LOW_BYTES = 1_048_576  # and until below this
-PENDING_PIECES_MAX = 512  # pieces collected in one turn of the loop before they are written all the same
+PENDING_PIECES_MAX = 512  # pieces collected in one turn of the loop before they are written in any case
 
 PROPERTIES: Mapping[str, Any] = MappingProxyType(
     {
@@ -77,12 +77,12 @@ class Connection(asyncio.Protocol):
     """One connection. Made by `open` only.
 
     Attributes:
-        address: Where it goes, and as whom.
+        address: The broker's address, with the user.
         error: Why it ended; None while it is open.
         paused: Whether the write buffer is full; senders should await `drained()`.
         blocked: The broker's reason for not taking publishes (an alarm), None if there is none.
         frame_max_bytes: The negotiated frame_max.
-        server_properties: What the broker says about itself.
+        server_properties: The broker's server properties.
     """
 
     def __init__(self, address: Address, on_blocked: Callable[[str | None], None] | None) -> None:
@@ -126,18 +126,19 @@ class Connection(asyncio.Protocol):
         """Connects and logs in.
 
         Args:
-            address: Where and as whom; a URL is parsed.
+            address: The broker's address, with the user; a URL is parsed.
             client_properties: Added to PROPERTIES.
             heartbeat_s: Interval of heartbeats; a peer silent for two of them is given up. 0 for none.
             frame_max_bytes: The most to agree to; the broker may want less.
             connect_timeout_s: Limit on connecting and logging in.
             on_close: Called once when the connection has ended; with None if `close` ended it.
-            on_blocked: Called with the broker's reason when it stops taking publishes, with None when it takes them again.
+            on_blocked: Called with the broker's reason when it stops taking publishes, with None when it takes them
+                again.
 
         Raises:
-            ConnectionRefused: Nobody answers there, or not in AMQP, or not in time.
+            ConnectionRefused: No answer, an answer not in AMQP, or not in time.
             AuthenticationFailed, VhostNotFound, AccessRefused: The login was refused.
-            ConnectionClosed: Anything else that the broker closed it for.
+            ConnectionClosed: The broker closed the connection for another reason.
         """
         where = Address.parse(address) if isinstance(address, str) else address
         connection = cls(where, on_blocked)
@@ -195,7 +196,7 @@ class Connection(asyncio.Protocol):
         await self._ended.wait()
 
     def abort(self) -> None:
-        """Ends the connection at once; what was not written yet is lost."""
+        """Ends the connection at once; unwritten frames are lost."""
         self._end(ConnectionClosed(0, "aborted by this side"))
 
     def _end(self, error: ConnectionClosed, ordered: bool = False) -> None:
@@ -215,7 +216,7 @@ class Connection(asyncio.Protocol):
         for waiting in waiters:
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # nobody may be waiting any more
+                waiting.exception()  # the future may have no waiter any more
         for channel in list(self._channels.values()):
             channel._end(error)
         self._ended.set()
@@ -239,7 +240,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from asyncio's
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
-        if self.error is not None:  # given up before it stood
+        if self.error is not None:  # given up before it was open
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -268,7 +269,7 @@ class Connection(asyncio.Protocol):
         except frames.FrameError as error:
             self.write(encode.connection_close(501, error.what))
             self._end(ConnectionClosed(501, error.what))
-        except Exception as error:  # a callback failed: what it was to do is lost, so nothing may go on as if it were done
+        except Exception as error:  # the callback's work is lost, so the connection must not go on
             ended = ConnectionClosed(541, f"a callback failed: {error!r}")
             ended.__cause__ = error
             self.write(encode.connection_close(541, "INTERNAL_ERROR"))
@@ -359,7 +360,7 @@ class Connection(asyncio.Protocol):
             await room
 
     def _tick(self, half_s: float) -> None:
-        # Turns are counted, not seconds: a pause of this process itself must not look like a silent peer.
+        # Ticks are counted, not seconds: a pause of this process itself must not look like a silent peer.
         self._silent_ticks = 0 if self._heard else self._silent_ticks + 1
         if self._silent_ticks >= 4:
             self._end(ConnectionClosed(0, f"nothing was heard for {half_s * 4:g} s, two heartbeats"))
@@ -384,7 +385,7 @@ class Connection(asyncio.Protocol):
         Args:
             on_confirm: Called for each basic.ack and nack of a publish.
             on_return: Called for each publish that comes back.
-            on_close: Called once when the channel has ended; with None if `ClientChannel.close` ended it.
+            on_close: Called once when the channel has ended; with None if `Channel.close` ended it.
 
         Raises:
             NoChannelLeft: The connection has as many as were agreed on.
@@ -398,7 +399,7 @@ class Connection(asyncio.Protocol):
         try:
             await channel._call(frames.CHANNEL_OPEN, b"\0")
         except asyncio.CancelledError:
-            await channel.close()  # nobody else would
+            await channel.close()  # the caller has no channel to close
             raise
         return channel
 
@@ -410,7 +411,7 @@ def assert_kind(method: base.Frame, wanted: type[base.Frame]) -> None:
 
 
 def _login_error(where: Address, error: ConnectionClosed) -> LrqError:
-    """What a connection that ended during the login means."""
+    """The error for a connection that ended during the login."""
     kind: type[AmqpError]
     if error.code == 403:
         kind = AuthenticationFailed

@@ -1,9 +1,10 @@
-"""Contents that come in pieces: putting their frames together, within limits. Pure.
+"""Joins the frames of contents that come in pieces, within limits. Pure.
 
 Rules:
-- A frame that has no place where it stands, and a body that no broker takes, end the connection, in RabbitMQ's words (UnexpectedFrame, BodyTooLong).
-- A body over the limit is read to its end, but not kept: BodyTooLarge is told then, and the connection goes on.
-- What is held of unfinished contents is taken from a Budget that connections share.
+- An unexpected frame, and a body that no broker takes, end the connection, in RabbitMQ's words (UnexpectedFrame,
+  BodyTooLong).
+- A body over the limit is read to its end, but not kept. Then BodyTooLarge is raised, and the connection goes on.
+- Bytes of unfinished contents are taken from a Budget that connections share.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .frames import (
 )
 
 BODY_BYTES_MAX = 134_217_728  # RabbitMQ's own default limit before 4.0
-BODY_BYTES_ANY_MAX = 536_870_912  # no RabbitMQ can be told to take more: a larger one ends its connection
+BODY_BYTES_ANY_MAX = 536_870_912  # no RabbitMQ can be configured to take more: a larger body ends its connection
 
 _u32 = struct.Struct(">I").unpack_from
 
@@ -42,7 +43,7 @@ class UnexpectedFrame(FrameError):
     """A frame that has no place where it stands, as when two threads publish on one channel; in RabbitMQ's words.
 
     Args:
-        expected: What should have come, and what did.
+        expected: The expected frame, and the one that came.
         cause: Id of the method whose content it interrupts; 0 for none.
     """
 
@@ -54,7 +55,7 @@ class UnexpectedFrame(FrameError):
 
 
 class BodyTooLong(FrameError):
-    """A body of more bytes than any broker takes, or than its header has told; in RabbitMQ's words."""
+    """A body of more bytes than any broker takes, or than its header says; in RabbitMQ's words."""
 
     cause = BASIC_PUBLISH
 
@@ -71,7 +72,7 @@ class Content(NamedTuple):
 
 
 class BodyTooLarge(MalformedInput):
-    """A content whose body is over the limit has come to its end; nothing of it was kept. The connection goes on.
+    """A content whose body is over the limit has ended; nothing of it was kept. The connection goes on.
 
     Args:
         size, limit: Bytes.
@@ -83,13 +84,13 @@ class BodyTooLarge(MalformedInput):
 
 
 class Budget:
-    """Bytes that may be held by all who share it.
+    """Bytes that all its sharers together may hold.
 
-    Where there is no room it is made: of the user whose connections hold most, the one that holds most is ended. So nobody can take what all others
-    need, with one connection or many.
+    Room is made by closing the largest connection of the user whose connections hold most. So no user can take the
+    memory that all others need, with one connection or many.
 
     Args:
-        limit: How many.
+        limit: Bytes.
         name: The limit's, for the error.
     """
 
@@ -101,17 +102,17 @@ class Budget:
         self._shares: set[Share] = set()
 
     def share(self, user: str, end: Callable[[FrameError], None]) -> Share:
-        """One more connection, of this user, holds something; `end` ends it, so that it holds nothing."""
+        """Adds a connection of this user; `end` closes it, so that it holds nothing."""
         share = Share(self, user, end)
         self._shares.add(share)
         return share
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes more may be held."""
+        """Whether `size` more bytes may be held."""
         return self.bytes + size <= self._limit
 
     def make_room(self, asker: Share, size: int) -> None:
-        """Raises FrameError if it is the asker that is to end."""
+        """Makes room by closing connections. Raises FrameError if the asker itself is to be closed."""
         while not self.has_room(size):
             held = Counter({asker.user: size})
             for share in self._shares:
@@ -125,12 +126,12 @@ class Budget:
             largest.leave()
 
     def left(self, share: Share) -> None:
-        """One connection less."""
+        """Removes a connection."""
         self._shares.discard(share)
 
 
 class Share:
-    """What one connection holds of a Budget."""
+    """The bytes of a Budget that one connection holds."""
 
     __slots__ = ("_budget", "bytes", "end", "user")
 
@@ -140,14 +141,14 @@ class Share:
         self._budget = budget
 
     def take(self, size: int) -> None:
-        """So many bytes more are held. Raises FrameError if the connection is to end over it."""
+        """Holds `size` more bytes. Raises FrameError if the connection is to be closed over that."""
         if not self._budget.has_room(size):
             self._budget.make_room(self, size)
         self.bytes += size
         self._budget.bytes += size
 
     def give(self, size: int) -> None:
-        """So many bytes are held no more; nothing is after `leave`."""
+        """Frees `size` bytes; after `leave`, does nothing."""
         size = min(size, self.bytes)
         self.bytes -= size
         self._budget.bytes -= size
@@ -159,10 +160,10 @@ class Share:
 
 
 class Assembly:
-    """Puts contents together whose frames `scan` gave out one by one, per channel.
+    """Joins contents whose frames `scan` gave out one by one, per channel.
 
-    Holds at most `body_bytes_max` bytes of body per open channel, and of these, methods and headers together what `share` may take. A larger body is
-    read to its end, as a broker does, but not kept.
+    Holds at most `body_bytes_max` bytes of body per open channel; bodies, methods and headers together are bounded by
+    `share`. A larger body is read to its end, as a broker does, but not kept.
     """
 
     __slots__ = ("_body_bytes_max", "_open", "_share")
@@ -173,10 +174,12 @@ class Assembly:
         self._open: dict[int, tuple[bytes, bytes, int, bytearray]] = {}  # method, header (b"" before it came), missing, body so far
 
     def take(self, kind: int, channel: int, payload: bytes) -> Content | None:
-        """Adds one frame: a content method (its id as kind), HEADER or BODY. Returns the content when it is complete.
+        """Adds one frame: a content method (its id as kind), HEADER or BODY. Returns the content when it is
+        complete.
 
         Raises:
-            FrameError: A frame that does not belong there (UnexpectedFrame, BodyTooLong), or a body that is too large for any broker.
+            FrameError: An unexpected frame (UnexpectedFrame, BodyTooLong), or a body that is too large for any
+                broker.
             BodyTooLarge: With the last frame of a body that is over the limit.
         """
         method, header, missing, body = self._open.get(channel, (b"", b"", 0, bytearray()))
@@ -212,7 +215,7 @@ class Assembly:
         return None
 
     def unexpected(self, channel: int) -> UnexpectedFrame:
-        """What a frame is that has no place on this channel now."""
+        """The error for a frame that has no place on this channel now."""
         method, header, _, _ = self._open.get(channel, (b"", b"", 0, b""))
         if not method:
             return UnexpectedFrame("method frame, got non method frame", 0)
@@ -224,7 +227,7 @@ class Assembly:
         return channel in self._open
 
     def arrived_bytes(self, channel: int) -> int:
-        """How much has come of the body of this channel's unfinished content."""
+        """How many body bytes of this channel's unfinished content have come."""
         return len(self._open[channel][3]) if channel in self._open else 0
 
     def drop(self, channel: int) -> None:
@@ -247,8 +250,10 @@ class Assembly:
 
 
 def whole(channel: int, parts: Content, frame_max_bytes: int) -> tuple[bytes, list[Item]]:
-    """A content that was put together, as if it had come whole: its frames, and the one item that `scan` finds in them. Its body is cut anew; a
-    header frame cannot be, and may be larger."""
+    """A joined content as if it had come whole: its frames, and the one item that `scan` finds in them.
+
+    Its body is split again; a header frame cannot be split, and may be larger.
+    """
     method = encode.frame(METHOD, channel, parts.method)
     blob = b"".join((method, *encode.content(channel, parts.header, parts.body, frame_max_bytes)))
     return blob, scan(blob, 0, FRAME_MAX_ANY_BYTES, 1 << 62)[0]

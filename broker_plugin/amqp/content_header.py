@@ -1,8 +1,13 @@
-"""The payload of an AMQP content header (properties and the headers table): finding, stamping, cutting, checking, building. Pure.
+"""The payload of an AMQP content header (properties and the headers table): finding, stamping, cutting, checking,
+building. Pure.
 
-Beside `frames`, the other half of the project's hottest code. Rules: nothing is decoded that is not asked for; a header key counts
-only as a real top-level key of the table, never where a value merely contains its bytes; what is not touched stays as it was to
-the octet. "Payload" is what stands in a header frame: class, weight, body size, property flags, properties.
+With `frames`, the project's hottest code. "Payload" is the payload of a header frame: class, weight, body size,
+property flags, properties.
+
+Rules:
+- Only the requested parts are decoded.
+- A header key counts only as a real top-level key of the table, never where a value merely contains its bytes.
+- Untouched parts stay as they were to the octet.
 """
 
 from __future__ import annotations
@@ -18,14 +23,14 @@ from broker_plugin.amqp.frames import BASIC_CLASS, HEADER_FIXED_BYTES, FrameErro
 
 TABLE_DEPTH_MAX = 64
 BODY_SIZE_END = 12  # class, weight, body size
-COUNTS = (b"x-delivery-count", b"x-acquired-count")  # of one copy in a quorum queue; RabbitMQ writes them into what it delivers
+COUNTS = (b"x-delivery-count", b"x-acquired-count")  # of one copy in a quorum queue; RabbitMQ writes them into its deliveries
 
 ID_KEY, POSITION_KEY, _DEATH_KEY = b"\x08x-lrq-id", b"\x09x-lrq-pos", b"\x07x-death"
 _CONTENT_TYPE, _CONTENT_ENCODING, HEADERS_FLAG, _PERSISTENT, _CORRELATION = 0x80, 0x40, 0x20, 0x10, 0x04  # first octet of the flags
 _EXPIRATION, _USER_ID = 0x01, 0x10  # in the first octet of the flags, and in the second
 _DELIVERY_AND_PRIORITY, _REPLY_TO = 0x18, 0x02
 _ASKS_HERE, _TO_NOBODY = b"\x15amq.rabbitmq.reply-to", b"\x1aamq.rabbitmq.reply-to.gone"
-_UP_TO_USER_ID = (  # what may follow the headers table: flag, octets (0: a short string)
+_UP_TO_USER_ID = (  # the properties that may follow the headers table: flag, octets (0: a short string)
     (0x1000, 1),  # delivery-mode
     (0x0800, 1),  # priority
     (0x0400, 0),  # correlation-id
@@ -40,7 +45,8 @@ _u32 = struct.Struct(">I").unpack_from
 pack_u32 = struct.Struct(">I").pack
 _pack_i64 = struct.Struct(">q").pack
 _pack_header = struct.Struct(">IQ").pack
-#: What RabbitMQ reads, 3.10 as 4.3 (measured): the kind `U` of AMQP's own list ends the connection, and so does a float that is not finite.
+# The kinds that RabbitMQ 3.10 and 4.3 read (measured): the kind `U` of AMQP's own list ends the connection, as does a
+# float that is not finite.
 _FIXED_BYTES = {ord(k): n for k, n in zip("tbBsuIifdlLTDV", (1, 1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 5, 0))}
 _LONG_KINDS, _NESTING_KINDS, _STRING_KINDS = frozenset(b"SxFA"), frozenset(b"FA"), frozenset(b"Sx")
 _FLOATS = {ord("f"): struct.Struct(">f").unpack_from, ord("d"): struct.Struct(">d").unpack_from}
@@ -48,7 +54,7 @@ _CHECKED_KINDS = _NESTING_KINDS | _FLOATS.keys()
 
 
 def table(payload: bytes) -> tuple[int, int]:
-    """(start, end) of the headers table's fields; without a table, where its length would stand, and -1. Raises FrameError."""
+    """(start, end) of the headers table's fields; without a table, where its length would be, and -1. Raises FrameError."""
     try:
         flags, at = payload[12], HEADER_FIXED_BYTES
         if payload[13] & 1:
@@ -70,7 +76,7 @@ def table(payload: bytes) -> tuple[int, int]:
 
 
 def _value_end(payload: bytes, at: int) -> int:
-    """The offset after the value whose kind octet stands at `at`."""
+    """The offset after the value whose kind octet is at `at`."""
     kind = payload[at]
     size = _FIXED_BYTES.get(kind)
     if size is not None:
@@ -143,7 +149,7 @@ def string_value(payload: bytes, key: bytes) -> bytes | None:
 
 
 def header_value(payload: bytes, key: bytes) -> bytes | None:
-    """The string value of the first top-level header named `key`; None where there is none or it is no string."""
+    """The string value of the first top-level header named `key`; None if there is none or it is no string."""
     return string_value(payload, bytes((len(key),)) + key)
 
 
@@ -170,7 +176,7 @@ def cut(payload: bytes, key: bytes) -> bytes:
 
 
 def keeps_its_ways(queue: str, key: str, payload: bytes) -> bool:
-    """Whether a message that is published to its queue again, by the name of that, has the routing keys it came with: dead letters may go by them."""
+    """Whether a message keeps its routing keys when it is published again by its queue's name: dead letters may go by them."""
     return key == queue and cut(payload, b"CC") == payload
 
 
@@ -182,14 +188,14 @@ def without_field(payload: bytes, key: bytes) -> bytes:
 
 
 def with_table(payload: bytes, headers: bytes) -> bytes:
-    """The payload of a content header that has a table, with these fields in it instead."""
+    """The payload of a content header that has a table, with that table's fields replaced."""
     at, end = table(payload)
     return b"".join((payload[: at - 4], pack_u32(len(headers)), headers, payload[end:]))
 
 
 @lru_cache(1 << 14)  # of 2^16 flags that a client may send
 def _shape(flags: int) -> tuple[int, int, int, int]:
-    """What the flags say follows the headers table: fixed octets, short strings, fixed octets, short strings."""
+    """The properties after the headers table, by the flags: fixed octets, short strings, fixed octets, short strings."""
     if flags & 2:
         raise FrameError("a content header with an unknown property flag")
     delivery_and_priority = (flags & 0x1800).bit_count()
@@ -202,10 +208,10 @@ def _shape(flags: int) -> tuple[int, int, int, int]:
 def check_header(payload: bytes, depth_max: int = TABLE_DEPTH_MAX) -> None:
     """Checks a content header's payload to the last octet, as the broker will when it is published.
 
-    A broker closes the connection over a malformed header; what goes into the log must therefore be checked before.
+    A broker closes the connection over a malformed header, so every header is checked before it goes into the log.
 
     Raises:
-        FrameError: It is malformed, holds a number that no broker reads, or is nested deeper than `depth_max`.
+        FrameError: The header is malformed, holds a number that no broker reads, or is nested deeper than `depth_max`.
     """
     at, end = table(payload)
     fixed, short, more_fixed, more_short = _shape(payload[12] << 8 | payload[13])
@@ -228,7 +234,7 @@ def check_header(payload: bytes, depth_max: int = TABLE_DEPTH_MAX) -> None:
 
 
 def _check_value(payload: bytes, value: int, end: int, depth: int, depth_max: int) -> None:
-    """Of a kind that its length alone does not tell all of."""
+    """Checks a value of a kind that its length alone does not check."""
     as_number = _FLOATS.get(payload[value])
     if as_number is not None:
         if not isfinite(as_number(payload, value + 1)[0]):
@@ -247,7 +253,7 @@ def _check_value(payload: bytes, value: int, end: int, depth: int, depth_max: in
 
 
 def routes_on(payload: bytes) -> bool:
-    """Whether a content header may name more routing keys than its publish does (CC, BCC). Rather too often than too rarely."""
+    """Whether a content header may name more routing keys than its publish does (CC, BCC). Errs towards true."""
     return b"\x02CC" in payload or b"\x03BCC" in payload
 
 
@@ -263,12 +269,14 @@ def further_keys(payload: bytes) -> list[str]:
 
 
 def is_judged(payload: bytes) -> bool:
-    """Whether a content header may hold what a broker judges beside its form: expiration, user-id, CC, BCC. Rather too often than too rarely."""
+    """Whether a content header may hold values that a broker judges: expiration, user-id, CC, BCC. Errs towards true."""
     return bool(payload[12] & _EXPIRATION or payload[13] & _USER_ID) or routes_on(payload)
 
 
 def judged(payload: bytes) -> tuple[list[bytes], bytes | None, bytes | None]:
-    """The fields CC and BCC, the expiration and the user-id of a content header that `check_header` has passed; None where there is none."""
+    """The fields CC and BCC, the expiration and the user-id of a content header that `check_header` has passed;
+    None for a missing one.
+    """
     start, end = table(payload)
     copies = []
     for key in (b"\x02CC", b"\x03BCC"):
@@ -288,10 +296,11 @@ def judged(payload: bytes) -> tuple[list[bytes], bytes | None, bytes | None]:
 
 
 def asked_by_nobody(payload: bytes) -> bytes:
-    """The payload of a content header that `check_header` has passed, with a direct reply-to whose client has gone; without one, as it is.
+    """Replaces a direct reply-to in a checked content header's payload by one whose client has gone; without one,
+    returns it as it is.
 
-    A broker takes `amq.rabbitmq.reply-to` only from the channel that waits for the answer, and makes an address of that one out of it. Answers to
-    the address that stands there instead now, it drops.
+    A broker takes `amq.rabbitmq.reply-to` only from the channel that waits for the answer, and makes an address of
+    that channel out of it. The broker drops answers to the address that replaces it.
     """
     if not payload[12] & _REPLY_TO or payload.find(_ASKS_HERE, HEADER_FIXED_BYTES) < 0:
         return payload
@@ -299,7 +308,7 @@ def asked_by_nobody(payload: bytes) -> bytes:
     at = (end if end >= 0 else start) + (payload[12] & _DELIVERY_AND_PRIORITY).bit_count()
     if payload[12] & _CORRELATION:
         at += 1 + payload[at]
-    if not payload.startswith(_ASKS_HERE, at):  # they stand in another property
+    if not payload.startswith(_ASKS_HERE, at):  # the bytes stand in another property
         return payload
     return payload[:at] + _TO_NOBODY + payload[at + len(_ASKS_HERE) :]
 
@@ -309,13 +318,14 @@ def is_array(field: bytes) -> bool:
     return field[1 + field[0]] == ord("A")
 
 
-VISITS_MAX = (1 << 31) - 1  # what the log can name
+VISITS_MAX = (1 << 31) - 1  # the most that the log can hold
 
 
 def deaths(payload: bytes) -> tuple[tuple[str, int], ...]:
-    """(queue, visits) for each queue that `x-death` names, visits being the sum of the counts of its entries (R10).
+    """(queue, visits) for each queue that `x-death` names; visits is the sum of the counts of its entries (R10).
 
-    The queue of the first death comes first. Anybody may publish a message with such a header: what no broker writes there counts for nothing.
+    The queue of the first death comes first. Any client may publish such a header: values that no broker writes are
+    ignored.
     """
     at = find_field(payload, _DEATH_KEY)
     if at < 0 or payload[at] != ord("A"):
@@ -352,7 +362,7 @@ def properties(
     expiration: bytes | None = None,
     user_id: bytes | None = None,
 ) -> bytes:
-    """Property flags and values. `content_header` are fields (see `field`) one after the other; empty means no table."""
+    """Property flags and values. `headers` are fields (see `field`) one after the other; empty means no table."""
     flags, more, parts = 0, 0, []
     if content_type is not None:
         flags |= _CONTENT_TYPE

@@ -1,10 +1,13 @@
-"""Contents from the broker that come in pieces: what becomes of one is decided by its method and header; its body follows as it comes.
+"""Relays contents from the broker that come in pieces: method and header decide what happens to a content, and its
+body follows as it comes.
 
 Rules:
-- Nothing of a body is kept: it is passed on or dropped, frame by frame. However many clients are sent something large at once, it costs memory only
-  where they do not read, which `flow_control` bounds.
-- Until a content that is passed on has ended, nothing else goes to the client on its channel: what the door has to say there comes right behind it.
-- Frames that are larger than the client agreed to are cut anew. A header frame cannot be; see `deliver.refit`.
+- No part of a body is kept: each frame is passed on or dropped. However many clients are sent something large at
+  once, memory is used only where they do not read, which `flow_control` bounds.
+- Until a relayed content has ended, no other frame goes to the client on its channel: the door's own frames come
+  right behind it.
+- Frames that are larger than the client's frame_max are split again. A header frame cannot be split; see
+  `deliver.refit`.
 """
 
 from __future__ import annotations
@@ -27,22 +30,22 @@ from .frames import (
     method_id,
 )
 
-PIECES = frozenset((*CONTENT_METHODS, HEADER, BODY))  # what a content that does not come whole consists of
+PIECES = frozenset((*CONTENT_METHODS, HEADER, BODY))  # the parts of a content that does not come whole
 
 Decide = Callable[[int, bytes, Item], bytes | None]
 
 
 class ContentRelay:
-    """See above. Channels are meant by their numbers at the broker, but where it is said.
+    """Relays contents of one client connection. Channel numbers are the broker's, unless said otherwise.
 
     Args:
-        frame_max_bytes: What the client agreed to.
-        decide: Told of a content's (client's channel, method and header frames, the item that these are): what the client gets instead; None if it
-            is them, b"" if nothing of the content.
-        is_withheld: Whether what follows on a channel is withheld, as `decide` may have ordered.
+        frame_max_bytes: The client's frame_max.
+        decide: Called with a content's (client's channel, method and header frames, their item). Returns the frames
+            for the client instead; None for the frames themselves, b"" to drop the content.
+        is_withheld: Whether later frames on a channel are withheld, as `decide` may have ordered.
 
     Attributes:
-        behind_bytes: What waits for the end of contents that are passed on.
+        behind_bytes: Bytes that wait for the end of relayed contents.
     """
 
     __slots__ = ("_begun", "_behind", "_decide", "_frame_max_bytes", "_is_withheld", "_rest", "behind_bytes")
@@ -51,19 +54,20 @@ class ContentRelay:
         self._frame_max_bytes = frame_max_bytes
         self._decide, self._is_withheld = decide, is_withheld
         self._begun: dict[int, bytes] = {}  # methods whose headers have not come
-        self._rest: dict[int, tuple[int, int]] = {}  # octets of body that have not come, and the client's channel; 0 for a body that is dropped
-        self._behind: dict[int, list[bytes]] = {}  # by the client's channel, while a content is passed on there
+        self._rest: dict[int, tuple[int, int]] = {}  # missing octets of body, and the client's channel; 0 for a dropped body
+        self._behind: dict[int, list[bytes]] = {}  # by the client's channel, while a content is relayed there
         self.behind_bytes = 0
 
     def take(self, kind: int, number: int, data: bytes, item: Item, client: int = 0) -> bytes | None:
-        """One frame: a method with a content (its id as kind), HEADER or BODY. Returns what the client gets instead; None if it is that frame.
+        """Takes one frame: a method with a content (its id as kind), HEADER or BODY. Returns the frames for the
+        client instead; None for that frame itself.
 
         Args:
             kind, number, data, item: As `scan` gave it out.
             client: The channel's number at the client, if that is another.
 
         Raises:
-            FrameError: It has no place where it stands, or is malformed.
+            FrameError: The frame has no place where it stands, or is malformed.
         """
         if kind == BODY:
             return self._body(number, data, item)
@@ -85,7 +89,7 @@ class ContentRelay:
         given = blob if replaced is None else replaced
         size = body_size(payload)
         if size and not self._is_withheld(number):
-            passes = given[7:11] == method[:4]  # else something has come in the content's place
+            passes = given[7:11] == method[:4]  # else another content took its place
             self._rest[number] = size, client * passes
             if passes:
                 self._behind.setdefault(client, [])
@@ -120,11 +124,11 @@ class ContentRelay:
         return bool(self._behind)
 
     def is_open(self, number: int) -> bool:
-        """Whether more is to come of a body."""
+        """Whether more of a body is to come."""
         return number in self._rest
 
     def waits(self, data: bytes) -> bool:
-        """Whether these frames for the client, of one channel, come behind a content that is being passed on there."""
+        """Puts frames for the client, of one channel, behind a content that is being relayed there. False: there is none."""
         behind = self._behind.get(int.from_bytes(data[1:3], "big")) if self._behind else None
         if behind is None:
             return False
@@ -133,6 +137,6 @@ class ContentRelay:
         return True
 
     def drop(self, number: int) -> bytes:
-        """A channel has ended at the broker, which has nothing more to say there. Returns what waited."""
+        """Ends a channel on which the broker sends no more. Returns the frames that waited."""
         self._begun.pop(number, None)
         return self._ended(self._rest.pop(number, (0, 0))[1])

@@ -1,10 +1,14 @@
-"""`x-death` and its kin where a client brings them: put aside in the log and at the broker, and given back to whoever gets the message. Pure.
+"""`x-death` and related headers from a client: escaped in the log and at the broker, and restored for the
+consumer. Pure.
 
-RabbitMQ counts there where a message has died, and the log tells its copies apart by these counts (R10). What a client brings, who publishes a
-dead letter again, was counted of another message. Rules:
-- Such headers get PREFIX before their names. So what stands under the plain name on a copy, the broker beside this sidecar has counted of it.
-- A consumer gets what RabbitMQ would have given it. 3.x counts on from what was brought, and keeps its first death. 4.x (which says where a
-  message died last) counts anew, and the first death that it counts takes the place of all that was brought.
+RabbitMQ counts a message's deaths in these headers, and the log tells its copies apart by these counts (R10). A
+client that publishes a dead letter again brings counts of another message.
+
+Rules:
+- Such headers get PREFIX before their names. So on a copy, the headers under the plain names are counted by the
+  broker beside this sidecar.
+- A consumer gets what RabbitMQ would have given it. 3.x continues the client's counts, and keeps its first death. 4.x
+  (which names the last death too) restarts the counts, and its first own death replaces all that the client brought.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ def _fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def escape(payload: bytes) -> bytes:
-    """The payload of a content header from a client, as it goes into the log.
+    """The payload of a client's content header, as it goes into the log.
 
     Raises:
         FrameError: Its table is malformed.
@@ -86,14 +90,16 @@ def restore(payload: bytes) -> bytes:
 
 
 def _counted_on(own: bytes, brought: bytes) -> bytes:
-    """`x-death` as 3.x would have it: what has died again comes first, with the sum of both counts and all else as it was brought, to the octet."""
+    """`x-death` as 3.x would have it: the last death comes first, with the sum of both counts and all else as the
+    client brought it, to the octet.
+    """
     try:
         before = {_key(death): death for death in _deaths(brought)}
         deaths = [_with_more(before.pop(_key(death), None), death) for death in _deaths(own)]
         value = b"".join((*deaths, *before.values()))
         return b"A%b%b" % (len(value).to_bytes(4, "big"), value)
     except (FrameError, IndexError, KeyError, TypeError, ValueError, OverflowError, struct.error):
-        return own  # what was brought is no list of deaths
+        return own  # the client's header is no list of deaths
 
 
 def _deaths(value: bytes) -> list[bytes]:
@@ -120,7 +126,7 @@ def _key(death: bytes) -> tuple[Any, Any]:
 
 
 def _with_more(before: bytes | None, now: bytes) -> bytes:
-    """A death as it was brought, if it was, with the count of another added to its own. RabbitMQ counts in longs, and orders the fields by name."""
+    """The client's death, if any, plus the count of another. RabbitMQ counts in longs, and orders the fields by name."""
     table = _of(now if before is None else before)
     if before is not None:
         table[b"count"] = b"l" + struct.pack(">q", int(_plain(table[b"count"])) + int(_plain(_of(now)[b"count"])))

@@ -29,7 +29,7 @@ LATE_S = 1.0  # a broker's timers
 
 
 def held_back_s(arguments: Mapping[str, Any]) -> float:
-    """How long a queue declared so holds back what is given back to it, at most; 0: not at all; infinite: nobody knows."""
+    """The longest time that a queue with these arguments delays requeued messages; 0: no delay; infinite: unknown."""
     if arguments.get("x-delayed-retry-type", "disabled") == "disabled":
         return 0.0
     longest = arguments.get("x-delayed-retry-max", arguments.get("x-delayed-retry-min"))
@@ -37,17 +37,17 @@ def held_back_s(arguments: Mapping[str, Any]) -> float:
 
 
 def keeps_dead_letters(arguments: Mapping[str, Any]) -> bool:
-    """Whether dead letters may wait in a queue declared so."""
+    """Whether dead letters may wait in a queue with these arguments."""
     return arguments.get("x-dead-letter-strategy") == "at-least-once"
 
 
 def is_durable(method: bytes) -> bool:
-    """Whether a declaration of a queue or exchange says so."""
+    """Whether a declaration makes a durable queue or exchange."""
     return bool(_flags(method) & 2)
 
 
 def is_auto_delete(method: bytes) -> bool:
-    """Whether a declaration of an exchange says so."""
+    """Whether a declaration makes an auto-delete exchange."""
     return bool(_flags(method) & 4)
 
 
@@ -63,7 +63,7 @@ AUTO_DELETE = "x-lrq-auto-delete"  # of a replicated queue that goes with its la
 AUTO_DELETE_FIELD = field(AUTO_DELETE.encode(), b"true")
 AUTO_DELETE_FLAG = 8
 DECLARED = 0b1110  # neither passive nor no-wait
-LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and those that stand in the log
+LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and those kept in the log
     EXCHANGE_BIND: (3, 1, 0),
     EXCHANGE_DECLARE: (2, 16, DECLARED),
     EXCHANGE_DELETE: (1, 2, 0),
@@ -85,15 +85,16 @@ NAMED = {  # names of queues and exchanges at the beginning
     QUEUE_PURGE: 0,
     QUEUE_UNBIND: 2,
 }
-_SHORTENED = frozenset({QUEUE_BIND, QUEUE_DELETE, QUEUE_UNBIND})  # where no name stands for the last declared queue
+_SHORTENED = frozenset({QUEUE_BIND, QUEUE_DELETE, QUEUE_UNBIND})  # an empty name does not stand for the last declared queue
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 
 def check_depth(arguments: Any, depth_max: int) -> None:
-    """What one node has decoded, each must be able to decode, wherever it does: how deep that goes depends on what has been called before.
+    """Limits the depth, as each node must be able to decode the arguments: the possible depth depends on the stack
+    of the caller.
 
     Raises:
-        FrameError: The arguments of a declaration are nested deeper than that.
+        FrameError: The arguments of a declaration are nested deeper than `depth_max`.
     """
     layer = [arguments]
     for _ in range(depth_max + 1):
@@ -105,7 +106,7 @@ def check_depth(arguments: Any, depth_max: int) -> None:
 
 
 def exchange_of(payload: bytes) -> tuple[str, bool]:
-    """Name and auto-delete of an exchange.declare; only the name counts of an exchange.delete."""
+    """Name and auto-delete of an exchange.declare; of an exchange.delete only the name counts."""
     end = 7 + payload[6]
     name = payload[7:end].decode("utf-8", "surrogateescape")
     flags = payload[end + 1 + payload[end]] if payload[:4] == EXCHANGE_DECLARE.to_bytes(4, "big") else 0
@@ -124,10 +125,11 @@ def first_name(payload: bytes) -> str:
 
 
 def as_named(kind: int, payload: bytes) -> bytes:
-    """A declaration, deletion or binding as RabbitMQ understands it: without CR and LF in the names of queues and exchanges (measured, 3.10 and 4.3).
+    """A declaration, deletion or binding as RabbitMQ reads it: without CR and LF in queue and exchange names
+    (measured, 3.10 and 4.3).
 
-    It leaves those of basic.publish, basic.consume, basic.get and queue.purge as they are. A queue's name that is nothing else is none to it, and not
-    the last declared one; but a queue that is declared so is one that the broker names.
+    RabbitMQ keeps these characters in basic.publish, basic.consume, basic.get and queue.purge. A queue name of only
+    such characters does not mean the last declared queue; but a queue declared with it gets a name from the broker.
     """
     if b"\n" not in payload and b"\r" not in payload:
         return payload
@@ -135,7 +137,7 @@ def as_named(kind: int, payload: bytes) -> bytes:
     for _ in range(NAMED[kind]):
         end = at + 1 + int.from_bytes(payload[at : at + 1])
         if end > len(payload):
-            return payload  # it is malformed, and whoever decodes it says so
+            return payload  # malformed: its decoder reports that
         name = payload[at + 1 : end]
         kept = name.translate(None, b"\r\n")
         if not kept and kind in _SHORTENED:
@@ -146,7 +148,7 @@ def as_named(kind: int, payload: bytes) -> bytes:
 
 
 def deletion(kind: int, name: str) -> bytes:
-    """The queue.delete or exchange.delete of what has this name, without conditions."""
+    """The queue.delete or exchange.delete of this name, without conditions."""
     return b"%b\0\0%b\0" % (kind.to_bytes(4, "big"), encode.short_string(name))
 
 
@@ -164,7 +166,7 @@ def queue_arguments(payload: bytes) -> Mapping[str, Any]:
 
 
 def has_argument(payload: bytes, argument: str) -> bool:
-    """Whether a queue.declare has it. Of a hundred thousand queues, those that cannot have it are not decoded."""
+    """Whether a queue.declare has the argument. Of a hundred thousand queues, those that cannot have it are not decoded."""
     return argument.encode() in payload and argument in queue_arguments(payload)
 
 
@@ -174,20 +176,20 @@ def level_of(payload: bytes) -> Level:
 
 
 def goes_unused(payload: bytes) -> bool:
-    """Whether a queue so declared goes with its last consumer, and it is the census that deletes it. Not if nobody knows (empty)."""
+    """Whether a queue goes with its last consumer, and the length reconciler deletes it. False if unknown (empty)."""
     return has_argument(payload, AUTO_DELETE)
 
 
 def is_stream(payload: bytes) -> bool:
-    """Whether a queue so declared is a stream. Not if nobody knows (empty)."""
+    """Whether the declared queue is a stream. False if unknown (empty)."""
     return has_argument(payload, "x-queue-type") and queue_arguments(payload)["x-queue-type"] == "stream"
 
 
 def may_dead_letter(payload: bytes) -> bool:
-    """Whether a queue so declared may dead-letter, as far as its arguments say (a policy is not seen). It may if nobody knows (empty)."""
+    """Whether the declared queue may dead-letter, by its arguments (a policy is not seen). True if unknown (empty)."""
     return not payload or has_argument(payload, "x-dead-letter-exchange")
 
 
 def may_vanish(payload: bytes) -> bool:
-    """Whether a queue so declared may go by itself while nobody looks: when it expires, or with its broker. Not if nobody knows (empty)."""
+    """Whether the declared queue may vanish without a command: by expiry, or with its broker. False if unknown (empty)."""
     return bool(payload) and (has_argument(payload, "x-expires") or not is_durable(payload))

@@ -1,11 +1,13 @@
-"""What type of queue a vhost's broker makes of a declaration that names none. The log names it, as other brokers may have another default.
+"""Finds the queue type of a vhost's broker for a declaration without a type. The log names the type, as other
+brokers may have another default.
 
 Rules:
-- AMQP does not tell. So the sidecar declares a queue without a type, and then with one type after the other: the one that is not refused is it.
-  The queue is deleted at once, whatever becomes of the client that it was found out for.
-- Operators may change it: what was found out counts for a while.
-- Where it cannot be found out (a vhost may have all the connections or queues that it may have), a queue is of the type that the log has of it; one
-  that the log does not know, of the type that was found out last, or `classic`. It is asked for again soon.
+- AMQP does not tell the type. So the sidecar declares a queue without a type, and then with one type after the other:
+  the type that is not refused is the default. The queue is deleted at once, even if the client of the declaration is
+  gone.
+- Operators may change the default: a result counts for a while.
+- Where the default cannot be found (a vhost may be at its limit of connections or queues), a queue gets the type that
+  the log has for it; else the type found last, or `classic`. The broker is asked again soon.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ AGAIN_S = 5.0  # before a broker that did not tell is asked again
 
 
 class DefaultTypes:
-    """See above. `broker`: the own one; the vhost in it is replaced."""
+    """The default types of a broker's vhosts. `broker`: the own one; its vhost is replaced."""
 
     def __init__(self, broker: Address) -> None:
         self._broker = broker
-        self._known: dict[str, tuple[bytes, float]] = {}  # by vhost; and until when it counts
-        self._untold: dict[str, float] = {}  # vhosts where it could not be found out, and until when that counts
+        self._known: dict[str, tuple[bytes, float]] = {}  # by vhost: the type, and until when it counts
+        self._untold: dict[str, float] = {}  # vhosts without a result, and until when that counts
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def of(self, vhost: str, logged: bytes = b"") -> bytes | None:
-        """The type of a queue of a vhost that is declared without one; None: it has to be found out.
+        """The type of a queue that is declared in a vhost without one; None: it has to be found out.
 
         Args:
-            logged: The type that the log has of the queue; empty if it has none.
+            logged: The type that the log has for the queue; empty if it has none.
         """
         now = time.monotonic()
         known, until = self._known.get(vhost, UNKNOWN)
@@ -58,7 +60,7 @@ class DefaultTypes:
         if vhost not in self._asking:
             task = self._asking[vhost] = asyncio.create_task(self._find_out(vhost))
             task.add_done_callback(lambda _: self._asking.pop(vhost))
-        await asyncio.shield(self._asking[vhost])  # who waits may be gone before the queue is deleted
+        await asyncio.shield(self._asking[vhost])  # the waiter may be gone before the queue is deleted
 
     async def _find_out(self, vhost: str) -> None:
         try:
@@ -79,7 +81,7 @@ class DefaultTypes:
                 await channel.queue_declare(queue)
                 return await self._type(connection, queue)
             finally:
-                if not isinstance(channel.error, ChannelClosed):  # else there is none
+                if not isinstance(channel.error, ChannelClosed):  # else the queue was not made
                     await self._delete(channel, vhost, queue)
         finally:
             await connection.close()

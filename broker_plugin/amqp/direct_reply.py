@@ -17,5 +17,5 @@ def is_answer(method: bytes) -> bool:
 
 
 def answer_to_nobody(method: bytes) -> bytes:
-    """The same to an address where nobody waits: a broker judges it, and does nothing else with it."""
+    """The publish with an address where no client waits: a broker checks it and then drops it."""
     return method[:6] + encode.short_string("") + encode.short_string(NOBODY) + method[-1:]

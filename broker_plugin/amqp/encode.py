@@ -1,9 +1,9 @@
-"""AMQP 0-9-1 bytes: building frames of methods and contents. Pure.
+"""Builds AMQP 0-9-1 frames of methods and contents. Pure.
 
 Rules:
-- Methods that are sent for every message are packed here, and remembered where their senders repeat themselves; the rare ones are encoded from
-  pamqp's objects, argument by argument.
-- What cannot be encoded raises MalformedInput, nothing else.
+- Methods sent for every message are packed here, and cached where their senders repeat them. Rare methods are encoded
+  from pamqp's objects, argument by argument.
+- A value that cannot be encoded raises MalformedInput, nothing else.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def encode_method(method: base.Frame) -> bytes:
 
 
 def method_frame(channel: int, method: base.Frame) -> bytes:
-    """The frame of a pamqp method. (Not by pamqp itself, which refuses names that RabbitMQ allows, such as `é`.) A table may be given as its octets.
+    """The frame of a pamqp method. (Not by pamqp itself, which refuses names that RabbitMQ allows, such as `é`.) A
+    table may be given as octets.
 
     Raises:
         MalformedInput: An argument that cannot be encoded.
@@ -84,7 +85,7 @@ def method_frame(channel: int, method: base.Frame) -> bytes:
 
 
 def header_head(channel: int, size: int) -> bytes:
-    """What stands before a content header's payload of `size` bytes in its frame."""
+    """The bytes before a content header's payload of `size` bytes in its frame."""
     return _pack_head(HEADER, channel, size)
 
 
@@ -101,10 +102,10 @@ def reject(channel: int, tag: int, requeue: bool = False) -> bytes:
 
 
 def short_string(text: str) -> bytes:
-    """A name or routing key as it stands on the wire, after its length octet.
+    """A name or routing key on the wire, after its length octet.
 
     Raises:
-        MalformedInput: It has more than 255 bytes.
+        MalformedInput: The text has more than 255 bytes.
     """
     raw = text.encode("utf-8", "surrogateescape")
     if len(raw) > 255:
@@ -113,7 +114,7 @@ def short_string(text: str) -> bytes:
 
 
 def _close(channel: int, method: int, code: int, text: str, cause: int) -> bytes:
-    raw = text.encode("utf-8", "replace")[:255].decode("utf-8", "ignore")  # cut to length without splitting a character; names need not be UTF-8
+    raw = text.encode("utf-8", "replace")[:255].decode("utf-8", "ignore")  # cut without splitting a character; names need not be UTF-8
     return raw_method_frame(channel, method, struct.pack(">H", code), short_string(raw), _pack_u32(cause))
 
 
@@ -129,7 +130,7 @@ def channel_close(channel: int, code: int, text: str, cause: int = 0) -> bytes:
 
 @lru_cache(ROUTES_MAX)
 def publish_method(channel: int, exchange: str, routing_key: str, mandatory: bool = False) -> bytes:
-    """The method frame of a basic.publish; remembered, as publishers repeat themselves."""
+    """The method frame of a basic.publish; cached, as publishers repeat themselves."""
     return raw_method_frame(channel, BASIC_PUBLISH, b"\0\0", short_string(exchange), short_string(routing_key), bytes((mandatory,)))
 
 
@@ -159,7 +160,7 @@ def body_frames(channel: int, body: bytes, frame_max_bytes: int) -> list[bytes]:
 
 
 def _cut(body: bytes, most: int) -> Iterator[bytes]:
-    view: Any = memoryview(body)  # pieces are joined or written, which a part of one can be as well
+    view: Any = memoryview(body)  # pieces are joined or written, which works for a memoryview too
     for at in range(0, len(body), most):
         yield view[at : at + most]
 

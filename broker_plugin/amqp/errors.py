@@ -1,7 +1,9 @@
-"""What the AMQP client is told (an address) and what it raises.
+"""The errors of the AMQP client.
 
-Rules: an error carries the broker's code and text and says what to do; a command in it can be pasted, so the names in it are those of the connection.
-No name is taken from a reply's text, as clients choose names that stand there.
+Rules:
+- An error carries the broker's code and text and says what to do. A command in it can be pasted, so its names are
+  those of the connection.
+- No name is taken from a reply's text, as clients choose the names in it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from lrq_ha.errors import LrqError
 
 from .address import Address
 
-#: What to do, by the reply code and a pattern of the reply text; the first that fits counts. In braces: commands and names, see `advise`.
+# The remedy by the reply code and a pattern of the reply text; the first match counts. In braces: commands and names,
+# see `advise`.
 _BY_TEXT: tuple[tuple[int, str, str], ...] = (
     (403, r"^ACCESS_REFUSED - (\w+ )?access to topic '", "Let the user use all routing keys: rabbitmqctl clear_topic_permissions -p {vhost} {user}"),
     (403, r"' in vhost '.*' refused for user '", "Give the user this permission: {grant} (patterns of names to configure, write to and read from)"),
@@ -45,7 +48,7 @@ _BY_CODE = {
 
 
 class ConnectionRefused(LrqError):
-    """Nobody listens there, does not answer in time, or does not speak AMQP."""
+    """The address is not listened on, does not answer in time, or does not speak AMQP."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, todo="Check that it runs and that host and port are right", retriable=True)
@@ -69,12 +72,13 @@ def impersonate(user: str) -> str:
 
 
 def advise(code: int, text: str, advice: str = "", where: Address | None = None) -> str:
-    """What to do about a reply.
+    """The remedy for a reply.
 
     Args:
         code, text: The reply's own.
-        advice: What to do unless the text is known to mean something else; empty: what the code says.
-        where: The connection's address: its {user} and {vhost}, quoted for a shell, the {grant} of all permissions there, and how to {impersonate}.
+        advice: The remedy unless the text is known to mean something else; empty: by the code.
+        where: The connection's address: its {user} and {vhost}, quoted for a shell, the {grant} of all permissions
+            there, and how to {impersonate}.
     """
     by_text = (todo for of_code, pattern, todo in _BY_TEXT if of_code == code and re.search(pattern, text, re.DOTALL))
     vhost, user = (where.vhost, where.user) if where else ("VHOST", "USER")
@@ -83,7 +87,7 @@ def advise(code: int, text: str, advice: str = "", where: Address | None = None)
 
 
 class AmqpError(LrqError):
-    """What the broker said when it refused.
+    """A refusal by the broker.
 
     Args:
         code, text: The reply's own; the code is 0 where the connection broke without one.
@@ -118,7 +122,7 @@ class AccessRefused(AmqpError):
 
 
 class ConnectionLimit(AccessRefused):
-    """The broker, the virtual host or the user has as many connections as it may have."""
+    """The broker, the virtual host or the user is at its limit of connections."""
 
     said = "no further connection is allowed"
     again = True
@@ -134,7 +138,7 @@ class ChannelClosed(AmqpError):
 
     @property
     def no_such_queue(self) -> bool:
-        """Whether there is no such queue; RabbitMQ says 404 also of one that is there and does not answer, or does not come up."""
+        """Whether the queue does not exist; RabbitMQ also says 404 for an existing queue that does not answer or come up."""
         return self.code == 404 and "no queue '" in self.text
 
     @property
@@ -143,17 +147,17 @@ class ChannelClosed(AmqpError):
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether the queue is another connection's own."""
+        """Whether the queue is exclusive to another connection."""
         return self.code == 405
 
     @property
     def of_queue(self) -> bool:
-        """Whether that one queue is the reason, and not a right or a channel that is missing."""
+        """Whether one queue is the reason, and not a missing right or channel."""
         return self.code not in (0, 200, 403)
 
 
 class BrokerRefuses(LrqError):
-    """The broker refuses for its own part, and for as long as an operator has not mended that, what the log has for its queues."""
+    """The broker refuses the log's entries for its queues, for a reason of its own, until an operator mends that."""
 
 
 class NoChannelLeft(ChannelClosed):

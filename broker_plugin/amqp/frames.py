@@ -1,12 +1,15 @@
-"""AMQP 0-9-1 bytes: finding frames and whole contents in a buffer, and reading methods. Pure.
+"""Finds AMQP 0-9-1 frames and whole contents in a buffer, and reads methods. Pure.
 
-This is the hottest code of the project (every message passes here several times), so it works on offsets into the buffer that
-came from the socket and copies nothing that the caller does not ask for. Rules:
+This is the project's hottest code (every message passes here several times): it works on offsets into the buffer of
+the socket and copies only what the caller asks for.
 
-- `scan` takes the regular case in one tight loop (a method, its header and its bodies, one after the other, on one channel) and
-  leaves everything else to `_one_frame`, which alone knows why bytes are wrong. Malformed bytes raise FrameError, nothing else.
-- Rare methods are decoded with pamqp; here stands only what has to be quick or exact to the byte.
-- `content_assembly` puts contents together that come in pieces, `content_header` looks into their headers, `encode` makes all frames that are sent.
+Rules:
+- `scan` takes the regular case in one tight loop (a method, its header and its bodies, one after the other, on one
+  channel) and leaves everything else to `_one_frame`, which alone knows why bytes are wrong. Malformed bytes raise
+  FrameError, nothing else.
+- Rare methods are decoded with pamqp; only methods that have to be quick or exact to the byte are read here.
+- `content_assembly` joins contents that come in pieces, `content_header` reads their headers, `encode` makes all
+  frames that are sent.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 FRAME_OVERHEAD_BYTES = 8
-FRAME_MAX_BYTES = 131_072  # what RabbitMQ offers by default; counts the overhead
-FRAME_MAX_ANY_BYTES = 1 << 31  # whatever was agreed on
+FRAME_MAX_BYTES = 131_072  # RabbitMQ's default offer; counts the overhead
+FRAME_MAX_ANY_BYTES = 1 << 31  # any negotiated value
 CHANNELS_MAX = 65_535  # there are no more numbers
 HEADROOM_BYTES = 512  # clients are offered so much less than the broker takes: room for a position in a content's header frame
 FRAME_MIN_BYTES = 4_096  # the least frame_max the protocol allows
 HOLD_BYTES_MAX = 262_144  # an unfinished content is waited for as a whole up to here, then given out frame by frame
-HOLD_FRAMES_MAX = 64  # likewise
+HOLD_FRAMES_MAX = 64  # as HOLD_BYTES_MAX, in frames
 ROUTES_MAX = 4_096  # how many parsed methods are remembered
 
 # (class << 16 | method), the first four octets of a method frame's payload
@@ -70,7 +73,7 @@ TX_ROLLBACK, TX_ROLLBACK_OK = 0x005A001E, 0x005A001F
 
 CONTENT_METHODS = frozenset({BASIC_PUBLISH, BASIC_RETURN, BASIC_DELIVER, BASIC_GET_OK})
 
-METHOD_MIN = 1 << 16  # there is no class 0: its methods' ids would be taken for the kinds of frames
+METHOD_MIN = 1 << 16  # there is no class 0: ids of its methods would collide with the kinds of frames
 ACK_BYTES = 13  # of the payload of a basic.ack: method, delivery tag, bits
 BASIC_CLASS = 60 << 16  # class and weight of a content header
 HEADER_FIXED_BYTES = 14  # class, weight, body size, property flags
@@ -93,11 +96,11 @@ by itself (a content that came in pieces): kind is HEADER, BODY or HEARTBEAT, st
 
 
 class FrameError(MalformedInput):
-    """Bytes that are not AMQP 0-9-1, or that exceed a limit. The connection they came from cannot be used any more.
+    """Bytes that are not AMQP 0-9-1, or that exceed a limit. Their connection cannot be used any more.
 
     Attributes:
-        code, cause: What connection.close says: reply code, id of the method.
-        before: What `scan` found before those bytes, and their offset.
+        code, cause: For connection.close: reply code, id of the method.
+        before: The items that `scan` found before those bytes, and their offset.
     """
 
     code, cause = 501, 0
@@ -113,22 +116,24 @@ def scan(
     """Finds all complete frames and contents from `start` on.
 
     Args:
-        buffer: What came from the socket, after what an earlier call left over.
+        buffer: The rest of an earlier call, and then the bytes from the socket.
         start: Offset of a frame's first octet.
         frame_max_bytes: The negotiated frame_max, which counts the 8 octets around a payload.
-        hold_bytes_max: A content whose end has not arrived is left over as a whole while it has fewer bytes than this.
+        hold_bytes_max: A content whose end has not arrived is left over as a whole while it has fewer bytes than
+            this.
 
     Returns:
         The items in order, and the offset of the first octet that was not used; keep the rest for the next call.
 
     Raises:
-        FrameError: On a bad end octet, a frame over the limit, an unknown frame type. What stands before it is handed out with that.
+        FrameError: On a bad end octet, a frame over the limit, an unknown frame type. Its `before` has the earlier
+            items.
     """
     payload_max = frame_max_bytes - FRAME_OVERHEAD_BYTES
     items: list[Item] = []
     append = items.append
     at, length = start, len(buffer)
-    alike: Buffer = b""  # what two publishes in a row had in common: all but their bodies' octets; they are looked for by that alone
+    alike: Buffer = b""  # the bytes that two publishes in a row had in common, all but their bodies' octets: a match alone identifies the next one
     method = channel = before = to_end = to_header = step = 0
     while at < length:
         ran_out = False
@@ -190,7 +195,7 @@ def scan(
 
 
 def _few_frames(buffer: Buffer, at: int) -> bool:
-    """Whether what is left over is cheap to look through again each time that more comes: a body in thousands of tiny frames is not."""
+    """Whether the rest is cheap to scan again each time that more bytes come: a body in thousands of tiny frames is not."""
     length = len(buffer)
     for _ in range(HOLD_FRAMES_MAX):
         if at + 7 > length:
@@ -251,7 +256,7 @@ def body_of(buffer: Buffer, header_end: int, stop: int) -> bytes:
 
 
 def body_size(buffer: Buffer, header: int = 0) -> int:
-    """The size of a content's body as the payload of its header frame, which begins at `header`, tells it."""
+    """The body size of a content, from the payload of its header frame, which begins at `header`."""
     return int(_u64(buffer, header + 4)[0])
 
 
@@ -259,12 +264,14 @@ def body_size(buffer: Buffer, header: int = 0) -> int:
 
 
 def method_id(payload: bytes) -> int:
-    """Which method a method frame's payload is: class and method, as in the constants above. 0: it is empty."""
+    """The method of a method frame's payload: class and method, as in the constants above. 0: the payload is empty."""
     return int.from_bytes(payload[:4], "big")
 
 
 def behind_names(payload: bytes, names: int) -> int:
-    """Where the flags stand in a method's payload: behind a short and so many names. Raises IndexError if it ends before."""
+    """The offset of the flags in a method's payload: behind a short and `names` names. Raises IndexError if the
+    payload ends before.
+    """
     at = 6
     for _ in range(names):
         at += 1 + payload[at]
@@ -281,7 +288,7 @@ def decode_method(payload: bytes) -> base.Frame:
         method: base.Frame = commands.INDEX_MAPPING[_u32(payload)[0]]()
         method.unmarshal(payload[4:])
     except (struct.error, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
-        raise FrameError(_undecodable(payload, error)) from None  # the error's text may hold what the method held
+        raise FrameError(_undecodable(payload, error)) from None  # the error's text may hold arguments of the method
     except exceptions.PAMQPException as error:
         raise FrameError(_undecodable(payload, error)) from None
     return method
@@ -301,7 +308,7 @@ class Route(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a basic.deliver, get-ok or return says beside its tags."""
+    """The routing of a basic.deliver, get-ok or return: all but its tags."""
 
     redelivered: bool
     exchange: str
@@ -317,7 +324,7 @@ def _short(payload: bytes, at: int) -> tuple[str, int]:
 
 @lru_cache(ROUTES_MAX)
 def publish_route(payload: bytes) -> Route:
-    """The arguments of a basic.publish from its frame's payload; remembered, as publishers repeat themselves."""
+    """The arguments of a basic.publish from its frame's payload; cached, as publishers repeat themselves."""
     try:
         exchange, at = _short(payload, 6)
         routing_key, at = _short(payload, at)
@@ -364,7 +371,9 @@ def return_arguments(payload: bytes) -> tuple[int, str, str, str]:
 
 
 def close_arguments(payload: bytes) -> tuple[int, str]:
-    """(reply code, reply text) of a channel.close or connection.close from its frame's payload. The text may name what is not UTF-8, and be cut."""
+    """(reply code, reply text) of a channel.close or connection.close from its frame's payload. The text may be
+    cut, or not be UTF-8.
+    """
     try:
         return int.from_bytes(payload[4:6], "big"), payload[7 : 7 + payload[6]].decode("utf-8", "replace")
     except IndexError as error:

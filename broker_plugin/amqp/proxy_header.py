@@ -1,7 +1,10 @@
-"""The header of the PROXY protocol, version 2, with which a connection to the broker begins that carries somebody else's. Pure.
+"""The header of the PROXY protocol, version 2, for a connection to the broker on behalf of a client. Pure.
 
-Source: the PROXY protocol specification of HAProxy, section 2.2. Rules: one family for both addresses; an IPv4 address written as IPv6 is sent
-as what it is; the command is always PROXY, also for connections that are the sidecar's own (RabbitMQ 3.10 fails on LOCAL).
+Source: the PROXY protocol specification of HAProxy, section 2.2.
+
+Rules:
+- Both addresses have one family; an IPv4 address written as IPv6 is sent as IPv4.
+- The command is always PROXY, also for the sidecar's own connections (RabbitMQ 3.10 fails on LOCAL).
 """
 
 from __future__ import annotations

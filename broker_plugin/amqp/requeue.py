@@ -1,10 +1,13 @@
-"""Giving messages back to a queue that was consumed from, so that it is as before: all that was taken, in order, without a delivery attempt counted.
+"""Requeues the messages of a consumer so that the queue is as before: all messages, in order, without a delivery
+attempt counted.
 
 Rules:
-- From RabbitMQ 4.0 on: cancel and nack; before it, closing the channel. As a whole, when nothing more is on its way.
-- A quorum queue gives out first what it has been given back. Whoever takes a part of that and gives it back puts it behind the rest of it (measured,
-  on 3.10 and on 4.3). So whoever consumes takes at least as much as was given back before him. How much that was before this sidecar began is not
-  known: WIDE_WINDOW_MESSAGES is taken for it, which is what sidecars give back at most. Clients of a former primary may have held more.
+- From RabbitMQ 4.0 on: cancel and nack; before it, closing the channel. All messages at once, when no more are on
+  their way.
+- A quorum queue delivers requeued messages first. A consumer that requeues only a part of them puts that part behind
+  the rest (measured, on 3.10 and on 4.3). So each consumer takes at least as many messages as were requeued before.
+  That number is unknown for the time before this sidecar began: WIDE_WINDOW_MESSAGES is assumed, the most that
+  sidecars requeue. Clients of a former primary may have held more.
 """
 
 from __future__ import annotations
@@ -25,36 +28,37 @@ WIDE_WINDOW_MESSAGES = 2_000
 QUIET_S = 0.05  # without a delivery: ask the queue whether there is more
 STUCK_S = 1.0  # without a delivery although there is more: another consumer is in the way
 RETURNED_STILL_S = 1.0
-RETURNED_MAX_S = 15.0  # on a busy machine a quorum queue takes seconds to take them back
+RETURNED_MAX_S = 15.0  # on a busy machine a quorum queue takes seconds to requeue
 
 
 class RequeueDepths:
-    """How many messages each quorum queue was given back last, by whoever consumed from it here."""
+    """How many messages the last consumer of this sidecar requeued to each quorum queue."""
 
     def __init__(self) -> None:
         self._messages: dict[QueueKey, int] = {}
 
     def least_window(self, key: QueueKey) -> int:
-        """So many whoever consumes from this quorum queue must take, if there are as many."""
+        """How many messages a consumer of this quorum queue must take, if there are as many."""
         return self._messages.get(key, WIDE_WINDOW_MESSAGES)
 
     def note(self, key: QueueKey, messages: int) -> None:
-        """It is given back so many, or fewer, by one that had taken all that it was given back before."""
+        """A consumer that had taken all messages requeued before requeues at most `messages`."""
         self._messages[key] = messages
 
     def forget(self, key: QueueKey) -> None:
-        """There is no such queue any more."""
+        """The queue does not exist any more."""
         self._messages.pop(key, None)
 
 
 async def all_arrived(channel: Channel, queue: str, met: Callable[[], int], full: Callable[[], bool]) -> None:
-    """Waits until nothing more is on its way to a consumer.
+    """Waits until no more messages are on their way to a consumer.
 
-    What the queue had given out when it answered a question stands in the broker's channel before the next question.
+    Messages that the queue had delivered when it answered a command are in the broker's channel before the next
+    command.
 
     Args:
-        channel: Where it consumes.
-        queue: From where.
+        channel: The consumer's channel.
+        queue: The queue's name.
         met: How many messages have come.
         full: Whether no more can come.
     """
@@ -69,9 +73,11 @@ async def all_arrived(channel: Channel, queue: str, met: Callable[[], int], full
 
 
 async def is_empty(channel: Channel, queue: str) -> bool:
-    """Whether a queue is empty that nobody consumes from: of a quorum queue that does not answer, RabbitMQ says so, too (measured). On 3.x.
+    """Whether a queue without consumers is empty. On 3.x, where RabbitMQ also says so of a quorum queue that does
+    not answer (measured).
 
-    An answer that counts a consumer of our own comes from the queue itself. This one gets nothing, so that nothing has to be given back.
+    An answer that counts a consumer of our own comes from the queue itself. That consumer gets no messages, so none
+    has to be requeued.
     """
     await channel.qos(1)
     tag = await channel.consume(queue, lambda *_: None, idle=True)
@@ -81,7 +87,7 @@ async def is_empty(channel: Channel, queue: str) -> bool:
 
 
 async def carried_out(connection: Carrier, queue: str) -> None:
-    """Returns when a queue has carried out what other channels had sent to it: a consumer comes and goes by the same way."""
+    """Returns when a queue has carried out earlier commands of other channels: a consumer comes and goes in the order of these."""
     channel = await connection.channel()
     taken: list[int] = []
     try:
@@ -93,10 +99,11 @@ async def carried_out(connection: Carrier, queue: str) -> None:
 
 
 async def give_back(connection: Carrier, channel: Channel, tag: str, kept: int, queue: str) -> None:
-    """Closes a channel that consumes from a queue; returns when the queue has back what was held.
+    """Closes a channel that consumes from a queue; returns when the queue has the held messages back.
 
-    A quorum queue takes back all that a closed channel had, in order. From one that cancels first it takes back at once what is still on its
-    way, and so before what was held: whoever nacks should have all that the window allows.
+    A quorum queue takes back all messages of a closed channel, in order. After a cancel it takes back at once the
+    messages still on their way, and so before the held ones: a consumer that nacks should have all that the window
+    allows.
 
     Args:
         tag: Of the consumer; empty if it was cancelled.
@@ -104,7 +111,7 @@ async def give_back(connection: Carrier, channel: Channel, tag: str, kept: int, 
     """
     if channel.error is not None:
         return
-    others = 0  # ready beside what is held
+    others = 0  # ready, beside the held ones
     try:
         if tag and requeue_is_free(connection):
             await channel.cancel(tag)
@@ -121,10 +128,11 @@ async def give_back(connection: Carrier, channel: Channel, tag: str, kept: int, 
 
 
 async def _returned(connection: Carrier, queue: str, kept: int, others: int) -> None:
-    """Waits until the queue has what was given back: it learns of a closed channel a little after its owner does.
+    """Waits until the queue has the requeued messages: the queue learns of a closed channel a little after its
+    owner.
 
-    Who consumes before it does would get what stands behind that first. Some of it may have expired since: so a queue that has enough, and has stood
-    still for a while, is believed.
+    A consumer before that would get later messages first. Some messages may have expired since: so a queue that has
+    enough, and has stood still for a while, is believed.
     """
     now = time.monotonic()
     until, still, last = now + RETURNED_MAX_S, now, -1
@@ -143,7 +151,7 @@ async def _returned(connection: Carrier, queue: str, kept: int, others: int) -> 
 
 
 def requeue_is_free(connection: Carrier) -> bool:
-    """Whether this broker has a way of giving back that does not count as a delivery attempt (nack; closing the channel counts there)."""
+    """Whether this broker can requeue without counting a delivery attempt (nack; there, closing the channel counts)."""
     major = str(connection.server_properties.get("version", "")).split(".")[0]
     return not major.isdigit() or int(major) >= 4
 
@@ -152,9 +160,9 @@ ACKS_PAUSE_S = 0.01
 
 
 async def in_steps(channel: Channel, tags: list[int], settle: Callable[[int], None], stopping: Callable[[], bool] = lambda: False) -> list[int]:
-    """Acks or rejects so many at a time; returns the rest, once it is to stop.
+    """Acks or rejects in steps; returns the remaining tags when it is to stop.
 
-    A quorum queue's client holds back what comes after its first 32 commands, and a channel that closes drops that.
+    A quorum queue's client holds back commands after its first 32, and a channel that closes drops those.
     """
     for start in range(0, len(tags), ACKS_AT_ONCE):
         if stopping():

@@ -1,11 +1,12 @@
-"""What stands in the frames of a login: mechanisms, credentials, client properties. Pure.
+"""The contents of login frames: mechanisms, credentials, client properties. Pure.
 
 Rules:
-- The broker is sent what was understood here, encoded anew: two ways to read the same bytes (a key that stands twice in a table) could let a
-  client be somebody else for the door than for the broker.
-- Only mechanisms that tell the door who logs in are offered: PLAIN and AMQPLAIN, and EXTERNAL where the door itself maps certificates to users.
-- Client properties pass as they are but for three: `lrq_client_address`, which only the door may write, a `connection_name` where the client gives
-  none, and the capability `connection.blocked`, which the door has in any case.
+- The broker gets the parsed values, encoded again: two readings of one byte string (a key that stands twice in a
+  table) could make a client one user for the door and another for the broker.
+- Only mechanisms that name the user to the door are offered: PLAIN and AMQPLAIN, and EXTERNAL where the door itself
+  maps certificates to users.
+- Client properties pass unchanged but for three: `lrq_client_address`, which only the door may write, a
+  `connection_name` where the client gives none, and the capability `connection.blocked`, which the door always has.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _VERSION_BYTES = 2
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user name and a password as they stand on the wire; shown without either's value where it is printed."""
+    """A user name and a password as on the wire; printed without either's value."""
 
     user: bytes
     password: bytes = field(repr=False)
@@ -47,7 +48,7 @@ class Credentials:
         return self.user.decode("utf-8", "surrogateescape")
 
     def same(self, other: Credentials) -> bool:
-        """Whether both are the same, in a time that tells nothing."""
+        """Whether both are equal, in constant time."""
         return hmac.compare_digest(self.user, other.user) & hmac.compare_digest(self.password, other.password)
 
 
@@ -79,10 +80,10 @@ def _short(payload: bytes, at: int) -> tuple[bytes, int]:
 
 
 def offer(start: bytes, external: bool) -> tuple[bytes, list[str]]:
-    """What the client is told of the broker's connection.start (its payload), and the mechanisms that are left.
+    """The payload of connection.start for the client, and the mechanisms that are left.
 
     Args:
-        start: As the broker sent it.
+        start: The broker's.
         external: Whether the door maps this client's certificate to a user.
     """
     _, at = _long(start, _METHOD_BYTES + _VERSION_BYTES)
@@ -107,7 +108,7 @@ def parse_start_ok(payload: bytes) -> StartOk:
 
 
 def credentials(answer: StartOk) -> Credentials | None:
-    """Who logs in; None where the response has not the mechanism's form."""
+    """The user and password; None if the response has not the mechanism's form."""
     response = answer.response
     if answer.mechanism == PLAIN:
         parts = response.split(b"\0")
@@ -123,7 +124,8 @@ def credentials(answer: StartOk) -> Credentials | None:
 
 
 def encode_start_ok(answer: StartOk, who: Credentials, properties: bytes) -> bytes:
-    """The arguments of the connection.start-ok for the broker. EXTERNAL becomes PLAIN: the broker knows nothing of the certificate.
+    """The arguments of the connection.start-ok for the broker. EXTERNAL becomes PLAIN: the broker knows nothing of
+    the certificate.
 
     Args:
         answer: The client's.
@@ -163,7 +165,7 @@ def own_properties(properties: bytes) -> Mapping[str, Any]:
 
 
 def capability(properties: bytes, name: bytes) -> bool:
-    """Whether the client says that it has a capability."""
+    """Whether the client announces a capability."""
     for start, value, end in content_header.fields(properties, 0, len(properties)):
         if properties[start + 1 : value] == CAPABILITIES and properties[value] == ord("F"):
             for inner, inner_value, _ in content_header.fields(properties, value + 5, end):
@@ -173,7 +175,7 @@ def capability(properties: bytes, name: bytes) -> bool:
 
 
 def told_of_alarms(properties: bytes) -> bytes:
-    """Client properties by which the broker tells of its alarms, whether or not the client understands (`alarms`)."""
+    """Client properties with which the broker tells its alarms, whether or not the client understands these (`alarms`)."""
     kept, known = [], b""
     for start, value, end in content_header.fields(properties, 0, len(properties)):
         if properties[start + 1 : value] != CAPABILITIES:
@@ -189,7 +191,8 @@ def told_of_alarms(properties: bytes) -> bytes:
 
 
 def with_address(properties: bytes, address: str) -> bytes:
-    """Client properties that tell the broker where the client really is: in `lrq_client_address`, and in the connection's name if it has none.
+    """Client properties that tell the broker the client's address: in `lrq_client_address`, and in the
+    connection's name if it has none.
 
     Args:
         properties: The client's; a `lrq_client_address` among them is cut.
@@ -206,7 +209,7 @@ def with_address(properties: bytes, address: str) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an IP address is this machine's own; also one of IPv4 written as one of IPv6."""
+    """Whether an IP address is this machine's own; also an IPv4 address written as IPv6."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -215,6 +218,6 @@ def is_loopback(host: str) -> bool:
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:
-    """The common name in the subject of a verified certificate (as `ssl` gives it); empty where there is not exactly one."""
+    """The common name in the subject of a verified certificate (as `ssl` gives it); empty unless there is exactly one."""
     names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
     return str(names[0]) if len(names) == 1 else ""

@@ -1,8 +1,11 @@
 """TLS contexts made from files, and made again when the files change.
 
-Rules: a context is never changed, only replaced: established connections keep what they were made with, the next handshake gets the new one.
-Files that cannot be used (a key of another certificate, a file half written) leave the old context in place, and are said once per change.
-A name in an error is a file's or a key's of the configuration; what stands in the files is never shown.
+Rules:
+- A context is never changed, only replaced: established connections keep their context, the next handshake gets the
+  new one.
+- Files that cannot be used (a key of another certificate, a half-written file) leave the old context in place, and
+  are reported once per change.
+- An error names a file or a key of the configuration; contents of the files are never shown.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ class TlsError(LrqError):
 
 
 class TlsFiles:
-    """A context and the files it is made from.
+    """A context and its files.
 
     Args:
         build: Makes a context.
-        files: What it reads.
+        files: Read by `build`.
 
     Attributes:
         context: The newest that could be made.
@@ -45,7 +48,8 @@ class TlsFiles:
         self.context = build()
 
     def refresh(self, force: bool = False) -> bool:
-        """Makes the context anew if a file has changed since the last look, or in any case with `force`; returns whether it did.
+        """Makes a new context if a file has changed since the last look, or in any case with `force`; returns
+        whether it did.
 
         Raises:
             TlsError: The files cannot be used; the context stays.
@@ -70,11 +74,11 @@ class TlsFiles:
 
 
 def server_files(certificate: str, key: str, ca: str, verify: Verify, minimum: Version) -> TlsFiles:
-    """For connections that are accepted.
+    """The context for accepted connections.
 
     Args:
         certificate, key: PEM files of this side; the certificate with its chain.
-        ca: PEM file of those who may sign clients' certificates; empty if `verify` is "none".
+        ca: PEM file of the CAs for clients' certificates; empty if `verify` is "none".
         verify: Whether a client needs a certificate.
         minimum: Least version of TLS.
     """
@@ -93,10 +97,10 @@ def server_files(certificate: str, key: str, ca: str, verify: Verify, minimum: V
 
 
 def client_files(ca: str, certificate: str, key: str, minimum: Version) -> TlsFiles:
-    """For connections that are made; the other side's certificate and name are always checked.
+    """The context for outgoing connections; the other side's certificate and name are always checked.
 
     Args:
-        ca: PEM file of those who may sign the other side's certificate; empty for those that the system trusts.
+        ca: PEM file of the CAs for the other side's certificate; empty for those that the system trusts.
         certificate, key: PEM files of this side, empty if it shows none.
         minimum: Least version of TLS.
     """
@@ -131,7 +135,7 @@ def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
             raise TlsError(f"{key} is not the key of {certificate}", todo="Replace both") from error
         todo = "Look at them with openssl x509 and openssl pkey"
         raise TlsError(f"{certificate} and {key} hold no certificate and its key in PEM form", todo=todo) from error
-    except OSError as error:  # one has gone since
+    except OSError as error:  # a file has gone since
         raise _unreadable(f"{certificate} or {key}", error) from error
 
 
@@ -141,7 +145,7 @@ def _load_ca(context: ssl.SSLContext, ca: str) -> None:
         context.load_verify_locations(ca)
     except ssl.SSLError as error:
         raise TlsError(f"{ca} holds no certificate in PEM form", todo="Look at it with openssl x509") from error
-    except OSError as error:  # it has gone since
+    except OSError as error:  # the file has gone since
         raise _unreadable(ca, error) from error
 
 

@@ -1,4 +1,4 @@
-"""A sidecar's own connections to its broker, one for each vhost in which there is something to do, opened when it is first needed."""
+"""A sidecar's own connections to its broker: one for each vhost that it needs, opened at first use."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ async def open_vhost(
     """Connects to a vhost of the broker.
 
     Raises:
-        VhostNotFound: It was deleted. RabbitMQ 4 also says so while its store has not come up: it is believed only where it knows the routing
-            queues' vhost, asked between two such answers. (Of a vhost that is only down, both versions say so: 541.)
-        LrqError: Anything else that `Connection.open` raises.
+        VhostNotFound: The vhost was deleted. RabbitMQ 4 also says so while its store has not come up: the answer
+            counts only if the broker knows the routing queues' vhost, asked between two such answers. (For a vhost
+            that is only down, both versions say 541.)
+        LrqError: Any other error of `Connection.open`.
     """
     for again in (True, False):
         try:
@@ -49,10 +50,10 @@ async def open_vhost(
 
 
 class VhostConnections:
-    """See above.
+    """The connections to the vhosts of a broker.
 
     Args:
-        broker: The own broker; the vhost in it is replaced.
+        broker: The own broker; its vhost is replaced.
     """
 
     def __init__(self, broker: Address) -> None:
@@ -61,10 +62,10 @@ class VhostConnections:
         self._not_before: dict[str, float] = {}  # vhosts that could not be entered
 
     async def connection(self, vhost: str, *, anew: bool = False) -> Connection:
-        """The connection to a vhost. `anew`: one that is lost is opened again; else whoever uses it hears that it is lost.
+        """The connection to a vhost. A lost one is opened again if asked for; else its user gets its error.
 
         Raises:
-            LrqError: It cannot be opened.
+            LrqError: The connection cannot be opened.
         """
         known = self._connections.get(vhost)
         if known is None or (anew and known.error is not None):
@@ -72,22 +73,22 @@ class VhostConnections:
         return known
 
     def is_closed_to_us(self, vhost: str) -> bool:
-        """Whether it could not be entered a while ago."""
+        """Whether the vhost could not be entered a while ago."""
         return time.monotonic() < self._not_before.get(vhost, 0.0)
 
     def keep_out(self, vhost: str, error: VhostNotFound | AccessRefused, what: str) -> None:
-        """It cannot be entered, and is left alone for a while. `what` cannot be done there; that is said once."""
+        """Leaves a vhost that cannot be entered alone for a while. `what` cannot be done there; that is logged once."""
         if vhost not in self._not_before:
             log.warning("%s in vhost '%s': %s", what, vhost, error)
         self._not_before[vhost] = time.monotonic() + BACK_OFF_S
 
     async def close(self) -> None:
-        """Ends them in order."""
+        """Closes the connections in order."""
         for connection in self._connections.values():
             await connection.close()
         self._connections.clear()
 
     def abort(self) -> None:
-        """Ends them at once."""
+        """Aborts the connections at once."""
         for connection in self._connections.values():
             connection.abort()

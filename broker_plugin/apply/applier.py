@@ -1,21 +1,27 @@
-"""The applier: brings what waits in `Replica.to_apply` to the broker beside this sidecar, in log order (R5, R11).
+"""The applier: brings the entries of `Replica.to_apply` to the broker beside this sidecar, in log order (R5, R11).
 
 Rules:
-- Nothing is applied that is not safe. A follower waits a little more: what is consumed meanwhile, and was routed to one queue only, is never
-  written at all. While an epoch is taken (`hurry`), and on an active node (where only views come here), nothing waits.
-- A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of queues and exchanges do
-  not wait for messages that a full queue refuses: a deletion may be the only thing that makes room.
-- What clients had rejected before a declaration, deletion or purge has left its queue before that is carried out here: it is not to go with its
-  queue, and goes where dead letters went then. The sweeper has its turn before, if it gets on. What waits for room is in no queue yet; if its
-  queue is deleted, that is emptied first to make room.
-- A restart carries out again what is not on record, which may be long ago while a full queue refuses something. But a queue whose messages are in
-  no log is not deleted once more where this node's own clients have declared it again since.
-- Every message is stamped with this node's newest generation. What is behind R is published whatever was done before (R8).
+- Only safe entries are applied. A follower waits a little longer: a message that is consumed meanwhile, and was
+  routed to one queue only, is never written at all. While an epoch is taken (`hurry`), and on an active node (which
+  applies only views), nothing waits.
+- A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of
+  queues and exchanges do not wait for messages that a full queue refuses: a deletion may be the only way to make
+  room.
+- Messages that clients rejected before a declaration, deletion or purge have left their queue before that entry is
+  carried out here: such a message must not go with its queue, and its dead letter goes where dead letters went then.
+  The sweeper removes them first, if it makes progress. A message that waits for room is in no queue yet; if its queue
+  is deleted, the queue is emptied first to make room.
+- A restart carries out again the entries that are not on record, which may be old while a full queue refuses
+  something. But a queue whose messages are in no log is not deleted again where this node's own clients have declared
+  it since.
+- Every message is stamped with this node's newest generation. Messages behind R are published again, whatever was
+  done before (R8).
 - A lost connection ends `run`: the incarnation is over.
-- What the log has for a vhost that was deleted is passed over: no other vhost is to wait for it.
-- Where the sidecar's user lacks a right, or a vhost is missing that this broker has never had, nothing is written until an operator has mended
-  that (`Shortfall`), and nothing of it is lost here: this goes on where it stopped. That does not end `run`, but for a message that was refused among
-  others, as these need a new generation (R8); then the next applier waits a while before it tries that one again.
+- Entries of a deleted vhost are passed over: other vhosts must not wait for them.
+- Where the sidecar's user lacks a right, or a vhost is missing that this broker never had, nothing is written until
+  an operator has mended that (`Shortfall`). Nothing is lost: the applier resumes where it stopped. Only a message
+  refused among others ends `run`, as these others need a new generation (R8); the next applier waits a while before
+  it tries that message again.
 """
 
 from __future__ import annotations
@@ -50,20 +56,21 @@ log = logging.getLogger("lrq_ha.applier")
 
 TIMER_MIN_S = 0.01
 _OF_QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_BIND)
-#: Declarations of queues with these levels that are not carried out here: a queue that is not replicated as a whole is bound to nothing on a backup.
+# Declarations of queues with these levels that are not carried out here: on a backup, a queue that is not fully
+# replicated is bound to nothing.
 _NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QUEUES}
-TURN_MESSAGES_MAX = 256  # taken in one turn of the event loop
+TURN_MESSAGES_MAX = 256  # in one turn of the event loop
 FULL_SHOWN_MAX = 3
-REJECTED_STILL_S = 120.0  # so long a deletion or purge waits for a sweeper that rejects nothing: longer than its longest passes over two queues
-REJECTED_HURRY_S = 10.0  # and so long while an epoch is taken: nobody is served meanwhile
+REJECTED_STILL_S = 120.0  # a deletion or purge waits so long for a sweeper that rejects nothing: longer than its longest passes over two queues
+REJECTED_HURRY_S = 10.0  # while an epoch is taken: no client is served meanwhile
 REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
 REJECTED_POLL_S = 0.05
-PARKED_ROUND_S = 1.0  # longer than a lane waits before it tries again
-REJECTED_AGAIN_S = 600.0  # so long a queue where it cannot get on is not waited for again, unless it does
-WAITS_S = 0.2  # who waits for longer is not judged meanwhile
-ABSENT_AGAIN_S = 30.0  # so long a vhost is not asked for again
-REFUSED_AGAIN_S = 2.0  # what needs a right that is missing is tried again so much later
-MESSAGE_AGAIN_S = 60.0  # and a message over which the applier before this one ended
+PARKED_ROUND_S = 1.0  # longer than a VhostWriter waits before it tries again
+REJECTED_AGAIN_S = 600.0  # a queue where the sweeper makes no progress is not waited for again for so long
+WAITS_S = 0.2  # an applier that waits for longer counts as not overdue
+ABSENT_AGAIN_S = 30.0  # between two tries to open a missing vhost
+REFUSED_AGAIN_S = 2.0  # between two tries of a command that needs a missing right
+MESSAGE_AGAIN_S = 60.0  # before a message is tried again that ended the previous applier
 GAPS_AGAIN_S = 5.0
 
 
@@ -75,36 +82,40 @@ async def _may_write(_vhost: str) -> bool:
 
 
 class Views(Protocol):
-    """Who writes view streams."""
+    """The writer of view streams."""
 
     async def append(self, queue: str, body: bytes, sequence: int, epoch: int) -> None:
         """Returns when written to the socket; the entry is marked as applied when the stream has confirmed it."""
 
 
 class Applier:
-    """See above.
+    """Brings safe entries to the queues of this node's broker.
 
     Args:
         replica: Where the entries wait.
-        broker: The own broker; the vhost in it is replaced.
-        views: Who writes view streams.
+        broker: The own broker; its vhost is replaced.
+        views: The writer of view streams.
         delay_s: How late a follower applies.
-        delay_entries_max, delay_bytes_max: How many entries, and bytes, may wait for that.
-        window_messages_max: Most unconfirmed messages, but for those that full queues refuse.
-        window_bytes_max: Most unconfirmed bytes, likewise.
-        on_full: Called when a queue is to be swept at once: the broker refuses messages (None if the queue is not known), or it is to be deleted.
-        doubt: What the incarnation before had ended over.
-        refused: A message of the log that the broker did not take, over which the incarnation before had ended, and what mends it.
-        may_write: Asked whether the sidecar's user may do in a vhost what applying takes.
+        delay_entries_max, delay_bytes_max: How many entries, and bytes, may wait for that delay.
+        window_messages_max: Most unconfirmed messages, without those that full queues refuse.
+        window_bytes_max: Most unconfirmed bytes, without those that full queues refuse.
+        on_full: Called when a queue is to be swept at once: the broker refuses messages (None if the queue is not
+            known), or the queue is to be deleted.
+        doubt: The suspect entries over which the previous incarnation ended.
+        refused: A message of the log that the broker refused, over which the previous incarnation ended, and the
+            command that mends it.
+        may_write: Asked whether the sidecar's user has all rights in a vhost that applying needs.
 
     Attributes:
-        refused: The same of this one.
-        doubt: The same of this one.
+        refused: As the argument, for this incarnation.
+        doubt: As the argument, for this incarnation.
         hurry: Apply everything that is safe at once.
         on_follow: Called before anything is applied while another node leads.
-        on_spared: Called with queues that are to be gone through as a whole, when all up to an entry is applied.
-        is_rejecting: Asked whether what was rejected from a queue of a vhost may still be on its way to others.
-        given_up_at: Asked when the sweeper last began to go through a queue in which it did not get on (monotonic seconds; 0: it never did).
+        on_spared: Called with queues that need a full pass once everything up to an entry is applied.
+        is_rejecting: Asked whether messages rejected from a queue of a vhost may still be on their way to other
+            queues.
+        given_up_at: Asked when the sweeper last began a pass that made no progress in a queue (monotonic seconds; 0:
+            never).
     """
 
     def __init__(
@@ -139,25 +150,25 @@ class Applier:
         self._delay_entries_max, self._delay_bytes_max = delay_entries_max, delay_bytes_max
         self._window = Window(window_messages_max, window_bytes_max)
         self._lanes: dict[str, VhostWriter] = {}
-        self._read_upto = 0  # where the log ended when this node was rebuilt
-        self._absent: dict[str, float] = {}  # vhosts that this broker did not have, and when to ask for them again
-        self._not_waited_for: dict[QueueKey, float] = {}  # queues whose sweeper did not get on, until when
+        self._read_upto = 0  # end of the log when this node was rebuilt
+        self._absent: dict[str, float] = {}  # vhosts that this broker did not have, and when to ask again
+        self._not_waited_for: dict[QueueKey, float] = {}  # queues without progress by the sweeper, and until when
         self._event = asyncio.Event()
         self._follows = False
         self._turn = 0
-        self._waits_since = 0.0  # when it began to wait for something else than its broker's confirms; 0: it does not
+        self._waits_since = 0.0  # when a wait began for anything but the broker's confirms; 0: none
         self._waited_s = 0.0
-        self._gaps_at = 0.0  # when to try again what was refused
+        self._gaps_at = 0.0  # when to try refused declarations again
         self._drained: list[asyncio.Future[None]] = []
         self._ended: BaseException | None = None
         replica.progress.waits_for_room = self._waits_for_room
 
     def wake(self) -> None:
-        """Something has changed: look again."""
+        """Looks for work again, as something has changed."""
         self._event.set()
 
     def log_advanced(self) -> None:
-        """The log is safe further than before. On a primary hardly anything waits here, and a look at that after each batch would cost much."""
+        """The log is safe further than before. On a primary hardly anything waits here, so this is cheap after each batch."""
         if self._replica.applying or self._drained or self._replica.to_apply or self._replica.forgotten_queues:
             self._event.set()
 
@@ -165,7 +176,7 @@ class Applier:
         """Applies until cancelled.
 
         Raises:
-            LrqError: The broker's connection is lost, or the broker will not take what the log says.
+            LrqError: The broker's connection is lost, or the broker refuses an entry of the log.
         """
         self._read_upto = self._replica.node.log.end
         try:
@@ -183,7 +194,7 @@ class Applier:
                 before = self._replica.to_apply_bytes
                 pause = min(pause, await self._take(), await self._try_gaps_again())
                 if self._replica.to_apply_bytes < before:
-                    self._replica.progress.on_wake()  # whoever stopped taking pushes may go on
+                    self._replica.progress.on_wake()  # peers that were held up may push again
                 self._tell_drained()
                 await self._pause(pause)
         except BaseException as error:
@@ -201,13 +212,14 @@ class Applier:
             for future in self._drained:
                 if not future.done():
                     future.set_exception(LrqError(f"the applier has ended: {self._ended}", retriable=True))
-                    future.exception()  # nobody may be waiting any more
+                    future.exception()  # the future may have no waiter any more
 
     async def drained(self) -> None:
-        """Returns when nothing safe waits and everything published is confirmed, but for what a full queue refuses. Set `hurry` before.
+        """Returns when no safe entry waits and every publish is confirmed, but for those that a full queue
+        refuses. Set `hurry` before.
 
-        A full queue gets room from the consumers that the door will let in. (The primary's held more than its limit if consumers that had messages
-        of it vanished.)
+        A full queue gets room from the consumers that the door will let in. (The primary's queue exceeded its limit
+        if consumers vanished that held messages of it.)
 
         Raises:
             LrqError: The applier has ended.
@@ -221,14 +233,14 @@ class Applier:
             await future
 
     def full(self) -> str:
-        """For people: which vhosts are not here, and which queues are full, so that what the log has for them waits; empty if none is."""
+        """For operators: missing vhosts and full queues, whose log entries are passed over or wait; empty if there are none."""
         found = [f"what the log has for vhost '{vhost}' was passed over, as this broker did not have that vhost" for vhost in self._absent]
         found += [each for lane in self._lanes.values() for each in lane.full()]
         more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
         return "; ".join(found[:FULL_SHOWN_MAX]) + more
 
     def _waits_for_room(self, queue: QueueKey) -> list[tuple[int, bool]]:
-        """See `Progress`."""
+        """Implements `Progress.waits_for_room`."""
         lane = self._lanes.get(queue[0])
         return lane.waits_for(queue[1]) if lane is not None and lane.parked else []
 
@@ -270,7 +282,7 @@ class Applier:
             await self._pause(pause)
 
     async def _lane(self, vhost: str, sequence: int) -> VhostWriter | None:
-        """The way to a vhost; None: there is none, and what the log has for it, entry `sequence` too, is to be passed over."""
+        """The writer of a vhost; None: the vhost is missing, and its entries from `sequence` on are to be passed over."""
         lane = self._lanes.get(vhost)
         while lane is None and time.monotonic() >= self._absent.get(vhost, 0.0):
             if not await self._may_write(vhost):
@@ -288,22 +300,22 @@ class Applier:
                 log.error("this broker has no vhost '%s': what the log has for it is passed over, from entry %d on", vhost, sequence)
         return lane
 
-    # ---- what the broker refuses -------------------------------------------------------------------------------------
+    # ---- the broker's refusals ---------------------------------------------------------------------------------------
 
     async def _until_allowed(self) -> None:
-        """Returns when the sidecar's user may write to the queues (again), or an epoch is taken: one vhost is not to hold up what may not need it."""
+        """Returns when the sidecar's user may write to the queues, or an epoch is taken: one vhost must not delay the others."""
         with self._waiting():
             await self._until(lambda: self.hurry or not self._replica.shortfall.holds)
 
     async def _hold(self, place: str, text: str, pause_s: float, *, since: str = "", urgent: Callable[[], bool] = lambda: False) -> None:
-        """Writes nothing for so long, or until it is urgent, and says why. It is still said when this returns."""
+        """Writes nothing for `pause_s`, or until `urgent`, and notes why in the shortfall. The note is still there on return."""
         since = since or time.strftime("%H:%M:%S")
         if self._replica.shortfall.hold(place, f"cannot write its queues since {since}: {text}"):
             log.error("this node cannot write its queues: %s", text)
         await self._rest(pause_s, urgent)
 
     async def _rest(self, pause_s: float, urgent: Callable[[], bool]) -> None:
-        """Writes nothing for so long, or until it is urgent."""
+        """Writes nothing for `pause_s`, or until `urgent`."""
         until = time.monotonic() + pause_s
         with self._waiting():
             while (left_s := until - time.monotonic()) > 0 and not urgent():
@@ -311,7 +323,7 @@ class Applier:
                 await self._pause(min(left_s, await self._tend()))
 
     async def _insist(self, do: Callable[[], Awaitable[None]]) -> None:
-        """Does what a right may be missing for, over and over until it is there."""
+        """Calls `do` again and again while the broker refuses it for a missing right."""
         since = time.strftime("%H:%M:%S")
         try:
             while True:
@@ -323,7 +335,7 @@ class Applier:
             self._replica.shortfall.hold("right", "")
 
     async def _try_gaps_again(self) -> float:
-        """Tries again what the broker has refused to declare, as far as the log declares it; returns the seconds until the next time."""
+        """Tries refused declarations again that the log still declares; returns the seconds until the next try."""
         now, shortfall = time.monotonic(), self._replica.shortfall
         if not shortfall.refusals or self._replica.active:
             return 3600.0
@@ -338,7 +350,7 @@ class Applier:
     # ---- applying ----------------------------------------------------------------------------------------------------
 
     async def _take(self) -> float:
-        """Applies as far as it may now; returns the seconds until the next entry is old enough."""
+        """Applies all entries that may be applied now; returns the seconds until the next entry is old enough."""
         replica = self._replica
         waiting = replica.to_apply
         while waiting and waiting[0].last <= replica.progress.safe:
@@ -366,13 +378,15 @@ class Applier:
         return 3600.0
 
     def _too_much_waits(self) -> bool:
-        """Whether more waits than may for the delay."""
+        """Whether more entries or bytes wait than the delay allows."""
         waiting = self._replica.to_apply
         return waiting[-1].last - waiting[0].first >= self._delay_entries_max or self._replica.to_apply_bytes > self._delay_bytes_max
 
     def overdue(self) -> int:
-        """How many safe entries are more than may wait for the delay; about, where it is their bytes that are too many. None are while it waits for
-        something else than its broker: a sweeper, before a purge or a declaration."""
+        """How many safe entries exceed the delay's limit; estimated where their bytes exceed it.
+
+        0 while the applier waits for anything but its broker: a sweeper, before a purge or a declaration.
+        """
         replica = self._replica
         if not replica.to_apply or (self._waits_since and time.monotonic() - self._waits_since > WAITS_S):
             return 0
@@ -383,12 +397,12 @@ class Applier:
         return max(0, too_many)
 
     def waited_s(self) -> float:
-        """How long it has waited, in all, for something else than its broker's confirms: for a sweeper, or for a record to be written."""
+        """Total seconds of waits for anything but the broker's confirms: for a sweeper, or for a record to be written."""
         return self._waited_s + (time.monotonic() - self._waits_since if self._waits_since else 0.0)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """What is done meanwhile is such a wait."""
+        """Counts the time inside as such a wait."""
         self._waits_since = time.monotonic()
         try:
             yield
@@ -396,7 +410,7 @@ class Applier:
             self._waited_s, self._waits_since = self.waited_s(), 0.0
 
     async def _remember_queues(self) -> None:
-        """Declares queues that the broker has forgotten: it is known now that this node follows, or leads."""
+        """Declares queues that the broker has lost: by now this node follows or leads."""
         replica = self._replica
         if not replica.node.leading:
             await self._carry_out(replica.forgotten_queues, replica.progress.tracker.applied)
@@ -420,7 +434,7 @@ class Applier:
                     await self._replica.barrier.write_record()
 
     async def _other(self, run: pb.Run, sequence: int) -> None:
-        """What is done when this returns."""
+        """Carries out any other kind of entry."""
         kind = run.WhichOneof("kind")
         if kind == "purge":
             if (lane := await self._lane(run.purge.vhost, sequence)) is not None:
@@ -432,7 +446,7 @@ class Applier:
             await self._carry_out(rows_of(run.checkpoint), sequence)
 
     async def _carry_out(self, rows: Iterable[Row], sequence: int) -> None:
-        """Declares what the log declares up to an entry."""
+        """Carries out the declarations of the log up to an entry."""
         for vhost, declares in rows:
             method = frames.method_id(declares)
             level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
@@ -444,14 +458,15 @@ class Applier:
         await self._until(lambda: not lane.open_messages)
         with self._waiting():
             await self._moved_on(purge.vhost, sequence)
-        if purge.spared:  # a purge would take what clients held, too
+        if purge.spared:  # a purge would also remove messages that clients held
             self.on_spared([(purge.vhost, purge.queue)], sequence)
         else:
             await self._insist(partial(lane.declarer.purge, purge.queue))
 
     async def _topology(self, lane: VhostWriter, topology: pb.Topology, sequence: int) -> None:
         method = frames.method_id(topology.method)
-        # What a full queue refuses is not waited for: it may stay so until somebody consumes, and everything behind it would wait as well.
+        # Messages that a full queue refuses are not waited for: they may stay refused until a client consumes, and
+        # everything behind would wait as well.
         await self._until(lambda: lane.settled)
         await self._until(lambda: self._is_applied(sequence - 1))
         barrier = self._replica.barrier
@@ -472,9 +487,11 @@ class Applier:
             await self._insist(partial(lane.declarer.execute, topology.method))
 
     async def _parked_dies(self, lane: VhostWriter, key: QueueKey, sequence: int) -> None:
-        """A queue is being deleted: what is parked for it goes with it, but for what was rejected on the primary and so is a dead letter there.
+        """Forgets the messages parked for a queue that is being deleted, but for those rejected on the primary,
+        which are dead letters there.
 
-        So it is here: what stands in the queue goes a moment before it, and makes room.
+        To make room for the rejected ones, so that they become dead letters here too, the queue is emptied a moment
+        before its deletion.
         """
         target = self._replica.index.filter.queue(key)
         left, since = 0, time.monotonic()
@@ -492,20 +509,22 @@ class Applier:
             await self._moved_on(key[0], sequence)
 
     def _is_applied(self, upto: int) -> bool:
-        """Whether all up to there is in the queues, or more than that waits before full ones."""
+        """Whether everything up to `upto` is in the queues, or parked messages remain."""
         return self._replica.progress.tracker.applied >= upto or any(lane.parked for lane in self._lanes.values())
 
     def _is_superseded(self, key: QueueKey, sequence: int) -> bool:
-        """Whether entry `sequence`, carried out in a former life of this node, which led then, would delete what is in no log."""
+        """Whether entry `sequence`, carried out by an earlier incarnation that led, would delete a queue whose
+        messages are in no log.
+        """
         declared = self._replica.declared
         if sequence > self._read_upto or declared.queues.get(key, sequence) or declared.replicates(key):
             return False
         return owner_of(self._replica.node.log.epoch_at(sequence)) == self._replica.node.me
 
     async def _moved_on(self, vhost: str, sequence: int) -> None:
-        """Returns when what was rejected before entry `sequence`, and so went on to other queues, has left its queue."""
+        """Returns when messages rejected before entry `sequence`, and dead-lettered since, have left their queues."""
         began, kicked = time.monotonic(), 0.0
-        left: dict[QueueKey, tuple[int, float]] = {}  # how many, and since when it is so many
+        left: dict[QueueKey, tuple[int, float]] = {}  # count, and since when the count has not changed
         while (due := self._to_move(vhost, sequence)) or (self.is_rejecting(vhost) and time.monotonic() < began + REJECTED_STILL_S):
             now = time.monotonic()
             still_s = REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S
@@ -550,7 +569,7 @@ class Applier:
         may_skip = replica.index.filter.may_skip
         applied = replica.progress.tracker.applied
         skipped_first = skipped_last = 0
-        takes = {"": True}  # by exchange
+        takes = {"": True}  # by exchange: whether it exists
         batch: list[Message] = []
         for offset, (kind, _, start, end, header, header_end, stop) in enumerate(items):
             sequence = first + offset
@@ -600,13 +619,13 @@ class Applier:
                 await self._until(lambda: window.roomy)
 
     def _pass_over(self, first: int, last: int) -> None:
-        """These are publishes to a vhost that this broker does not have."""
+        """Passes over publishes to a vhost that this broker does not have."""
         for sequence in range(max(first, self._replica.progress.tracker.applied + 1), last + 1):
             self._replica.passes_over(sequence)
         self._replica.progress.applied(first, last)
 
     async def _alone(self, lane: VhostWriter, message: Message, doubt: SuspectEntries) -> None:
-        """Publishes what may be a message that the broker does not take, with nothing else under way."""
+        """Publishes a suspect message with nothing else under way."""
         if message.sequence == doubt.alone and doubt.strikes >= STRIKES_MAX:
             lane.pass_over(message.sequence, f"it has ended the connection {doubt.strikes} times over it")
             self._replica.progress.applied(message.sequence, message.sequence)
@@ -617,12 +636,12 @@ class Applier:
 
 
 def _less_parked(lane: VhostWriter, queue: str, which: Callable[[int], bool], count: int, until: float) -> bool:
-    """Whether less is parked for a queue than it was, or the time is over."""
+    """Whether fewer messages are parked for a queue than before, or the time is over."""
     return lane.parked_for(queue, which) < count or time.monotonic() > until
 
 
 def _view(run: pb.Run) -> tuple[str, bytes] | None:
-    """(stream, body) of an entry that stands in a view."""
+    """(stream, body) of an entry of a view."""
     match run.WhichOneof("kind"):
         case "transmission":
             return run.transmission.queue, run.transmission.body

@@ -1,13 +1,16 @@
-"""Whether the sidecar's user may do at its own broker what applying the log takes: tried out in each vhost of the log.
+"""Checks in each vhost of the log whether the sidecar's user may do at its own broker all that applying the log
+needs.
 
-A try declares a queue of its own, publishes to it in another user's name, takes the message and deletes the queue, so the broker itself judges.
-Rights may change at any time, so each vhost is tried when the applier first goes there, when an incarnation begins, and over and over.
+A check declares a queue, publishes to it in another user's name, gets the message and deletes the queue, so the
+broker itself judges. Rights may change at any time, so a vhost is checked when the applier first goes there, when an
+incarnation begins, and periodically.
 
 Rules:
-- A connection keeps the tags that its user had when it was opened, as those of the applier do. One over which something was refused is not
-  used again.
-- A broker that does not answer, or is lost, says nothing of rights.
-- Of a vhost in which this node has been, and which is gone, the log's entries are passed over (`Applier`): that is no question of rights.
+- A connection keeps the tags that its user had when it was opened, as the applier's connections do. A connection over
+  which something was refused is not used again.
+- A broker that does not answer, or is lost, says nothing about rights.
+- A vhost that this node has written to, and that was deleted, is no question of rights: the log's entries for it are
+  passed over (`Applier`).
 """
 
 from __future__ import annotations
@@ -39,12 +42,12 @@ QUEUE_PREFIX = "lrq-rights."
 
 
 class BrokerRights:
-    """See above.
+    """Checks the user's rights, again and again.
 
     Args:
-        replica: Whose log tells the vhosts, and whose `shortfall` is told what is missing.
-        broker: The own broker; the vhost in it is replaced.
-        on_change: Called when something is missing, or no longer.
+        replica: Its log names the vhosts; missing rights are noted in its `shortfall`.
+        broker: The own broker; its vhost is replaced.
+        on_change: Called when a right is missing, or no longer.
     """
 
     def __init__(self, replica: Replica, broker: Address, on_change: Callable[[], None] = lambda: None) -> None:
@@ -53,10 +56,10 @@ class BrokerRights:
         self._on_change = on_change
         self._lock = asyncio.Lock()
         self._connections: dict[str, Connection] = {}
-        self._since: dict[str, str] = {}  # vhosts that are refused, and the time of day at which that was found
+        self._since: dict[str, str] = {}  # refused vhosts, and the time of day when that was found
 
     async def run(self) -> None:
-        """Looks at every vhost of the log, over and over, until cancelled."""
+        """Checks every vhost of the log, again and again, until cancelled."""
         try:
             while True:
                 for vhost in self._vhosts():
@@ -72,7 +75,7 @@ class BrokerRights:
         return sorted(declared | self._since.keys())
 
     async def look(self, vhost: str) -> bool:
-        """Whether the sidecar's user may do there what applying takes; what it may not is noted. True also where nobody can tell now."""
+        """Whether the sidecar's user may do in the vhost all that applying needs. Notes missing rights. True also while unknown."""
         try:
             async with self._lock, asyncio.timeout(TRY_TIMEOUT_S):
                 missing = await self._try_out(vhost)
@@ -95,7 +98,7 @@ class BrokerRights:
             self._on_change()
 
     async def _try_out(self, vhost: str) -> str:
-        """What is missing there, and the command that mends it; empty if nothing is. Raises LrqError where that cannot be told."""
+        """The missing right and the command that mends it; empty if none is missing. Raises LrqError if that cannot be found out."""
         user, name = self._broker.user, f"{QUEUE_PREFIX}{uuid.uuid4().hex[:12]}"
         todo = grant(vhost, user)
         connection = self._connections.pop(vhost, None)
@@ -127,7 +130,7 @@ class BrokerRights:
 
 
 async def _use_a_queue(connection: Connection, name: str) -> None:
-    """Declares a queue that ends with the connection, publishes to it in another user's name, and looks into it."""
+    """Declares a queue that ends with the connection, publishes to it in another user's name, and gets from it."""
     channel = await connection.channel()
     await channel.confirm_select()
     await channel.queue_declare(name, durable=False, exclusive=True)

@@ -1,12 +1,14 @@
-"""Declarations, deletions and purges of the log, as the applier carries them out on the broker of one vhost.
+"""Carries out the log's declarations, deletions and purges on the broker of one vhost.
 
 Rules:
-- They go over a channel of their own: their failures concern no message. What a broker may close the connection for goes over one of its own:
-  declarations of exchanges (503 of RabbitMQ before 4, where it does not know the type, as the primary's broker has a plugin that this one has not),
-  and of queues that are not durable (541 of RabbitMQ 4, where its configuration does not permit them).
-- What this broker refuses counts as done for now, as it must not end one incarnation after the other. It is kept, told as a gap and tried again
-  (`try_again`) as long as the log declares it. What was published meanwhile to what was missing is not here, so the gap stays, with other words.
-- Missing rights are another matter: nothing is passed over for these (`BrokerRefuses`).
+- These commands have a channel of their own, so their failures concern no message. Commands for which a broker may
+  close the connection have a connection of their own: declarations of exchanges (503 of RabbitMQ before 4 for an
+  unknown type, where the primary's broker has a plugin that this one lacks), and of queues that are not durable (541
+  of RabbitMQ 4, where its configuration forbids them).
+- A declaration that this broker refuses counts as done for now, as a refusal must not end one incarnation after the
+  other. The refusal is kept, told as a gap and tried again (`try_again`) while the log declares it. Messages
+  published meanwhile to the missing queue or exchange are not here, so the gap stays, with another text.
+- Missing rights are different: nothing is passed over for them (`BrokerRefuses`).
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ TODO = {
     UNKNOWN_TYPE: "enable these plugins on every node's broker",
     DEPRECATED: "permit it on every node's broker (deprecated_features.permit.* in rabbitmq.conf), or declare it durable",
 }
-LACKS_RIGHTS = "access to "  # of a user's rights; RabbitMQ says 403 of reserved names and internal exchanges, too
-PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration that this broker refuses so counts as done for now
+LACKS_RIGHTS = "access to "  # of a user's rights; RabbitMQ answers 403 for reserved names and internal exchanges too
+PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration refused with one of these counts as done for now
 
 
 class Declarer:
-    """See above. `connection`: the lane's, to `address`; `me`: this node's name; `shortfall`: is told of gaps."""
+    """Declares in one vhost. `connection`: the VhostWriter's, to `address`; `me`: this node's name; `shortfall`:
+    where gaps are noted.
+    """
 
     def __init__(self, address: Address, connection: Connection, me: str, shortfall: Shortfall) -> None:
         self._vhost = address.vhost
@@ -44,8 +48,8 @@ class Declarer:
         self._connection = connection
         self._apart: Channel | None = None
         self._open: Channel | None = None
-        self._exchanges: set[str] = set()  # that are there; an exchange may go with any declaration: with its last binding, say
-        self._leading: set[str] = set()  # of this node's own, those that lead to their queue: that may go likewise
+        self._exchanges: set[str] = set()  # known to exist; any declaration may delete one, for example with its last binding
+        self._leading: set[str] = set()  # own exchanges that lead to their queue; these may go in that way too
 
     async def _channel(self) -> Channel:
         if self._open is None or self._open.error is not None:
@@ -53,14 +57,14 @@ class Declarer:
         return self._open
 
     async def _channel_apart(self) -> Channel:
-        """One on a connection that the broker may close."""
+        """A channel on a connection that the broker may close."""
         if self._apart is None or self._apart.error is not None:
             known = self._apart.connection if self._apart is not None and self._apart.connection.error is None else None
             self._apart = await (known or await Connection.open(self._address)).channel()
         return self._apart
 
     def abort(self) -> None:
-        """Ends the connection that it has opened, at once."""
+        """Closes the separate connection at once, if it is open."""
         if self._apart is not None:
             self._apart.connection.abort()
 
@@ -75,7 +79,9 @@ class Declarer:
             refusals.add(self._vhost, payload, Refusal(self._told(payload)))
 
     async def try_again(self, declares: Callable[[str, bytes], bool]) -> None:
-        """Tries what this broker has refused, as far as the log still declares it (`declares`), and tells what is missing. Raises as `execute`."""
+        """Tries refused declarations again that the log still declares (`declares`), and notes the gaps that
+        remain. Raises as `execute`.
+        """
         vhost, shortfall = self._vhost, self._shortfall
         for payload, refusal in shortfall.refusals.of(vhost):
             what, text = refusal.what, ""
@@ -90,7 +96,7 @@ class Declarer:
                 log.error("%s", text)
 
     async def _execute(self, payload: bytes) -> str:
-        """What this broker says against it; empty: it is done."""
+        """The broker's reason to refuse a declaration; empty: carried out."""
         method, _, arguments = unconditional(payload)
         self._exchanges.clear()
         self._leading.clear()
@@ -102,11 +108,11 @@ class Declarer:
                 raise self._lacks_rights(error) from error
             if error.code not in PASSED_OVER:
                 raise
-            return " ".join(error.text.split())  # some are of several lines
+            return " ".join(error.text.split())  # some texts have several lines
         except ConnectionClosed as error:
             if not apart or not _is_refusal(error):
                 raise
-            return " ".join(error.text.split())  # some are of several lines
+            return " ".join(error.text.split())  # some texts have several lines
         return ""
 
     def _told(self, payload: bytes) -> str:
@@ -129,7 +135,7 @@ class Declarer:
             log.warning("queue '%s' in vhost '%s' cannot be purged here as on the primary: %s", queue, self._vhost, error.text)
 
     async def ready(self, queue: str) -> int:
-        """How many messages are ready in a queue; none if there is no such queue."""
+        """How many messages are ready in a queue; 0 if the queue does not exist."""
         try:
             return (await (await self._channel()).queue_declare(queue, passive=True))[1]
         except ChannelClosed as error:
@@ -138,9 +144,9 @@ class Declarer:
             return 0
 
     async def lead_to(self, queue: str, exchange: str) -> bool:
-        """An exchange of this node's own leads to this queue alone, if that is there. Everything in it goes by any key.
+        """Declares an exchange of this node's own that leads by any key to this queue alone, if the queue exists.
 
-        False: somebody else has one of its name.
+        False: an exchange of that name exists that is not this node's own.
         """
         if exchange in self._leading:
             return True
@@ -160,12 +166,12 @@ class Declarer:
         return True
 
     async def remove_exchange(self, exchange: str) -> None:
-        """One of this node's own."""
+        """Deletes an exchange of this node's own."""
         self._leading.discard(exchange)
         await (await self._channel()).exchange_delete(exchange)
 
     async def has_exchange(self, exchange: str) -> bool:
-        """Whether the broker has it. One that has gone by itself since it was asked for is not noticed."""
+        """Whether the broker has the exchange. The answer is cached: an exchange that vanishes later is not noticed."""
         if exchange not in self._exchanges:
             try:
                 await (await self._channel()).exchange_declare(exchange, passive=True)
@@ -178,12 +184,12 @@ class Declarer:
 
 
 def _todo(text: str) -> str:
-    """What an operator does about a refusal."""
+    """The operator's remedy for a refusal."""
     return next((todo for said, todo in TODO.items() if said in text), "let this broker have it as the primary's has it")
 
 
 def _is_refusal(error: ConnectionClosed) -> bool:
-    """Whether a broker closed the connection over what it was asked to declare. (541 may mean anything else, too.)"""
+    """Whether a broker closed the connection over a declaration. (541 may have other causes too.)"""
     return error.code == COMMAND_INVALID or (error.code == INTERNAL_ERROR and DEPRECATED in error.text)
 
 
@@ -213,10 +219,11 @@ _DECLARE_BITS = 0b1110  # neither passive nor no-wait
 
 
 def unconditional(payload: bytes) -> tuple[int, list[str], bytes]:
-    """(method, names, arguments) of a declaration, exact to the octet but for its flags: answered, and without if_unused and if_empty.
+    """(method, names, arguments) of a declaration, exact to the octet but for its flags: answered, and without
+    if_unused and if_empty.
 
     Raises:
-        FrameError: It is none, or malformed.
+        FrameError: The payload is no declaration, or malformed.
     """
     method = frames.method_id(payload)
     names = []

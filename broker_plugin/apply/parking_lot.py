@@ -1,4 +1,6 @@
-"""What an applier's lane does not bring to its queues yet: messages that full queues refuse, and what waits behind them. No I/O."""
+"""Messages that a VhostWriter cannot bring to the queues yet: those that full queues refuse, and those that wait
+behind them. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from ..log.definitions import ALONE
 
 RETRY_S = 0.2
 RETRY_MESSAGES_MIN = 16
-HELD_S = 2.0  # since something got in: so long others wait that are not known to be refused
+HELD_S = 2.0  # since a message got in: for so long others wait that are not known to be refused
 NAME_BYTES_MAX = 255
 
 
 class Route(NamedTuple):
-    """Where a message goes. `queues`: its one queue, if it goes to no other (by its name, say), else empty."""
+    """Where a message goes. `queues`: its one queue, if the message goes to no other (by the queue's name, say), else empty."""
 
     exchange: str
     routing_key: str
@@ -34,7 +36,7 @@ Place = frozenset[str] | Route
 
 
 class Message:
-    """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: its content header's."""
+    """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: of its content header."""
 
     __slots__ = ("blob", "header_end", "mandatory", "number", "origin", "parked", "payload", "place", "prefix", "refusers", "retried",
                  "route", "sequence", "size", "stop")  # fmt: skip
@@ -43,8 +45,8 @@ class Message:
         self, sequence: int, route: Route, prefix: bytes, payload: bytes, blob: bytes, number: int, header_end: int, stop: int
     ) -> None:
         self.sequence = sequence
-        self.origin = route  # by which it came
-        self.route = route  # by which it goes
+        self.origin = route  # by which the message came
+        self.route = route  # by which the message goes
         self.prefix = prefix
         self.payload = payload
         self.blob = blob
@@ -52,57 +54,57 @@ class Message:
         self.header_end = header_end
         self.stop = stop
         self.size = len(payload) + stop - header_end
-        self.parked = False  # refused, or waits behind one that was, until it is in
+        self.parked = False  # refused, or behind a refused one, until it is in its queue
         self.retried = False
-        self.refusers: frozenset[str] | None = None  # has been on its route, and one of these would not take it
+        self.refusers: frozenset[str] | None = None  # set once the message has been on its route: one of these refused it
         self.place: Place = route  # where it is parked
-        self.mandatory = False  # whether this node is to hear that it is in no queue
+        self.mandatory = False  # whether this node is told if the message reaches no queue
 
     def part(self) -> None:
-        """Keeps its own bytes only: those that came with it are many, and it may stay for long."""
+        """Copies the message's own bytes out of the batch: the batch is large, and the message may stay for long."""
         self.blob = self.blob[self.header_end : self.stop]
         self.header_end, self.stop = 0, len(self.blob)
 
 
 @dataclass(slots=True)
 class ParkingLot:
-    """Messages of one place that the broker would not take, or that wait behind such: a heap, by sequence."""
+    """Messages of one place that the broker refused, or that wait behind refused ones: a heap, by sequence."""
 
     moved: float  # when one of them got in, or the first came
-    batch: int  # so many are tried at once
+    batch: int  # how many are tried at once
     waiting: list[tuple[int, Message]] = field(default_factory=list)
     at: float = 0.0
     pause_s: float = RETRY_S
     flying: int = 0  # tried again and not answered yet
-    refused: bool = False  # one of this round
-    alone: str = ""  # the queue that some go on to alone, through an exchange of this node's own
+    refused: bool = False  # one of this round was refused
+    alone: str = ""  # the queue to which some go alone, through an exchange of this node's own
     holds_others: bool = False  # some have not been on their route, and have other queues to go to
 
     def is_stuck(self, now: float) -> bool:
-        """Whether nothing has got in for a while."""
+        """Whether no message has got in for a while."""
         return now - self.moved > HELD_S
 
     def goes_before(self, sequence: int, now: float) -> bool:
-        """Whether entry `sequence` is to wait for these."""
+        """Whether entry `sequence` is to wait for these messages."""
         return not self.is_stuck(now) and (self.flying > 0 or (bool(self.waiting) and self.waiting[0][0] < sequence))
 
     def take(self, count: int) -> list[Message]:
-        """The first so many."""
+        """The first `count` messages."""
         return [heappop(self.waiting)[1] for _ in range(min(count, len(self.waiting)))]
 
     def put_back(self, messages: list[Message]) -> None:
-        """What was taken and is not sent."""
+        """Puts back messages that were taken and not sent."""
         for message in messages:
             heappush(self.waiting, (message.sequence, message))
 
     def take_others(self, count: int) -> list[Message]:
-        """The first so many of those that have not been on their route."""
+        """The first `count` messages that have not been on their route."""
         found = self.take_where(lambda message: not message.route.queues, count)
         self.holds_others = len(found) == count
         return found
 
     def take_where(self, which: Callable[[Message], bool], count: int | None = None) -> list[Message]:
-        """These, in order; no more than so many."""
+        """The first `count` matching messages, in order."""
         found = sorted(each for each in self.waiting if which(each[1]))[:count]
         taken = {sequence for sequence, _ in found}
         self.waiting = [each for each in self.waiting if each[0] not in taken]
@@ -111,18 +113,18 @@ class ParkingLot:
 
 
 def alone(queue: str) -> str:
-    """The exchange of this node's own that leads to a queue alone."""
+    """The name of this node's own exchange that leads to a queue alone."""
     raw = queue.encode("utf-8", "surrogateescape")
     return ALONE + (queue if len(ALONE) + len(raw) <= NAME_BYTES_MAX else sha256(raw).hexdigest())
 
 
 def refuser(message: Message, place: Place) -> str | None:
-    """The one queue of several that can refuse a message; None: it has no others, or nobody knows which one it is."""
+    """The one queue of several that can refuse a message; None: the message has no other queues, or that queue is unknown."""
     return None if message.route.queues or isinstance(place, Route) or len(place) > 1 else next(iter(place))
 
 
 def leaves_copies(place: Place) -> bool:
-    """Whether each try may leave a second copy somewhere: nobody knows which of several queues refuses what is parked there."""
+    """Whether each try may leave a second copy somewhere: it is unknown which of several queues refuses."""
     return isinstance(place, Route) or len(place) > 1
 
 
@@ -132,7 +134,7 @@ def batch_min(place: Place) -> int:
 
 
 def told(place: Place) -> str:
-    """For people."""
+    """The place as operators are told it."""
     if isinstance(place, Route):
         return str(place)
     return " or ".join(f"queue '{queue}'" for queue in sorted(place))

@@ -1,18 +1,21 @@
-"""Queues of the level `configuration` on this node's broker: declared on every node, and empty and bound to nothing where no client uses them.
+"""Queues of the level `configuration` on this node's broker: declared on every node; empty and bound to nothing
+where no client uses them.
 
 Rules:
-- Clients' publishes to such a queue by its name are in no log. What an exchange brings is in the log for the sake of other queues: so on a backup
-  the queue is bound to nothing. The applier declares it, and leaves its bindings out.
-- A node that begins to follow another unbinds what was bound while it led, before anything of the other's is applied. What is in the queue then, and
-  what dead-lettering and further routing keys (CC, BCC) bring by the queue's name, is purged: on a backup nobody acknowledges it. A stream cannot
-  be purged; it is looked after at the end.
-- A node that takes an epoch binds them before its door opens. If it followed another before, they are empty then. If it led before (its sidecar was
-  started again), what clients have in them stays.
-- A queue of the level `none` is unbound and bound likewise, if this broker has it, so that it does not grow where nobody consumes; else it is left
-  alone. The log knows only those that have this level by their argument.
-- What fails for a moment before the door opens is tried again, as clients' messages would not reach a queue that is not bound; but a vhost that
-  does not come back holds nobody up for ever.
-- Only what is safe counts: bindings of another's entries that may fall out of the log again are none.
+- Clients' publishes to such a queue by its name are in no log. Publishes through an exchange are in the log for the
+  sake of other queues. So on a backup the queue is bound to nothing: the applier declares the queue and leaves its
+  bindings out.
+- A node that begins to follow unbinds the queues that were bound while it led, before any entry of the new leader is
+  applied. The queues are then purged, also of messages that dead-lettering and further routing keys (CC, BCC) bring
+  by the queue's name: no client of a backup acknowledges them. A stream cannot be purged; its deletion and
+  redeclaration come last.
+- A node that takes an epoch binds the queues before its door opens. If the node followed before, they are empty then.
+  If it led before (its sidecar restarted), the clients' messages stay.
+- A queue of the level `none` is unbound and bound in that way too, if this broker has it, so that it does not grow
+  without a consumer; else it is left alone. The log knows only the queues that have this level by their argument.
+- A command that fails for a moment before the door opens is tried again, as clients' messages would not reach an
+  unbound queue. But a vhost that does not come back delays a promotion for a bounded time only.
+- Only safe entries count: bindings of another node's entries that may still fall out of the log do not.
 """
 
 from __future__ import annotations
@@ -40,17 +43,17 @@ log = logging.getLogger("lrq_ha.configured")
 
 INTERVAL_S = 1.0
 AGAIN_S = 0.2
-PATIENCE_S = 60.0  # the most that a vhost which cannot be used holds up a promotion
+PATIENCE_S = 60.0  # the longest delay of a promotion by a vhost that cannot be used
 T = TypeVar("T")
 
 
 class PartialQueues:
-    """See above.
+    """Keeps partial queues unbound and empty while another node leads.
 
     Args:
-        replica: Knows the queues, and who leads.
-        broker: The own broker; the vhost in it is replaced.
-        interval_s: How often they are emptied.
+        replica: Knows the queues and the leader.
+        broker: The own broker; its vhost is replaced.
+        interval_s: Seconds between two purges.
     """
 
     def __init__(self, replica: Replica, broker: Address, *, interval_s: float = INTERVAL_S) -> None:
@@ -58,14 +61,14 @@ class PartialQueues:
         self._interval_s = interval_s
         self._vhosts = VhostConnections(broker)
         self._channels: dict[str, Channel] = {}
-        self._troubled: set[str] = set()  # vhosts of which it was said that they cannot be used
+        self._troubled: set[str] = set()  # vhosts whose failure was logged
         self._patient_until = 0.0
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._started = False
 
     async def run(self) -> None:
-        """Keeps them empty while another node leads, until `take_over`."""
+        """Keeps the queues empty while another node leads, until `take_over`."""
         self._started = True
         try:
             while not self._stopping.is_set():
@@ -82,14 +85,14 @@ class PartialQueues:
             self._ended.set()
 
     async def unbind(self) -> None:
-        """This node begins to follow another."""
+        """Unbinds and empties the queues: this node begins to follow another."""
         bindings = self._bindings()
         for key, _, _, unbinds in bindings:
-            await self._call(key, frames.QUEUE_UNBIND, unbinds, log_refusal=False)  # this broker may not have it
+            await self._call(key, frames.QUEUE_UNBIND, unbinds, log_refusal=False)  # this broker may lack the binding
         await self._keep_exchanges(bindings)
 
     async def take_over(self) -> None:
-        """Ends `run`; declares and binds them for clients. Everything of the log is applied, and this node's MARKER is its end."""
+        """Ends `run`; declares and binds the queues for clients. The whole log is applied, and it ends with this node's MARKER."""
         self._stopping.set()
         if self._started:
             await self._ended.wait()
@@ -114,7 +117,7 @@ class PartialQueues:
         self._channels.clear()
 
     def abort(self) -> None:
-        """The same, at once."""
+        """Aborts the connections at once."""
         self._vhosts.abort()
 
     def _configured(self) -> list[QueueKey]:
@@ -124,7 +127,9 @@ class PartialQueues:
         return list(self._replica.declared.definitions.bindings_to(self._replica.declared.partial))
 
     async def _keep_exchanges(self, bindings: list[tuple[QueueKey, str, bytes, bytes]]) -> None:
-        """An auto-delete exchange goes with its last binding, and here that may be one which others still have. Each is declared once."""
+        """Declares auto-delete exchanges again, each once: one goes with its last binding here, and may have other
+        bindings on other nodes.
+        """
         exchanges: dict[str, dict[str, None]] = {}
         for (vhost, _), exchange, _, _ in bindings:
             exchanges.setdefault(vhost, {})[exchange] = None
@@ -134,12 +139,12 @@ class PartialQueues:
                 await self._execute((vhost, declarations.first_name(method)), method)
 
     async def _empty(self, key: QueueKey) -> None:
-        """Purges a queue if there is something in it."""
+        """Purges a queue that is not empty."""
         if not self._replica.declared.is_stream(key) and await self._ready(key):
-            await self._do(key, lambda channel: channel.queue_purge(key[1]), log_refusal=False)  # it may have been deleted meanwhile
+            await self._do(key, lambda channel: channel.queue_purge(key[1]), log_refusal=False)  # the queue may have been deleted meanwhile
 
     async def _empty_for_good(self, key: QueueKey, method: bytes) -> None:
-        """Nothing of what is in the queue now is left in it. `method`: declares it."""
+        """Removes everything that is in the queue now, also from a stream. `method`: declares the queue."""
         if not self._replica.declared.is_stream(key):
             await self._do(key, lambda channel: channel.queue_purge(key[1]))
         elif await self._ready(key):
@@ -147,7 +152,7 @@ class PartialQueues:
             await self._execute(key, method)
 
     async def _ready(self, key: QueueKey) -> int:
-        """How many messages are in a queue; 0 if it is not there (yet)."""
+        """How many messages are in a queue; 0 if the queue does not exist (yet)."""
         found = await self._do(key, lambda channel: channel.queue_declare(key[1], passive=True), log_refusal=False)
         return found[1] if found else 0
 
@@ -160,7 +165,7 @@ class PartialQueues:
         await self._do(key, lambda channel: channel._call(method, arguments), log_refusal=log_refusal)
 
     async def _do(self, key: QueueKey, what: Callable[[Channel], Awaitable[T]], *, log_refusal: bool = True) -> T | None:
-        """What the broker refuses is passed over, as the applier does."""
+        """Calls `what`; like the applier, passes over a refusal by the broker."""
         while True:
             try:
                 found = await what(await self._channel(key[0]))

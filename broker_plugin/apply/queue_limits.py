@@ -1,8 +1,10 @@
-"""Which queues may refuse a message, being full: those that it may reach and that are declared so (`x-overflow`). No I/O.
+"""Which queues may refuse a message because they are full: those within its reach that are declared so
+(`x-overflow`). No I/O.
 
 Rules:
-- As `bindings`: rather one queue too many than one too few; what is set by policies, or bound around the door, is not seen.
-- What counts is declared up to the entry that this node has come to: its broker knows nothing of what the log has behind it.
+- As in `bindings`, one queue too many is better than one too few. Settings by policies, and bindings made around the
+  door, are not seen.
+- Only declarations up to the entry that this node has come to count: its broker knows nothing of later entries.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Reach(NamedTuple):
 
 
 class QueueLimits:
-    """Those of one vhost, as this node's broker has them. `reached`: asked for the entry that it has come to."""
+    """Queue limits of one vhost, as this node's broker has them. `reached`: asked for the entry that the node has come to."""
 
     def __init__(self, declared: Catalog, vhost: str, reached: Callable[[], int]) -> None:
         self._declared = declared
@@ -36,7 +38,7 @@ class QueueLimits:
         self._known_of: tuple[Definitions, int] | None = None
 
     def reach(self, exchange: str, keys: tuple[str, ...]) -> Reach:
-        """Where a publish with these routing keys may go."""
+        """The queues that a publish with these routing keys may reach."""
         definitions = self._declared.definitions.at(self._reached())
         if self._known_of != (definitions, definitions.version) or len(self._known) >= KNOWN_MAX:
             self._known, self._known_of = {}, (definitions, definitions.version)
@@ -49,7 +51,7 @@ class QueueLimits:
         return found
 
     def length_max(self, queue: str) -> int | None:
-        """How many messages a queue takes; None: nobody knows."""
+        """How many messages a queue takes; None: unknown."""
         found = self._argument(self._declared.definitions.at(self._reached()), queue, "x-max-length")
         return found if isinstance(found, int) else None
 

@@ -1,30 +1,38 @@
-"""The applier's way to one vhost: publishes, what the broker said of them, and what has to be sent again.
+"""Writes the log's messages to one vhost: publishes them, handles the broker's answers, and sends again where
+needed.
 
 Rules:
 - Publish tags of a channel are consecutive, so the open messages are a deque, and a tag is an index into it.
-- A message that the broker refused (a full reject-publish queue) is parked by the queues that may have refused it (`queue_limits`). A later
-  message that may reach one of these queues waits behind it, and everything else goes on: a parked message has no place in the window. It is tried
-  again until it is in, or until the log says that no queue needs it. With its queue goes all that goes to that queue alone: a queue that is deleted
-  and declared again has nothing from before.
-- Of several queues the broker refuses a message for one that is full, and the others have it all the same. Through its exchange it would come into
-  these once more with each try, and a full drop-head queue would lose something live. So where only one of its queues can have refused it, it goes
-  through its exchange once, and on to that queue alone: through an exchange of this node's own that leads nowhere else, as published by the queue's
-  name it would have lost its routing keys, by which consumers may tell messages apart, and dead letters find their way.
-- Which of its queues may have refused it is decided at the first refusal, by what this node had carried out of the log then: where it is missing does
-  not depend on what is bound or unbound later.
-- Where several may have refused it, or none is known, nobody knows which one has it. It is tried again when all of these have room, as far as they
-  can be asked, one message first, and less and less often if it is refused for all that: each try may leave a second copy.
-- What has not been through its exchange yet does not wait for ever behind what is parked for one of its queues, as its other queues would: only as
-  long as that moves, in which it could overtake it.
-- Where the broker closes a channel, what has no answer yet may be in its queue, or a full one was about to refuse it. To send that again needs a
-  new generation (R8), so this ends the incarnation. An exchange that is missing here is seldom a reason: it is asked for before anything goes there.
-- The channel of a direct reply-to has gone with its broker, or with this one's sidecar: a request gets an address where nobody hears the answer,
-  and an answer that is in the log, for the sake of further queues that it names, goes there.
-- A message that the broker will never take (a malformed property, an internal exchange) must not end one incarnation after the other. AMQP does not
-  say which it was, so the next one sends what is in doubt one by one; a channel that is closed over a message that was alone on it is that one's,
-  and it is passed over.
-- A follower hears of a message for a queue that is not here. Before the queue is declared that is as it was on the primary; so it counts only once
-  everything has been carried out that the log had then, if the log still declares the queue: then somebody has deleted it here, around the door.
+- A message that the broker refused (a full reject-publish queue) is parked by the queues that may have refused it
+  (`queue_limits`). A later message that may reach one of these queues waits behind it; all other messages go on, as a
+  parked message takes no place in the window. A parked message is tried again until it is in, or until the log says
+  that no queue needs it. Messages parked for one queue alone go with that queue: a queue that is deleted and declared
+  again has nothing from before.
+- If one of several queues is full, the broker refuses the message, and the other queues have it nevertheless. Each
+  retry through the exchange would add copies there, and a full drop-head queue would lose a live message. So where
+  only one queue can have refused the message, it goes through its exchange once, and then to that queue alone,
+  through an exchange of this node's own that leads nowhere else. A publish by the queue's name would lose the routing
+  keys, which consumers and dead-lettering may need.
+- The queues that may have refused a message are decided at the first refusal, by the part of the log that this node
+  had carried out then. Later bindings and unbindings do not change the queues that lack the message.
+- Where several queues may have refused a message, or none is known, the queues that have it are unknown. The message
+  is tried again when all of these have room, as far as the broker tells, one message first, and less often after each
+  refusal: each try may leave a second copy.
+- A message that has not been through its exchange does not wait without end behind messages parked for one of its
+  queues, as its other queues would wait too. Such a message waits only while the parked ones move, as it could
+  overtake them.
+- Where the broker closes a channel, an unanswered message may be in its queue, or a full queue was about to refuse
+  it. A resend needs a new generation (R8), so this ends the incarnation. A missing exchange is seldom the reason: the
+  broker is asked for an exchange before any message goes there.
+- The channel of a direct reply-to has gone with its broker, or with this broker's sidecar. So a request gets an
+  address where no client hears the answer, and an answer that is in the log, for the sake of further queues that it
+  names, goes there.
+- A message that the broker will never take (a malformed property, an internal exchange) must not end one incarnation
+  after the other. AMQP does not name the message, so the next incarnation sends the suspect entries one by one. A
+  message that was alone on a closed channel caused the closing, and is passed over.
+- A follower is told of a message for a queue that is not here. Before the queue is declared, that is as on the
+  primary. So the return counts only once all entries are carried out that the log had then, and if the log still
+  declares the queue: then the queue was deleted here, around the door.
 """
 
 from __future__ import annotations
@@ -58,11 +66,12 @@ log = logging.getLogger("lrq_ha.applier")
 RETRY_MESSAGES_MAX = 1_024
 RETRY_ROUTED_MAX_S = 60.0
 DOUBTFUL_MAX = 1_000  # queues
-PARKED_MESSAGE_BYTES = 512  # of memory for each, beside its own bytes
-CONNECTIONS_OVER_A_MESSAGE = frozenset({501, 502, 503, 505, 541})  # a broker may close a connection so over what it cannot take
-STRIKES_MAX = 3  # so often such a message is sent alone: this may also be the broker's own trouble
+PARKED_MESSAGE_BYTES = 512  # of memory for each message, beside its own bytes
+CONNECTIONS_OVER_A_MESSAGE = frozenset({501, 502, 503, 505, 541})  # close codes of a broker that cannot take a message
+STRIKES_MAX = 3  # a suspect message is sent alone so often, as the broker itself may be the cause
 
-#: What a broker refuses for its own part, and another may have taken, and what mends it: nothing is passed over for that.
+# Refusals for a reason of this broker alone, which another broker may lack, and the remedy: no message is passed over
+# for them.
 _CURABLE: tuple[tuple[str, Callable[[Address], str]], ...] = (
     ("user_id property set to", lambda address: impersonate(address.user)),
     ("message size", lambda _address: "set one max_message_size on all brokers of the group"),
@@ -72,9 +81,9 @@ _CURABLE: tuple[tuple[str, Callable[[Address], str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class SuspectEntries:
-    """Over one of the entries up to `upto` the broker has ended a channel or the connection.
+    """The broker ended a channel or the connection over one of the entries up to `upto`.
 
-    `alone`: over this one, as nothing else was under way, and `strikes` times; 0: nobody knows.
+    `alone`: the entry that was alone under way, `strikes` times in all; 0: which entry it was is unknown.
     """
 
     upto: int
@@ -83,7 +92,7 @@ class SuspectEntries:
 
     @classmethod
     def over(cls, sequences: list[int], before: SuspectEntries | None) -> SuspectEntries:
-        """After these were under way. `before`: what was known."""
+        """After these entries were under way. `before`: the suspects known until then."""
         if len(sequences) > 1:
             return cls(max(sequences))
         [alone] = sequences
@@ -93,7 +102,7 @@ class SuspectEntries:
 
 @dataclass(slots=True)
 class Window:
-    """What is unconfirmed over all lanes, but for what is parked."""
+    """The unconfirmed messages of all VhostWriters, without the parked ones."""
 
     messages_max: int
     bytes_max: int
@@ -106,19 +115,19 @@ class Window:
 
     @property
     def roomy(self) -> bool:
-        """Whether it pays to go on after it was full: not for one message at a time."""
+        """Whether a full window has enough room again for more than one message at a time."""
         return 4 * self.messages < 3 * self.messages_max and 4 * self.bytes < 3 * self.bytes_max
 
 
 class VhostWriter:
-    """See above. Made by `open` only.
+    """Writes to one vhost. Made by `open` only.
 
     Attributes:
-        vhost: Its vhost.
+        vhost: The vhost.
         open_messages: Published and not answered, in order of their tags; None where a later one was answered first.
-        parked: Refused ones, and those behind them, by place.
-        in_doubt: The entries over one of which the broker ended this.
-        declarer: Carries out declarations, over the same connection.
+        parked: Refused messages, and those behind them, by place.
+        in_doubt: The entries over one of which the broker closed the channel or connection.
+        declarer: Carries out declarations, over this connection.
     """
 
     def __init__(
@@ -144,13 +153,13 @@ class VhostWriter:
         self._tag = 1  # of open_messages[0]
         self._routes: dict[bytes, Route] = {}
         self._stamps = StampCache()
-        self._doubtful: dict[str, int] = {}  # queues that a message did not find, and where the log ended then
+        self._doubtful: dict[str, int] = {}  # queues that a message did not find, and the end of the log then
 
     @classmethod
     async def open(
         cls, address: Address, replica: Replica, window: Window, wake: Callable[[], None], on_full: Callable[[QueueKey | None], None]
     ) -> VhostWriter:
-        """Connects to the broker. Raises what `open_vhost` raises."""
+        """Connects to the broker. Raises the errors of `open_vhost`."""
         lane = cls(address.vhost, replica, window, wake, on_full)
         lane._connection = await open_vhost(address, address.vhost, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: wake())
         lane._address = address
@@ -179,7 +188,7 @@ class VhostWriter:
 
     @property
     def number(self) -> int:
-        """The channel number that its frames carry."""
+        """The channel number of the frames sent."""
         return self._channel.number
 
     @property
@@ -195,7 +204,7 @@ class VhostWriter:
         return self._broken is None and all(m is None or m.retried for m in self.open_messages)
 
     def full(self) -> list[str]:
-        """For people: where the broker takes nothing more, and how much waits for room there."""
+        """For operators: the full queues, and how many messages wait for room there."""
         return [
             f"{told(place)} in vhost '{self.vhost}' is full here, and {len(parked.waiting) + parked.flying} messages wait for room"
             for place, parked in self.parked.items()
@@ -205,7 +214,7 @@ class VhostWriter:
     # ---- publishing --------------------------------------------------------------------------------------------------
 
     def route(self, method: bytes) -> Route:
-        """The route of a basic.publish, by its frame's payload; remembered."""
+        """The route of a basic.publish, by its frame's payload; cached."""
         found = self._routes.get(method)
         if found is None:
             if len(self._routes) >= frames.ROUTES_MAX:
@@ -217,7 +226,7 @@ class VhostWriter:
         return found
 
     async def has_exchange(self, exchange: str, sequence: int) -> bool:
-        """Whether there is such an exchange; else what the log has for it from entry `sequence` on is to be passed over."""
+        """Whether the exchange exists; else the log's messages for it from entry `sequence` on are to be passed over."""
         found = await self.declarer.has_exchange(exchange)
         if not found:
             log.warning("messages from entry %d on are passed over: there is no exchange '%s' in vhost '%s' here", sequence, exchange, self.vhost)
@@ -227,7 +236,7 @@ class VhostWriter:
         return found
 
     def publish(self, messages: list[Message]) -> None:
-        """Sends messages, but for those that wait behind what is parked."""
+        """Sends messages, but for those that wait behind parked ones."""
         if self.parked:
             messages = self._let_wait(messages)
         for message in messages:
@@ -236,7 +245,7 @@ class VhostWriter:
         self._send(messages)
 
     def _let_wait(self, messages: list[Message]) -> list[Message]:
-        """Parks those that would overtake what is parked; returns the others."""
+        """Parks the messages that would overtake parked ones; returns the others."""
         now = time.monotonic()
         moving = {queue for place, parked in self.parked.items() if not (isinstance(place, Route) or parked.is_stuck(now)) for queue in place}
         free = []
@@ -294,7 +303,7 @@ class VhostWriter:
                 bodies = encode.rechannel(bodies, number)
             pieces += (b"%b%b%b\xce" % (method, encode.header_head(number, len(payload)), payload), bodies)
         count = len(self.open_messages) - open_before
-        if count and self._channel.error is None:  # else they are among those in doubt
+        if count and self._channel.error is None:  # else they are among the suspect entries
             self._channel.publish_raw(pieces, count)
 
     async def room(self) -> None:
@@ -302,10 +311,12 @@ class VhostWriter:
         if self._connection.paused:
             await self._connection.drained()
 
-    # ---- what the broker says ----------------------------------------------------------------------------------------
+    # ---- the broker's answers ----------------------------------------------------------------------------------------
 
     def _returned(self, _code: int, _text: str, exchange: str, key: str, header: bytes, _body: bytes) -> None:
-        """It goes nowhere. On a primary its publisher was to be told: as he was not, its ID is free again. On a follower a queue may be missing."""
+        """Handles a message that reached no queue. On a primary the message's ID is free again, as its publisher
+        was not told. On a follower a queue may be missing.
+        """
         stamped = self._replica.stamp_of(header)
         if stamped is None:
             return
@@ -325,7 +336,7 @@ class VhostWriter:
         self._note_missing("queue", queue, sequence)
 
     def _note_missing(self, kind: str, name: str, sequence: int) -> None:
-        """What the log has from entry `sequence` on for this queue or exchange is not on this node."""
+        """Notes that messages from entry `sequence` on for this queue or exchange are not on this node."""
         text = f"{kind} '{name}' in vhost '{self.vhost}' is not on this node, and what is published to it not either: run {reinit(self._me)}"
         if self._replica.shortfall.note_gap((kind, self.vhost, name), text):
             log.error("%s (from entry %d on)", text, sequence)
@@ -353,7 +364,7 @@ class VhostWriter:
         self._wake()
 
     def _finish(self, messages: Iterable[Message]) -> None:
-        """These are in the queues, or need not be."""
+        """Marks messages as applied: they are in the queues, or not needed there."""
         first = last = 0
         room = False
         for message in messages:
@@ -375,7 +386,7 @@ class VhostWriter:
         if first:
             self._replica.progress.applied(first, last)
         if room:
-            self._replica.progress.on_wake()  # whoever stopped taking pushes may go on
+            self._replica.progress.on_wake()  # peers that were held up may push again
 
     def _landed(self, message: Message) -> None:
         message.retried = False
@@ -402,14 +413,14 @@ class VhostWriter:
         parked = self._keep(place, message)
         if is_new:
             log.warning("the broker refuses messages for %s in vhost '%s': they are tried again until it takes them", told(place), self.vhost)
-        if is_new or (tried and not parked.refused):  # else it is one more of many: each would put off the next try
+        if is_new or (tried and not parked.refused):  # else one more refusal of many, and each would put off the next try
             parked.batch = batch_min(place)
             parked.refused = True
             parked.at = time.monotonic() + parked.pause_s
             self._kick(place)
 
     def _refused(self, message: Message) -> None:
-        """For the first time: where it waits from now on, and where it goes, whatever is bound or declared meanwhile."""
+        """Decides at the first refusal where a message waits and goes from now on, whatever is bound or declared later."""
         message.place = self._place(message)
         if message.route.queues:
             message.refusers = frozenset((message.route.queues[0][1],))
@@ -431,7 +442,7 @@ class VhostWriter:
                 self._on_full((self.vhost, queue))
 
     def _keep(self, place: Place, message: Message) -> ParkingLot:
-        """It waits for room, outside of the window."""
+        """Parks a message, outside of the window."""
         if not message.parked:
             message.parked = True
             message.part()
@@ -450,11 +461,12 @@ class VhostWriter:
     # ---- trying again ------------------------------------------------------------------------------------------------
 
     async def tend(self) -> float:
-        """Opens a closed channel again and sends what has to be sent again. Returns the seconds until it should be called next.
+        """Opens a closed channel again and sends what has to be sent again. Returns the seconds until the next
+        call is due.
 
         Raises:
             ConnectionClosed: The connection is lost.
-            ChannelClosed: The broker closed the channel over one of these messages, and nobody can say which.
+            ChannelClosed: The broker closed the channel over one of these messages, and which one is unknown.
         """
         if self._connection.error is not None:
             raise self._connection.error
@@ -479,7 +491,7 @@ class VhostWriter:
         return min((p.at - now for p in self.parked.values() if not p.flying), default=3600.0)
 
     async def _try_again(self, place: Place, parked: ParkingLot, now: float, several: bool) -> None:
-        """Of one place. `several`: there are any of several queues; only with these may others overlap."""
+        """Tries messages of one place again. `several`: some place has several queues; only then may places overlap."""
         self._kick(place)
         room = await self._room(place)
         needed = self._needed(parked.take(max(parked.batch, RETRY_MESSAGES_MIN)))
@@ -506,7 +518,7 @@ class VhostWriter:
         await self.room()
 
     def _go_as_they_came(self, parked: ParkingLot) -> None:
-        """No exchange of this node's own leads to their queue: they go through theirs again, as if nobody knew which queue refuses them."""
+        """Sends parked messages through their original exchange again, as no exchange of this node's own can lead to their queue."""
         what = "there is another exchange '%s' in vhost '%s' than this node's own: what queue '%s' refuses is tried again through its exchange"
         log.warning(f"{what}, and may come twice to others", alone(parked.alone), self.vhost, parked.alone)
         self._not_alone.add(parked.alone)
@@ -516,14 +528,14 @@ class VhostWriter:
             self._keep(message.route, message)
 
     def _is_behind_others(self, place: Place, sequence: int, now: float) -> bool:
-        """Whether entry `sequence` waits for what is parked in other places, as both may reach the same full queue."""
+        """Whether entry `sequence` waits for messages parked in other places, as both may reach one full queue."""
         if isinstance(place, Route):
             return False
         others = ((other, parked) for other, parked in self.parked.items() if other != place and not isinstance(other, Route))
         return any(not place.isdisjoint(other) and parked.goes_before(sequence, now) for other, parked in others)
 
     async def _room(self, place: Place) -> int:
-        """How many messages may be tried again: if several queues may refuse them, as many as each has room for, as far as that can be asked."""
+        """How many messages may be tried again: where several queues may refuse them, the least known room of these queues."""
         room = RETRY_MESSAGES_MAX
         if not isinstance(place, Route) and len(place) > 1:
             for queue in place:
@@ -533,7 +545,7 @@ class VhostWriter:
         return room
 
     def _needed(self, messages: list[Message]) -> list[Message]:
-        """Those that the log still wants in the queues; the others count as applied. Copies of them may be there all the same."""
+        """The messages that the log still wants in the queues; the others count as applied, though copies of them may exist."""
         needless = [message for message in messages if self._is_needless(message)]
         if not needless:
             return messages
@@ -545,7 +557,7 @@ class VhostWriter:
         return [m for m in messages if id(m) not in gone]
 
     def _is_needless(self, message: Message) -> bool:
-        """Whether nobody wants it: in its one queue, or in any of those that may have refused it."""
+        """Whether the log wants the message neither in its one queue, nor in any queue that may have refused it."""
         skip, has_died, sequence = self._replica.index.filter.may_skip, self._replica.barrier.has_died, message.sequence
         queues: Iterable[QueueKey] = message.route.queues
         if not queues and message.refusers is not None:
@@ -553,7 +565,9 @@ class VhostWriter:
         return skip((), sequence) or (bool(queues) and all(skip((queue,), sequence) or has_died(queue, sequence) for queue in queues))
 
     def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
-        """The queue is to be deleted: what is parked for it alone would go with it. Returns how much is left: to be `kept`, or on its way there."""
+        """Forgets the messages parked for a queue alone that is to be deleted. Returns how many remain: to be
+        `kept`, or on their way.
+        """
         self._doubtful.pop(queue, None)
         self._replica.shortfall.note_gap(("queue", self.vhost, queue), "")
         parked = self.parked.get(frozenset((queue,)))
@@ -563,12 +577,14 @@ class VhostWriter:
         return self.parked_for(queue, kept)
 
     def parked_for(self, queue: str, which: Callable[[int], bool]) -> int:
-        """How many messages that are parked for a queue alone are of such entries, or just tried again."""
+        """How many messages parked for a queue alone match `which`, or are being tried again."""
         parked = self.parked.get(frozenset((queue,)))
         return parked.flying + sum(which(sequence) for sequence, m in parked.waiting if m.route.queues) if parked is not None else 0
 
     def waits_for(self, queue: str) -> list[tuple[int, bool]]:
-        """What waits for room in a queue, or maybe in it: (entry, whether it came by its name), ascending. What is tried again is among it."""
+        """The messages that wait, or may wait, for room in a queue: (entry, whether it came by the queue's name),
+        ascending. Includes those being tried again.
+        """
         waiting = (message for parked in self.parked.values() for _, message in parked.waiting)
         flying = (message for message in self.open_messages if message is not None and message.parked)
         by_name = ((self.vhost, queue),)
@@ -585,7 +601,7 @@ class VhostWriter:
         await self._over_a_message([m for m in self.open_messages if m is not None], error)
 
     async def _over_a_message(self, unanswered: list[Message], error: ChannelClosed) -> None:
-        """The broker closed the channel over one of these."""
+        """The broker closed the channel over one of these messages."""
         todo = next((todo(self._address) for text, todo in _CURABLE if text in error.text), "")
         if todo:
             what = f"its broker does not take a message of the log, vhost '{self.vhost}': {error.code} {error.text}"
@@ -599,7 +615,9 @@ class VhostWriter:
         await self._reopen()
 
     def judge_end(self) -> None:
-        """Whoever uses it may be the first to hear that the broker has ended the connection: what that was over, if it was over a message."""
+        """Notes the suspect entries if the broker ended the connection over a message: another user of the
+        connection may see the end first.
+        """
         error = self._connection.error
         if error is not None and error.code in CONNECTIONS_OVER_A_MESSAGE and not self.in_doubt:
             self._doubt()
@@ -608,6 +626,6 @@ class VhostWriter:
         self.in_doubt = [m.sequence for m in self.open_messages if m is not None]
 
     def pass_over(self, sequence: int, why: str) -> None:
-        """Entry `sequence` is no message that this broker takes."""
+        """Passes over entry `sequence`, a message that this broker does not take."""
         log.error("the message of entry %d, vhost '%s', is passed over, as the broker will not take it: %s", sequence, self.vhost, why)
         self._replica.passes_over(sequence)

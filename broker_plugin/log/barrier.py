@@ -1,14 +1,16 @@
-"""A declaration that goes into the log passes a barrier: everything appended before is in the queues and on record, and nothing comes in meanwhile.
+"""The barrier in front of a declaration: everything appended before is in the queues and on record, and nothing
+comes in meanwhile.
 
-What is published again after a restart goes by the bindings of that moment, and older copies no longer count (R8). So before bindings change,
-everything published is on record. What waits before a full queue is not waited for.
-
-In an alarm of the broker nothing gets into the log or the queues, and nobody may have to wait for its end to acknowledge anything: draining queues
-may be the way out. So no barrier goes up then, and one that is not up yet is given up. Where the broker has been asked by then, and owes an answer
-that it may give after the alarm only, publishes alone wait for that: they would in any case.
-
-A restart carries out again what is not on record. What comes into a queue by itself afterwards (dead letters), or by publishes that are in no log,
-nobody brings again. So a purge is on record before anything follows it, and the deletion of a queue before one of its name is declared again.
+Rules:
+- Messages that a restart publishes again go by the bindings of that moment, and older copies no longer count (R8). So
+  before bindings change, everything published is on record. Messages before a full queue are not waited for.
+- In an alarm of the broker nothing gets into the log or the queues, and acknowledgements must not wait for the
+  alarm's end: draining queues may be the way out. So no barrier goes up then, and a barrier that is not up yet is
+  given up. If the broker has been asked by then, and may answer only after the alarm, publishes alone wait for the
+  answer: they would wait in any case.
+- A restart carries out again the entries that are not on record. Messages that come into a queue later as dead
+  letters, or by publishes that are in no log, cannot be brought again. So a purge is on record before anything
+  follows it, and the deletion of a queue before a queue of that name is declared again.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from .progress import Progress
 
 ALARM_POLL_S = 0.05
 PARKED_POLL_S = 0.2
-DELETED_MAX = 1_000  # remembered before it is looked which of them are on record
+DELETED_MAX = 1_000  # kept before those on record are dropped
 
 
 async def _no_record() -> None: ...
 
 
 class Barrier:
-    """See above.
+    """Holds up the clients' traffic around a declaration.
 
     Attributes:
         published_upto: The last entry that this node has published to its broker.
         recorded: R of the last applied record that is confirmed.
-        write_record: Writes one.
-        changed: Called when one goes up, or is down again.
+        write_record: Writes an applied record.
+        changed: Called when the barrier goes up or down.
     """
 
     def __init__(self, progress: Progress, holds: dict[QueueKey, QueueHold], flush: Callable[[], object], end: Callable[[], int]) -> None:
@@ -50,20 +52,21 @@ class Barrier:
         self._lock = asyncio.Lock()
         self._free = asyncio.Event()
         self._free.set()
-        self._eased = asyncio.Event()  # or it is not up
+        self._eased = asyncio.Event()  # set also while the barrier is down
         self._eased.set()
         self._settling = asyncio.Event()
 
     @asynccontextmanager
     async def up(self, alarmed: Callable[[], bool], declares: QueueKey | None = None) -> AsyncIterator[bool]:
-        """Everything appended before is in the queues; nothing is taken from any connection inside.
+        """Raises the barrier: everything appended before is in the queues, and nothing is taken from any
+        connection inside.
 
         Args:
             alarmed: Whether the broker has an alarm.
             declares: A queue that is to be declared inside.
 
         Yields:
-            Whether it is so; if not, as there is an alarm, it is not up.
+            Whether the barrier is up; False in an alarm.
         """
         async with self._lock:
             if alarmed():
@@ -95,7 +98,7 @@ class Barrier:
             tell()
 
     def ease(self) -> None:
-        """From now on only publishes wait until it is down, and who declares."""
+        """From now on only publishes and declarations wait until the barrier is down."""
         if self.holds_all:
             self._holds[PublishHold.KEY] = PublishHold()
             self._eased.set()
@@ -116,19 +119,19 @@ class Barrier:
         return not self._eased.is_set()
 
     async def down(self) -> None:
-        """Returns when it is not up."""
+        """Returns when the barrier is down."""
         await self._free.wait()
 
     async def eased(self) -> None:
-        """Returns when it is not up, or was eased."""
+        """Returns when the barrier is down or eased."""
         await self._eased.wait()
 
     def published(self, upto: int) -> None:
-        """Entries up to this one were published to this node's broker."""
+        """Notes that entries up to `upto` were published to this node's broker."""
         self.published_upto = max(self.published_upto, upto)
 
     async def wait_settled(self, upto: int) -> None:
-        """Returns when everything up to `upto` is in the queues and confirmed, or waits before a full one."""
+        """Returns when everything up to `upto` is in the queues and confirmed, or waits before a full queue."""
         while self._progress.tracker.applied < upto and not self._only_parked(upto):
             self._settling.clear()
             self._progress.waiting_applied.add(self)
@@ -139,29 +142,31 @@ class Barrier:
                 pass
 
     async def settle_record(self, upto: int) -> None:
-        """Returns when a restart would publish nothing of the entries up to `upto` again."""
+        """Returns when a restart would publish no entry up to `upto` again."""
         if self.recorded < min(upto, self.published_upto):
             await self.write_record()
 
     def deleted(self, queue: QueueKey, sequence: int) -> None:
-        """Entry `sequence` has deleted a queue of this node's broker."""
+        """Notes that entry `sequence` has deleted a queue of this node's broker."""
         self._deleted[queue] = sequence
         if len(self._deleted) > DELETED_MAX:
             self._deleted = {key: at for key, at in self._deleted.items() if at > self.recorded}
 
     def has_died(self, queue: QueueKey, sequence: int) -> bool:
-        """Whether a queue of this node's broker was deleted behind entry `sequence`, which is not applied: so R, and any record, is before it."""
+        """Whether a queue of this node's broker was deleted behind entry `sequence`, which is not applied: R and
+        any record are before it.
+        """
         return self._deleted.get(queue, 0) > sequence
 
     async def settle_deletion(self, queue: QueueKey) -> None:
-        """Returns when a restart would not delete a queue again that is to be declared now. Call when its deletion is applied."""
+        """Returns when a restart would not delete again a queue that is to be declared now. Call when its deletion is applied."""
         if self._deleted.get(queue, 0) > self.recorded:
             await self.write_record()
         if self._deleted.get(queue, 0) <= self.recorded:
             self._deleted.pop(queue, None)
 
     async def _settles(self, alarmed: Callable[[], bool], declares: QueueKey | None) -> bool:
-        """Returns when everything is ready for a declaration; or in an alarm, and then False."""
+        """Returns True when everything is ready for a declaration, and False in an alarm."""
         settling = asyncio.ensure_future(self._settle(declares))
         try:
             while not settling.done():
@@ -181,7 +186,7 @@ class Barrier:
             await self.settle_deletion(declares)
 
     def applied_advanced(self) -> None:
-        """More of the log is in the queues and confirmed, or something of it that is not the next."""
+        """More of the log is in the queues and confirmed, or an entry further on is."""
         self._settling.set()
 
     def _only_parked(self, upto: int) -> bool:

@@ -1,9 +1,9 @@
 """Which queues a publish may reach, as far as the log's definitions tell. No I/O.
 
 Rules:
-- Rather one queue too many than one too few: where a type of exchange is not known, a header names further routing keys, or a key is not known,
-  every binding counts; an alternate exchange always does.
-- What is set by policies, or bound around the door, is not seen.
+- One queue too many is better than one too few. Every binding counts where the exchange type is unknown, a header
+  names further routing keys, or a key is unknown; an alternate exchange always counts.
+- Settings by policies, and bindings made around the door, are not seen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BindingTable:
     """The exchanges and bindings of one vhost, as they are now.
 
     Args:
-        definitions: What the log declares.
+        definitions: The declarations of the log.
         vhost: The vhost.
     """
 
@@ -33,7 +33,7 @@ class BindingTable:
         self._types = dict(_PREDECLARED)
         self._alternates: dict[str, str] = {}
         self._bindings: defaultdict[str, list[tuple[bool, str, str]]] = defaultdict(list)  # by source: to a queue?, destination, key
-        self._keyed: dict[str, defaultdict[str, list[tuple[bool, str, str]]]] = {}  # those of direct exchanges, by key
+        self._keyed: dict[str, defaultdict[str, list[tuple[bool, str, str]]]] = {}  # bindings of direct exchanges, by key
         self._known: dict[tuple[str, str | None], frozenset[str]] = {}
         for of, payload in definitions.rows():
             if of != vhost:
@@ -50,7 +50,9 @@ class BindingTable:
                 self._bindings[source].append((_BINDS[kind], destination, key))
 
     def queues(self, exchange: str, key: str | None) -> frozenset[str]:
-        """The queues that a publish with this routing key may reach; None: any key. By the default exchange nobody is reached by any key."""
+        """The queues that a publish with this routing key may reach; None: any key. The default exchange reaches
+        no queue by "any key".
+        """
         if not exchange:
             return frozenset(() if key is None else (key,))
         known = self._known.get((exchange, key))
@@ -97,7 +99,7 @@ _tables: WeakKeyDictionary[Definitions, tuple[int, dict[str, BindingTable]]] = W
 
 
 def binding_table(definitions: Definitions, vhost: str) -> BindingTable:
-    """Of a vhost, made when it is first asked for, and anew when anything was declared."""
+    """The table of a vhost, made at the first call, and again after any declaration."""
     version, known = _tables.get(definitions, (-1, {}))
     if version != definitions.version:
         known = {}
@@ -135,7 +137,7 @@ def _topic(pattern: list[str], words: list[str]) -> bool:
 
 
 def _skip(pattern: list[str], at: set[int]) -> set[int]:
-    """Where one may be as well, as `#` also stands for no word."""
+    """Adds the positions after `#`, which also stands for no word."""
     found = set(at)
     left = list(at)
     while left:
@@ -147,7 +149,7 @@ def _skip(pattern: list[str], at: set[int]) -> set[int]:
 
 
 def downstream_last(definitions: Definitions, queues: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Queues in an order in which each comes before those that its dead letters go to, unless they go round in circles."""
+    """Orders queues so that each comes before the targets of its dead letters, unless these form a cycle."""
     methods = definitions.queues()
     known = set(queues)
     order: list[tuple[str, str]] = []
@@ -155,7 +157,7 @@ def downstream_last(definitions: Definitions, queues: list[tuple[str, str]]) -> 
     shared: dict[tuple[str, str, str | None], Iterator[tuple[str, str]]] = {}
 
     def targets(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
-        """Where its dead letters go. Of thousands of queues with the same way each goes on where another is: what lies before that is done."""
+        """The targets of its dead letters. Of thousands of queues with one shared way, the rest of that way is walked once."""
         arguments = declarations.queue_arguments(methods.get(key, b""))
         if "x-dead-letter-exchange" not in arguments:
             return iter(())

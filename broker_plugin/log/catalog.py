@@ -1,8 +1,9 @@
-"""What a node knows of queues and exchanges: what the log declares, how much of each is replicated, and which are this node's own.
+"""The queues and exchanges that a node knows: the log's declarations, how much of each is replicated, and this
+node's own queues.
 
 Rules:
-- A declaration counts when it is noted, in log order; a cut sets back what entries that fell out of the log have changed.
-- How much of a queue is replicated says the log; of one that it does not know, its name.
+- A declaration counts when it is noted, in log order; a cut reverts the changes of entries that fell out of the log.
+- The log says how much of a queue is replicated; for a queue that the log does not know, its name does.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ LOCAL_QUEUES_MAX = 100_000
 
 
 class LocalQueues:
-    """This node's own queues, exclusive or auto-delete: the last LOCAL_QUEUES_MAX that were declared, as nobody tells when one goes.
+    """This node's own queues, exclusive or auto-delete: the last LOCAL_QUEUES_MAX declared, as the broker does not
+    tell when one goes.
 
-    One that is forgotten while it is there is taken for any other of its name: what is published to it enters the log, and finds no queue elsewhere.
+    A live queue that is forgotten counts as any other queue of its name: its publishes enter the log, and find no
+    queue elsewhere.
     """
 
     def __init__(self) -> None:
@@ -48,15 +51,16 @@ class LocalQueues:
 
 
 class Catalog:
-    """See above. `levels`: what of queues and exchanges is replicated, by their names.
+    """Declarations of the log and of this node's clients. `levels`: how much of queues and exchanges is
+    replicated, by their names.
 
     Attributes:
-        queues: That the log declares, and the entry that deletes them again; 0: none.
-        declarations: How: the method of the last declaration.
-        definitions: All that the log declares and has not deleted again.
-        auto_delete_exchanges: And their declarations.
+        queues: Queues that the log declares, and the entry that deletes each again; 0: none.
+        declarations: The method of each queue's last declaration.
+        definitions: Everything that the log declares and has not deleted again.
+        auto_delete_exchanges: Auto-delete exchanges and their declarations.
         known_topology: Declarations that need not be appended again, and their entries.
-        partial: Queues that the log declares with another level than `all`, or has declared so.
+        partial: Queues that the log declares, or has declared, with another level than `all`.
         here: Queues that clients of this node have declared in this epoch.
         local_queues: This node's own.
         consumed: Queues that go with their last consumer, and have had one on this node.
@@ -75,12 +79,12 @@ class Catalog:
         self._levels = levels
         self._known_levels: dict[QueueKey, Level] = {}
         self._safe = 0
-        self._before: deque[tuple[int, dict[Any, Any], Any, Any]] = deque()  # what entries that are not safe have changed in those: how it was
+        self._before: deque[tuple[int, dict[Any, Any], Any, Any]] = deque()  # former values, for entries that are not safe
 
     # ---- levels ------------------------------------------------------------------------------------------------------
 
     def level(self, key: QueueKey) -> Level:
-        """How much of a queue the other nodes get: what the log says of it; of one that it does not know, what its name says."""
+        """How much of a queue the other nodes get: by the log; for a queue that the log does not know, by its name."""
         if key in self.local_queues:
             return Level.NONE
         known = self._known_levels.get(key)
@@ -93,7 +97,7 @@ class Catalog:
         return known
 
     def replicates(self, key: QueueKey) -> bool:
-        """Whether a queue's messages, and what becomes of them, go into the log."""
+        """Whether a queue's messages, and the operations on them, go into the log."""
         return self.level(key) is Level.ALL
 
     def is_stream(self, key: QueueKey) -> bool:
@@ -101,28 +105,31 @@ class Catalog:
         return declarations.is_stream(self.definitions.queue(key) or b"")
 
     def knows(self, key: QueueKey) -> bool:
-        """Whether a queue's declarations go into the log, or have."""
+        """Whether a queue's declarations go, or have gone, into the log."""
         return self.level(key) is not Level.NONE or self.definitions.queue(key) is not None
 
     def replicates_exchange(self, name: str) -> bool:
-        """Whether an exchange's declaration and bindings, and what is published to it, go into the log.
+        """Whether an exchange's declaration, its bindings, and the publishes to it go into the log.
 
-        Those that RabbitMQ declares are on every node, but `amq.rabbitmq.*`, by which a broker tells of itself, is each one's own.
+        RabbitMQ's predeclared exchanges are on every node, but each broker has its own `amq.rabbitmq.*`, by which it
+        tells of itself.
         """
         if name.startswith("amq."):
             return not name.startswith("amq.rabbitmq.")
         return self._levels.of(name) is not Level.NONE
 
     def consumes(self, key: QueueKey) -> None:
-        """A client consumes from a queue: if it is one that goes with its last consumer, it may go from now on."""
+        """Notes a consumer: a queue that goes with its last consumer may go from now on."""
         if declarations.goes_unused(self.definitions.queue(key) or b""):
             self.consumed.add(key)
 
     def keeping(self, vhost: str, exchanges: Iterable[str]) -> tuple[list[bytes], list[bytes]]:
-        """What there must be again for auto-delete exchanges to be as the log has them: declarations, then bindings. Nothing for other exchanges.
+        """(declarations, bindings) that bring auto-delete exchanges back to the log's state. Empty for other
+        exchanges.
 
-        One goes with the last binding that comes from it, and takes those with it by which other exchanges reach it. One that reaches it by its last
-        binding, and is auto-delete itself, goes then, too: however long the way is that clients have made, and be it a circle.
+        An auto-delete exchange goes with the last binding that comes from it, and takes the bindings with it by which
+        other exchanges reach it. An auto-delete exchange that reaches it by its last binding goes then too: however
+        long that chain is, and even if it is a cycle.
         """
         declares: dict[str, bytes] = {}
         binds: list[bytes] = []
@@ -137,7 +144,7 @@ class Catalog:
                     binds.append(binding)
         return list(declares.values()), binds
 
-    # ---- what the log says -------------------------------------------------------------------------------------------
+    # ---- declarations of the log -------------------------------------------------------------------------------------
 
     def existing(self) -> list[QueueKey]:
         """The queues that the log declares and does not delete again."""
@@ -148,7 +155,7 @@ class Catalog:
         return self.queues.get(key, -1) == 0
 
     def noted(self, sequence: int, entry: pb.Topology) -> QueueKey | None:
-        """The log says so at entry `sequence`. Returns the queue that it deletes, if it does."""
+        """Notes a declaration or deletion at entry `sequence`. Returns the queue that the entry deletes, if any."""
         kind = frames.method_id(entry.method)
         deleted = None
         if kind in (frames.QUEUE_DECLARE, frames.QUEUE_DELETE):
@@ -175,7 +182,7 @@ class Catalog:
         return deleted
 
     def _change(self, sequence: int, table: dict[Any, Any], key: Any, value: Any) -> None:
-        """Entry `sequence` sets what a table says (None: nothing any more); a cut sets it back."""
+        """Entry `sequence` sets a value in a table (None: removes it); a cut reverts that."""
         if sequence > self._safe:
             self._before.append((sequence, table, key, table.get(key)))
         if value is None:
@@ -184,7 +191,7 @@ class Catalog:
             table[key] = value
 
     def safe(self, upto: int, reached: int) -> None:
-        """Nothing up to this entry will be cut off. `reached`: the one that the node has come to."""
+        """No entry up to `upto` will be cut off. `reached`: the entry that the node has come to."""
         self._safe = upto
         self.definitions.safe(upto, reached)
         while self._before and self._before[0][0] <= upto:
@@ -209,7 +216,7 @@ class Catalog:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def forget(self, key: QueueKey, sequence: int) -> None:
-        """A queue was deleted by entry `sequence`, which is safe. Nothing is forgotten if it was declared anew since."""
+        """Forgets a queue deleted by entry `sequence`, which is safe, unless the queue was declared again since."""
         if self.queues.get(key) == sequence:
             del self.queues[key]
             self.declarations.pop(key, None)

@@ -1,8 +1,11 @@
-"""How the core's values look on the wire: batches, FENCE and OPEN records in a stream, control messages between nodes.
+"""How the core's values look on the wire: batches, FENCE and OPEN records in a stream, control messages between
+nodes.
 
-Rules: the body of a batch is the same bytes on every node; what differs from sender to sender stands in the AMQP headers. A record in the
-log stream is a batch, a FENCE or an OPEN, told apart by its headers, so a reader of headers alone can rebuild the index. A batch or an applied record
-whose body a broker might refuse for its size stands in several records, one behind the other.
+Rules:
+- The body of a batch has identical bytes on every node; the fields that differ by sender are AMQP headers.
+- A record in the log stream is a batch, a FENCE or an OPEN. Its headers tell which, so a reader of headers alone can
+  rebuild the index.
+- A batch or applied record whose body a broker might refuse for its size is split into several consecutive records.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from lrq_ha.replication.roles import Role
 
 T = TypeVar("T")
 
-#: What this version writes in the log and says to other nodes, and the oldest that it understands. A kind of entry, record or message belongs to
-#: a number, and so does a field that must be understood. Other fields may be passed over.
+# The version that this node writes in the log and speaks to other nodes, and the oldest that it understands. A new kind
+# of entry, record or message needs a new number, as does a field that must be understood. Other fields may be passed
+# over.
 PROTOCOL, PROTOCOL_MIN = 1, 1
 WRITER = pb.Writer(software=__version__, protocol=PROTOCOL)
 RUN_THE_NEWER = "Upgrade this node (docs/operations/maintenance.md)"
@@ -71,7 +75,7 @@ def batch_headers(batch: BatchHeader, safe: int) -> dict[str, Any]:
 
 
 class Publishes(NamedTuple):
-    """A run of publishes whose frames are not in it yet: they stay where the socket put them until the batch is made."""
+    """A run of publishes whose frames stay where the socket put them until the batch is made."""
 
     run: pb.Run
     frames: Sequence[bytes | memoryview]
@@ -96,7 +100,7 @@ def batch_body(batch: BatchHeader, timestamp_us: int, runs: Iterable[pb.Run | Pu
 
 
 def _tag(field_number: int) -> bytes:
-    """What stands before a length-delimited field."""
+    """The bytes before a length-delimited field."""
     return bytes((field_number << 3 | 2,))
 
 
@@ -113,11 +117,11 @@ def _varint(number: int) -> bytes:
 
 
 class UnsuitableVersion(MalformedInput):
-    """Another node speaks, or has written, what this version does not understand."""
+    """A version of another node, or of the log, that this node does not understand."""
 
 
 def check_writer(writer: pb.Writer, sequence: int) -> None:
-    """Raises UnsuitableVersion if this version does not understand what was written in the log from entry `sequence` on."""
+    """Raises UnsuitableVersion if this version does not understand the log from entry `sequence` on."""
     if writer.protocol > PROTOCOL:
         wrote = f"entry {sequence} of the log and what follows was written by lrq-ha {writer.software} (protocol {writer.protocol})"
         raise UnsuitableVersion(f"{wrote}; this is lrq-ha {__version__}, which reads up to protocol {PROTOCOL}", todo=RUN_THE_NEWER)
@@ -140,7 +144,7 @@ def parse_batch(headers: dict[str, Any]) -> tuple[BatchHeader, int]:
 
 
 def parts_of(headers: dict[str, Any], body: bytes) -> list[tuple[dict[str, Any], bytes]]:
-    """A batch, or an applied record, as the records that hold it: as many as its body needs; the headers of the first say how many there are."""
+    """The records that hold a batch or an applied record: as many as its body needs. The first one's headers tell the number."""
     count = -(-len(body) // PART_BYTES_MAX)
     if count <= 1:
         return [(headers, body)]
@@ -150,7 +154,7 @@ def parts_of(headers: dict[str, Any], body: bytes) -> list[tuple[dict[str, Any],
 
 
 class Joiner(Generic[T]):
-    """Puts batches together again that stand in several records. What a killed writer left unfinished is dropped."""
+    """Joins batches that stand in several records. A batch that a killed writer left unfinished is dropped."""
 
     def __init__(self) -> None:
         self._first: T | None = None
@@ -158,14 +162,16 @@ class Joiner(Generic[T]):
         self._bodies: list[bytes] = []
 
     def take(self, headers: Mapping[str, Any], first: T, body: bytes) -> tuple[T, bytes] | None:
-        """Takes the next record; `first` is what the caller wants back of the first one. None: it is not the last of its batch."""
+        """Takes the next record; `first` is the value to return with a batch whose first record this is. None: the
+        batch is not complete.
+        """
         part = headers.get(PART)
         if part is None:
             self._first, self._missing, self._bodies = first, int(headers.get(PARTS, 1)) - 1, [body]
         elif self._missing and part == len(self._bodies):
             self._missing -= 1
             self._bodies.append(body)
-        else:  # reading began in the middle of it
+        else:  # reading began in the middle of the batch
             self._first, self._missing = None, 0
         if self._first is None or self._missing:
             return None
@@ -175,7 +181,7 @@ class Joiner(Generic[T]):
 
 
 def checkpoint_of(runs: Sequence[pb.Run | Publishes]) -> pb.Checkpoint | None:
-    """The CHECKPOINT that a batch of these runs consists of, as it has a batch of its own; None if it does not."""
+    """The CHECKPOINT of these runs, which has a batch of its own; None if the batch holds no CHECKPOINT."""
     [run] = runs if len(runs) == 1 else [None]
     return run.checkpoint if isinstance(run, pb.Run) and run.WhichOneof("kind") == "checkpoint" else None
 
@@ -204,7 +210,7 @@ def history_to_pb(log: LogState) -> tuple[list[pb.EpochStart], list[pb.SetEntry]
 
 
 def history_from_pb(message: pb.LogState | pb.Checkpoint) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, Members], ...]]:
-    """The other way: as `LogState.epochs` and `LogState.sets`."""
+    """The reverse of `history_to_pb`: as `LogState.epochs` and `LogState.sets`."""
     return (
         tuple((start.epoch, start.first) for start in message.epochs),
         tuple((entry.sequence, frozenset(entry.nodes)) for entry in message.sets),

@@ -1,12 +1,14 @@
-"""What the log declares and has not deleted again: exchanges, queues and bindings, as the methods that make them (R17).
+"""Exchanges, queues and bindings that the log declares and has not deleted again, as the methods that make them
+(R17).
 
 Rules:
-- A declaration counts when it is noted, in log order; what is cut off the log is taken back: of what entries have changed that are not safe, or that
-  the node has not come to, it is kept how it was. So it can be told what its broker has now, too.
-- A queue or exchange takes its bindings with it when it is deleted. An auto-delete exchange that went with its last binding is still listed, as
-  one that has had none yet is there: to declare it where everything is declared harms nothing, as the log declares it anew before it is bound again.
+- A declaration counts when it is noted, in log order. A cut takes changes back: the former state is kept for entries
+  that are not safe, or that the node has not come to. So the present state of the node's broker can be told too.
+- A deleted queue or exchange takes its bindings with it. An auto-delete exchange that went with its last binding is
+  still listed, as one without a binding yet also exists: to declare it where everything is declared does no harm, as
+  the log declares it again before it is bound again.
 - Rows come in an order in which they can be carried out.
-- Each row is kept as a CHECKPOINT has it, too: of a hundred thousand queues, one that is written takes no longer than to put these together.
+- Each row is also kept as a CHECKPOINT has it: writing a hundred thousand queues takes no longer than joining these.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ _TO_QUEUES = (frames.QUEUE_BIND, frames.QUEUE_UNBIND)
 Row = tuple[str, bytes]  # vhost, method
 _Key = tuple[int, str, tuple[bytes, ...]]
 _End = tuple[str, bytes, bytes]  # vhost, b"q" or b"e", name
-_Before = list[tuple[_Key, bytes | None]]  # what was there before a change, in the order of changes; None: nothing
+_Before = list[tuple[_Key, bytes | None]]  # former values, in the order of changes; None: there was none
 
 
 class Definitions:
-    """See above."""
+    """The definitions of the log, as of its last entry."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._rows = _Rows()
@@ -71,7 +73,7 @@ class Definitions:
             self.version += 1
 
     def at(self, sequence: int) -> Definitions:
-        """As they were after an entry, which the node has not come past."""
+        """The definitions after an entry that the node has not come past."""
         later = sum(1 for _ in takewhile(lambda change: change[0] > sequence, reversed(self._before)))
         if not later:
             self._former = None
@@ -83,11 +85,11 @@ class Definitions:
         return self._former[2]
 
     def rows(self) -> Iterator[Row]:
-        """(vhost, method) of everything there is."""
+        """(vhost, method) of every declaration."""
         return ((key[1], self._rows.rows[key]) for of_kind in self._rows.encoded for key in of_kind)
 
     def declares(self, vhost: str, method: bytes) -> bool:
-        """Whether the log declares just this, and has not deleted it or declared it otherwise."""
+        """Whether the log declares exactly this, and has not deleted or redeclared it since."""
         return self._rows.rows.get(_key_of(vhost, method)[0]) == method
 
     def export(self) -> bytes:
@@ -107,9 +109,11 @@ class Definitions:
         return self._declared(_EXCHANGE, vhost, exchange)
 
     def forgotten(self) -> tuple[list[Row], list[Row]]:
-        """What a broker may not have any more after it went down, of what is safe: what is not durable, and what is bound to that.
+        """Safe definitions that a broker may have lost when it went down: objects that are not durable, and what
+        is bound to these.
 
-        An auto-delete exchange without a binding has perhaps gone long ago: it may be another one by now.
+        An auto-delete exchange without a binding is left out: it has perhaps gone long ago, and may be another one by
+        now.
 
         Returns:
             Exchanges and their bindings, and then queues and theirs.
@@ -134,7 +138,7 @@ class Definitions:
         return self._rows.rows.get((kind, vhost, (name.encode("utf-8", "surrogateescape"),)))
 
     def bindings_to(self, keys: Container[QueueKey]) -> Iterator[tuple[QueueKey, str, bytes, bytes]]:
-        """What binds these queues, as far as it is safe: (queue, exchange, the method that binds, the arguments of the one that unbinds)."""
+        """The safe bindings of these queues: (queue, exchange, the method that binds, the arguments of the one that unbinds)."""
         for (kind, vhost, names), method in self._rows_at(self._safe_upto).rows.items():
             if kind == _BINDING and names[0] == b"q":
                 key = (vhost, names[1].decode("utf-8", "surrogateescape"))
@@ -143,13 +147,13 @@ class Definitions:
                     yield key, names[2].decode("utf-8", "surrogateescape"), method, unbinds
 
     def bound_to_exchange(self, vhost: str, exchange: str) -> list[tuple[str, bytes]]:
-        """What binds an exchange: (the one that it is bound to, the method)."""
+        """The bindings of an exchange to others: (the one that it is bound to, the method)."""
         raw = exchange.encode("utf-8", "surrogateescape")
         keys = self._rows.bindings((vhost, b"e", raw))
         return [(key[2][2].decode("utf-8", "surrogateescape"), self._rows.rows[key]) for key in keys if key[2][:2] == (b"e", raw)]
 
     def _rows_at(self, sequence: int) -> _Rows:
-        """What there was after an entry. It is rarely asked for, and takes a copy of everything while something is later."""
+        """The rows after an entry. Rarely asked for, and copies everything while a later change exists."""
         later = [before for _, before in takewhile(lambda change: change[0] > sequence, reversed(self._before))]
         if not later:
             return self._rows
@@ -160,16 +164,16 @@ class Definitions:
 
 
 def rows_of(entry: pb.Checkpoint) -> Iterator[Row]:
-    """What a CHECKPOINT says that is declared."""
+    """The declarations of a CHECKPOINT."""
     return ((row.vhost, row.method) for row in pb.Definitions.FromString(entry.definitions).rows)
 
 
 class _Rows:
-    """What there is, and the bindings of each queue and exchange: to delete one of ten thousand queues, the others are not looked at."""
+    """The rows, with the bindings of each queue and exchange: deleting one of ten thousand queues does not look at the others."""
 
     def __init__(self) -> None:
         self.rows: dict[_Key, bytes] = {}
-        self.encoded: tuple[dict[_Key, bytes], ...] = ({}, {}, {})  # the same, by kind, as they stand in a CHECKPOINT
+        self.encoded: tuple[dict[_Key, bytes], ...] = ({}, {}, {})  # the rows by kind, as they stand in a CHECKPOINT
         self._bindings: dict[_End, dict[_Key, None]] = {}
 
     def copy(self) -> _Rows:
@@ -180,7 +184,7 @@ class _Rows:
         return new
 
     def carry_out(self, vhost: str, method: bytes) -> _Before:
-        """Returns what `take_back` needs."""
+        """Carries out a method; returns what `take_back` needs."""
         before: _Before = []
         key, kind = _key_of(vhost, method)
         if kind in _BINDS:
@@ -194,16 +198,16 @@ class _Rows:
         return before
 
     def take_back(self, before: _Before) -> None:
-        """Undoes what `carry_out` did last."""
+        """Undoes the last `carry_out`."""
         for key, method in reversed(before):
             self._put(key, method, [])
 
     def bindings(self, end: _End) -> list[_Key]:
-        """What has this end."""
+        """The bindings with this end."""
         return list(self._bindings.get(end, ()))
 
     def _put(self, key: _Key, method: bytes | None, before: _Before) -> None:
-        """None: takes it out. Adds to `before` what was there."""
+        """Sets a row; None: removes it. Adds the former value to `before`."""
         known = self.rows.get(key)
         before.append((key, known))
         if method is not None:
@@ -224,7 +228,7 @@ class _Rows:
 
 
 def _key_of(vhost: str, method: bytes) -> tuple[_Key, int]:
-    """What a method declares, or takes away, and which method it is."""
+    """The key of the object that a method declares or deletes, and the method's ID."""
     kind = frames.method_id(method)
     names, at = [], 6
     for _ in range(_NAMES[kind]):
@@ -232,13 +236,13 @@ def _key_of(vhost: str, method: bytes) -> tuple[_Key, int]:
         names.append(method[at + 1 : end])
         at = end
     if kind in _BINDS:
-        arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before them
+        arguments = method[at:] if kind == frames.QUEUE_UNBIND else method[at + 1 :]  # the others have flags before the arguments
         return (_BINDING, vhost, (b"q" if kind in _TO_QUEUES else b"e", *names, arguments)), kind
     return (_QUEUE if kind in _QUEUES else _EXCHANGE, vhost, (names[0],)), kind
 
 
 def _ends(key: _Key) -> tuple[_End, _End]:
-    """What a binding goes with: its destination and its source."""
+    """The ends of a binding: its destination and its source."""
     _, vhost, (kind, destination, source, *_) = key
     return (vhost, kind, destination), (vhost, b"e", source)
-ALONE = "lrq-alone."  # exchanges of this node's own, and the queue that each leads to
+ALONE = "lrq-alone."  # exchanges of this node's own, each leading to the queue in its name

@@ -1,9 +1,11 @@
-"""What clients have been given: whether a message comes again, and what they have given back.
+"""The messages that clients have been given: whether a message is redelivered, and which ones clients have
+requeued.
 
 Rules:
-- When an epoch begins after a loss, anything of those before may have been delivered. Who hands over in order, when no client holds anything, tells
-  what clients have given back, and what was in doubt for itself; all else counts as given when a client of this node is given it.
-- What is told `redelivered` in doubt harms nothing.
+- When an epoch begins after a loss, every earlier message may have been delivered. A node that hands over in order,
+  when no client holds a message, tells the messages that clients have requeued, and those that it was in doubt about
+  itself. Any other message counts as given once a client of this node gets it.
+- A message in doubt may be told as `redelivered` without harm.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ GIVEN_BACK_RANGES_MAX = 10_000
 
 
 class DeliveryHistory:
-    """See above.
+    """Deliveries and requeues of the log's messages, as this node knows them.
 
     Attributes:
         redelivered_upto: Entries of earlier epochs, which a client may have been given.
         unheld_upto: Entries of earlier epochs, which no client holds: they were handed over in order.
-        again: Messages that clients may have been given before: that a renewal has moved, or that were so for who handed over.
-        given_back: By clients of this node, and not settled since, or seen in its queue.
+        again: Messages that clients may have been given before: moved by a renewal, or in doubt at the node that
+            handed over.
+        given_back: Requeued by clients of this node, and not settled since, or seen in the queue.
     """
 
     def __init__(self) -> None:
@@ -35,17 +38,21 @@ class DeliveryHistory:
         self.again = RangeSet()
         self.given_back: dict[QueueKey, RangeSet] = {}
         self._given = BitMap64()  # up to `unheld_upto`, since; every second one, say, where two queues' messages alternate
-        self._returned = RangeSet()  # all that clients of this node have given back; what was settled since is in no queue
+        self._returned = RangeSet()  # all that clients of this node have requeued; a message settled since is in no queue
 
     def took_over(self, end: int, given: Given) -> None:
-        """An epoch begins behind entry `end`. `given`: what clients may have been given of those before, and nobody holds; None: anything."""
+        """An epoch begins behind entry `end`. `given`: earlier messages that clients may have been given, and that
+        no client holds; None: any.
+        """
         self.redelivered_upto, self.unheld_upto = (end, 0) if given is None else (0, end)
         for first, last in given or ():
             self.again.add(first, last)
         self._given = BitMap64()
 
     def given(self) -> Given:
-        """What clients may have been given, and may still be in a queue, while nobody holds anything: for who takes the next epoch."""
+        """Messages that clients may have been given, and that may still be in a queue, for the next leader. Called
+        when no client holds any.
+        """
         known = RangeSet([(1, self.redelivered_upto)] if self.redelivered_upto else ())
         for first, last in chain(self.again, self._returned):
             known.add(first, last)
@@ -61,7 +68,8 @@ class DeliveryHistory:
 
         Args:
             sequence: Its entry.
-            flagged: What the broker says. It knows nothing of other brokers, and counts what the sweeper of a backup looked at.
+            flagged: The broker's flag. The broker knows nothing of other brokers, and counts deliveries to the
+                sweeper of a backup.
         """
         if sequence <= self.redelivered_upto or (self.again and sequence in self.again):
             return True
@@ -71,13 +79,13 @@ class DeliveryHistory:
         return False
 
     def may_have_been_given(self, sequence: int, flagged: bool) -> bool:
-        """The same, of one that nobody is given now."""
+        """As `comes_again`, for a message that no client is given now."""
         if sequence <= self.redelivered_upto or sequence in self.again:
             return True
         return flagged and (sequence > self.unheld_upto or sequence in self._given)
 
     def gave_back(self, queue: QueueKey, sequence: int) -> None:
-        """A message goes back to its queue."""
+        """A message is requeued."""
         self._returned.add(sequence)
         if self._returned.ranges > GIVEN_BACK_RANGES_MAX:
             self._returned = self._returned.cover(GIVEN_BACK_RANGES_MAX // 2)
@@ -87,7 +95,7 @@ class DeliveryHistory:
             known.add(known.first, known.last)
 
     def settled(self, queue: QueueKey, sequences: list[int]) -> None:
-        """These are acknowledged, or rejected for good."""
+        """These messages are acknowledged, or rejected for good."""
         if queue in self.given_back:
             given_back = self.given_back[queue]
             for sequence in sequences:

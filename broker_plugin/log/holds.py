@@ -1,4 +1,4 @@
-"""Holds: what of the clients' traffic waits while a queue is moved, or while no publish may pass. No I/O."""
+"""Holds: the part of the clients' traffic that waits while a queue is moved, or while no publish may pass. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from .definitions import Definitions
 
 @dataclass(eq=False)
 class QueueHold:
-    """A queue that is being moved, until `over` is set. `consumes`: who consumes waits, and not only a deletion; `publishes`: everybody does."""
+    """A queue that is being moved, until `over` is set. Deletions wait; `consumes`: consumers wait too;
+    `publishes`: all traffic waits.
+    """
 
     key: QueueKey
     consumes: bool = True
@@ -24,7 +26,7 @@ class QueueHold:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def reached_by(self, vhost: str, definitions: Definitions, method: bytes, header: bytes) -> bool:
-        """Whether a publish may reach it."""
+        """Whether a publish may reach the queue."""
         if not self.publishes or vhost != self.key[0]:
             return False
         route = publish_route(method)
@@ -36,9 +38,9 @@ class QueueHold:
 
 
 class PublishHold(QueueHold):
-    """No queue, but all of them: every publish waits, and nothing else."""
+    """A hold of all queues: every publish waits, and nothing else."""
 
-    KEY: ClassVar[QueueKey] = ("", "")  # which no queue has
+    KEY: ClassVar[QueueKey] = ("", "")  # no queue has this key
 
     def __init__(self) -> None:
         super().__init__(self.KEY, consumes=False)

@@ -1,9 +1,12 @@
-"""What the entries of a node's log come to: every entry is taken note of once, in log order, wherever it comes from.
+"""The state that the entries of a node's log add up to: every entry is noted once, in log order, wherever it comes
+from.
 
 Rules:
-- IDs go into the dedup, operations into the filter, receptions into the sink, declarations into `catalog`. What is cut off is taken out again.
-- A CHECKPOINT says what all entries before it come to; who starts from it needs none of them.
-- An entry of a kind that a newer version writes is refused, in another node's batch as in the own log, where a node was given back its older version.
+- IDs go into the dedup, operations into the filter, receptions into the sink, declarations into `catalog`. A cut
+  takes its entries out again.
+- A CHECKPOINT holds the state of all entries before it; a node that starts from a CHECKPOINT needs none of them.
+- An entry of a kind that a newer version writes is refused, in another node's batch and in the own log (after a
+  downgrade of this node).
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ EXPIRATION = 0x0100  # the flag of that property in a content header
 
 
 class Index:
-    """See above.
+    """The state of the log's entries on this node.
 
     Attributes:
-        declared: What is known of queues and exchanges.
+        declared: The queues and exchanges known.
         dedup: The replication IDs in the log.
         producers: Whose those are.
         generations, filter: Which copies count, and what becomes of each.
-        sink, statuses: What other sites have sent, and said.
-        tallies: What the primary's queues held; of its own queues a node knows.
-        passes: What a renewal has to move (R17).
-        departures: What of queues is known for a while only.
-        last_publish: The last entry that is one.
-        writer: The version that has written the log, as its last MARKER or CHECKPOINT says.
+        sink, statuses: Receptions from other sites, and their statuses.
+        tallies: The lengths of the primary's queues, for a backup; a primary knows its own.
+        passes: Messages that a renewal has to move (R17).
+        departures: Queues known for a while only.
+        last_publish: The last entry that is a publish.
+        writer: The version that has written the log, by its last MARKER or CHECKPOINT.
     """
 
     def __init__(self, declared: Catalog) -> None:
@@ -62,7 +65,7 @@ class Index:
         self.writer = __version__
 
     def note(self, run: pb.Run, first: int, *, sweep: bool) -> str:
-        """Takes note of a run of entries in log order; returns its kind.
+        """Notes a run of entries in log order; returns its kind.
 
         Args:
             sweep: This node's own copies are to be removed by the sweeper.
@@ -130,11 +133,11 @@ class Index:
                     self.departures.deleted(first, deleted, dead_letters=dead_letters)
                     self.tallies.done(deleted)
                     self.passes.count_no_more(deleted)
-            case "tally" if sweep:  # of its own queues a node knows
+            case "tally" if sweep:  # a node knows its own queues
                 declaration = self.declared.declarations.get((run.tally.vhost, run.tally.queue), b"")
                 keeps = declarations.keeps_dead_letters(declarations.queue_arguments(declaration))
                 self.tallies.noted(first, run.tally, keeps_dead_letters=keeps)
-            case "":  # passed over, it would be missing here after a promotion, and nobody would know
+            case "":  # if passed over, the entry would be missing here after a promotion, without a notice
                 wrote = f"entry {first} of the log, written by lrq-ha {self.writer}, is of a kind that lrq-ha {__version__} does not know"
                 raise codec.UnsuitableVersion(wrote, todo=codec.RUN_THE_NEWER)
         return kind
@@ -151,13 +154,13 @@ class Index:
         return key
 
     def gave_back(self, queue: QueueKey, sequence: int) -> None:
-        """A message goes back to its queue. A quorum queue may drop it, by its delivery limit: that is in no client's traffic."""
+        """A message is requeued. A quorum queue may drop it, by its delivery limit, without any client command."""
         self.passes.stirred(sequence)
         if self.passes.counting and declarations.queue_arguments(self.declared.declarations.get(queue, b"")).get("x-queue-type") == "quorum":
             self.passes.count_no_more(queue)
 
     def let_go(self, applied: int) -> None:
-        """Everything up to entry `applied` is applied on this node: what is known of queues that were deleted up to there goes."""
+        """Everything up to entry `applied` is applied on this node: the state of queues that were deleted up to there is dropped."""
         for sequence, key, deleted, dead_letters in self.departures.take(applied):
             if deleted:
                 self.filter.forget_queue(key, sequence, dead_letters=dead_letters)
@@ -197,7 +200,7 @@ class Index:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def checkpoint(self, log: LogState, *, renewal: bool) -> pb.Checkpoint:
-        """What all entries so far come to. `renewal`: this one begins one (R17)."""
+        """The state of all entries so far. `renewal`: this CHECKPOINT begins a renewal (R17)."""
         epochs, sets = codec.history_to_pb(log)
         return pb.Checkpoint(
             epochs=epochs,
@@ -223,7 +226,8 @@ class Index:
         )
 
     def restore(self, sequence: int, entry: pb.Checkpoint) -> None:
-        """Starts from the CHECKPOINT at `sequence`, which is safe, instead of from the first entry. The core's log is restored by the caller.
+        """Starts from the CHECKPOINT at `sequence`, which is safe, instead of from the first entry. The core's log
+        is restored by the caller.
 
         Raises:
             UnsuitableVersion: A newer version has written it.

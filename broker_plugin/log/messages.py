@@ -34,5 +34,5 @@ class Delivery(NamedTuple):
 
     @property
     def visit(self) -> int:
-        """How often it has left this queue by dead-lettering (R10)."""
+        """How often the message has left this queue by dead-lettering (R10)."""
         return dict(self.deaths).get(self.queue[1], 0) if self.deaths else 0

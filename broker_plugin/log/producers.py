@@ -8,18 +8,18 @@ from urllib.parse import quote
 
 
 def producer_key(vhost: str, user: str, producer: str) -> str:
-    """Whose replication IDs these are: in another vhost, the same name is another producer's. `split_key` has the way back."""
+    """The key of a producer's replication IDs: in another vhost, that name is another producer's. `split_key` is the reverse."""
     return f"{quote(vhost, safe='')}/{user}/{producer}"
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """User and producer. A user's name may have slashes; a producer's has none, nor has the vhost as it stands there."""
+    """User and producer. A user's name may have slashes; a producer's has none, nor has the vhost as encoded in the key."""
     user, _, producer = key.partition("/")[2].rpartition("/")
     return user, producer
 
 
 class ProducerKeys:
-    """Those of a growing collection that are one user's and producer's, whatever the vhost, without a look at all of it each time."""
+    """The keys of one user and producer, in any vhost, from a growing collection that is not searched as a whole each time."""
 
     __slots__ = ("_by_name", "_of", "_seen")
 
@@ -29,7 +29,7 @@ class ProducerKeys:
         self._by_name: dict[tuple[str, str], list[str]] = {}
 
     def of(self, user: str, producer: str, keys: Collection[str]) -> list[str]:
-        """`keys` is the same collection each time, to which more may have come, at its end; or another one."""
+        """The matching keys. `keys`: the collection of the previous call, perhaps with more at its end, or another collection."""
         if keys is not self._of:
             self._of, self._seen = keys, 0
             self._by_name.clear()

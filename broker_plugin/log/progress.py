@@ -1,9 +1,10 @@
-"""How far the log is: what is safe, what is applied on this node, and who waits for either.
+"""How far the log is: which entries are safe, which are applied on this node, and the waiters for either.
 
 Rules:
-- Nothing touches a queue before its entry is safe (R4). What needs nothing else is applied at that moment (`done_when_safe`).
+- Nothing touches a queue before its entry is safe (R4). An entry that needs nothing else is applied at that moment
+  (`done_when_safe`).
 - R, up to which everything is applied here, never passes an entry that could still fall out of the log.
-- Who waits is told once, and asks again.
+- A waiter is told once, and asks again.
 """
 
 from __future__ import annotations
@@ -22,50 +23,53 @@ from lrq_ha.replication.queues import QueueKey
 
 from .index import Index
 
-#: Bytes of memory that a run of entries costs until it is safe, beside its own, rounded up. Measured with CPython 3.11 (resident, 100,000 runs
-#: of one): a publish 580, an ack 1,140, a publish with local completion 1,700: who waits for it, what goes where then, whose confirm it is.
+# Bytes of memory that a run of entries costs until it is safe, beside its own, rounded up. Measured with CPython 3.11
+# (resident, 100,000 runs of one): a publish 580, an ack 1,140, a publish with local completion 1,700 (its waiter, its
+# destination, its confirm).
 RUN_BYTES = 1_700
 
 
 class SafeWaiter(Protocol):
-    """Something that waits until the log is safe further than now."""
+    """Waits until the log is safe further than now."""
 
     def safe_advanced(self) -> None: ...
 
 
 class AppliedWaiter(Protocol):
-    """Something that waits until more is applied."""
+    """Waits until more is applied."""
 
     def applied_advanced(self) -> None: ...
 
 
 class EntryWaiter(Protocol):
-    """Something that waits until one entry is applied."""
+    """Waits until one entry is applied."""
 
     def applied_advanced(self, sequence: int) -> None: ...
 
 
 class DurableWaiter(Protocol):
-    """Something that waits for the own stream alone."""
+    """Waits for the own stream alone."""
 
     def durable_advanced(self) -> None: ...
 
 
 class Progress:
-    """See above.
+    """The positions of the log on this node, and the waiters for them.
 
     Attributes:
         safe: Everything up to this entry may touch the queues.
-        tracker: What is applied.
-        parked, parked_bytes: What full queues refuse, and is tried again.
-        waits_for_room: Asked which of that waits for room in a queue, or maybe in it: entries, ascending, and whether each came by its name.
-        waiting_safe, waiting_applied, waiting_durable: Who waits.
-        on_wake: Called when something that held up others may go on.
+        tracker: The entries that are applied.
+        parked, parked_bytes: Messages that full queues refuse, and that are tried again.
+        waits_for_room: Asked which parked entries wait, or may wait, for room in a queue: ascending, each with
+            whether it came by the queue's name.
+        waiting_safe, waiting_applied, waiting_durable: The waiters.
+        on_wake: Called when a cause of delay for others may be gone.
         met: Entries of which a copy was met in a queue before they counted as applied.
-        early: Publishes with local completion that are not applied: they are never refused because nobody knows their fate.
-        unsafe_bytes: What entries cost that are not safe: their own bytes, and RUN_BYTES for each run.
-        lies_far_back: Whether the broker may soon drop from the log what is not known to be applied.
-        at_stake_entries, at_stake_bytes: What is confirmed with local completion, and not safe.
+        early: Publishes with local completion that are not applied: they are never refused because their fate is
+            unknown.
+        unsafe_bytes: Cost of the entries that are not safe: their own bytes, and RUN_BYTES for each run.
+        lies_far_back: Whether the broker may soon drop from the log an entry that is not known to be applied.
+        at_stake_entries, at_stake_bytes: Confirmed with local completion, and not safe.
     """
 
     def __init__(self, node: Node, index: Index) -> None:
@@ -92,23 +96,23 @@ class Progress:
         self._done_when_safe: deque[tuple[int, int, int]] = deque()  # (when this is safe, first, last); the first ones ascend
         self._safe_futures: deque[tuple[int, asyncio.Future[None]]] = deque()  # ascending
         self._applied_futures: list[tuple[int, asyncio.Future[None]]] = []
-        self._awaited: dict[int, list[EntryWaiter]] = {}  # entries that are not applied, and who waits for each
-        self._awaited_entries: list[int] = []  # the same entries, ascending
+        self._awaited: dict[int, list[EntryWaiter]] = {}  # entries that are not applied, and the waiters for each
+        self._awaited_entries: list[int] = []  # the keys of `_awaited`, ascending
 
-    # ---- what happens ------------------------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------------------------------
 
     def appended(self, last: int, size: int) -> None:
-        """A run of entries up to `last`, of about so many bytes, was appended on this node."""
+        """A run of entries up to `last`, of about `size` bytes, was appended on this node."""
         size += RUN_BYTES
         self.unsafe_bytes += size
         self._unsafe.append((last, size))
 
     def done_when_safe(self, first: int, last: int, when: int = 0) -> None:
-        """These entries need nothing but that entry `when` is safe; 0: the last of them."""
+        """These entries need nothing but that entry `when` is safe; 0: their last one."""
         self._done_when_safe.append((when or last, first, last))
 
     def confirmed_early(self, last: int, entries: int, size: int) -> None:
-        """The client was told that the entries up to `last` are taken, and only the own stream has them for certain."""
+        """The client's publishes up to `last` were confirmed, and only the own stream is certain to have them."""
         if last > self.safe:
             self._at_stake.append((last, entries, size))
             self.at_stake_entries += entries
@@ -150,8 +154,8 @@ class Progress:
         self.on_wake()
 
     def applied(self, first: int, last: int) -> None:
-        """These are in the queues and confirmed, or not needed there."""
-        if not self.tracker.mark(first, last):  # while R stands still, no more is kept of these than that they are applied
+        """These entries are in the queues and confirmed, or not needed there."""
+        if not self.tracker.mark(first, last):  # while R stands still, only their being applied is kept
             self._index.dedup.completed_apart(first, last)
             self.met.remove(first, last)
             self.early.remove(first, last)
@@ -205,7 +209,7 @@ class Progress:
             await future
 
     def when_applied(self, sequence: int, waiter: EntryWaiter) -> None:
-        """Tells who waits when entry `sequence`, which is not applied, is; once, however often it asks."""
+        """Tells a waiter when entry `sequence`, which is not applied, is applied; once, however often the waiter asks."""
         waiters = self._awaited.get(sequence)
         if waiters is None:
             insort(self._awaited_entries, sequence)
@@ -214,7 +218,7 @@ class Progress:
             waiters.append(waiter)
 
     def applied_no_matter(self, sequence: int, waiter: EntryWaiter) -> None:
-        """That one waits no more."""
+        """Removes a waiter."""
         waiters = self._awaited.get(sequence, [])
         if waiter in waiters:
             waiters.remove(waiter)

@@ -1,13 +1,16 @@
-"""A node's log and what belongs to it, for the door and the applier: what is appended, and what waits for the applier. No sockets of its own.
+"""A node's log and its state, for the door and the applier: the entries appended, and those that wait for the
+applier. No sockets of its own.
 
-`index` has the state that the entries come to, `progress` the safe and applied positions, `delivery_history` the messages that clients hold.
-Declarations pass the `barrier`.
+`index` has the state of the entries, `progress` the safe and applied positions, `delivery_history` the messages that
+clients hold. Declarations pass the `barrier`.
+
 Rules:
-- Entries get their sequence at once and go out in batches: what came in one turn of the event loop is one batch, and while enough batches are
-  on their way the next one grows (group commit).
+- Entries get their sequence at once and go out in batches: the entries of one turn of the event loop are one batch,
+  and while enough batches are on their way the next one grows (group commit).
 - Every entry is indexed once, in log order, wherever it comes from (own append, push, own stream at start).
-- On a backup, and while an epoch is being taken, entries wait in `to_apply` until the applier has brought them to the broker. On an active
-  node publishes are brought by the connections they came on, views by the applier, and everything else is done when it is safe.
+- On a backup, and while an epoch is being taken, entries wait in `to_apply` until the applier has brought them to the
+  broker. On an active node the client's connection brings its publishes, the applier brings views, and every other
+  entry is done when it is safe.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ from .tally import QueueTallies
 
 BATCH_BYTES_MAX = 256 << 10
 BATCHES_IN_FLIGHT_MAX = 4
-SPARED_RANGES_MAX = 1_000  # of a purge; with more, some that it took are spared, too
-CHECKPOINT_BYTES_MAX = 64 << 20  # it travels in parts, as the largest transaction does
+SPARED_RANGES_MAX = 1_000  # of a purge; beyond this, some of the messages that it took are spared too
+CHECKPOINT_BYTES_MAX = 64 << 20  # sent in parts, as the largest transaction is
 VIEWS = ("transmission", "reception", "status")
 PASSED_OVER_KEPT_MAX = 10_000
 UNDECLARED_MAX = 1_000
@@ -79,36 +82,38 @@ class Entry:
 
 
 class Replica:
-    """See above.
+    """The log of this node, with its index, its progress and its waiting entries.
 
     Args:
         node: The pure core.
-        levels: What of queues and exchanges is replicated, by their names.
-        emit: Carries out what an append leads to (Node.handle and its effects); gets first sequence, number of entries, runs.
-        shortfall: Of the incarnation before.
+        levels: How much of queues and exchanges is replicated, by their names.
+        emit: Carries out the effects of an append (Node.handle); gets first sequence, number of entries, runs.
+        shortfall: Of the previous incarnation.
 
     Attributes:
-        declared: What is known of queues and exchanges.
-        index: What the entries come to.
-        progress: What is safe and applied, and who waits for that.
-        given_out: What clients hold, or have held.
-        barrier: Before declarations.
-        undeclared: What clients have begun to publish to, and the log does not declare: to be looked at (`strays`).
-        shortfall: What this node's broker lacks of what the log needs.
-        moving: What waits at the door of this node until these queues have been moved (R17).
-        to_apply, to_apply_bytes: What waits for the applier.
+        declared: The queues and exchanges known.
+        index: The state of the entries.
+        progress: The safe and applied positions, and the waiters for them.
+        given_out: Messages that clients hold, or have held.
+        barrier: In front of declarations.
+        undeclared: Targets of clients' publishes that the log does not declare, to be looked at (`strays`).
+        shortfall: The log's needs that this node's broker lacks.
+        moving: Holds at this node's door until these queues have been moved (R17).
+        to_apply, to_apply_bytes: Entries that wait for the applier.
         entered: Vhosts that this broker has, or had once.
-        applying: The first of the entries that it is applying; 0: none.
-        takes: Whether what is appended gets into the core. Not when the incarnation is over: what its connections leave undone is the next one's.
-        forgotten: What the applier declares before anything else, (vhost, method), as the broker may not have it any more.
-        forgotten_queues: The same of queues, if this node follows: of a leader's own that have gone with their messages, the census tells the others.
+        applying: The first of the entries that the applier is applying; 0: none.
+        takes: Whether appends get into the core. False when the incarnation is over: unfinished work of its
+            connections is the next one's.
+        forgotten: Declarations that the applier carries out first, (vhost, method), as the broker may have lost them.
+        forgotten_queues: As `forgotten`, of queues, if this node follows. Of a leader's queues that went with their
+            messages, the length reconciler tells the others.
         begins_at: The CHECKPOINT at which this node's log began (R17); 0: at entry 1.
         epoch_from: Everything up to it is of earlier epochs, while this node leads.
-        last_operation: The last entry of this node that is one.
-        stamp_affixes: What stands before and behind the sequence in the stamps of this epoch.
-        checkpoint_bytes: Of the last CHECKPOINT that was made here, or was too large for it.
-        checkpoint_bytes_max: It is not larger than this.
-        log_marks: How large the log was at some entries, see Retention.
+        last_operation: The last operation's entry of this node.
+        stamp_affixes: The parts before and behind the sequence in the stamps of this epoch.
+        checkpoint_bytes: Size of the last CHECKPOINT made here, also if it was too large.
+        checkpoint_bytes_max: Largest size of a CHECKPOINT.
+        log_marks: Size of the log at some entries, see Retention.
         record_parts: Of the last applied record.
     """
 
@@ -154,7 +159,7 @@ class Replica:
         self._flush_scheduled = False
 
     def published_to(self, vhost: str, exchange: str, routing_key: str) -> None:
-        """A client begins to publish there: if the log does not declare it, it is to be looked at."""
+        """Notes the target of a client's publishes for `strays`, if the log does not declare that target."""
         if exchange.startswith("amq."):
             return
         target = Undeclared(vhost, exchange or routing_key, bool(exchange))
@@ -162,12 +167,12 @@ class Replica:
             self.undeclared[target] = None
 
     def declares(self, target: Undeclared) -> bool:
-        """Whether the log declares it by now."""
+        """Whether the log declares the target by now."""
         definitions = self.declared.definitions
         found = definitions.exchange(target.vhost, target.name) if target.is_exchange else definitions.queue((target.vhost, target.name))
         return found is not None
 
-    # ---- what clients' connections ask -------------------------------------------------------------------------------
+    # ---- state for clients' connections ------------------------------------------------------------------------------
 
     @property
     def active(self) -> bool:
@@ -175,7 +180,7 @@ class Replica:
 
     @property
     def holds_confirms(self) -> bool:
-        """Whether this primary still waits for its expected backups: what it takes, it does not confirm yet."""
+        """Whether this primary still waits for its expected backups, and so confirms nothing yet."""
         return self.node.role is Role.RECOVERING
 
     @property
@@ -184,12 +189,12 @@ class Replica:
 
     @property
     def end(self) -> int:
-        """Last sequence given out."""
+        """Last sequence assigned."""
         return self.node.log.end + self._open_count
 
     @property
     def follows(self) -> bool:
-        """Whether another node was the last whose entries are safe: this broker's queues are not what clients use."""
+        """Whether the last safe entries are another node's: then clients do not use this broker's queues."""
         epoch = self.node.log.epoch_at(min(self.progress.safe, self.node.log.end))
         return epoch > 0 and owner_of(epoch) != self.node.me
 
@@ -200,7 +205,7 @@ class Replica:
         return self.to_apply[0].first - 1 if self.to_apply else self.progress.safe
 
     def stamp_of(self, header: bytes) -> tuple[int, int] | None:
-        """(sequence, generation) of the stamp in a content header's payload; None if it has none that a door wrote."""
+        """(sequence, generation) of the stamp in a content header's payload; None if there is none that a door wrote."""
         value = position(header)
         if value is None:
             return None
@@ -211,11 +216,11 @@ class Replica:
         return sequence, generation
 
     def begin_epoch(self, epoch: int) -> None:
-        """The node leads `epoch`: what is stamped on messages from now on."""
+        """The node leads `epoch`: sets the stamp of messages from now on."""
         self.epoch_from = self.node.log.end
         self.forgotten_queues = []
-        self.index.tallies = QueueTallies()  # of the primary before
-        self.index.passes.count_no_more()  # it may have been given back what went unseen
+        self.index.tallies = QueueTallies()  # those were of the previous primary
+        self.index.passes.count_no_more()  # an unseen message may have been requeued
         self.declared.here.clear()
         self.stamp_affixes = (b"%d." % epoch, b"/%d" % self.index.generations.newest)
 
@@ -225,14 +230,14 @@ class Replica:
         """Appends a run of entries; returns the first's sequence.
 
         Args:
-            run: What they are.
+            run: The entries.
             count: How many.
             size: Bytes, about.
-            apply: Publishes are brought by the applier.
+            apply: The applier brings the publishes to the broker.
             contents: The frames of publishes, if they are not in `run`.
 
         Raises:
-            NotPrimary: It is not.
+            NotPrimary: This node does not lead.
         """
         if not self.active:
             raise NotPrimary(f"node {self.node.name(self.node.me)} is not primary any more", retriable=True)
@@ -278,7 +283,7 @@ class Replica:
         if self._open_count and self.batches_in_flight < BATCHES_IN_FLIGHT_MAX:
             self.flush()
 
-    # ---- what clients and brokers do with messages -------------------------------------------------------------------
+    # ---- operations of clients and brokers ---------------------------------------------------------------------------
 
     def dequeue(self, queue: QueueKey, sequences: list[int], deaths: Deaths) -> int:
         """A client acked these; returns the entry's sequence."""
@@ -294,10 +299,10 @@ class Replica:
         self.given_out.settled(queue, sequences)
         origin = origin_of(deaths)
         if deaths:
-            for sequence in sequences:  # R10: what the log lacks of its way comes first, in the same batch
+            for sequence in sequences:  # R10: dead-letterings that the log lacks come first, in this batch
                 for name, visit in self.index.filter.queue(queue).implied_moves(sequence, deaths):
                     if not self.declared.replicates((queue[0], name)):
-                        continue  # what happens to copies there is each broker's own
+                        continue  # each broker handles its own copies there
                     moved = pb.Moved(vhost=queue[0], queue=name, sequence=sequence, visit=visit, origin=origin)
                     self.append(pb.Run(moved=moved))
         run = pb.Run()
@@ -309,26 +314,29 @@ class Replica:
         return self.append(run)
 
     def gave_back(self, deliveries: Iterable[Delivery]) -> None:
-        """These go back to their queues."""
+        """Notes requeued messages."""
         for delivery in deliveries:
             self.index.gave_back(delivery.queue, delivery.sequence)
             self.given_out.gave_back(delivery.queue, delivery.sequence)
 
     def purge(self, queue: QueueKey, held: Iterable[int]) -> int:
-        """The own broker has purged a queue, but for what clients held (sequences); returns the entry's sequence."""
+        """The own broker has purged a queue, without the messages that clients held (sequences); returns the entry's sequence."""
         spared = RangeSet.of(sorted(held)).cover(SPARED_RANGES_MAX)
         return self.append(pb.Run(purge=pb.Purge(vhost=queue[0], queue=queue[1], before=self.next_sequence, spared=spared.flat())))
 
     def topology(self, vhost: str, entries: Iterable[tuple[bytes, Level]], declares: str | None = None) -> int:
-        """A declaration succeeded on the own broker: its entries, each with a level; returns the last one's sequence. `declares`: a queue."""
+        """A declaration succeeded on the own broker: its entries, each with a level; returns the last one's
+        sequence. `declares`: a queue.
+        """
         if declares is not None:
             self.declared.here.add((vhost, declares))
         return [self.append(pb.Run(topology=pb.Topology(vhost=vhost, method=m, level=LEVELS[level]))) for m, level in entries][-1]
 
     def refuse(self, settled: Iterable[Settled], *, unless_seen: bool = False) -> int:
-        """The broker refused these publishes, or nobody can know: they count as dequeued everywhere, and their IDs are free again.
+        """The broker refused these publishes, or their fate is unknown: they count as dequeued everywhere, and
+        their IDs are free again.
 
-        Returns the sequence of the entry that says so; 0 if there is none.
+        Returns the sequence of the REFUSED entry; 0 if there is none.
         """
         ranges = RangeSet()
         for run in settled:
@@ -344,21 +352,24 @@ class Replica:
         for first, last in ranges:
             for producer, id_first, id_last in self.index.dedup.ids_of(first, last):
                 refused.producers.add(producer=producer, ids=[id_first, id_last])
-        # Not before REFUSED is safe: R must never pass an entry that could still fall out of the log, or a publish whose refusal could.
+        # Not before REFUSED is safe: R must never pass an entry that could still fall out of the log, or a publish
+        # whose refusal could.
         when = self.append(pb.Run(refused=refused))
         for first, last in ranges:
             self.progress.done_when_safe(first, last, when)
         return when
 
     def passes_over(self, sequence: int) -> None:
-        """The applier brings no copy of an entry, as the own broker takes none, or has no queue for it. Call before it counts as applied."""
+        """The applier publishes no copy of an entry, as the own broker refuses it or has no queue for it. Call
+        before the entry counts as applied.
+        """
         if not self.follows and len(self._passed_over) < PASSED_OVER_KEPT_MAX:
             self._passed_over.append((sequence, self.index.dedup.ids_of(sequence, sequence)))
             if self.active:
                 self.refuse_passed_over()
 
     def refuse_passed_over(self) -> None:
-        """The door opens: what the broker took none of in this epoch is refused as by any broker, so that its IDs are free again."""
+        """The door opens: messages of this epoch that the broker did not take are refused, so that their IDs are free again."""
         passed, self._passed_over = self._passed_over, []
         if not passed:
             return
@@ -369,9 +380,11 @@ class Replica:
         self.append(pb.Run(refused=refused))
 
     def doubt(self, runs: Sequence[tuple[int, pb.Run]]) -> None:
-        """Nobody can know whether the broker has done the transaction that these publishes belong to, but it is in the log, so it is to be done.
+        """Logs a transaction again: it is in the log, so it has to be done, and whether the broker has done it is
+        unknown.
 
-        Unless a copy has been seen they are logged anew, and what may be there of the first ones counts for nothing.
+        If a copy of any of its publishes has been seen, they count as applied. Else they are logged again, and copies
+        of the first ones do not count.
         """
         spans = [(first, first + len(run.enqueues.lengths) - 1) for first, run in runs]
         if any(self.progress.met.intersects(*span) for span in spans):
@@ -383,9 +396,10 @@ class Replica:
                 self.append(run, len(run.enqueues.lengths), len(run.enqueues.frames), apply=True)
 
     def log_again(self, settled: Settled, first: int, run: pb.Run) -> None:
-        """The same of publishes that were confirmed with local completion, some or all of `run`, the entries from `first` on.
+        """Logs publishes again that were confirmed with local completion: some or all of `run`, the entries from
+        `first` on.
 
-        Each by itself: those of which a copy has been seen are there, the others are logged anew.
+        Publishes of which a copy has been seen count as applied; each other one is logged again.
         """
         if not self.active:
             return
@@ -399,15 +413,15 @@ class Replica:
             self.append(again, end - begin + 1, len(again.enqueues.frames), apply=True)
 
     def seen_gone(self, queue: QueueKey, sequence: int, generation: int, deaths: Deaths) -> None:
-        """A copy was turned away."""
+        """The door rejected a copy."""
         self.index.filter.queue(queue).gone(sequence, generation, deaths)
 
     # ---- checkpoints and renewals ------------------------------------------------------------------------------------
 
     def checkpoint(self, *, renewal: bool = False) -> bool:
-        """Appends a CHECKPOINT, in a batch of its own; whether it did: one of more than `checkpoint_bytes_max` is left out.
+        """Appends a CHECKPOINT, in a batch of its own. False: it exceeds `checkpoint_bytes_max`, and was left out.
 
-        `renewal`: it begins one (R17).
+        `renewal`: the CHECKPOINT begins a renewal (R17).
         """
         self.flush()
         entry = self.index.checkpoint(self.node.log.state(), renewal=renewal)
@@ -427,11 +441,12 @@ class Replica:
         return sequence
 
     def note_moving(self, queue: QueueKey, *, done: bool) -> int:
-        """What stands in a queue is moved behind this entry, or has been (R17); returns its sequence."""
+        """Notes that a queue's messages are moved behind this entry, or have been (R17); returns its sequence."""
         return self.append(pb.Run(moving=pb.Moving(vhost=queue[0], queue=queue[1], done=done)))
 
     def move(self, queue: QueueKey, content: tuple[bytes, bytes], sequence: int | None, deaths: Deaths) -> int:
-        """Publishes a live message to its queue again, in one batch with the DEQUEUE of its old copy; returns the last entry's sequence.
+        """Publishes a live message to its queue again, in one batch with the DEQUEUE of its old copy; returns the
+        last entry's sequence.
 
         Args:
             content: Content header, without a position, and body.
@@ -443,10 +458,10 @@ class Replica:
         last = self.append(run, size=len(blob), apply=True)
         return last if sequence is None else self.dequeue(queue, [sequence], deaths)
 
-    # ---- what comes from elsewhere -----------------------------------------------------------------------------------
+    # ---- entries from elsewhere --------------------------------------------------------------------------------------
 
     def begin(self, sequence: int, entry: pb.Checkpoint) -> None:
-        """R17: this node's log begins with the CHECKPOINT at `sequence`, and nothing was in it before."""
+        """R17: this node's log begins with the CHECKPOINT at `sequence`, and was empty before."""
         self.progress.tracker = AppliedTracker(sequence - 1)
         self.begins_at = sequence
         self.index.restore(sequence, entry)
@@ -455,7 +470,7 @@ class Replica:
         self.progress.safe_advanced(sequence - 1)
 
     def index_batch(self, first: int, runs: Iterable[pb.Run]) -> None:
-        """Indexes a batch that came from elsewhere. What is behind R waits for the applier."""
+        """Indexes a batch of another node or of the own stream. Entries behind R wait for the applier."""
         for entry in self.entries_of(first, runs):
             self.index.note(entry.run, entry.first, sweep=True)
             if entry.last > self.progress.tracker.applied:
@@ -474,7 +489,7 @@ class Replica:
             first += count
 
     def wait_first(self, entries: Sequence[Entry]) -> None:
-        """These wait for the applier, before all that waits already."""
+        """Puts entries in front of all that wait for the applier."""
         self.to_apply.extendleft(reversed(entries))
         self.to_apply_bytes += sum(entry.size for entry in entries)
 

@@ -1,7 +1,11 @@
-"""Queues that the log deletes, and operations on queues that it does not declare, until all up to there is applied on this node. No I/O.
+"""Deleted queues, and queues that were operated on without a declaration, until all entries up to there are
+applied on this node. No I/O.
 
-Rules: only then can no copy from before come to the queue any more, and the filter may let go of what it knows of it. What is cut off the log is
-taken out again. A queue that the log does not declare may be gone (a client acknowledges what it had of a deleted one), or was made around the door.
+Rules:
+- Only then can no earlier copy come to the queue any more, and the filter may drop its state of the queue.
+- A cut takes its entries out again.
+- A queue that the log does not declare may be gone (a client acknowledges a message of a deleted queue), or was made
+  around the door.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from lrq_ha.replication.queues import QueueKey
 
 
 class Departure(NamedTuple):
-    """Entry `sequence` deletes a queue, or is an operation on one that is not declared. `dead_letters`: whether it may have dead-lettered."""
+    """Entry `sequence` deletes a queue, or is an operation on one that is not declared. `dead_letters`: whether it
+    may have dead-lettered.
+    """
 
     sequence: int
     queue: QueueKey
@@ -23,7 +29,7 @@ class Departure(NamedTuple):
 
 
 class RetiredQueues:
-    """See above."""
+    """The queues whose state is kept for a while only."""
 
     def __init__(self) -> None:
         self._noted: deque[Departure] = deque()  # in log order
@@ -42,6 +48,6 @@ class RetiredQueues:
             self._noted.pop()
 
     def take(self, applied: int) -> Iterator[Departure]:
-        """Those whose entries are not behind R, each once."""
+        """Yields the queues whose entries are applied up to `applied`, each once."""
         while self._noted and self._noted[0].sequence <= applied:
             yield self._noted.popleft()

@@ -1,14 +1,16 @@
-"""What this node's broker lacks of what the log needs, as an operator is told it. No I/O.
+"""The log's needs that this node's broker lacks, in texts for operators. No I/O.
 
-A node keeps the log, and acknowledges it, whatever its broker lacks. But its queues would not be whole, so it leads only where an operator
-insists. There are three kinds:
+A node keeps the log, and acknowledges it, whatever its broker lacks. But its queues would not be whole, so it leads
+only where an operator insists. There are three kinds:
 
-- A *hold*: the sidecar's user may not do what applying takes, or a vhost is missing. Nothing is written meanwhile, so nothing is lost: the applier
-  goes on where it stopped.
-- A *gap*: something of the log is not on this broker (a declaration that it refused, a queue that was deleted there), and the rest goes on.
-- A *stray*: a primary's broker has what the log lacks (`strays`). It is nothing to the next incarnation, which may follow.
+- A *hold*: the sidecar's user lacks a right that applying needs, or a vhost is missing. Nothing is written meanwhile,
+  so nothing is lost: the applier resumes where it stopped.
+- A *gap*: an object of the log is not on this broker (a declaration that it refused, a queue that was deleted there),
+  and the rest goes on.
+- A *stray*: a primary's broker has an object that the log lacks (`strays`). A stray is dropped with its incarnation,
+  as the next one may follow.
 
-Invariant: each place (a vhost, a queue) has one text, which ends in what mends it.
+Invariant: each place (a vhost, a queue) has one text, which ends in the remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ KEPT_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A declaration that this broker refused. `what`: for people, as "queue 'orders' in vhost '/'"; `late`: it has been carried out since."""
+    """A declaration that this broker refused. `what`: for operators, as "queue 'orders' in vhost '/'"; `late`: it
+    has been carried out since.
+    """
 
     what: str
     late: bool = False
@@ -46,7 +50,7 @@ class Refusals:
         self._known.pop((vhost, method), None)
 
     def of(self, vhost: str) -> list[tuple[bytes, Refusal]]:
-        """Those of one vhost."""
+        """The refusals of one vhost."""
         return [(method, refusal) for (of, method), refusal in self._known.items() if of == vhost]
 
     def knows(self, vhost: str, method: bytes) -> bool:
@@ -57,10 +61,10 @@ class Refusals:
 
 
 class Shortfall:
-    """See above.
+    """The holds, gaps and strays of this node.
 
     Args:
-        before: Of the incarnation before: its gaps are still there. What held that one is found out anew.
+        before: Of the previous incarnation: its gaps remain. Its holds are found out again.
 
     Attributes:
         refusals: Declarations behind the gaps.
@@ -78,26 +82,26 @@ class Shortfall:
         return bool(self._holds)
 
     def hold(self, place: Hashable, text: str) -> bool:
-        """Nothing is to be written because of this; without a text, this is mended. Returns whether that is new."""
+        """Sets the reason why nothing is written; without a text, the reason is gone. Returns whether that is new."""
         return _set(self._holds, place, text)
 
     def note_gap(self, place: Hashable, text: str) -> bool:
-        """This is missing; without a text, it is there now. Returns whether that is new."""
+        """Notes a missing object; without a text, the object is there now. Returns whether that is new."""
         return _set(self._gaps, place, text)
 
     def note_stray(self, place: Hashable, text: str) -> bool:
-        """The log lacks this; without a text, it does not any more. Returns whether that is new."""
+        """Notes an object that the log lacks; without a text, the log has it now. Returns whether that is new."""
         return _set(self._strays, place, text)
 
     def tell(self) -> str:
-        """What is missing, for people; empty if nothing is."""
+        """All texts for operators; empty if there are none."""
         found = [*self._holds.values(), *self._gaps.values(), *self._strays.values()]
         more = f"; and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
         return "; ".join(found[:SHOWN_MAX]) + more
 
 
 def reinit(node: str) -> str:
-    """The command that brings a node what it lacks."""
+    """The command that rebuilds a node from its primary."""
     return f"lrq-ha reinit {quote(node)} --discard"
 
 

@@ -10,7 +10,7 @@ from ..amqp.content_header import BODY_SIZE_END, HEADERS_FLAG, ID_KEY, POSITION_
 
 STAMPS_MAX = 64  # of one connection
 STAMPS_BYTES_MAX = 512  # larger headers are rarely equal
-ALIKE_BYTES_MAX = 512  # likewise
+ALIKE_BYTES_MAX = 512  # larger headers are rarely equal
 
 
 def replication_id(payload: bytes) -> bytes | None:
@@ -29,10 +29,11 @@ def position_field(value: bytes) -> bytes:
 
 
 def stamp(payload: bytes, new_field: bytes) -> bytes:
-    """A content header's payload with `new_field` (see `field`) as the last header, and no other of the same name.
+    """A content header's payload with `new_field` (see `field`) as the last header, and no other of that name.
 
     Raises:
-        FrameError: The payload's table is malformed (found only where the table has to be walked; see `check_header`).
+        FrameError: The payload's table is malformed (found only where the table has to be walked; see
+            `check_header`).
     """
     key = new_field[: 1 + new_field[0]]
     if payload.find(key, HEADER_FIXED_BYTES) >= 0:
@@ -52,12 +53,12 @@ def stamp(payload: bytes, new_field: bytes) -> bytes:
 
 
 class HeaderCache:
-    """Content headers with a position that are, from one to the next, the same but for the body's size and the sequence.
+    """Caches the last stamped content header: consecutive ones mostly differ only in body size and sequence.
 
-    So are nearly all that one consumer gets, and then the sequence is found by comparing bytes.
+    The sequence of a similar header is found by comparing bytes.
 
     Attributes:
-        generation: Of the stamps of those that are like the one that was learnt.
+        generation: In the stamps of headers that are like the learnt one.
     """
 
     __slots__ = ("_head", "_tail", "generation")
@@ -67,16 +68,16 @@ class HeaderCache:
         self.generation = 0
 
     def sequence(self, payload: bytes) -> int:
-        """The sequence in the stamp of a content header that is like the one that was learnt; 0 if it is not."""
+        """The sequence in the stamp of a content header that is like the learnt one; 0 if the header is not."""
         head, tail = self._head, self._tail
         if head and payload.startswith(head, BODY_SIZE_END) and payload.endswith(tail):
             digits = payload[BODY_SIZE_END + len(head) : len(payload) - len(tail)]
-            if digits.isdigit():  # one has as many as the other, for the head tells the stamp's length
+            if digits.isdigit():  # the number of digits is fixed, as the head holds the stamp's length
                 return int(digits)
         return 0
 
     def learn(self, payload: bytes, generation: int) -> None:
-        """This is what the next ones are compared with: a content header with a whole stamp, of this generation."""
+        """Learns a content header with a whole stamp of this generation, for comparison with the next ones."""
         if len(payload) > ALIKE_BYTES_MAX:
             return
         at = content_header.find_field(payload, POSITION_KEY) + 5
@@ -86,13 +87,14 @@ class HeaderCache:
 
 
 class StampCache:
-    """Stamped content headers by their properties: what a publisher has sent once is neither checked nor taken apart again.
+    """Stamped content headers by their properties: properties that a publisher repeats are neither checked nor
+    parsed again.
 
-    All that follows the body's size in a content header (flags, properties, headers) is mostly the same from message to message. Then the stamped
-    header is put together from what stands before and after the sequence in it.
+    Everything behind the body's size in a content header (flags, properties, headers) mostly repeats from message to
+    message. Then the stamped header is put together from the bytes before and after the sequence.
 
     Attributes:
-        turn: The sequence from which on this holds nothing: it has a digit more, so lengths differ.
+        turn: The sequence from which on the cache is invalid: it has one digit more, so lengths differ.
     """
 
     __slots__ = ("_affixes", "_known", "turn")
@@ -103,14 +105,15 @@ class StampCache:
         self.turn = 0
 
     def renew(self, affixes: tuple[bytes, bytes], sequence: int) -> None:
-        """Forgets everything unless it holds for a position that begins and ends with `affixes` and has this sequence."""
+        """Forgets everything unless the cache is valid for a position that begins and ends with `affixes` and has this sequence."""
         if affixes != self._affixes or not self.turn // 10 <= sequence < self.turn:
             self._affixes = affixes
             self._known.clear()
             self.turn = 10 ** len(str(sequence))
 
     def get(self, properties: bytes) -> tuple[bytes, bytes, int] | None:
-        """What stands before and after the sequence, from the flags on, and how much longer the header gets; None for what is not known.
+        """The bytes before and after the sequence, from the flags on, and how much longer the header gets; None if
+        unknown.
 
         Args:
             properties: A content header's payload from its property flags on.
@@ -118,11 +121,11 @@ class StampCache:
         return self._known.get(properties)
 
     def learn(self, payload: bytes, stamped: bytes, sequence: int) -> None:
-        """Takes note of how a content header's payload that was checked, and has no header of the log's, was stamped with this sequence."""
+        """Learns how a content header's payload, checked and without a header of the log's, was stamped with this sequence."""
         if len(payload) > STAMPS_BYTES_MAX or b"x-lrq-" in payload:
             return
         if len(self._known) >= STAMPS_MAX:
             self._known.clear()
         at = content_header.table(stamped)[1] - len(self._affixes[1])  # behind the sequence: the position is the last header
         self._known[payload[BODY_SIZE_END:]] = (stamped[BODY_SIZE_END : at - len(str(sequence))], stamped[at:], len(stamped) - len(payload))
-POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # what a stamp may add to a content header
+POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # the most that a stamp adds to a content header

@@ -1,15 +1,18 @@
 """The streams that a sidecar keeps in its broker: the log, the applied record and the views. One writer (R3).
 
 Rules:
-- Everything is published through the exchange of this incarnation. A start declares its own first, then deletes the older ones, then publishes
-  OPEN and reads up to it: what a killed predecessor still had under way can no longer land.
-- Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always found. Where too many starts in a
-  row were cut off before OPEN to find it by going on from the last OPEN, it is deleted, and the next start goes on from that OPEN.
-- Each incarnation consumes, alone, from a queue named as its exchange. A newer one deletes that queue, and so tells the older at once, however
-  idle it is. A process whose incarnation was shut out so takes nothing back while the newer one lives (its queue has a consumer).
-- One connection publishes and does nothing else: a broker with an alarm (memory, disk) stops reading from it, and then nothing else would be
-  heard on it. Declarations, acks and the sign of life go over another.
-- A confirm that is negative, a message that comes back, a lost connection: the incarnation is over.
+- Everything is published through the exchange of this incarnation. A start declares its own exchange first, then
+  deletes the older ones, then publishes OPEN and reads up to it: publishes that a killed predecessor had under way
+  can no longer land.
+- Numbers of incarnations grow: the exchange of the newest stands until a newer one is declared, so it is always
+  found. If too many starts in a row ended before OPEN to find that exchange by counting on from the last OPEN, it is
+  deleted, and the next start counts from that OPEN.
+- Each incarnation consumes, alone, from a queue named as its exchange. A newer one deletes that queue, and so tells
+  the older at once, however idle it is. A process whose incarnation was shut out in that way does not take over again
+  while the newer one lives (its queue has a consumer).
+- One connection only publishes: a broker with an alarm (memory, disk) stops reading from it, and any other command on
+  it would wait. Declarations, acks and the heartbeat go over another connection.
+- A negative confirm, a returned message or a lost connection ends the incarnation.
 """
 
 from __future__ import annotations
@@ -38,14 +41,14 @@ PROBE_MAX = 16
 READ_PREFETCH = 500
 READ_ACK_EVERY = 100
 QUIET_S = 0.2
-FIRST_S = 10.0  # a broker that has just started, on a slow disk, may take so long for the first record that it gives
+FIRST_S = 10.0  # a freshly started broker on a slow disk may need so long for the first record
 LOCATE_BACK_RECORDS = 64
 LOCATE_GROWTH = 8
 LOCATE_PREFETCH = 100
 PLACES_MAX = 4_096
 OFFSET = "x-stream-offset"
-# RabbitMQ loses a stream, with everything confirmed in it, if the broker is killed within about half a second of the stream's making
-# (measured on 3.10 and 4.3): nothing is entrusted to one that is younger than this.
+# RabbitMQ loses a stream, with everything confirmed in it, if the broker is killed within about half a second of the
+# stream's creation (measured on 3.10 and 4.3): no data goes to a younger stream.
 YOUNG_STREAM_S = 2.0
 SEGMENT_BYTES_MAX = 64 << 20
 SEGMENTS_MIN = 8  # of the log: the broker drops whole ones
@@ -56,7 +59,7 @@ STATUS_BYTES_MAX = 64 << 20
 SMALL_SEGMENT_BYTES = 16 << 20
 
 MAX_BYTES = "x-max-length-bytes"
-#: What an operator does whose log is too small.
+# The operator's remedy for a log that is too small.
 LARGER_LOG = "raise log_bytes_max, and by a policy on each broker the size of the streams (docs/operations/capacity.md)"
 _INEQUIVALENT = re.compile(r"inequivalent arg '([\w-]+)'.*current is.* '(\d+)'")
 
@@ -69,12 +72,12 @@ def _not_read(queue: str) -> LrqError:
 
 
 def segment_bytes(log_bytes_max: int) -> int:
-    """Size of a segment of a log of this size: so much the broker drops at a time."""
+    """Size of a segment of a log of this size: the broker drops one segment at a time."""
     return min(SEGMENT_BYTES_MAX, log_bytes_max // SEGMENTS_MIN)
 
 
 class Streams:
-    """See above.
+    """Opens, writes and reads the streams of this incarnation.
 
     Args:
         group: Name of the group.
@@ -83,10 +86,12 @@ class Streams:
         shut_out: Number of an incarnation of this process that a newer sidecar has shut out; 0 if none was.
         on_written: Called with the number of log records (batches, fences) that were confirmed, in order.
         on_end: Called once when this incarnation can write no more.
-        on_blocked: Called with the broker's reason when an alarm keeps it from taking records, with "" when it takes them again.
+        on_blocked: Called with the broker's reason when an alarm keeps it from taking records, with "" when it takes
+            them again.
 
     Attributes:
-        made_with: Of the streams that were made with another size than they are to have, that size in bytes: only a policy changes it.
+        made_with: Streams that were made with another size than configured, and that size in bytes: only a policy
+            changes it.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class Streams:
         self._on_end = on_end
         self._on_blocked = on_blocked
         self._writing: Connection | None = None
-        self._connection: Connection | None = None  # for everything else
+        self._connection: Connection | None = None  # for everything but publishes
         self._channel: Channel | None = None
         self._views: Channel | None = None
         self._records: Channel | None = None
@@ -120,7 +125,7 @@ class Streams:
         self._log_answered = 0  # publish tag
         self._log_written = 0  # records of this incarnation
         self._log_open_at = -1  # offset of the first of them, OPEN; -1: not known yet
-        self._places: dict[tuple[int, int], int] = {}  # of batches of one entry, the youngest ones: (sequence, leader), number of the record
+        self._places: dict[tuple[int, int], int] = {}  # of the youngest batches of one entry: (sequence, leader), number of the record
         self._view_waits: deque[tuple[int, Callable[[], None]]] = deque()
         self._declared: set[str] = set()
         self.made_with: dict[str, int] = {}
@@ -136,8 +141,8 @@ class Streams:
         """Connects, makes the streams, and shuts out every older incarnation.
 
         Raises:
-            LrqError: The vhost, a right or stream queues are missing; the text says which command sets them up. Or a newer sidecar beside this
-                broker has taken over from this process, and lives.
+            LrqError: The vhost, a right or stream queues are missing; the text names the command that sets them up.
+                Or a newer sidecar beside this broker has taken over from this process, and lives.
         """
         try:
             self._connection = await Connection.open(self._broker, on_close=self._closed)
@@ -208,7 +213,7 @@ class Streams:
         self.shut_out = 0
 
     async def _shut_out(self, channel: Channel, generations: Iterable[int]) -> None:
-        """What these incarnations publish lands nowhere any more, and they are told."""
+        """Shuts out these incarnations: their publishes land nowhere any more, and they are told."""
         for n in generations:
             await channel.exchange_delete(f"{self._exchange_prefix}{n}")
             await channel.queue_delete(f"{self._exchange_prefix}{n}")
@@ -223,7 +228,7 @@ class Streams:
             other = _INEQUIVALENT.search(refusal)
             if other is None or arguments[other[1]] == int(other[2]):
                 break
-            arguments[other[1]] = int(other[2])  # what it was made with
+            arguments[other[1]] = int(other[2])  # the size that the stream was made with
         if arguments[MAX_BYTES] != bytes_max:
             self.made_with[queue] = arguments[MAX_BYTES]
         if said:
@@ -234,7 +239,9 @@ class Streams:
         return new
 
     async def _declare_with(self, queue: str, arguments: Mapping[str, Any]) -> str:
-        """Declares a stream. Returns the broker's words if it exists with other arguments; empty if not. Raises LrqError: There is none now."""
+        """Declares a stream. Returns the broker's words if it exists with other arguments; empty if not. Raises
+        LrqError: There is none now.
+        """
         channel = await self._need(self._connection).channel()
         try:
             await channel.queue_declare(queue, durable=True, arguments=arguments)
@@ -278,7 +285,7 @@ class Streams:
         return True
 
     async def _announce(self) -> None:
-        """Consumes from the queue that says that this incarnation lives; a newer one ends it by deleting the queue."""
+        """Consumes from the queue that shows that this incarnation lives; a newer one ends it by deleting the queue."""
         channel = await self._need(self._connection).channel()
         try:
             await channel.queue_declare(self.exchange, durable=True, arguments={"x-queue-type": "classic"})
@@ -294,7 +301,7 @@ class Streams:
         return consumers > 0
 
     async def _look(self, queue: str) -> tuple[int, int]:
-        """(ready messages, consumers) of a queue; of one that is not there, none."""
+        """(ready messages, consumers) of a queue; (0, 0) if the queue does not exist."""
         channel = await self._need(self._connection).channel()
         try:
             _, messages, consumers = await channel.queue_declare(queue, passive=True)
@@ -310,13 +317,16 @@ class Streams:
         self._fail("a newer sidecar beside this broker has taken over")
 
     async def _generation_hint(self, *, young: bool) -> int:
-        """The newest generation that an applied record names, read without a barrier: only where to begin to look.
+        """The newest generation that an applied record names, read without a barrier: only a hint where the search
+        begins.
 
-        But to begin at the first one, as nothing has come yet, would be to miss an exchange with a higher number than PROBE_MAX: its writer would
-        not be shut out, and this start and many after it would fail for a number that was given before.
+        An early answer of "nothing" would begin the search at 1 and miss an exchange with a higher number than
+        PROBE_MAX: its writer would not be shut out, and this start and many after it would fail for a number that was
+        assigned before.
 
         Raises:
-            LrqError: The stream is not `young`, gives nothing, and has something: the broker counts that, five seconds late (3.10 and 4.3).
+            LrqError: The stream is not `young`, gives nothing, and has something: the broker counts that, five
+                seconds late (3.10 and 4.3).
         """
         records = await self._read_quiet(self.applied_queue, QUIET_S if young else FIRST_S)
         if not (records or young) and (await self._look(self.applied_queue))[0]:
@@ -328,7 +338,7 @@ class Streams:
         return max((int(headers.get(codec.OPEN, headers.get(codec.GENERATION, 0))) for headers, _ in records), default=0)
 
     async def _read_quiet(self, queue: str, first_s: float) -> list[Record]:
-        """The last chunk: until nothing has come for QUIET_S, or for `first_s` at all."""
+        """The last chunk: reads until nothing has come for QUIET_S, or nothing at all for `first_s`."""
         channel = await self._need(self._connection).channel()
         await channel.qos(READ_PREFETCH)
         found: list[Record] = []
@@ -354,11 +364,12 @@ class Streams:
         return channel
 
     async def read(self, queue: str, take: Callable[[Mapping[str, Any], bytes], None], start: int | str = "first") -> int:
-        """Publishes OPEN to a stream and hands over every record up to it. Returns where that stands: its offset.
+        """Publishes OPEN to a stream and hands over every record up to it. Returns the offset of OPEN.
 
         Args:
             queue: log_queue, applied_queue or a view.
-            take: Called with headers (OFFSET among them) and body of each record before the own OPEN; what it raises ends the reading.
+            take: Called with headers (OFFSET among them) and body of each record before the own OPEN; an exception
+                that it raises ends the reading.
             start: An offset; "first": the first record that the stream still has; "last": that of the last chunk.
 
         Raises:
@@ -402,11 +413,13 @@ class Streams:
                 await channel.close()
 
     async def locate(self, sequence: int, leader: int) -> int | None:
-        """Where the batch of the log that begins with entry `sequence`, pushed by the leader of epoch `leader`, stands in the stream.
+        """The offset of the batch that begins with entry `sequence`, pushed by the leader of epoch `leader`. None:
+        not found.
 
-        Records follow each other without a gap but where the broker adds some of its own (segments begin with them). So it is looked for first
-        where it stands if there are none, and behind that: a CHECKPOINT comes every 64 MB, and reading all that to find it again would cost about
-        half as much as writing it. Else it is looked for from the end back, as it is a young one. None: it was not found.
+        Records follow each other without a gap but where the broker adds some of its own (segments begin with them).
+        So the search begins at the offset without such records, and goes on behind it: a CHECKPOINT comes every 64
+        MB, and reading all that to find it again would cost about half as much as writing it. Otherwise the search
+        goes from the end back, as the batch is a young one.
         """
         place = self._places.get((sequence, leader))
         if place is not None and self._log_open_at >= 0:
@@ -423,7 +436,7 @@ class Streams:
             back *= LOCATE_GROWTH
 
     async def _look_for(self, sequence: int, leader: int, start: int | str, prefetch: int = LOCATE_PREFETCH) -> tuple[int, int | None]:
-        """The first offset that was met, and the one of the batch. Reads until it is found, or passed, or the stream ends."""
+        """(first offset met, offset of the batch). Reads until the batch is found, or passed, or the stream ends."""
         first = -1
         async with aclosing(self.batches(start, prefetch=prefetch, silence_s=QUIET_S)) as batches:
             async for offset, batch, _ in batches:
@@ -439,14 +452,15 @@ class Streams:
     async def batches(
         self, start: int | str = "first", *, prefetch: int = 100, silence_s: float | None = None
     ) -> AsyncGenerator[tuple[int, BatchHeader | None, bytes], None]:
-        """(offset, batch, body) of each record of the log, also of those that were cut off later. A FENCE or OPEN is no batch: None.
+        """(offset, batch, body) of each record of the log, also of those that were cut off later. A FENCE or OPEN
+        is no batch: None.
 
         Close it (`aclosing`) when no more is wanted.
 
         Args:
             start: As of `read`.
             prefetch: Records that may be on their way.
-            silence_s: It ends when the stream gives nothing for so long; None: it waits for what is appended.
+            silence_s: The iteration ends when the stream gives nothing for so long; None: it waits for later records.
 
         Raises:
             LrqError: The broker ends the connection, or the stream.
@@ -494,7 +508,7 @@ class Streams:
 
     def write_batch(self, batch: BatchHeader, body: bytes, safe: int) -> None:
         """Appends a batch to the log."""
-        if batch.first == batch.last:  # it may be a CHECKPOINT
+        if batch.first == batch.last:  # the batch may be a CHECKPOINT
             self._places[batch.first, batch.leader] = self._log_written + 1
             if len(self._places) > PLACES_MAX:
                 del self._places[next(iter(self._places))]
@@ -548,20 +562,24 @@ class Streams:
         return self._exchange_prefix + "anew"
 
     async def mark_anew(self) -> None:
-        """Leaves a mark that goes last when everything of this node is deleted: until then, each start goes on with that."""
+        """Leaves a mark that is deleted last when everything of this node is deleted: until then, each start
+        continues the deletion.
+        """
         channel = await self._need(self._connection).channel()
         await channel.exchange_declare(self._anew_mark, "direct", durable=True)
         await channel.close()
         self.begins_anew = True
 
     async def mark_boot(self) -> None:
-        """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed (R16).
+        """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed
+        (R16).
 
-        It is a transient message: RabbitMQ 4 recovers also exchanges that are not durable. An alarm of the broker holds it up, as it does the log.
+        The mark is a transient message, as RabbitMQ 4 recovers even exchanges that are not durable. An alarm of the
+        broker delays it, as it delays the log.
         """
         channel = await self._need(self._writing).channel()
         await channel.queue_declare(self._boot_mark, durable=True, arguments={"x-queue-type": "classic", "x-max-length": 1})
-        await channel.queue_bind(self._boot_mark, self.exchange, self._boot_mark)  # a right to the default exchange is not asked for
+        await channel.queue_bind(self._boot_mark, self.exchange, self._boot_mark)  # the user may lack a right to the default exchange
         await channel.confirm_select()
         channel.publish(self.exchange, self._boot_mark, b"", persistent=False)
         await channel.confirmed()
@@ -569,7 +587,11 @@ class Streams:
         self.lost_host = False
 
     async def delete(self, queues: Iterable[str]) -> None:
-        """Deletes these, then the log, which says what else there is, and what says that this incarnation lives: the next one begins with nothing."""
+        """Deletes these queues, then the log, which names the others, then the queue that shows that this
+        incarnation lives.
+
+        The next incarnation begins with nothing.
+        """
         channel = await self._need(self._connection).channel()
         for queue in (*queues, self.log_queue, self.applied_queue, self._boot_mark, self.exchange):
             await channel.queue_delete(queue)

@@ -1,19 +1,23 @@
-"""What a backup does with the TALLYs of its primary (see `reconciler`): which of its copies are too many. Pure.
+"""How a backup uses the TALLYs of its primary (see `reconciler`): which of its copies are in excess. Pure.
 
 Rules:
-- What RabbitMQ removes by itself it takes from a queue's head, in the order in which it would be consumed, and never what a consumer holds. So, of
-  the copies that a tally speaks of, the first ones that no consumer holds are the ones that are gone.
-- What consumers have given back stands at the head again, and may be there or gone (a delivery limit takes it alone). It is left in peace, and
-  what is too many may be among it; so may what consumers of earlier epochs have given back, of which nobody knows.
-- They are rejected, not acked: a queue with dead letters moves them, as expiry and length limits do. (What an operator purged from such a queue is so
-  dead-lettered here.)
-- A tally speaks of copies of entries up to `upto`. Of a queue that is not empty, it speaks only of those that came by the queue's name: bindings may
-  have been changed around the door, and then what is too many here need not be what came first. Nor does it of dead letters: they come in another
-  order here.
-- Of an empty queue it speaks of all. But a copy that died may have come into the queue after the tally was taken. It counts only if every queue that
-  it died in was found empty before: then the primary's copy was in this queue, or gone, when the tally was taken. A queue whose dead letters may wait
-  in it unseen (`declarations`) is found empty by nobody.
-- That a queue was found empty is true of one primary: on the next, what its predecessor had lost silently may be back in it. Its MARKER ends that.
+- RabbitMQ's own removals take messages from a queue's head, in the order of consumption, and never a message that a
+  consumer holds. So, of the copies that a tally counts, the first ones that no consumer holds are the ones that are
+  gone.
+- A message that a consumer has requeued stands at the head again, and may be there or gone (a delivery limit takes it
+  alone). Such messages are spared, and may be part of the excess. That also holds for messages requeued by consumers
+  of earlier epochs, which are unknown.
+- Excess copies are rejected, not acked: a queue with dead letters moves them, as expiry and length limits do. (A
+  message that an operator purged from such a queue is so dead-lettered here.)
+- A tally counts copies of entries up to `upto`. For a queue that is not empty, it counts only copies that came by the
+  queue's name: bindings may have been changed around the door, and then the excess here need not be the first copies.
+  Nor does it count dead letters: they come in another order here.
+- A tally of an empty queue counts all copies. But a copy that died may have come into the queue after the tally was
+  taken. Such a copy counts only if every queue that it died in was found empty before: then the primary's copy was in
+  this queue, or gone, when the tally was taken. A queue whose dead letters may wait in it unseen (`declarations`) is
+  never found empty.
+- An empty queue was found on one primary: on the next, messages that its predecessor had lost silently may be back in
+  the queue. The next primary's MARKER ends that finding.
 - Copies that cannot be counted make the excess smaller, so that too few are removed rather than too many.
 """
 
@@ -42,7 +46,9 @@ class Tally(NamedTuple):
     spared: RangeSet
 
     def excess(self, copies: Iterable[int]) -> set[int]:
-        """Those of a queue's copies that are gone at the primary, as indexes; `copies`: their sequences, all that count or the first of them."""
+        """The indexes of a queue's copies that are gone at the primary. `copies`: their sequences, all that count
+        or the first of them.
+        """
         found = list(copies)
         free = [index for index, sequence in enumerate(found) if sequence not in self.held and sequence not in self.spared]
         spared = sum(sequence in self.spared and sequence not in self.held for sequence in found)
@@ -50,20 +56,22 @@ class Tally(NamedTuple):
 
 
 class QueueTallies:
-    """The last tally of each queue on which this node has not acted, and which queues were found empty."""
+    """The last tally of each queue on which this node has not acted, and the queues found empty."""
 
     def __init__(self) -> None:
         self._pending: dict[QueueKey, Tally] = {}
         self._empty: dict[QueueKey, deque[tuple[int, int]]] = {}  # (sequence of the tally, upto)
 
     def noted(self, sequence: int, entry: pb.Tally, *, keeps_dead_letters: bool = False) -> None:
-        """A TALLY was appended. `keeps_dead_letters`: some may wait unseen in that queue, to arrive in another later."""
+        """A TALLY was appended. `keeps_dead_letters`: dead letters may wait unseen in that queue, to arrive in another later."""
         key = self._to_act_on(sequence, entry)
         if not entry.messages and not keeps_dead_letters:
             self._empty.setdefault(key, deque(maxlen=EMPTY_KEPT)).append((sequence, entry.upto))
 
     def restored(self, entry: pb.Tally) -> None:
-        """One on which an earlier incarnation has not acted. Which queues were empty before others nobody knows any more."""
+        """Restores a tally on which an earlier incarnation has not acted. The queues found empty before other
+        tallies are unknown by now.
+        """
         self._to_act_on(0, entry)
 
     def _to_act_on(self, sequence: int, entry: pb.Tally) -> QueueKey:
@@ -81,14 +89,14 @@ class QueueTallies:
         return tally if tally is not None and tally.sequence <= applied else None
 
     def done(self, key: QueueKey, tally: Tally | None = None) -> None:
-        """It was acted on, or the queue is gone (None)."""
+        """The tally was acted on, or the queue is gone (None)."""
         if tally is None or self._pending.get(key) == tally:
             self._pending.pop(key, None)
         if tally is None:
             self._empty.pop(key, None)
 
     def counts(self, tally: Tally, sequence: int, deaths: Deaths, *, by_name: bool) -> bool:
-        """Whether the tally speaks of this copy. `by_name`: it came through the default exchange."""
+        """Whether the tally counts this copy. `by_name`: it came through the default exchange."""
         if sequence > tally.upto:
             return False
         if tally.messages:
@@ -97,7 +105,7 @@ class QueueTallies:
         return all(name != queue and self._was_empty((vhost, name), sequence, tally.upto) for name, _ in deaths)
 
     def led_anew(self) -> None:
-        """A MARKER: what was found empty on the primary before need not be on this one."""
+        """A MARKER: a queue found empty on the previous primary need not be empty on this one."""
         self._empty.clear()
 
     def _was_empty(self, key: QueueKey, sequence: int, before: int) -> bool:
@@ -111,11 +119,11 @@ class QueueTallies:
                 known.pop()
 
     def lose(self, end: int) -> None:
-        """The log ends at `end`: a host that went down has lost what came after it (R16), and other entries will take these sequences."""
+        """The log ends at `end`: a host that went down has lost later entries (R16), and other entries will take these sequences."""
         self._pending = {key: tally for key, tally in self._pending.items() if tally.upto <= end}
 
     def export(self, applied: int) -> list[pb.Tally]:
-        """What a restart has still to act on of the entries up to `applied`; it reads the others again."""
+        """Tallies of entries up to `applied` on which a restart has still to act; it reads the others again."""
         return [
             pb.Tally(vhost=t.key[0], queue=t.key[1], upto=t.upto, messages=t.messages, held=t.held.flat(), spared=t.spared.flat())
             for t in self._pending.values()

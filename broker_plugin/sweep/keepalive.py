@@ -1,12 +1,14 @@
-"""Queues that expire when they are not used (`x-expires`): on a backup nobody uses them, but whether they expire is the primary's to say.
+"""On a backup, keeps queues alive that expire when they are not used (`x-expires`): the primary decides whether
+they expire.
 
 Rules:
-- Each is used here, several times in the time after which it would expire, until the log says that it is deleted.
-- A passive declaration is use of a classic queue; of a quorum queue only a consumer or a basic.get is (measured on 3.10 and 4.3). So there a
-  consumer comes, and gives back what it takes as others here do (`requeue`). Where every way of that counts as a delivery attempt and the
-  queue has a limit on them, it takes nothing.
-- One consumer per queue: it keeps away from a queue that is being swept, which is use too.
-- A vhost that the broker does not have, or does not let the sidecar into, is no reason to end: its queues are left alone for a while.
+- Each such queue is used several times within its expiry time, until the log says that the queue is deleted.
+- A passive declaration counts as use of a classic queue. A quorum queue counts only a consumer or a basic.get
+  (measured on 3.10 and 4.3). So a consumer takes messages from a quorum queue and requeues them as `requeue` does.
+  Where each requeue counts as a delivery attempt and the queue has a delivery limit, nothing is taken.
+- A queue has one consumer at a time: a queue that is being swept is left alone, as the sweep is use too.
+- A vhost that the broker does not have, or that the sidecar may not access, does not end the loop: its queues are
+  left alone for a while.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ from ..log.replica import Replica
 
 log = logging.getLogger("lrq_ha.sweeper")
 
-USES = 4  # in the time after which a queue expires
+USES = 4  # within the time after which a queue expires
 INTERVAL_MAX_S = 1.0
 INTERVAL_MIN_S = 0.05
 
 
 class QueueKeepAlive:
-    """See above.
+    """Uses the queues that would expire here.
 
     Args:
         replica: Knows the queues.
-        broker: The own broker; the vhost in it is replaced.
-        given_back: What quorum queues were given back here.
+        broker: The own broker; its vhost is replaced.
+        given_back: How many messages were requeued to each quorum queue here.
     """
 
     def __init__(self, replica: Replica, broker: Address, given_back: RequeueDepths) -> None:
@@ -49,7 +51,7 @@ class QueueKeepAlive:
         self._given_back = given_back
         self._vhosts = VhostConnections(broker)
         self._expiring: dict[QueueKey, Mapping[str, Any]] = {}  # queues that would expire, and their arguments
-        self._looked_up: tuple[Definitions, int] | None = None  # the definitions that they are taken from, and their version
+        self._looked_up: tuple[Definitions, int] | None = None  # the definitions that `_expiring` was made from, and their version
         self._used_at: dict[QueueKey, float] = {}
         self._missed: set[QueueKey] = set()
         self._swept: QueueKey | None = None
@@ -58,7 +60,7 @@ class QueueKeepAlive:
 
     @asynccontextmanager
     async def away_from(self, key: QueueKey) -> AsyncIterator[None]:
-        """It does not touch this queue meanwhile."""
+        """The queue is not touched inside."""
         async with self._lock:
             self._swept = key
         try:
@@ -94,7 +96,9 @@ class QueueKeepAlive:
             await self._vhosts.close()
 
     def _look_up(self) -> None:
-        """Which queues expire, if anything was declared or deleted. Of a hundred thousand queues most need not even be decoded."""
+        """Finds the queues that expire, if anything was declared or deleted. Of a hundred thousand queues most are
+        not even decoded.
+        """
         declared = self._replica.declared
         current = (declared.definitions, declared.definitions.version)
         if self._looked_up == current:
@@ -107,7 +111,7 @@ class QueueKeepAlive:
         self._missed &= self._expiring.keys()
 
     async def stop(self) -> None:
-        """Ends `run`; returns when it is at no queue any more."""
+        """Ends `run`; returns when no consumer is at a queue any more."""
         self._stopping.set()
         async with self._lock:
             pass
@@ -126,15 +130,15 @@ class QueueKeepAlive:
                 _, ready, _ = await channel.queue_declare(queue, passive=True)
                 is_quorum = arguments.get("x-queue-type") == "quorum"
                 if is_quorum and "x-delivery-limit" in arguments and not requeue_is_free(connection):
-                    await is_empty(channel, queue)  # whatever it says
+                    await is_empty(channel, queue)  # the answer does not matter
                 elif is_quorum:
                     least = max(self._given_back.least_window(key), 1)
-                    window = min(ready or least, least)  # none: a quorum queue that does not answer looks like an empty one
+                    window = min(ready or least, least)  # ready is 0 also for a quorum queue that does not answer
                     await channel.qos(window)
                     tag = await channel.consume(queue, lambda tag, *_: taken.append(tag))
                     await all_arrived(channel, queue, lambda: len(taken), lambda: len(taken) >= window)
                     _, left, consumers = await channel.queue_declare(queue, passive=True)
-                    if len(taken) >= window or (not left and consumers == 1):  # else more of it may be on its way
+                    if len(taken) >= window or (not left and consumers == 1):  # else more messages may be on their way
                         self._given_back.note(key, len(taken))
             except ChannelClosed as error:
                 self._missing(key, error)
@@ -143,9 +147,9 @@ class QueueKeepAlive:
     def _missing(self, key: QueueKey, error: ChannelClosed) -> None:
         vhost, queue = key
         node = self._replica.node
-        declared = self._replica.progress.tracker.applied == node.log.end  # else that may be to come
+        declared = self._replica.progress.tracker.applied == node.log.end  # else the queue may be declared by an entry to come
         if not self._replica.declared.has(key):
-            return  # it was deleted while the broker was asked
+            return  # the queue was deleted while the broker was asked
         if error.no_such_queue and declared and key not in self._missed:
             self._missed.add(key)
             log.warning(

@@ -1,8 +1,8 @@
-"""One pass of a sweeper over a queue: what it decides on each message as it comes, and how it makes sure of what it took out.
+"""One pass of the sweeper over a queue: decides on each message as it arrives, and confirms the removals.
 
 Rules:
-- A removal counts only after a later reply on its channel has come.
-- What is rejected or acked goes in small steps, as a quorum queue's client keeps back what comes after its first 32 commands.
+- A removal counts only after a later reply on its channel has arrived.
+- Rejects and acks go out in small steps, as a quorum queue's client keeps back the commands after its first 32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..log.replica import Replica
 from ..log.tally import Tally
 
 log = logging.getLogger("lrq_ha.sweeper")
-EVERYTHING = 1 << 62  # above every sequence
+EVERYTHING = 1 << 62  # greater than every sequence
 
 
 class Removed(NamedTuple):
@@ -34,7 +34,7 @@ class Removed(NamedTuple):
 
 
 class SweepPass:
-    """One pass over a queue: decides on each delivery as it comes. `holds`: of what `tally` speaks of, what waits for room in the queue."""
+    """One pass over a queue. `waiting`: copies counted by `tally` that wait for room in the queue."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class SweepPass:
     ) -> None:
         self.target = target
         self.tally = tally
-        self.excess_waits = False  # some of what is too many is not in the queue yet
+        self.excess_waits = False  # some of the excess copies are not in the queue yet
         self.channel = channel
         self.tag = ""
         self.met = 0
         self.kept = 0
-        self.deep_window = 0  # how many messages it may hold of a queue that may have more
-        self.is_cancelled = False  # by the broker
-        self.is_cut_short = False  # what it should have removed goes back: it was stopped
+        self.deep_window = 0  # how many messages the pass may hold of a queue that may have more
+        self.is_cancelled = False  # the broker cancelled the consumer
+        self.is_cut_short = False  # the pass was stopped: messages that it should have removed are requeued
         self.rejects = False
-        self.newest = EVERYTHING  # of what may have been there when it was asked how much there is
-        self.overtaken = False  # something younger came before it: by its priority
+        self.newest = EVERYTHING  # entry of the last message that may have been in the queue when its length was asked
+        self.overtaken = False  # a younger message came first, by its priority
         self._waiting = set(waiting)
         self._replica = replica
         self._event = event
@@ -66,9 +66,9 @@ class SweepPass:
         self._removed: list[Removed] = []
         self._acks: list[int] = []
         self._rejects: list[int] = []
-        self._stay: dict[tuple[int, Deaths], int] = {}  # delivery tags of copies that the tally speaks of; a second one of them is not one too many
-        self._kept_first = 0  # delivery tag of the first that is kept; 0: none
-        self.undecided: set[tuple[int, str]] = set()  # copies that are kept, as an operation on them is not safe yet, or too early
+        self._stay: dict[tuple[int, Deaths], int] = {}  # delivery tags of copies that the tally counts; a second copy of an entry is no excess
+        self._kept_first = 0  # delivery tag of the first kept message; 0: none
+        self.undecided: set[tuple[int, str]] = set()  # kept copies: an operation on them is not safe yet, or too early
 
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
@@ -106,24 +106,24 @@ class SweepPass:
 
     @property
     def held(self) -> int:
-        """How many messages are here, in whatever way they will leave."""
+        """How many messages this consumer holds, whether they are removed or requeued later."""
         return self.kept + len(self._removed)
 
     async def leave(self) -> None:
-        """Consumes no more, where a channel that closes is not to take its consumer along: see `give_back`."""
+        """Cancels the consumer where closing the channel must not take the consumer along, see `give_back`."""
         if self.tag and not self.is_cancelled and requeue_is_free(self.channel.connection):
             tag, self.tag = self.tag, ""
             await self.channel.cancel(tag)
 
     async def settle(self) -> None:
-        """Makes sure of the removals so far, or of as many as were under way when the sweeper was stopped."""
+        """Confirms the removals so far; after a stop, those that were under way."""
         if self._removed:
             removed, self._removed = self._removed, []
             acks, self._acks = self._acks, []
             rejects, self._rejects = self._rejects, []
             self.rejects = self.rejects or bool(rejects)
             left = await requeue.in_steps(self.channel, rejects, self.channel.reject, self._stopping)
-            # All before the first that stays are removed, and need one command only: see `in_steps`.
+            # All messages before the first kept one are removed, and one command acks them: see `in_steps`.
             first = min((self._kept_first or EVERYTHING, *left))
             apart = [tag for tag in acks if tag > first]
             if len(apart) < len(acks):
@@ -131,7 +131,7 @@ class SweepPass:
             left += await requeue.in_steps(self.channel, apart, self.channel.ack, self._stopping)
             await self.channel.flow()
             if self.is_cancelled:
-                return  # the queue has it all back, or nobody knows
+                return  # the queue has all messages back, or their fate is unknown
             self.kept += len(left)
             if left:
                 self.is_cut_short = True
@@ -142,12 +142,14 @@ class SweepPass:
                     self.target.gone(one.sequence, one.generation, one.deaths)
 
     async def reject_excess(self) -> int:
-        """Rejects what is too many of what is held; returns how many that were. Called when the window is full, or the queue was seen to its end."""
+        """Rejects the held copies that the tally shows as excess; returns their number. Called when the window is
+        full or the queue was seen to its end.
+        """
         if self.tally is None or self.is_cancelled:
             return 0
         stay = list(self._stay)
         here = [sequence for sequence, _ in stay]
-        self._waiting -= set(here)  # what was tried again has come in
+        self._waiting -= set(here)  # copies that were tried again have arrived
         found = sorted(self.tally.excess([*here, *sorted(self._waiting)]))
         excess = [stay[index] for index in found if index < len(stay)]
         self.excess_waits = len(excess) < len(found)

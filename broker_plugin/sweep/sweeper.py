@@ -1,23 +1,32 @@
-"""The sweeper: on a backup, takes out of the queues what clients of the primary took there (R9, R11).
+"""The sweeper: on a backup, removes from the queues the messages that clients took at the primary (R9, R11).
 
 Rules:
-- It consumes from a queue only while something in it is due, through a small window, one queue after the other; a consumer that stayed would
-  break delivery limits, expiry and order.
-- A removal counts only after a later reply on its channel has come. That does not say that a quorum queue has carried out what was rejected: before
-  a pass ends, the queue has done something that stands behind it (`_returned`, `carried_out`), as dead letters go where they go at that moment.
-- What is not due goes back (`requeue`) as a whole, when nothing more is on its way, or a quorum queue would be in another order: so the window
-  is no larger than the queue, and what leaves a shallow queue leaves it when all is here; and no smaller than what a quorum queue was given back
-  before. Where a message of higher priority came in meanwhile, another was not met, and nothing is concluded from that.
-- Where the window fills with messages that stay, it widens once, then leaves the queue alone for a while: the door acts on the rest.
-- What a TALLY of the primary shows to be too many is rejected (`tally`), when everything else that is due has gone. What waits for room in the
-  queue counts with what is in it: that may be full of just what is too many. A tally is kept until what is too many has come in and gone.
-- Before RabbitMQ 4 every way of giving back counts. There a queue with a delivery limit is swept only when nothing in it would have to go back; that
-  it is empty is believed only where it says so itself (`is_empty`).
-- One consumer per queue: while it is there, the `QueueKeepAlive` is not; and it comes when what the sidecar before it had left there is gone.
-- A vhost that the broker does not let the sidecar into is left alone for a while. In one that it does not have, nothing is due any more.
-- `stop` waits only until what is held is back. What is due and not acked yet goes back, too; the door filters it.
-- A promotion waits a little longer (`take_over`): what was rejected goes where dead letters go before clients are let in. The door would send it
-  there only when it meets it, which is never if nobody consumes, or too late if the queue is purged or deleted first.
+- The sweeper consumes only while a message of the queue is due, through a small window, one queue at a time. A
+  permanent consumer would break delivery limits, expiry and order.
+- A removal counts only after a later reply on its channel has arrived. That reply does not prove that a quorum queue
+  has carried out a reject. So before a pass ends, the queue has answered a command behind the rejects
+  (`requeue.carried_out`): the target of dead letters is decided at that moment.
+- Messages that are not due are requeued as a whole (`requeue`), when no more are on their way; else a quorum queue
+  would change its order. So the window is no larger than the queue, removals from a shallow queue wait until all its
+  messages are here, and the window is no smaller than the number of messages requeued to a quorum queue before. A
+  message of higher priority that arrives meanwhile takes the place of another: nothing is concluded from messages
+  that were not met then.
+- A window that fills with messages that stay is widened once. Then the queue is left alone for a while; the door
+  filters the rest.
+- Copies that a TALLY of the primary shows as excess are rejected (`tally`), after all other due messages are gone.
+  Messages that wait for room in the queue count as part of the queue: the queue may be full of excess copies. A tally
+  is kept until the excess has arrived and is gone.
+- Before RabbitMQ 4 each requeue counts as a delivery attempt. There a queue with a delivery limit is swept only when
+  no message would have to be requeued. Such a queue counts as empty only where the queue itself says so (`is_empty`).
+- A queue has one consumer at a time: the `QueueKeepAlive` is away during a pass, and a pass begins only when the
+  messages left there by the sidecar's predecessor are back.
+- A vhost that the sidecar may not access is left alone for a while. In a vhost that the broker does not have, nothing
+  is due any more.
+- `stop` waits only until held messages are requeued, including due messages that are not acked yet; the door filters
+  those.
+- A promotion waits a little longer (`take_over`): rejected messages become dead letters before clients are let in.
+  The door would reject such a message only on meeting it: never without a consumer, and too late if the queue is
+  purged or deleted first.
 """
 
 from __future__ import annotations
@@ -49,12 +58,12 @@ log = logging.getLogger("lrq_ha.sweeper")
 
 PASS_MAX_S = 60.0
 TAKEN_MAX_S = 20.0
-ARRIVED_S = 0.25  # within it, what was rejected arrives where dead letters go
-MOVES_MAX_S = 10.0  # so long a promotion waits at most for what was rejected
+ARRIVED_S = 0.25  # within this time rejected messages arrive at their dead-letter target
+MOVES_MAX_S = 10.0  # a promotion waits at most so long for rejected messages
 MOVES_POLL_S = 0.2
 BACK_OFF_MIN_S = 1.0
 BACK_OFF_MAX_S = 30.0
-SUSPECT_BACK_OFF_MAX_S = 1_800.0  # of a queue of which nothing is due: it may be deeper than any pass for years
+SUSPECT_BACK_OFF_MAX_S = 1_800.0  # for a queue of which nothing is due: it may stay deeper than any pass for years
 
 
 class _End(Enum):
@@ -68,13 +77,13 @@ class _End(Enum):
 
 
 class Sweeper:
-    """See above.
+    """Sweeps the queues of this node's broker, one after the other.
 
     Args:
-        replica: Whose filter says what is due.
-        broker: The own broker; the vhost in it is replaced.
-        window: Most messages held at once, at first, but for quorum queues that were given back more.
-        interval_s: How often it looks.
+        replica: Its filter says what is due.
+        broker: The own broker; its vhost is replaced.
+        window: Most messages held at once, at first; more for quorum queues to which more were requeued.
+        interval_s: Seconds between two rounds.
     """
 
     def __init__(self, replica: Replica, broker: Address, *, window: int = 500, interval_s: float = 1.0) -> None:
@@ -88,36 +97,41 @@ class Sweeper:
         self._started = False
         self._ended = asyncio.Event()
         self._kicked: set[QueueKey | None] = set()
-        self._suspects: dict[QueueKey, int] = {}  # and the entry up to which all must be applied before they are gone through
-        self._given_up: dict[QueueKey, float] = {}  # where it did not get on, and when it began to try
-        self._back_off: dict[QueueKey, tuple[float, float]] = {}  # not before, and the pause after that
+        self._suspects: dict[QueueKey, int] = {}  # suspect queues, each with the entry that must be applied first
+        self._given_up: dict[QueueKey, float] = {}  # queues whose due messages were out of reach, and when that pass began
+        self._back_off: dict[QueueKey, tuple[float, float]] = {}  # (not before, the pause after that)
         self._taken: dict[QueueKey, float] = {}  # since when another consumer was there
-        self._rejected_at: dict[str, float] = {}  # when something was rejected last, by vhost
+        self._rejected_at: dict[str, float] = {}  # by vhost: time of the last reject
         self._given_back = RequeueDepths()
         self._keeper = QueueKeepAlive(replica, broker, self._given_back)
         self._under_way: SweepPass | None = None
 
     def kick(self, queue: QueueKey | None = None) -> None:
-        """A queue (None: one that is not known) is full: sweep it now, whatever is due. This may come for each of thousands of messages."""
+        """Requests a pass at once over a full queue (None: an unknown one), whatever is due. May be called for
+        each of thousands of messages.
+        """
         self._kicked.add(queue)
         self._event.set()
 
     def suspect(self, queues: Iterable[QueueKey], upto: int) -> None:
-        """When all up to `upto` is applied, copies may be left in these queues of which nothing is due: each is gone through once as a whole.
+        """Requests one full pass over these queues once everything up to `upto` is applied: copies may be left
+        that are not due.
 
-        Such are older copies, which do not count, of what a new generation publishes again; and, where clients of the primary held messages of a
-        queue while it was purged, what went then.
+        Such copies are older copies, which do not count, of messages that a new generation publishes again; and
+        messages that a purge removed while clients of the primary held other messages of the queue.
         """
         for queue in queues:
             self._suspects[queue] = max(upto, self._suspects.get(queue, 0))
         self._event.set()
 
     def given_up_at(self, queue: QueueKey) -> float:
-        """When it last began to go through a queue in which it cannot reach what is due (monotonic seconds); 0 if it can, or has not tried."""
+        """When the last pass began that could not reach the queue's due messages (monotonic seconds); 0 if the
+        last pass could, or none was tried.
+        """
         return self._given_up.get(queue, 0.0)
 
     def is_rejecting(self, vhost: str) -> bool:
-        """Whether what was rejected from a queue there may not have left it."""
+        """Whether messages rejected from a queue of the vhost may still be in that queue."""
         sweep = self._under_way
         return sweep is not None and sweep.rejects and sweep.target.key[0] == vhost
 
@@ -149,13 +163,14 @@ class Sweeper:
             try:
                 await self._keeper.stop()
             finally:
-                self._ended.set()  # nothing is held any more; a promotion need not wait for the broker to answer that connections are closed
+                self._ended.set()  # nothing is held any more; a promotion need not wait until the broker has answered connection closes
             await asyncio.gather(keeping, return_exceptions=True)
             await self._vhosts.close()
 
     async def _look_at(self, key: QueueKey, kicked: bool) -> None:
         target = self._replica.index.filter.queue(key)
-        # `partial_queues` has the others; but one that is about to be deleted may be declared anew as such by then.
+        # `partial_queues` has the other queues; but a queue that is about to be deleted may be declared again as
+        # partial by then.
         if not self._replica.declared.replicates(key) and not (kicked and target.moves_due(EVERYTHING)):
             return
         if self._vhosts.is_closed_to_us(key[0]):
@@ -168,12 +183,14 @@ class Sweeper:
                 self._without(key[0])
 
     async def _move_what_was_rejected(self) -> None:
-        """Everything safe is applied, and nobody uses the queues yet: what was rejected leaves them, for MOVES_MAX_S at most."""
+        """Moves rejected messages out of the queues, for MOVES_MAX_S at most. Everything safe is applied, and no
+        client uses the queues yet.
+        """
         began, self._stopping = time.monotonic(), False
         timer = asyncio.get_running_loop().call_later(MOVES_MAX_S, self._stop)
         looked_at: list[QueueKey] = []
         while not self._stopping and (keys := self._within_reach(began)):
-            if keys == looked_at:  # somebody is in the way
+            if keys == looked_at:  # another consumer is in the way
                 await asyncio.sleep(MOVES_POLL_S)
             for key in keys:
                 await self._look_at(key, True)
@@ -185,7 +202,7 @@ class Sweeper:
             log.warning(f"{what}: {when}", count, target.name, target.key[0])
 
     def _within_reach(self, since: float) -> list[QueueKey]:
-        """Queues from which something is to move, and in which it has not given up since then."""
+        """Queues with messages to move in which no pass has given up since `since`."""
         keys = [target.key for target, _ in self._moving()]
         return [key for key in keys if self.given_up_at(key) < since and not self._vhosts.is_closed_to_us(key[0])]
 
@@ -193,10 +210,12 @@ class Sweeper:
         return self._replica.index.filter.moving(None, EVERYTHING, self._replica.progress.parked)
 
     def _round(self) -> Iterator[tuple[QueueKey, bool]]:
-        """The queues to look at, and which of them were kicked. These wait for one other at most: somebody waits for them.
+        """The queues to look at, each with whether it was kicked. A kicked queue waits for one other queue at
+        most.
 
-        Suspects come when nothing else does: after a restart there may be ten thousand, and what is consumed meanwhile does not wait for all of them.
-        Nor does it wait for the end of a round that has none, as somebody kicks one queue all the time (a full one).
+        Suspects come last: after a restart there may be ten thousand, and messages consumed meanwhile must not wait
+        for all of them. Nor do these messages wait for the end of a round, as a full queue may be kicked all the
+        time.
         """
         suspects = deque(self._suspects)
         others = self._pressing()
@@ -222,17 +241,17 @@ class Sweeper:
         return keys
 
     def _pressing(self) -> dict[QueueKey, None]:
-        due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # of ten thousand queues, perhaps
+        due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # may be of ten thousand queues
         return dict.fromkeys((*due, *self._replica.index.tallies.keys(), *(key for key in self._back_off if key not in self._suspects)))
 
     async def stop(self) -> None:
-        """Ends `run`; returns when everything it held has been given back."""
+        """Ends `run`; returns when everything held has been requeued."""
         self._stop()
         if self._started:
             await self._ended.wait()
 
     async def take_over(self) -> None:
-        """The same, when what was rejected has become dead letters, as far as it can be reached. Everything safe is applied."""
+        """Like `stop`, after rejected messages within reach have become dead letters. Everything safe is applied."""
         self._takes_over = True
         await self.stop()
 
@@ -241,7 +260,7 @@ class Sweeper:
         self._event.set()
 
     async def _wait(self, seconds: float) -> bool:
-        """Whether something happened within that time."""
+        """Whether the event came within that time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -252,9 +271,10 @@ class Sweeper:
     async def _consider(self, target: QueueFilter, kicked: bool) -> None:
         key, progress = target.key, self._replica.progress
         upto = progress.tracker.applied
-        if kicked or progress.parked:  # behind an entry that a full queue refuses, others are applied all the same
+        if kicked or progress.parked:  # entries behind one that a full queue refuses are applied nevertheless
             upto = max(upto, self._replica.reached())
-        # A full queue is gone through at once: older copies may be what fills it, and keep out what is published again.
+        # A full queue is gone through at once: older copies may fill it and keep out the messages that are published
+        # again.
         whole_from = self._suspects.get(key)
         whole = whole_from is not None and (kicked or progress.tracker.applied >= whole_from)
         tally = self._replica.index.tallies.pending(key, progress.written)
@@ -294,7 +314,7 @@ class Sweeper:
                 del self._suspects[key]
 
     def _without(self, vhost: str) -> None:
-        """There is no such vhost, so nothing is in its queues."""
+        """The vhost does not exist, so nothing is in its queues."""
         applied, tallies = self._replica.progress.tracker.applied, self._replica.index.tallies
         for target in [each for each in self._replica.index.filter.queues() if each.key[0] == vhost]:
             target.end_pass(target.start_pass(applied))
@@ -306,7 +326,9 @@ class Sweeper:
                 tallies.done(key, tally)
 
     async def _is_worth_it(self, target: QueueFilter, upto: int, whole: bool, tally: Tally | None) -> bool | None:
-        """Whether a pass can remove anything, and does no harm. None: nobody knows now: the queue does not answer, or another consumer is there."""
+        """Whether a pass can remove anything and does no harm. None: unknown for now, as the queue does not answer
+        or has another consumer.
+        """
         vhost, queue = target.key
         due = target.due(upto)
         connection = await self._vhosts.connection(vhost)
@@ -320,7 +342,7 @@ class Sweeper:
                 async with self._keeper.away_from(target.key):
                     return await is_empty(channel, queue) or None
         except ChannelClosed:
-            return not limited  # the pass finds out
+            return not limited  # the pass finds out whether the queue exists
         finally:
             await channel.close()
         if limited:
@@ -328,7 +350,7 @@ class Sweeper:
         return tally is not None and ready + len(self._waiting(target, tally)) > tally.messages
 
     def _waiting(self, target: QueueFilter, tally: Tally) -> list[int]:
-        """The copies of which a tally speaks that wait for room in its queue, and that nobody has taken out of the log since."""
+        """Entries counted by the tally whose copies wait for room in the queue, and that no later entry has dequeued."""
         newest = self._replica.index.generations.newest
         found = ((sequence, by_name) for sequence, by_name in self._replica.progress.waits_for_room(target.key) if sequence <= tally.upto)
         return [
@@ -336,11 +358,11 @@ class Sweeper:
         ]
 
     def _there(self, target: QueueFilter, upto: int) -> int:
-        """How many of those that are due can be in the queue: what waits for room may wait for it in this one."""
+        """How many of the due messages can be in the queue; messages that wait for room may wait for this queue."""
         return target.due(upto, self._replica.progress.parked)
 
     def _uses_up_a_limit(self, connection: Carrier, key: QueueKey) -> bool:
-        """Whether what is given back to a queue may not come back for ever."""
+        """Whether a requeue counts against a delivery limit of the queue."""
         return not requeue_is_free(connection) and "x-delivery-limit" in self._arguments(key)
 
     def _is_quorum(self, key: QueueKey) -> bool:
@@ -350,14 +372,14 @@ class Sweeper:
         return declarations.queue_arguments(self._replica.declared.declarations.get(key, b""))
 
     async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
-        """Goes through a queue once. Returns why that ended, and whether all was done that its tally asks for."""
+        """Goes through a queue once. Returns why the pass ended, and whether everything that the tally asks for was done."""
         async with self._keeper.away_from(target.key):
             return await self._pass_alone(target, upto, window, whole, tally)
 
     async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
         vhost, queue = target.key
         if target.has_dead_letters and (wait_s := self._rejected_at.get(vhost, 0.0) + ARRIVED_S - time.monotonic()) > 0:
-            await asyncio.sleep(wait_s)  # whoever looks before they have arrived takes them for gone
+            await asyncio.sleep(wait_s)  # a pass before dead letters have arrived would count them as gone
         expected = target.start_pass(self._replica.progress.written, self._replica.progress.parked)
         waiting = self._waiting(target, tally) if tally is not None else []
         connection = await self._vhosts.connection(vhost)
@@ -365,7 +387,8 @@ class Sweeper:
         sweep = self._under_way = SweepPass(target, channel, self._replica, self._event, lambda: self._stopping, tally, waiting)
         try:
             end = await self._go_through(sweep, upto, window, whole)
-            # What was given back stands behind what was rejected, and has come back by now. Whoever took some of it would change its order.
+            # Requeued messages stand behind the rejected ones, and are back by now. Another consumer that took some
+            # would change their order.
             if sweep.rejects and not (sweep.kept or self._stopping or self._uses_up_a_limit(connection, target.key)):
                 await carried_out(connection, queue)
         finally:
@@ -386,31 +409,31 @@ class Sweeper:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
             sweep.newest = self._replica.barrier.published_upto
             if self._uses_up_a_limit(channel.connection, target.key) and ready > self._there(target, upto):
-                return end  # more has come since it was found worth it
+                return end  # more messages have arrived since `_is_worth_it`
             if not self._is_taken(target.key, consumers):
                 end = await self._sweep(sweep, queue, upto, window, whole, ready)
                 await sweep.leave()
                 await sweep.settle()
                 if sweep.is_cancelled:
-                    await channel.queue_declare(queue, passive=True)  # it is not gone: its consumer held something for too long, or it has crashed
+                    await channel.queue_declare(queue, passive=True)  # the queue still exists: its consumer timed out or crashed
                     end = _End.STUCK
                 elif sweep.is_cut_short and end is _End.SEEN:
                     end = _End.DONE
                 if end is _End.SEEN:
                     await sweep.reject_excess()
                 if sweep.tag and not self._stopping:
-                    # What has left made room, and the queue has given out more. It goes back with the rest, and the next pass must not begin before:
-                    # it would take what it does not meet for gone.
+                    # The removals made room, and the queue has delivered more. These messages are requeued with the
+                    # rest before the next pass begins: it would count messages that it does not meet as gone.
                     await all_arrived(channel, queue, lambda: sweep.met, lambda: sweep.held >= window or sweep.is_cancelled)
         except ChannelClosed as error:
             if error.no_such_queue:
                 end = _End.GONE
-            else:  # 403: somebody consumes exclusively; 406: it was deleted and declared again meanwhile
+            else:  # 403: another client consumes exclusively; 406: the queue was deleted and declared again meanwhile
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
                 end = _End.STUCK
         finally:
             if sweep.tag or sweep.met:
-                # Of a deep queue more may be on its way; how much there was of one that was stuck is not known.
+                # Of a deep queue more may be on their way; the number in a stuck queue is unknown.
                 self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else max(sweep.held, sweep.deep_window))
             await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
         if end is _End.GONE:
@@ -420,8 +443,8 @@ class Sweeper:
     def _is_taken(self, key: QueueKey, consumers: int) -> bool:
         """Whether another consumer is there; one that stays does not count for long.
 
-        It may be that of this sidecar's former life, which held what is at the queue's head. Whoever consumes before that is back gives back in
-        another order.
+        The consumer may be of this sidecar's predecessor, which held messages of the queue's head. A pass that
+        consumed before these are back would requeue in another order.
         """
         if not consumers:
             self._taken.pop(key, None)
@@ -431,8 +454,8 @@ class Sweeper:
     async def _sweep(self, sweep: SweepPass, queue: str, upto: int, window: int, whole: bool, ready: int) -> _End:
         channel, target = sweep.channel, sweep.target
         self._event.clear()
-        # What a shallow queue holds fits into the window. So that this ends with all of it here and nothing more on its way (see `give_back`), the
-        # window is that large, and removals wait until it is full.
+        # All messages of a shallow queue fit into the window. The pass must end with all of them here and none on their
+        # way (see `give_back`), so the window is as large as the queue, and removals wait until it is full.
         shallow = 0 < ready < window
         window = ready if shallow else window
         sweep.deep_window = 0 if shallow else window
@@ -466,10 +489,11 @@ class Sweeper:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
             if sweep.met != met:
                 continue
-            if not ready and consumers == 1:  # none: a quorum queue that does not answer looks like an empty one
+            if not ready and consumers == 1:  # ready is 0 also for a quorum queue that does not answer
                 await self._wait(QUIET_S)
                 if sweep.met == met:
-                    # The queue's answer may have overtaken deliveries in a busy broker's channel. They stand there before this question.
+                    # The queue's answer may have overtaken deliveries in a busy broker's channel. Those come before the
+                    # answer to this command.
                     await channel.flow()
                     if sweep.met != met:
                         continue
