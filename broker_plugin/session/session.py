@@ -71,9 +71,9 @@ class ClientSession(ABC):
 
     Args:
         door: The door it came through.
-        agreed: The agreement of the login.
+        replica: This node's log and its parts.
         client, broker: The two transports.
-        agreed: What the login agreed on.
+        agreed: The agreement of the login.
 
     Attributes:
         client: The client's transport; None when the client is gone.
