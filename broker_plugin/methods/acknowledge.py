@@ -96,7 +96,7 @@ def ack_internally(session: ClientSession, channel: ClientChannel, frame: bytes,
 
 
 def _settle_apart(session: ClientSession) -> None:
-    """Sends the door's own acks on channels with transactions: they must count without a commit of the client, so they get a transaction of their own.
+    """Sends the door's own acks on channels with transactions: they must count without a client's commit, so they get a transaction of their own.
 
     The client's transaction so far is rolled back before, and repeated after. The broker does a commit of acks alone at once, so all that goes in
     one write; but while the broker commits publishes it must be sent nothing. One such transaction runs at a time: later acks wait for the next one.

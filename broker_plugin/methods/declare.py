@@ -7,8 +7,8 @@ Rules:
 - The door also waits for the answer to a declaration of a node-local queue, or of one that the broker names: later frames may concern that queue, by
   its name or by none, and are not replicated then.
 - A purge takes the messages in the queue, not those that clients hold: the log lists the held ones as of the moment when the broker had purged.
-- A queue or exchange that was deleted around the door and is declared with other arguments, before the LengthReconciler has noticed, is deleted in the
-  log first: the other nodes would refuse the declaration. An auto-delete exchange that has gone by itself and is declared again is also
+- A queue or exchange that was deleted around the door and is declared with other arguments, before the LengthReconciler has noticed, is deleted in
+  the log first: the other nodes would refuse the declaration. An auto-delete exchange that has gone by itself and is declared again is also
   deleted first: the bindings to it have gone, too.
 """
 
@@ -200,7 +200,7 @@ async def _ask(session: ClientSession, number: int, payload: bytes) -> bool:
 
 
 def declare_ok(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-    """queue.declare-ok, which names the queue. A queue that the client named is skipped: it may have declared another since, which is the last one."""
+    """queue.declare-ok, which names the queue. Skipped if the client named it: the client may have declared another one since, which is the last."""
     channel = session.channel(number)
     if channel.passed and not channel.passed[0].queue:
         start = item[2] + 4

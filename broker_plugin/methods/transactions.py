@@ -3,7 +3,7 @@
 Rules:
 - Dry run (`rehearse`): a transaction's frames go to the broker as they come, in a transaction there. The broker so refuses them at once and in its
   own words, before any of them is in the log. The door keeps a copy.
-- An answer to a direct reply-to has no addressee in the dry run: RabbitMQ 3 delivers such answers at once, whatever becomes of the transaction.
+- An answer to a direct reply-to has no addressee in the dry run: RabbitMQ 3 delivers such answers at once, even if the transaction is rolled back.
 - Commit: the broker rolls the dry run back. Its rollback-ok says that it has refused nothing. Only then the copy takes the way of publishes and acks
   without a transaction, in one turn of the event loop. All entries of a transaction are so in one batch of the log, and a batch is never split: it is
   safe as a whole, and a promoted node has all of it or nothing. When the batch is safe, the broker gets the copy, with positions, as a
