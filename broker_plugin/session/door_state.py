@@ -54,7 +54,7 @@ class DoorState(Generic[S]):
 
     Attributes:
         config: The table `[door]` of the configuration.
-        counters: What has happened since the process began, for `/status`.
+        counters: Events since the process began, for `/status`.
         sessions: Clients that are logged in.
         unfinished: Messages of which a part has arrived, and open transactions, of all connections.
         buffered_bytes_max: Memory for publishes that are not safe yet; beyond it, the door stops reading from publishers.
@@ -150,7 +150,7 @@ class DoorState(Generic[S]):
             self.counters["closed_slow"] += 1
             slowest.cut_off()
 
-    # ---- what is replicated, and confirms ----------------------------------------------------------------------------
+    # ---- replication and confirms ------------------------------------------------------------------------------------
 
     def forget_decisions(self) -> None:
         """The set of replicated queues has changed."""

@@ -301,7 +301,7 @@ class ClientSession(ABC):
         """Whether a close-ok of the client answers the door, and not its broker."""
         return self.close_sent
 
-    # ---- what is under way -------------------------------------------------------------------------------------------
+    # ---- pending answers and returns ---------------------------------------------------------------------------------
 
     def give_back(self, deliveries: Collection[Delivery]) -> None:
         """Gives deliveries back to their queues; complete when the broker has got the items in the outbox."""
@@ -327,7 +327,7 @@ class ClientSession(ABC):
         """Whether the client waits for an answer to a request that the door has taken."""
         return bool(self.outbox or self.pending_safe or self.pending_durable or self.repeats.waiting or self.replies or self.unanswered)
 
-    # ---- what the connection adds ------------------------------------------------------------------------------------
+    # ---- implemented by the connection -------------------------------------------------------------------------------
 
     @abstractmethod
     def safe_advanced(self) -> None:
