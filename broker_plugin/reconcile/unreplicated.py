@@ -1,4 +1,4 @@
-"""Counts for the operator the messages that a change of primary leaves behind or delivers again, and those that a reset node loses.
+"""Counts for the operator the messages that a change of primary leaves behind or delivers again, and those that a reinitialised node loses.
 
 Rules:
 - The broker is asked for the lengths of queues that the log knows. A queue with the level `none` by its name is in no log, so it is not counted.
@@ -39,7 +39,7 @@ async def left_behind(replica: Replica, broker: Address) -> str:
 
 
 async def in_no_export(replica: Replica, broker: Address) -> str:
-    """The queues whose messages are in no log and are lost when a node is reset, and their counts. Arguments as of `left_behind`."""
+    """The queues whose messages are in no log and are lost when a node is reinitialised, and their counts. Arguments as of `left_behind`."""
     return await _tell(replica, broker, [key for key in _not_replicated(replica) if replica.declared.level(key) is Level.CONFIGURATION])
 
 
