@@ -1,10 +1,10 @@
-"""Who may come in: connections are counted from their accept on, until both their sockets have closed, by what their logins come to. Pure.
+"""Admission of connections: each counts from its accept until both its sockets have closed, by the outcome of its login. Pure.
 
 Rules:
-- All together are `connections_max` at most. Clients leave some of that free, for other nodes and sites, which nobody can tell from them before they
-  have logged in, and for logins themselves. So clients, however many, keep no node out.
-- Where everything is taken, a login that is not finished makes room for whoever comes next: the oldest one of the address that has most of them. So
-  who connects and never logs in keeps nobody out.
+- There are at most `connections_max` connections. Clients leave a part of them free, for logins, and for other nodes and sites, which look like
+  clients before they have logged in. So clients, however many, keep no node out.
+- When all connections are taken, a new connection replaces an unfinished login: the oldest of the address that has most of them. So a host that
+  connects and never logs in keeps no other out.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-KEPT_SHARE = 20  # this part of all connections is kept free of clients,
-KEPT_EACH = 4  # and for each other node and site so many: each has two or three, and those that it had before may not be known to be gone
+KEPT_SHARE = 20  # one in so many connections is kept free of clients,
+KEPT_EACH = 4  # and so many for each other node and site: each has two or three, and earlier ones may not be known to be gone
 
 
 class Kind(Enum):
-    """What a connection is."""
+    """The kind of a connection."""
 
     LOGIN = "its login is not finished"
     CLIENT = "a client"
@@ -26,7 +26,7 @@ class Kind(Enum):
 
 
 class Admission:
-    """One connection. `end` ends it while its login is not finished, within a moment."""
+    """One connection. `end` ends it within a moment, while its login is not finished."""
 
     __slots__ = ("end", "host", "kind")
 
@@ -36,14 +36,14 @@ class Admission:
 
 
 class AdmissionControl:
-    """See above.
+    """Counts the connections of one door.
 
     Args:
-        connections_max: All together.
-        others: How many other nodes and sites there are.
+        connections_max: Limit on all connections.
+        others: Number of other nodes and sites.
 
     Attributes:
-        open: How many connections there are.
+        open: Number of connections.
     """
 
     def __init__(self, connections_max: int, others: int) -> None:
@@ -51,15 +51,15 @@ class AdmissionControl:
         self._connections_max = connections_max
         self._clients_max = connections_max - min(max(connections_max // KEPT_SHARE, KEPT_EACH * others), connections_max // 2)
         self._clients = 0
-        self._logins: dict[str, dict[Admission, None]] = {}  # that are not finished, by address, the oldest first
+        self._logins: dict[str, dict[Admission, None]] = {}  # unfinished logins by address, the oldest first
 
     @property
     def has_room_for_client(self) -> bool:
-        """Whether one more client may come in."""
+        """Whether one more client is admitted."""
         return self._clients < self._clients_max
 
     def come(self, host: str, end: Callable[[], None]) -> Admission | None:
-        """One more connection from this address; None if there is no room."""
+        """Admits one more connection from this address; None if there is no room."""
         if self.open >= self._connections_max:
             if not self._logins:
                 return None
@@ -73,14 +73,14 @@ class AdmissionControl:
         return arrival
 
     def logged_in(self, arrival: Admission, kind: Kind) -> None:
-        """Its login is finished, and it is a client or another node or site."""
+        """The login of a connection is finished; `kind` is its outcome."""
         if arrival.kind is Kind.LOGIN:
             self._leave_logins(arrival)
             arrival.kind = kind
             self._clients += kind is Kind.CLIENT
 
     def gone(self, arrival: Admission) -> None:
-        """It has ended, or is made to."""
+        """A connection has ended, or is being ended."""
         if arrival.kind is Kind.GONE:
             return
         if arrival.kind is Kind.LOGIN:

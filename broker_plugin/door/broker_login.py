@@ -1,4 +1,4 @@
-"""The broker's socket for one client: connected when the client has greeted, closed when the login leads to no session."""
+"""The broker's socket for one client: connected after the client's protocol header, closed when the login leads to no session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClientSide(Protocol):
 
 
 class BrokerLogin(asyncio.Protocol):
-    """See above. `on_lost`: called when its socket has closed."""
+    """The broker's side of a login. `on_lost`: called when its socket has closed."""
 
     def __init__(self, client: ClientSide) -> None:
         self.client: ClientSide | None = client
@@ -60,7 +60,7 @@ class BrokerLogin(asyncio.Protocol):
             client.refuse(CONNECTION_FORCED, "the broker beside this sidecar does not answer")
 
     def leave(self, reason: str = "the client is gone") -> None:
-        """The login is over, without a session: the broker's side is closed."""
+        """The login ended without a session: closes the broker's side."""
         self._left = True
         self.client = None
         if self.transport is not None and not self.transport.is_closing():

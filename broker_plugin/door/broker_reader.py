@@ -1,11 +1,13 @@
-"""What a client's broker sends: its bytes are cut into frames, and sorted into what the client gets, what it gets changed, and what is the door's.
+"""Reads a broker's bytes for one client: splits them into frames, and passes on, changes or consumes each frame.
 
-What becomes of a method stands in `method_table.FROM_BROKER`. Rules:
-- Frames that need nothing are passed on as the slice they came in.
-- A broker cuts bodies to what was agreed on, but no header frame: one is as large as somebody with larger frames has published it.
-- A delivery whose fate is not safe yet is withheld with all that follows it on its channel, so that order is kept. So is the answer to a declaration
-  whose entry is not safe yet.
-- What the door cannot handle ends both sides.
+`method_table.FROM_BROKER` has the handler of each method.
+
+Rules:
+- Frames that need no change are passed on as the slice that they came in.
+- A broker cuts bodies to the agreed frame_max, but no header frame: a header frame is as large as its publisher's frame_max allowed.
+- A delivery whose fate is not safe yet is withheld with all frames behind it on its channel, so that order is kept. The answer to a declaration
+  whose entry is not safe yet is withheld in that way, too.
+- A frame that the door cannot handle ends both sides.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ log = logging.getLogger("lrq_ha.door")
 
 
 class BrokerReader:
-    """See above.
+    """Reads the broker's side of one session.
 
     Attributes:
         passing: Contents that come in pieces.
-        withheld: Frames, by channel, beginning with a delivery whose fate is not safe yet: neither it nor what follows it on its channel is given
-            out before, so that a `multiple` ack of the client covers what it has got. Or beginning with the answer to a declaration: nothing is
-            taken from the client before it is given out.
+        withheld: Frames, by channel. They begin with a delivery whose fate is not safe yet: no later frame of its channel is given out before it, so
+            that a `multiple` ack of the client covers only its deliveries. Or they begin with the answer to a declaration: nothing is taken from the
+            client before that is given out.
     """
 
     __slots__ = ("_answers", "_left", "_session", "_withheld_bytes", "passing", "withheld")
@@ -46,7 +48,7 @@ class BrokerReader:
         self._left = b""
 
     def data(self, data: bytes) -> None:
-        """Bytes came from the broker."""
+        """Takes bytes from the broker."""
         try:
             self._from_the_broker(data)
         except Exception as error:
@@ -71,13 +73,13 @@ class BrokerReader:
         self._sort(data, items)
 
     def _sort(self, data: bytes, items: list[Item]) -> None:
-        """What the client gets of these frames of the broker."""
+        """Sorts these frames of the broker, and passes the client's part on."""
         session = self._session
         withheld, passing = self.withheld, self.passing
         limit = session.frame_max_bytes
         on_broker, apart = session.on_broker, session.internal_channels
         out: list[bytes] = []
-        keep_from = -1  # start of the slice that is passed on as it came
+        keep_from = -1  # start of the slice that is passed on unchanged
         keep_to = 0
         for item in items:
             kind, number, start, end, _, _, stop = item
@@ -121,7 +123,7 @@ class BrokerReader:
             if replaced:
                 out.append(replaced)
             if kind == BODY:
-                # The content may have ended. What comes next can have the door itself say something, and that must not come before this.
+                # The content may have ended. The next frame can make the door itself send a frame, which must not come before this.
                 session.pass_on(b"".join(out))
                 out.clear()
                 session.flow.consider_pausing()
@@ -134,7 +136,7 @@ class BrokerReader:
             self._end()
 
     def _decide(self, client: int, blob: bytes, item: Item) -> bytes | None:
-        """What becomes of a content of which the method and the header have come."""
+        """Decides on a content whose method and header have come."""
         session = self._session
         handler = session.deliver if item[0] == BASIC_DELIVER else session.on_broker.get(item[0])
         replaced = handler(session, client, blob, item) if handler is not None else None
@@ -143,13 +145,13 @@ class BrokerReader:
         return replaced
 
     def forget(self, number: int) -> None:
-        """A channel has ended at the broker: nothing more comes of what has begun on it."""
+        """A channel has ended at the broker: contents that have begun on it will not be completed."""
         if behind := self.passing.drop(number):
             self._session.pass_on(behind)
             self._session.flow.consider_pausing()
 
     def _end(self) -> None:
-        """The broker has closed the connection and the client is told. Until it answers, nothing that it says may be waited for by anybody."""
+        """The broker has closed the connection, and the client is told. No part of the door may wait for anything until the client answers."""
         session = self._session
         if session.client is not None:
             closing_handshake.hand_over(session.client, session.from_client.left)
@@ -164,16 +166,16 @@ class BrokerReader:
 
     @property
     def withholds_too_much(self) -> bool:
-        """Whether nothing more is read from the broker for that."""
+        """Whether too much is withheld to read more from the broker."""
         return self._withheld_bytes > self._session.door.config.connection_buffer_bytes_max
 
     def hold_answer(self, channel: int, frame: bytes) -> None:
-        """Withholds the broker's answer to a declaration, with all that follows it, until `give_answer`."""
+        """Withholds the broker's answer to a declaration, and all frames behind it, until `give_answer`."""
         self.withheld[channel] = [frame]
         self._answers.add(channel)
 
     def give_answer(self, channel: int, *, silent: bool) -> None:
-        """The answer that is withheld on this channel, if there is one, goes to the client, or is dropped (`silent`); what follows it, goes on."""
+        """Passes the withheld answer on this channel to the client, or drops it (`silent`); the frames behind it go on."""
         if channel not in self._answers:
             return
         self._answers.remove(channel)
@@ -182,7 +184,7 @@ class BrokerReader:
         self.release()
 
     def release(self) -> None:
-        """Looks again at what was withheld; what is not decided yet is withheld again."""
+        """Decides again on withheld frames; undecided ones are withheld again."""
         withheld = {channel: parts for channel, parts in self.withheld.items() if channel not in self._answers}
         for channel, parts in withheld.items():
             del self.withheld[channel]

@@ -1,9 +1,11 @@
 """One client's connection: a session with its two sockets (client and broker), and how it ends.
 
 `client_reader` and `broker_reader` take the bytes of either side; `flow_control` stops reading. The tables of `method_table` name the handler of each
-method; the handlers are in `publish`, `deliver`, `acknowledge`, `transactions`, `declare` and `lifecycle`. Rules:
-- A client that vanishes leaves its broker side behind until what it published is sent and confirmed.
-- A connection that ends in order is not told before what is under way is confirmed.
+method; the handlers are in `publish`, `deliver`, `acknowledge`, `transactions`, `declare` and `lifecycle`.
+
+Rules:
+- When a client vanishes, its broker side stays until all its publishes are sent and confirmed.
+- A connection that ends in order is not told before pending publishes are confirmed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from .method_table import FROM_BROKER, FROM_CLIENT
 log = logging.getLogger("lrq_ha.door")
 
 LEAVE_POLL_S = 0.05
-SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and never tell of the confirm
+SEEN_S = 0.25  # between the last confirm and connection.close: pika and others, reading both at once, raise and lose the confirm
 
 
 class ClientConnection(ClientSession, Endpoint):
@@ -53,7 +55,7 @@ class ClientConnection(ClientSession, Endpoint):
         self.from_broker = BrokerReader(self)
         self.repeats = DuplicatePublishes(self)
         self.alarm = Alarm(self, agreed.told_blocked)
-        # Other sites' sidecars are no clients.
+        # Interceptors see no sidecars of other sites.
         watch = InterceptPoints(self, door.interceptors) if door.interceptors and self.peer is None else None
         self.watch = watch
         self.take = publish.take if watch is None else watch.take
@@ -62,22 +64,22 @@ class ClientConnection(ClientSession, Endpoint):
         self.on_client = FROM_CLIENT if watch is None else watch.from_client
         self.on_broker = FROM_BROKER if watch is None else watch.from_broker
 
-    # ---- what the sockets say ----------------------------------------------------------------------------------------
+    # ---- events of the sockets ---------------------------------------------------------------------------------------
 
     def client_data(self, data: bytes) -> None:
-        """Bytes came from the client."""
+        """Takes bytes from the client."""
         self.from_client.data(data)
 
     def broker_data(self, data: bytes) -> None:
-        """Bytes came from the broker."""
+        """Takes bytes from the broker."""
         self.from_broker.data(data)
 
     def client_full(self, full: bool) -> None:
-        """The client does not read as fast as the broker sends, or does again."""
+        """The client reads more slowly than the broker sends, or has caught up."""
         self.flow.client_full(full)
 
     def broker_full(self, full: bool) -> None:
-        """The broker does not read as fast as the log gets safe."""
+        """The broker reads more slowly than the log gets safe, or has caught up."""
         self.outbox.full = full
         if not full:
             self._pump()
@@ -91,7 +93,7 @@ class ClientConnection(ClientSession, Endpoint):
     # ---- to the client -----------------------------------------------------------------------------------------------
 
     def close_client(self, code: int, text: str, cause: int = 0) -> None:
-        """Ends the connection with an error to the client; what it published before is brought to its end."""
+        """Ends the connection with an error to the client; its earlier publishes are completed."""
         if self.client is not None:
             if self.close_sent:
                 closing_handshake.hand_over(self.client)
@@ -100,14 +102,14 @@ class ClientConnection(ClientSession, Endpoint):
             self.client_lost()
 
     def fence(self, reason: str) -> None:
-        """Ends the connection of a producer whose name another one has: nothing more of it is appended, and no commit that waits is carried out."""
+        """Ends the connection of a producer whose name another one has: nothing more of it is appended, and no waiting commit is carried out."""
         self.fenced = True
         self.close_client(CONNECTION_FORCED, reason)
 
-    # ---- what the log says -------------------------------------------------------------------------------------------
+    # ---- events of the log -------------------------------------------------------------------------------------------
 
     def safe_advanced(self) -> None:
-        """The log is safe further than before."""
+        """More of the log is safe than before."""
         if self.closed:
             return
         publisher_confirms.safe_advanced(self)
@@ -130,7 +132,7 @@ class ClientConnection(ClientSession, Endpoint):
     # ---- ends --------------------------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Ends the connection in order: nothing more is read until what is under way is confirmed, then the client is told."""
+        """Ends the connection in order: reads nothing more until pending publishes are confirmed, then sends the close to the client."""
         self.flow.stop()
         self.spawn(self._stop(reason))
 
@@ -143,26 +145,26 @@ class ClientConnection(ClientSession, Endpoint):
             await asyncio.sleep(SEEN_S)
         self.takes_deliveries = False
         while self.from_broker.passing.under_way and self.client is not None and loop.time() < deadline:
-            await asyncio.sleep(LEAVE_POLL_S)  # what has begun for a consumer without acks counts as taken
+            await asyncio.sleep(LEAVE_POLL_S)  # a begun delivery to a consumer without acks counts as taken
         if self.client is None:
             return
         self.to_client(encode.connection_close(CONNECTION_FORCED, reason))
         self.close_sent = True
         for channel in self.channels.values():
             if channel.confirms.selected and channel.state is ChannelState.NO:
-                channel.state = ChannelState.TOLD  # what comes on it now would never be confirmed: its publisher sends it again
+                channel.state = ChannelState.TOLD  # later publishes on it would never be confirmed: their publisher repeats them
         self.flow.go_on()
         await asyncio.sleep(closing_handshake.ANSWER_S)
-        self.goodbye()  # it does not answer
+        self.goodbye()  # the client does not answer
 
     def goodbye(self) -> None:
-        """The client's connection.close-ok, or the end of the time for it: everything that it sent before has been taken."""
+        """Handles the client's connection.close-ok, or the end of the time for it: all frames before it have been taken."""
         if self.close_sent and self.client is not None:
             closing_handshake.end(self.client)
             self.client_lost()
 
     def client_lost(self) -> None:
-        """The client is gone. What it published is sent and confirmed before the broker's side is closed."""
+        """The client is gone. Its publishes are sent and confirmed before the broker's side is closed."""
         if self.client is None:
             return
         self.client = None

@@ -1,10 +1,10 @@
-"""The login of one connection: its two sockets, from the first byte until it is known what the connection becomes.
+"""The login of one connection: its two sockets, from the first byte until the kind of the connection is known.
 
 Rules:
-- Frames pass between client and broker, as `handshake` has them, until the client opens a vhost. Only then does the door decide.
-- A producer (client property `lrq_producer`) in vhost lrq publishes what ends at the door; whether it may publish there at all is asked of the
-  broker first, with a message that goes nowhere.
-- A login that is not finished in time, TLS included, is closed; so is one that does not speak AMQP 0-9-1, with AMQP's own answer.
+- Frames pass between client and broker, as `handshake` returns them, until the client opens a vhost. Only then does the door decide.
+- A producer (client property `lrq_producer`) in vhost lrq has its publishes handled by the door. The broker is first asked with a test message, which
+  goes nowhere, whether the producer may publish there at all.
+- A login that is not finished in time, TLS included, is closed. A login that does not use AMQP 0-9-1 is closed, too, with AMQP's own answer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .peer import PeerConnection
 
 log = logging.getLogger("lrq_ha.door")
 
-SILENT_CLOSE_S = 1.0  # before a client that cannot be told is cut off
-OTHER_PROTOCOLS = {  # how they begin
+SILENT_CLOSE_S = 1.0  # before a client without authentication_failure_close is cut off
+OTHER_PROTOCOLS = {  # by their first bytes
     b"AMQP\x00": "AMQP 1.0 or an old AMQP",
     b"AMQP\x02": "AMQP 1.0 with TLS",
     b"AMQP\x03": "AMQP 1.0 with SASL",
@@ -57,7 +57,7 @@ PROBE_CHANNEL = 1
 
 
 class ClientLogin(asyncio.Protocol):
-    """The client's socket: the login, then the end that it leads to."""
+    """The client's socket: the login, then the endpoint that it leads to."""
 
     def __init__(self, door: Gate, arrival: Admission) -> None:
         self.door = door
@@ -70,8 +70,8 @@ class ClientLogin(asyncio.Protocol):
         self._handshake: Handshake  # from connection_made on
         self._buffer = b""
         self._greeted = False
-        self._opening = True  # it has not asked for a vhost yet
-        self._probing: list[bytes] = []  # what waits until it is known whether the user may publish
+        self._opening = True  # the client has not asked for a vhost yet
+        self._probing: list[bytes] = []  # the open-ok that waits until it is known whether the user may publish
         self._may_write = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None  # connects to the broker
@@ -114,7 +114,7 @@ class ClientLogin(asyncio.Protocol):
         self.transport = None
         self._stop_waiting()
         if self._task is not None:
-            self._task.cancel()  # a connect to the broker that is under way
+            self._task.cancel()  # a pending connect to the broker
         if self.broker is not None and self.broker.transport is not None:
             self.broker.on_lost = partial(self.door.admissions.gone, self._arrival)
         else:
@@ -132,7 +132,7 @@ class ClientLogin(asyncio.Protocol):
         if self.end is not None:
             self.end.client_full(False)
 
-    # ---- what the client says ----------------------------------------------------------------------------------------
+    # ---- frames of the client ----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.end is not None:
@@ -147,7 +147,7 @@ class ClientLogin(asyncio.Protocol):
             self._too_much(self.transport)
 
     def _too_much(self, client: asyncio.Transport) -> None:
-        if not self._opening:  # what waits for the broker's answer is no login any more
+        if not self._opening:  # bytes behind connection.open do not belong to the login
             client.pause_reading()
             return
         log.info("%s sent %d bytes before its login was finished: door.login_bytes_max", self._handshake.address, len(self._buffer))
@@ -177,7 +177,7 @@ class ClientLogin(asyncio.Protocol):
         return len(self._buffer)
 
     def go_on(self) -> None:
-        """Takes what the client has sent, until it has asked for a vhost: everything after that waits for the broker's answer."""
+        """Takes the client's frames up to connection.open: everything behind it waits for the broker's answer."""
         if not self._opening:
             return
         try:
@@ -207,7 +207,7 @@ class ClientLogin(asyncio.Protocol):
         self._to_broker(encode.frame(HEARTBEAT if kind == HEARTBEAT else frames.METHOD, 0, payload))
 
     def _refuse_if_no_room(self) -> None:
-        """For clients, or at all."""
+        """Raises Refusal if there is no room for a client, or if clients are not served now."""
         reason = self.door.closed_because()
         if not reason and self._handshake.site is None and not self.door.admissions.has_room_for_client:
             self.door.rejected(self._handshake.address)
@@ -229,10 +229,10 @@ class ClientLogin(asyncio.Protocol):
         else:
             asyncio.get_running_loop().call_later(SILENT_CLOSE_S, self.transport.abort)
 
-    # ---- what the broker says ----------------------------------------------------------------------------------------
+    # ---- frames of the broker ----------------------------------------------------------------------------------------
 
     def broker_frames(self, data: bytes) -> None:
-        """Whole frames of the broker."""
+        """Takes whole frames of the broker."""
         items, _ = scan(data)
         try:
             for i, item in enumerate(items):
@@ -289,7 +289,7 @@ class ClientLogin(asyncio.Protocol):
         if self.broker is not None and self.broker.transport is not None:
             self.broker.transport.write(data)
 
-    # ---- what becomes of it ------------------------------------------------------------------------------------------
+    # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def _become_peer(self, node: int) -> None:
         self._stop_waiting()
@@ -305,7 +305,7 @@ class ClientLogin(asyncio.Protocol):
         self._hand_buffer_over(end)
 
     def _become_session(self, rest: bytes) -> None:
-        """The broker has opened the vhost. `rest`: what it sent after that."""
+        """The broker has opened the vhost. `rest`: its bytes behind open-ok."""
         self._stop_waiting()
         host = self.door.host
         if self.transport is None or self.broker is None or self.broker.transport is None:

@@ -1,12 +1,14 @@
-"""What a client sends: its bytes are cut into frames, and each is done in its turn.
+"""Reads a client's bytes: splits them into frames, and handles each in its turn.
 
-What becomes of a method stands in `method_table.FROM_CLIENT`. Rules:
-- Everything is taken in the order it came. While something of it is under way that nothing may overtake (a declaration, another connection's
-  barrier, a queue that is being moved, a question to the broker), what follows waits in the backlog.
-- The beginning of a frame or content that waits for its end counts as a message of which a part has arrived; so does what waits in the backlog
-  though it was looked at, as a large message may.
-- Whatever is wrong with the bytes ends the connection, in RabbitMQ's words. So does what comes on a channel that the client has not opened: the
-  broker hears of no channel that the door does not know, or it would take publishes from it that are in no log.
+`method_table.FROM_CLIENT` has the handler of each method.
+
+Rules:
+- Frames are taken in the order of their arrival. Some operations may not be overtaken (a declaration, another connection's barrier, a queue that is
+  being moved, a question to the broker): later frames wait in the backlog meanwhile.
+- The beginning of an incomplete frame or content counts as a partial message. Bytes in the backlog that were parsed before also count, as a large
+  message may.
+- Wrong bytes end the connection, with RabbitMQ's text. A frame on a channel that the client has not opened ends it, too: the broker gets no channel
+  that the door does not know, or it would take publishes from it that are in no log.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ log = logging.getLogger("lrq_ha.door")
 
 
 class ClientReader:
-    """See above.
+    """Reads the client's side of one session.
 
     Attributes:
         parts: Contents that come in pieces.
-        left: The beginning of a frame or content whose end has not come.
-        share: What is held of those, of what was looked at and waits, and of transactions that are not committed.
-        stalled: Nothing more is taken from the client until something that is under way is done.
+        left: The beginning of an incomplete frame or content.
+        share: The budget for those, for parsed frames that wait, and for uncommitted transactions.
+        stalled: Whether no frame is taken from the client until a pending operation is done.
     """
 
     __slots__ = ("_backlog", "_deafened", "_put_back", "_session", "left", "parts", "share", "stalled")
@@ -62,12 +64,12 @@ class ClientReader:
         self.parts = content_assembly.Assembly(session.door.config.message_bytes_max, self.share)
         self.left = b""
         self.stalled = False
-        self._backlog: deque[bytes] = deque()  # what came while it was stalled
-        self._put_back = 0  # bytes at its beginning that count as held
-        self._deafened = False  # whatever comes counts no more
+        self._backlog: deque[bytes] = deque()  # bytes that came while the reader was stalled
+        self._put_back = 0  # bytes at the beginning of the backlog that count against the share
+        self._deafened = False  # later frames are ignored
 
     def data(self, data: bytes) -> None:
-        """Bytes came from the client."""
+        """Takes bytes from the client."""
         session = self._session
         session.flow.client_heard_at = session.door.now()
         if self._deafened:
@@ -89,7 +91,7 @@ class ClientReader:
         try:
             try:
                 items, used = scan(data, 0, self._session.frame_max_bytes)
-            except FrameError as error:  # as by a broker, what stands before it is taken
+            except FrameError as error:  # as by a broker, the frames before it are taken
                 (items, used), wrong = error.before, error
             self._keep(data[used:] if used < len(data) else b"")
             self.work(data, items)
@@ -102,7 +104,7 @@ class ClientReader:
         self._session.flow.consider_pausing()
 
     def _keep(self, left: bytes) -> None:
-        """The beginning of a frame or content that waits for its end, which counts as a message of which a part has arrived. Raises FrameError."""
+        """Keeps the beginning of an incomplete frame or content, which counts as a partial message. Raises FrameError."""
         more = len(left) - len(self.left)
         if more > 0:
             self.share.take(more)
@@ -111,13 +113,13 @@ class ClientReader:
         self.left = left
 
     def cannot_take(self, error: Exception) -> None:
-        """Ends the connection: something that the client sent cannot be done."""
+        """Ends the connection: a frame of the client cannot be handled."""
         session = self._session
         try:
-            acknowledge.flush(session)  # what was acked before counts
+            acknowledge.flush(session)  # earlier acks count
         except NotPrimary as late:
             error = late
-        if isinstance(error, NotPrimary):  # it has stepped down in this very moment
+        if isinstance(error, NotPrimary):  # this node has just stepped down
             session.close_client(CONNECTION_FORCED, str(error))
         elif isinstance(error, LrqError):
             code, cause = (error.code, error.cause) if isinstance(error, FrameError) else (541, 0)
@@ -128,10 +130,10 @@ class ClientReader:
             session.close_client(541, "the door could not handle this; its log says why")
 
     def work(self, data: bytes, items: list[Item]) -> None:
-        """Does what these frames of the client say, one after the other."""
+        """Handles these frames of the client, one after the other."""
         session = self._session
         at, count = 0, len(items)
-        clear, moving, run = 0, None, items  # publishes before items[clear] wait for nothing; that one may, for a queue that is being moved
+        clear, moving, run = 0, None, items  # publishes before items[clear] do not wait; items[clear] may, for a queue that is being moved
         while at < count:
             item = items[at]
             kind, number = item[0], item[1]
@@ -162,7 +164,7 @@ class ClientReader:
             at += 1
             acknowledge.flush(session)
             if kind == HEARTBEAT:
-                if not session.outbox.full:  # else more than enough is on its way
+                if not session.outbox.full:  # else enough data is on its way
                     session.outbox.write(HEARTBEAT_FRAME)
                 continue
             payload = bytes(data[item[2] : item[3]])
@@ -195,7 +197,7 @@ class ClientReader:
         acknowledge.flush(session)
 
     def _take_part(self, kind: int, number: int, payload: bytes) -> tuple[asyncio.Event, bytes] | None:
-        """A frame of a content that comes in pieces. Returns what has to wait, and for what."""
+        """Takes a frame of a content that comes in pieces. Returns the event and the bytes that have to wait for it, if any."""
         session = self._session
         try:
             content = self.parts.take(kind, number, payload)
@@ -214,26 +216,26 @@ class ClientReader:
         return None
 
     def hear_nothing_more(self) -> None:
-        """The client has said its last word."""
+        """Ignores the client's frames from now on: it has sent its close."""
         self._deafened = True
         self._session.takes_deliveries = False
         self._backlog.clear()
         self._keep(b"")
 
     def forget(self) -> None:
-        """The client is gone: nothing is held of what it sent."""
+        """The client is gone: drops all its pending bytes."""
         self._backlog.clear()
         self._keep(b"")
         self.parts.clear()
         self.share.leave()
 
     def stall(self) -> None:
-        """Takes nothing more from the client for now."""
+        """Stops taking frames from the client for now."""
         self.stalled = True
         self._session.flow.pause_client()
 
     def unstall(self, first: Callable[[], None] | None = None) -> None:
-        """Goes on with what came meanwhile; `first` comes before that, in the same turn of the event loop."""
+        """Resumes with the backlog; `first` is called before that, in that turn of the event loop."""
         session = self._session
         self.stalled = False
         if first is not None and not session.closed:
@@ -247,25 +249,25 @@ class ClientReader:
         self.data(b"")
 
     def take_again(self, data: bytes) -> None:
-        """These frames, which have been looked at before, come before all that waits."""
+        """Puts frames that were parsed before in front of the backlog."""
         self._backlog.appendleft(data)
 
     def _wait_for(self, over: asyncio.Event, data: bytes) -> None:
-        """Takes nothing more from the client, from these bytes on, until a queue has been moved, or the broker has answered a question."""
+        """Stops taking frames, from these bytes on, until a queue has been moved, or the broker has answered a question."""
         acknowledge.flush(self._session)
         self._wait_with(data + self.left)
         self.stall()
         self._session.spawn(self._unstall_after(over))
 
     def _wait_with(self, data: bytes) -> None:
-        """These bytes, with what was left over, come first when it goes on. Raises FrameError if the connection is to end over it."""
+        """Puts these bytes, with the incomplete rest, in front of the backlog. Raises FrameError if the connection has to end because of them."""
         self._keep(b"")
         self.share.take(len(data))
         self._put_back += len(data)
         self._backlog.appendleft(data)
 
     def wait_for_answer(self, answered: asyncio.Event) -> None:
-        """Takes nothing more from the client until the broker has answered it."""
+        """Stops taking frames until the broker has answered."""
         self.stall()
         self._session.flow.asks(True)
         self._session.spawn(self._unstall_when_answered(answered))
@@ -276,16 +278,16 @@ class ClientReader:
         self.unstall()
 
     async def _unstall_after(self, over: asyncio.Event) -> None:
-        """Goes on when that is set."""
+        """Resumes when the event is set."""
         await over.wait()
         self.unstall()
 
     async def _await_barrier(self) -> None:
-        """Another connection's declaration is under way."""
+        """Resumes when another connection's declaration is done."""
         await self._session.replica.barrier.eased()
         self.unstall()
 
 
 def _rest(data: bytes, items: list[Item], at: int) -> bytes:
-    """The frames from items[at] on, as they came; nothing behind the last one."""
+    """The frames from items[at] on, unchanged; without the bytes behind the last one."""
     return data[items[at][2] - 7 : end_of(items[-1])] if at < len(items) else b""

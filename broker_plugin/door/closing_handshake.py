@@ -1,7 +1,9 @@
-"""How the door ends a connection to a client: says why, waits for the client's close-ok, then closes; never for longer than a moment.
+"""Closes a client's connection: sends connection.close, waits for the client's close-ok, then closes; within ANSWER_S.
 
-Rules: until the close-ok comes, what the client still sends is read and dropped. (Closed with unread bytes, TCP would reset the connection, and the
-client might never see why.) A client that does not answer, or does not even read, is cut off in time.
+Rules:
+- Until the close-ok comes, the client's data is read and dropped. (A close with unread bytes would make TCP reset the connection, and the client
+  might never see the reason.)
+- A client that does not answer, or does not even read, is cut off in time.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ def say(transport: asyncio.Transport, code: int, text: str, pending: bytes = b""
     """Ends the connection with connection.close.
 
     Args:
-        transport: The client's. Its protocol hears no more of it but its end.
+        transport: The client's. Its protocol is told only of its end.
         code, text: The reason.
         pending: The beginning of a frame that has come already.
-        cause: Id of the method that is wrong; 0 for none.
+        cause: ID of the method that is wrong; 0 for none.
     """
     if transport.is_closing():
         return
@@ -30,14 +32,14 @@ def say(transport: asyncio.Transport, code: int, text: str, pending: bytes = b""
 
 
 def hand_over(transport: asyncio.Transport, pending: bytes = b"") -> None:
-    """The client has been told; only its answer is waited for."""
+    """The client has got its connection.close; only its answer is waited for."""
     goodbye = _Farewell(transport, pending)
     transport.set_protocol(goodbye)
     transport.resume_reading()
 
 
 def end(transport: asyncio.Transport) -> None:
-    """Closes a transport when what was written to it is gone, and at the latest in a moment."""
+    """Closes a transport when its pending bytes are written, within ANSWER_S seconds."""
     transport.close()
     asyncio.get_running_loop().call_later(ANSWER_S, transport.abort)
 
@@ -54,7 +56,7 @@ class _Farewell(asyncio.Protocol):
             data = self._left + data
             items, used = scan(data, 0, frames.FRAME_MAX_BYTES, 0)
         except FrameError:
-            self._left = b""  # nothing can be understood any more: only the time is left
+            self._left = b""  # later bytes cannot be parsed: only the time limit is left
             return
         self._left = data[used:]
         if any(item[0] in (CONNECTION_CLOSE, CONNECTION_CLOSE_OK) for item in items):

@@ -1,11 +1,11 @@
-"""Emptying the door before a planned change of primary: nobody loses a message, nobody gets one twice.
+"""Drains the door before a planned change of primary: no client loses a message or gets one twice.
 
 Rules:
-- First, nothing more is given out, and consumers finish what they hold. Publishers go on meanwhile. What the broker hands out then goes back to its
-  queue with the connection, or at once if draining is given up.
-- Nobody drains a door that is being drained: who ends first would give out messages that the other keeps back.
-- Then, nothing more is taken from anybody; what was taken is confirmed, and each client is told. What it had sent beyond that has no confirm: its
-  publisher sends it again.
+- First, no delivery is given out, and consumers finish those that they hold. Publishers go on meanwhile. Later deliveries of the broker go back to
+  their queue with the connection, or at once if draining is given up.
+- A door that is being drained is not drained a second time: the end of the first drain would give out deliveries that the second keeps back.
+- Then, no frame is taken from any client; taken publishes are confirmed, and each client is told. Publishes beyond that have no confirm: their
+  publisher repeats them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ POLL_S = 0.02
 
 
 def held(door: DoorState[ClientSession]) -> int:
-    """Messages that consumers have and have not settled, or not committed; but for what their brokers no longer wait for."""
+    """Number of deliveries that consumers have not settled, or not committed; without those that their brokers no longer wait for."""
     return sum(len(channel.held) - len(channel.overdue) for session in door.sessions for channel in session.channels.values())
 
 
 async def drain(door: DoorState[ClientSession], why: str, timeout_s: float) -> int:
-    """Gives out nothing more; returns when consumers have settled what they hold, or the time is over: how many messages are left.
+    """Stops deliveries, and waits until consumers have settled theirs, or the time is over. Returns the number of deliveries that are left.
 
     Args:
-        why: What others are told meanwhile, until `give_up`, or until the caller says that it is over.
-        timeout_s: How long consumers may take.
+        why: The reason that others get until `give_up`, or until the caller ends the drain.
+        timeout_s: Seconds that consumers have.
     """
     door.draining = why
     deadline = time.monotonic() + timeout_s
@@ -41,14 +41,14 @@ async def drain(door: DoorState[ClientSession], why: str, timeout_s: float) -> i
 
 
 def give_up(door: DoorState[ClientSession]) -> None:
-    """Gives out messages again."""
+    """Ends a drain: gives out deliveries again."""
     door.draining = ""
     for session in door.sessions:
         for channel in session.channels.values():
             for tag in channel.undelivered:
                 acknowledge.ack_internally(session, channel, encode.nack(channel.number, tag, requeue=True))
             channel.undelivered.clear()
-        acknowledge.flush(session)  # of channels with transactions
+        acknowledge.flush(session)  # for channels with transactions
         for channel in session.channels.values():
             session.gives_back(channel.returning)
             if not (channel.closing or channel.internal_acks):
@@ -56,7 +56,7 @@ def give_up(door: DoorState[ClientSession]) -> None:
 
 
 async def close(door: DoorState[ClientSession], reason: str, timeout_s: float) -> None:
-    """Takes nothing more, brings what was taken to its end, and tells every client; after the time it is cut short."""
+    """Takes no more frames, completes taken publishes, and tells every client; stops waiting after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     for session in list(door.sessions):
         session.stop(reason)

@@ -1,10 +1,10 @@
-"""What a connection of the door becomes when its login is over: a Relay (a client's), a PeerEnd (another node's), or nothing."""
+"""The outcome of a login: a ClientConnection, a PeerConnection (another node's), or a refused connection."""
 
 from __future__ import annotations
 
 
 class Endpoint:
-    """What happens to the two sockets; an end overrides what it cares for."""
+    """The handlers of the two sockets' events; a subclass overrides those that it needs."""
 
     def client_data(self, data: bytes) -> None: ...
 
@@ -20,4 +20,4 @@ class Endpoint:
 
 
 class Refused(Endpoint):
-    """What a refused client still sends is ignored."""
+    """A refused client, whose later frames are ignored."""

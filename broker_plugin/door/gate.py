@@ -1,8 +1,8 @@
-"""Who may come in by a door, and as what: admissions, TLS, credentials, and why clients are not served.
+"""The state of a door that logins need: admissions, TLS, credentials, and why clients are not served.
 
 Rules:
 - A node that is not primary refuses clients with CONNECTION_FORCED and names the primary.
-- What a connection becomes is decided in `client_login`: a client's session, another node's `PeerConnection`, or nothing.
+- `client_login` decides on a connection's kind: a client's session, another node's `PeerConnection`, or none.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Gate(DoorState[ClientSession]):
     """The state of a door that logins need.
 
     Attributes:
-        admissions: Who came in.
-        tls: What connections are taken with; None for plain ones.
-        own: The sidecar's credentials, which other nodes and sites show.
-        broker: Where the broker listens.
+        admissions: The admitted connections.
+        tls: The door's TLS; None for plain connections.
+        own: The sidecar's credentials, which other nodes and sites present.
+        broker: The broker's address.
         host: The incarnation behind the door; None while there is none.
         peer_ends: Connections of other nodes.
     """
@@ -45,7 +45,7 @@ class Gate(DoorState[ClientSession]):
 
     @property
     def connections(self) -> int:
-        """Connections that are open, of every kind."""
+        """Number of open connections, of every kind."""
         return self.admissions.open
 
     def user_of(self, common_name: str) -> str:
@@ -53,11 +53,11 @@ class Gate(DoorState[ClientSession]):
         return common_name if common_name in self._users else ""
 
     def mapped(self, common_name: str) -> Credentials | None:
-        """Whom a certificate's name stands for."""
+        """The credentials that a certificate's common name stands for."""
         return self._users.get(common_name)
 
     def rejected(self, address: str) -> None:
-        """There was no room for a connection from there."""
+        """Counts a connection for which there was no room."""
         self.counters["turned_away"] += 1
         if not self._stopping and self._now - self._refused_said_at >= 1.0:
             self._refused_said_at = self._now
@@ -70,7 +70,7 @@ class Gate(DoorState[ClientSession]):
         return self.host.refusal() if self.host is not None else f"this sidecar is starting{'; ' if self.log_blocked else ''}{self.waits()}"
 
     def waits(self) -> str:
-        """Why what is started behind this door does not come to its end now; empty if nothing is known to be in its way."""
+        """Why operations behind this door do not complete now; empty if no obstacle is known."""
         if not self.log_blocked or self.host is not None:
             return ""
         return f"its broker takes nothing for the log ({self.log_blocked}), and until that alarm is over it cannot start, and serves no client"

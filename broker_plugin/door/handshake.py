@@ -1,13 +1,13 @@
-"""What is agreed on in the login of one connection: every method of the client and of the broker is judged, and becomes what the other is sent.
+"""The negotiation in the login of one connection: checks every method of the client and of the broker, and returns the other side's version.
 
 Rules:
-- Login is the broker's; the door goes by the one user name that the broker has accepted: a client that goes on before the broker asked it to, or
-  names a user twice, is closed.
-- The broker takes every client for a local one, so the door itself turns away from outside those who may only log in locally, at the same moment
-  and in the same words as the broker would.
-- Another node of the group (client property `lrq_node`) and another site (`lrq_site`) show the credentials of this sidecar itself: user and
-  password, since not every broker takes the name that a client gives for the user that it is.
-- No sockets here: those are `client_login`'s.
+- The broker decides on the login; the door relies on the one user name that the broker has accepted. A client that goes on before the broker asked,
+  or names a user twice, is closed.
+- The broker takes every client for a local one. So the door itself refuses remote clients whose user may only log in locally, at that moment
+  and with that text of the broker.
+- Another node of the group (client property `lrq_node`) and another site (`lrq_site`) present the credentials of this sidecar itself: user and
+  password, since not every broker takes the name that a client gives as its user.
+- No sockets here: those are in `client_login`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Refusal(LrqError):
     """A login that the door refuses.
 
     Args:
-        code: AMQP reply code; 0 to close without a word.
-        text: What the client is told.
+        code: AMQP reply code; 0 to close without a connection.close.
+        text: The client's text.
     """
 
     def __init__(self, code: int, text: str) -> None:
@@ -55,20 +55,20 @@ class Refusal(LrqError):
 
 
 class Handshake:
-    """See above. What `vhost` and everything behind it say is known when the client has asked for a vhost.
+    """The negotiation of one login. `vhost` and the attributes behind it are known when the client has asked for a vhost.
 
     Args:
         door: The door.
-        host, port: Of the client.
+        host, port: The client's address.
         external: The user that the door maps the client's certificate to; empty if it maps it to none.
 
     Attributes:
-        user: Who logs in.
-        vhost: What is to be opened.
-        hears_blocked: The client understands connection.blocked.
-        frame_max: Bytes that were agreed on: by the client, with the broker.
-        heartbeat_s: 0 for none.
-        channels_max: Channels that were agreed on, 0 for no limit: by the client, with the broker.
+        user: The user that logs in.
+        vhost: The vhost to open.
+        hears_blocked: Whether the client understands connection.blocked.
+        frame_max: Agreed bytes: with the client, with the broker.
+        heartbeat_s: Seconds; 0 for none.
+        channels_max: Agreed channels, 0 for no limit: with the client, with the broker.
     """
 
     def __init__(self, door: Gate, host: str, port: int, external: str) -> None:
@@ -82,48 +82,48 @@ class Handshake:
         self._door = door
         self._host = host
         self._external = external
-        self._asked = 0  # what the broker asked in the login and the client has not answered
+        self._asked = 0  # the broker's method that the client has not answered
         self._tuned = False
         self._who: Credentials | None = None
         self._mechanism = ""
-        self._told = False  # the client understands connection.close as the answer to a login
+        self._told = False  # whether the client understands connection.close as the answer to a login
         self._properties: Mapping[str, Any] = {}
         self._offered_bytes = 0  # frame_max, to the client
         self._broker_channels = 0  # channel_max, of the broker
 
     @property
     def node(self) -> int | None:
-        """Number of the node of this group that connects; None for anybody else."""
+        """Number of the node of this group that connects; None for any other client."""
         return self._properties.get("lrq_node")
 
     @property
     def site(self) -> str | None:
-        """The site whose sidecar connects; None for anybody else."""
+        """The site whose sidecar connects; None for any other client."""
         site = self._properties.get("lrq_site")
         return None if site is None else str(site)
 
     @property
     def producer(self) -> str:
-        """The producer that the client announces; empty if it does not."""
+        """The producer that the client announces; empty if none."""
         return str(self._properties.get("lrq_producer", ""))
 
     @property
     def instance(self) -> str:
-        """What the connections of one publisher have in common; empty if it does not say."""
+        """An ID common to the connections of one publisher; empty if the client announces none."""
         return str(self._properties.get("lrq_instance", ""))
 
     def forget(self) -> None:
         """The login is over: the password is needed no more."""
         self._who = None
 
-    # ---- what the client says ----------------------------------------------------------------------------------------
+    # ---- methods of the client ---------------------------------------------------------------------------------------
 
     def from_client(self, kind: int, payload: bytes) -> bytes:
-        """What the broker is sent for a frame of the client.
+        """Returns the broker's version of a frame of the client.
 
         Raises:
-            Refusal: The client is to be told why it goes no further.
-            LrqError: It does not keep to the protocol.
+            Refusal: The login is refused; the client gets the reason.
+            LrqError: The client violates the protocol.
         """
         if ANSWERED_WITH.get(self._asked) == kind:
             self._asked = 0
@@ -140,7 +140,7 @@ class Handshake:
         return payload
 
     def _start_ok(self, payload: bytes) -> bytes:
-        """What the broker is sent for the client's start-ok."""
+        """The broker's version of the client's start-ok."""
         answer = sasl.parse_start_ok(payload)
         self._told = sasl.capability(answer.properties, b"authentication_failure_close")
         self.hears_blocked = sasl.capability(answer.properties, sasl.HEARS_BLOCKED)
@@ -162,7 +162,7 @@ class Handshake:
         return sasl.encode_start_ok(answer, who, sasl.with_address(sasl.told_of_alarms(answer.properties), address))
 
     def _tune_ok(self, method: Any) -> bytes:
-        """What the broker is sent for the client's tune-ok. What the client asked for beyond the broker's limits, the broker judges."""
+        """The broker's version of the client's tune-ok. Requests beyond the broker's limits are for the broker to refuse."""
         asked, most = method.frame_max, self._door.config.frame_max_bytes
         if self._offered_bytes and not 0 < asked <= max(most, self._offered_bytes):
             raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - negotiated frame_max = {asked} is higher than the maximum allowed value ({most})")
@@ -179,13 +179,13 @@ class Handshake:
         return encode.encode_method(method)
 
     def _login_refused(self, why: str) -> Refusal:
-        """In the broker's own words: the reason stands in the log only."""
+        """A refusal with the broker's text: only the log has the reason."""
         log.info("%s: user '%s': %s", self.address, self.user, why)
         text = f"ACCESS_REFUSED - Login was refused using authentication mechanism {self._mechanism}. For details see the broker logfile."
         return Refusal(ACCESS_REFUSED if self._told else 0, text)
 
     def _may_open(self) -> None:
-        """The broker has accepted the login (it sends tune only then): who is this? Raises Refusal."""
+        """Checks the client's properties once the broker has accepted the login (it sends tune only then). Raises Refusal."""
         node, site = self._properties.get("lrq_node"), self._properties.get("lrq_site")
         producer = self._properties.get("lrq_producer")
         if node is not None or site is not None:
@@ -200,10 +200,10 @@ class Handshake:
         if node is not None and not (isinstance(node, int) and 0 < node < 256):
             raise Refusal(NOT_ALLOWED, f"client property lrq_node is {str(node)[:20]!r}, not the number of a node")
 
-    # ---- what the broker says ----------------------------------------------------------------------------------------
+    # ---- methods of the broker ---------------------------------------------------------------------------------------
 
     def from_broker(self, kind: int, payload: bytes) -> bytes:
-        """What the client is sent for a frame of the broker. Raises as `client_reader` does."""
+        """Returns the client's version of a frame of the broker. Raises as `from_client` does."""
         if kind in ANSWERED_WITH:
             self._asked = kind
         if kind == CONNECTION_START:
@@ -220,7 +220,7 @@ class Handshake:
         return payload
 
     def _limit(self, payload: bytes) -> bytes:
-        """The broker's tune: with the door's own limits, room for positions in the header frames of what the client publishes, and a channel less."""
+        """The broker's tune, with the door's own limits, room for positions in the header frames of publishes, and one channel less."""
         tune: Any = frames.decode_method(payload)
         most = tune.frame_max or frames.FRAME_MAX_ANY_BYTES
         if most >= frames.FRAME_MIN_BYTES + frames.HEADROOM_BYTES:

@@ -1,12 +1,12 @@
-"""The intercept points of one connection: what `lrq_ha.interceptors` is told, and when. Only there if the configuration names interceptors.
+"""The intercept points of one connection: the events for `lrq_ha.interceptors`. Exists only if the configuration names interceptors.
 
 Rules:
-- The points are laid over the door, not built into it: a session with a Watch takes this class's `take`, `acks`, `deliver` and tables instead of
-  those of `publish`, `acknowledge`, `deliver` and `method_table`; each does the same, and tells. In the door itself a few places, none of which is
-  passed more than once per run of messages, ask whether there is a Watch.
-- `routing` comes before anything is done with a publish. So it may be refused there: nothing of it is in the log or anywhere else. After that
-  nothing can be changed: the log must be the same on every node.
-- What is told of a delivery is kept, by its tag, until the client settles it. `rejected` and `dequeue` wait until the log is safe so far.
+- The points are laid over the door, not built into it. A session with InterceptPoints takes this class's `take`, `acks`, `deliver` and tables instead
+  of those of `publish`, `acknowledge`, `deliver` and `method_table`; each calls the original, and reports. In the door itself a few places, none of
+  which is passed more than once per run of messages, ask whether there is a `watch`.
+- `routing` comes before any handling of a publish, so an interceptor may refuse it there: no part of it is in the log or elsewhere. A publish cannot
+  be changed after that: the log must be identical on every node.
+- A reported delivery is kept, by its tag, until the client settles it. `rejected` and `dequeue` wait until the log is safe so far.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from ..session.session import ClientSession
 from ..session.unacked import Unacked
 from . import method_table
 
-FOLLOWED_MAX = 100_000  # publishes of one connection whose fate is awaited; about 1 KB each
+FOLLOWED_MAX = 100_000  # publishes of one connection whose outcome is awaited; about 1 KB each
 _DELIVERIES = frozenset({Point.ACQUIRE, Point.RELEASE, Point.ACCEPT, Point.REJECT, Point.REJECTED, Point.DEQUEUE})
 _DECLARATIONS = [method for method, handler in method_table.FROM_CLIENT.items() if handler is declare.declare]
 _ANSWERS = [method for method, handler in method_table.FROM_BROKER.items() if handler in (declare.declare_ok, declare.reply)]
@@ -67,11 +67,11 @@ _numbers = itertools.count(1)
 
 
 class InterceptPoints:
-    """See above.
+    """Reports one connection's events.
 
     Args:
         session: The connection.
-        interceptors: Who is told.
+        interceptors: The receivers of the events.
     """
 
     def __init__(self, session: ClientSession, interceptors: Interceptors) -> None:
@@ -85,11 +85,11 @@ class InterceptPoints:
         self._routes, self._enqueues, self._follows = (point in points for point in (Point.ROUTING, Point.ENQUEUE, Point.ROUTED))
         self._delivers = bool(points & _DELIVERIES)
         self._followed: dict[int, dict[int, tuple[Message, str]]] = {}  # by channel and sequence: message, queue
-        self._following = 0  # how many those are
+        self._following = 0  # number of entries in `_followed`
         self._returned: set[int] = set()
         self._held: dict[int, Unacked[Delivery]] = {}  # by channel
         self._consumers: dict[int, dict[bytes, Consumer]] = {}
-        self._passed: dict[int, deque[bytes]] = {}  # declarations under way, as channel.passed; empty: none to be told
+        self._passed: dict[int, deque[bytes]] = {}  # pending declarations, as channel.passed; empty: one that is not reported
         self._accepted: list[Delivery] = []  # acks that are not in the log yet
         self._until_safe: deque[tuple[int, Point, Event]] = deque()
         self.from_client = method_table.FROM_CLIENT | {
@@ -127,7 +127,7 @@ class InterceptPoints:
         self._replica.progress.waiting_safe.add(self)
 
     def safe_advanced(self) -> None:
-        """The log is safe further than before."""
+        """More of the log is safe than before."""
         waiting, safe = self._until_safe, self._replica.progress.safe
         while waiting and waiting[0][0] <= safe:
             _, point, event = waiting.popleft()
@@ -138,10 +138,10 @@ class InterceptPoints:
     # ---- publishes ---------------------------------------------------------------------------------------------------
 
     def take(self, session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
-        """As publishing.take: `routing` first, then as far as nobody refuses."""
+        """Like publish.take: reports `routing` first, then takes publishes up to the first refusal."""
         number = items[at][1]
         channel = session.channel(number)
-        if not self._routes or channel.committing is not None:  # what is committed was asked about when it came
+        if not self._routes or channel.committing is not None:  # a transaction's publishes were reported when they came
             return publish.take(session, data, items, at)
         end, refusal, total = at, None, len(items)
         malformed: LrqError | None = None
@@ -158,7 +158,7 @@ class InterceptPoints:
                         break
                     refusal = self._route(number, message, data, header_end, stop)
                 end += refusal is None
-        except LrqError as error:  # what came before it is taken, as without interceptors
+        except LrqError as error:  # the publishes before it are taken, as without interceptors
             malformed = error
         run, done = items[at:end], 0
         while done < len(run):
@@ -176,7 +176,7 @@ class InterceptPoints:
         return end + 1
 
     def not_allowed(self, number: int, method: bytes, header: bytes, why: str) -> None:
-        """The broker, when it was asked, has refused a publish: nothing else was done with it."""
+        """The broker has refused a publish when it was asked: the publish was not handled further."""
         message = self._published(method, header)
         if self._routes:
             self._tell(Point.ROUTING, Routing(time.time(), self._client, number, message, None))
@@ -223,7 +223,7 @@ class InterceptPoints:
     def elsewhere(
         self, session: ClientSession, channel: ClientChannel, decision: decisions.Decision, method: bytes, header: bytes, body: bytes, blob: bytes
     ) -> None:
-        """As endpoints.take: a publish that ends at the door, or passes the log by."""
+        """Like routing_queues.take: a publish that ends at the door, or bypasses the log."""
         replica = self._replica
         before, repeats = replica.end, session.door.counters["repeats"]
         routing_queues.take(session, channel, decision, method, header, body, blob)
@@ -271,7 +271,7 @@ class InterceptPoints:
         return methods_deliver.returned(session, number, data, item)
 
     def unanswered(self, number: int) -> None:
-        """A channel has ended: the broker answers nothing more on it."""
+        """A channel has ended: the broker answers no more publishes on it."""
         followed = self._followed.pop(number, {})
         self._following -= len(followed)
         for sequence, (message, _) in followed.items():
@@ -281,7 +281,7 @@ class InterceptPoints:
     # ---- deliveries --------------------------------------------------------------------------------------------------
 
     def deliver(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-        """As delivering.deliver."""
+        """Like `methods.deliver.deliver`."""
         replaced = methods_deliver.deliver(session, number, data, item)
         if self._delivers and replaced != b"":
             consumer_tag, tag, origin = frames.deliver_arguments(_as_given(data, item, replaced))
@@ -301,7 +301,7 @@ class InterceptPoints:
 
     def _given(self, channel: ClientChannel, consumer: Consumer | None, name: str, tag: int, origin: frames.Origin, header: bytes) -> None:
         if channel.closing or consumer is None:
-            return  # the client does not take it for delivered
+            return  # the client does not count it as delivered
         try:
             raw = stamps.replication_id(header) if b"x-lrq-id" in header else None
         except LrqError:
@@ -326,7 +326,7 @@ class InterceptPoints:
             self._tell(Point.DEQUEUE, Dequeue(now, delivery))
 
     def acks(self, session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
-        """As settling.acks, but one at a time."""
+        """Like acknowledge.acks, but one at a time."""
         _, number, start, end, _, _, _ = items[at]
         channel = session.channel(number)
         if not channel.closing:
@@ -336,7 +336,7 @@ class InterceptPoints:
     def _ack(self, session: ClientSession, channel: ClientChannel, payload: bytes) -> None:
         acknowledge.ack(session, channel, payload)
         if channel.tx is not None:
-            return  # nothing has happened before the commit
+            return  # an ack has no effect before the commit
         tag, bits = frames.tag_and_bits(payload)
         now = time.time()
         for delivery in self._let_go(channel.number, tag, bool(bits & 1)):
@@ -344,7 +344,7 @@ class InterceptPoints:
             self._accepted.append(delivery)
 
     def logged(self) -> None:
-        """The acks that were taken are in the log."""
+        """The taken acks are in the log."""
         accepted, self._accepted = self._accepted, []
         for delivery in accepted:
             self._when_safe(self._replica.last_operation, Point.DEQUEUE, Dequeue(0.0, delivery))
@@ -371,7 +371,7 @@ class InterceptPoints:
     def _let_go(self, number: int, tag: int, multiple: bool) -> list[Delivery]:
         held = self._held.get(number)
         if not held or (tag and tag not in held):
-            return []  # it is refused, and everything goes back
+            return []  # the ack is refused, and all deliveries go back
         return held.settle(tag, multiple)
 
     def _release(self, number: int, cause: Cause) -> None:
@@ -440,7 +440,7 @@ class InterceptPoints:
         return replaced
 
     def declared(self, number: int, method: bytes, replicated: bool) -> None:
-        """The broker has done it; `method`: the method frame's payload."""
+        """The broker has carried out a declaration; `method`: the method frame's payload."""
         operation = method_table.name_of(frames.method_id(method))
         self._tell(Point.TOPOLOGY, Topology(time.time(), self._client, number, operation, method, replicated))
 
@@ -474,7 +474,7 @@ class InterceptPoints:
     # ---- ends --------------------------------------------------------------------------------------------------------
 
     def channel_ended(self, number: int, cause: Cause = Cause.CHANNEL) -> None:
-        """Nothing more is taken from or given to this channel."""
+        """No more frames are taken from or given to this channel."""
         self._passed.pop(number, None)
         self._release(number, cause)
         for tag in list(self._consumers.get(number, ())):
@@ -488,23 +488,23 @@ class InterceptPoints:
 
 
 def _plain(message: Message) -> str:
-    """The queue that a publish goes to, if that is plain."""
+    """The queue of a publish to the default exchange; else empty."""
     return "" if message.exchange else message.routing_key
 
 
 def _tag(data: bytes, item: Item) -> bytes:
-    """The consumer tag that a method of the broker begins with."""
+    """The consumer tag at the beginning of a method of the broker."""
     at = item[2] + 4
     return bytes(data[at + 1 : at + 1 + data[at]])
 
 
 def _as_given(data: bytes, item: Item, replaced: bytes | None) -> bytes:
-    """The method of a delivery as the client gets it: the door may say otherwise than the broker whether it comes again."""
+    """The method of a delivery as the client gets it: the door may set another redelivered flag than the broker."""
     return data[item[2] : item[3]] if replaced is None else replaced[7 : 7 + item[3] - item[2]]
 
 
 def _position(header: bytes) -> Position | None:
-    """Where in the log a message stands."""
+    """A message's position in the log."""
     if b"x-lrq-pos" not in header:
         return None
     try:

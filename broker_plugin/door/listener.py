@@ -1,9 +1,10 @@
 """Accepts connections: counts them, secures them with TLS, then hands each to its protocol.
 
-Rules: a connection counts from its accept on, so a TLS handshake that never ends counts, too; its time is limited (and that of whoever `admission`
-ends for another). The context is the newest at
-the moment of the accept. What cannot be accepted for want of descriptors is tried again a moment later: those that stand are not touched. Who asks
-for no heartbeats is asked by TCP whether it is still there: a host that vanishes sends no reset, and what it holds would be held for ever.
+Rules:
+- A connection counts from its accept on, so an endless TLS handshake counts, too. Its time is limited, and `admission` may end it for another.
+- The TLS context is the newest at the moment of the accept.
+- An accept that fails for want of descriptors is tried again a moment later: established connections are not touched.
+- TCP keepalive checks connections without heartbeats: a host that vanishes sends no reset, and its deliveries would be held without end.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPC
 
 
 def _shut(accepted: socket.socket) -> None:
-    """What reads and writes it, or is about to, finds it at its end."""
+    """Shuts a socket down, so that its present or future reader and writer find it at its end."""
     with suppress(OSError):
         accepted.shutdown(socket.SHUT_RDWR)
 
 
 class Listener:
-    """See above.
+    """Listens for one door.
 
     Args:
-        admit: Called with the peer's address, and what ends the connection; None if no more are taken.
-        released: Called when one that was taken could not be made use of.
-        protocol: Makes the protocol of a connection; it is that one's to call `released` once it has had `connection_made`.
+        admit: Called with the peer's address and a function that ends the connection; returns None if no more are taken.
+        released: Called when an admitted connection could not be used.
+        protocol: Makes the protocol of a connection, which has to call `released` once it has had `connection_made`.
         tls: None for plain connections.
-        handshake_timeout_s: Limit on the TLS handshake.
+        handshake_timeout_s: Limit on the TLS handshake, in seconds.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Accepts nothing more; connections that stand are not touched."""
+        """Stops accepting; established connections are not touched."""
         for task in self._tasks:
             task.cancel()
         for one in self._sockets:

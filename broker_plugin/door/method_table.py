@@ -1,9 +1,11 @@
-"""Every method of AMQP 0-9-1 and of RabbitMQ's extensions, from either side: what the door does with it, and which test shows it.
+"""Every method of AMQP 0-9-1 and of RabbitMQ's extensions, from either side: the door's treatment of it, and the test that shows it.
 
-The session dispatches from these tables, and the tables of docs/protocol.md are made from them. Rules:
-- A row without a handler is passed on as it came, or is one of the few that have a place of their own: those of the login (`door`), and in the
-  session's two loops the hot ones, basic.publish, basic.ack, basic.deliver, basic.nack and the pieces of a content.
-- `tests` are functions in tests/integration: `method_table.recover` is `recover` in test_protocol.py.
+The session dispatches from these tables, and the tables of docs/protocol.md are made from them.
+
+Rules:
+- A method without a handler is passed on as it came, or is handled elsewhere: those of the login in `client_login`, and in the session's two loops
+  the hot ones, basic.publish, basic.ack, basic.deliver, basic.nack and the pieces of a content.
+- `tests` are functions in tests/integration: `door_protocol.recover` is `recover` in test_door_protocol.py.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ..session.session import ClientSession
 FromClient = Callable[["ClientSession", ClientChannel, int, bytes], None]
 """Handles a method of the client: its id and payload."""
 FromBroker = Callable[["ClientSession", int, bytes, Item], bytes | None]
-"""Handles a method of the broker. Returns what the client gets instead; None: the item as it came."""
+"""Handles a method of the broker. Returns the client's frames instead; None: the item as it came."""
 
 PASSED = "Passed on."
 BLOCKED = "Passed on. Clients that publish also get it while the broker accepts nothing for the log."
@@ -35,7 +37,7 @@ ANSWER = "Passed on; for a replicated declaration when its entry is safe."
 
 @dataclass(frozen=True)
 class ClientRow:
-    """What a client may send."""
+    """A method that a client may send."""
 
     method: int
     does: str
@@ -45,7 +47,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class BrokerRow:
-    """What a broker may send."""
+    """A method that a broker may send."""
 
     method: int
     does: str
@@ -193,7 +195,7 @@ CLIENT = (
     ),
     ClientRow(frames.TX_ROLLBACK, "Passed on; the transaction was not in the log.", "door_protocol.tx_rolled_back", transactions.rollback),
 )
-"""What clients send."""
+"""The client's methods."""
 
 BROKER = (
     BrokerRow(frames.CONNECTION_START, LOGIN, "door_logins.test_publishes_that_follow_the_login_at_once_are_logged"),
@@ -294,13 +296,13 @@ BROKER = (
     BrokerRow(frames.TX_COMMIT_OK, "Passed on; the entries are applied.", "door_protocol.tx_publishes", transactions.commit_ok),
     BrokerRow(frames.TX_ROLLBACK_OK, "Passed on, unless it ends a rehearsal.", "door_protocol.tx_rolled_back", transactions.rollback_ok),
 )
-"""What the broker sends."""
+"""The broker's methods."""
 
 FROM_CLIENT = {row.method: row.handler for row in CLIENT if row.handler is not None}
 FROM_BROKER = {row.method: row.handler for row in BROKER if row.handler is not None}
 
 
-#: Of AMQP 0-8, which RabbitMQ answers and pamqp does not know.
+#: Methods of AMQP 0-8, which RabbitMQ answers and pamqp does not know.
 _OLD = {frames.ACCESS_REQUEST: "access.request", frames.ACCESS_REQUEST_OK: "access.request-ok"}
 
 

@@ -1,7 +1,9 @@
-"""The receiving end of another node's connection: control messages and pushes end here, the broker never sees them.
+"""The receiving end of another node's connection: control messages and pushes end here, and never reach the broker.
 
-Rules: channel 1 carries control messages, without confirms; channel 2 carries pushes, in order. A push is acked when the own stream has it and
-all before it; acks are cumulative. An end that sends anything else is closed.
+Rules:
+- Channel 1 carries control messages, without confirms; channel 2 carries pushes, in order.
+- A push is acked when the own stream has it and all before it; acks are cumulative.
+- A peer that sends any other frame is closed.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from .endpoint import Endpoint
 log = logging.getLogger("lrq_ha.door")
 
 CONTROL_CHANNEL, PUSH_CHANNEL = 1, 2
-PROCESS = token_hex(8)  # what this process shows at other nodes' doors: who shows it here is this node itself
+PROCESS = token_hex(8)  # the ID that this process presents at other nodes' doors: a connection here with that ID is this node's own
 
 
 class Host(Protocol):
-    """What the door needs of the incarnation behind it."""
+    """The interface of the incarnation behind the door."""
 
     replica: Replica
 
@@ -58,7 +60,7 @@ class Host(Protocol):
 
 
 class PeerDoor(Protocol):
-    """What another node's connection needs of its door (`gate`)."""
+    """The interface of a door for another node's connection (`gate`)."""
 
     def now(self) -> float: ...
 
@@ -66,7 +68,7 @@ class PeerDoor(Protocol):
 
 
 class PeerConnection(Endpoint):
-    """See above. `node`: id of the node at the other end."""
+    """Another node's connection. `node`: ID of that node."""
 
     def __init__(self, door: PeerDoor, host: Host, transport: asyncio.Transport, node: int, *, heartbeat_s: int) -> None:
         self.door, self.host, self.node = door, host, node
@@ -128,11 +130,11 @@ class PeerConnection(Endpoint):
             self.host.push(self, header, body)
 
     def expect_ack(self, last: int) -> None:
-        """The push that is being taken ends with entry `last`."""
+        """Notes that the current push ends with entry `last`."""
         self._open.append((last, self._tag))
 
     def acknowledge(self, upto: int) -> None:
-        """The own stream has everything up to `upto`."""
+        """Acks pushes: the own stream has everything up to `upto`."""
         tag = 0
         while self._open and self._open[0][0] <= upto:
             tag = self._open.popleft()[1]
@@ -141,7 +143,7 @@ class PeerConnection(Endpoint):
 
     @property
     def arriving_bytes(self) -> int:
-        """How much has come of a push that is not whole."""
+        """Bytes that have come of an incomplete push."""
         return self._parts.arrived_bytes(PUSH_CHANNEL) + len(self._buffer)
 
     def tick(self, now: float) -> None:
@@ -155,9 +157,9 @@ class PeerConnection(Endpoint):
             self.transport.write(HEARTBEAT_FRAME)
 
     def pause(self, paused: bool) -> None:
-        """Back-pressure: what this node cannot apply in time it does not take. Who is not listened to is not silent.
+        """Back-pressure: stops reading pushes that this node cannot apply in time. A peer that is not read is not silent.
 
-        Who has gone is read to its end, or nobody would notice: a node that is heard is not to be promoted over.
+        The connection of a peer that is gone is read to its end, or the end would go unnoticed: no node is promoted over a peer that it hears.
         """
         if self.transport is None:
             return

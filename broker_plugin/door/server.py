@@ -1,8 +1,8 @@
-"""The sidecar's AMQP port: listens, keeps the clock, and ends all connections (`gate` says who may come in).
+"""The sidecar's AMQP port: listens, keeps the clock, and ends all connections (`gate` has the state for logins).
 
 Rules:
 - One door stays open from one incarnation to the next.
-- An orderly stop takes no new connection, waits for the confirms that are under way, and tells each client.
+- An orderly stop takes no new connection, waits for pending confirms, and tells each client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TICK_MAX_S = 2.0
 
 
 def _unstopped(part: Callable[..., object], *arguments: object) -> None:
-    """Does one of the things that are done each second: it must not keep the others from being done, nor end the clock."""
+    """Runs one part of the work of each second: an error must neither keep the other parts from running, nor end the clock."""
     try:
         part(*arguments)
     except Exception as error:
@@ -41,8 +41,8 @@ class Door(Gate):
     """Listens for one sidecar.
 
     Args:
-        settings: What the configuration says.
-        connections_max: As many connections as there may be; None: what the configuration says.
+        settings: The configuration of the door.
+        connections_max: Limit on connections; None: the configuration's.
     """
 
     def __init__(self, settings: DoorSettings, connections_max: int | None = None) -> None:
@@ -73,7 +73,7 @@ class Door(Gate):
         while True:
             began = time.monotonic()
             await asyncio.sleep(1.0)
-            # A pause of this process itself must not look like a silence of all others.
+            # A pause of this process itself must not look like a silence of all other hosts.
             self._now += min(time.monotonic() - began, TICK_MAX_S)
             for tick in (*(session.flow.tick for session in self.sessions), *(end.tick for end in self.peer_ends)):
                 _unstopped(tick, self._now)
@@ -81,7 +81,7 @@ class Door(Gate):
             _unstopped(self.reload)
 
     def reload(self, force: bool = False) -> None:
-        """Reads certificates and keys again if their files have changed; `force`: in any case, and interceptors open theirs again."""
+        """Reads certificates and keys again if their files have changed; with `force` in any case, and interceptors reopen their files."""
         if force:
             self.interceptors.reload()
         for what, files in (("the door's", self.tls), ("its own connections'", self._client_tls)):
@@ -97,7 +97,7 @@ class Door(Gate):
                 session.flow.hold_up(False)
 
     def admit(self, address: str, end: Callable[[], None]) -> Admission | None:
-        """One more connection, which that ends; None if it is not taken."""
+        """Admits one more connection, which `end` ends; None if there is no room."""
         arrival = None if self._stopping else self.admissions.come(address.rpartition(":")[0], end)
         if arrival is None:
             self.rejected(address)
@@ -106,12 +106,12 @@ class Door(Gate):
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def close_clients(self, reason: str) -> None:
-        """Ends every connection: this node serves nobody any more."""
+        """Ends every connection: this node no longer serves clients."""
         for session in list(self.sessions):
             try:
                 session.close_client(CONNECTION_FORCED, reason)
                 session.close()
-            except Exception as error:  # the others are not to stay for it
+            except Exception as error:  # the other connections must still be closed
                 log.error("a client's connection could not be closed in order: %s", place(error))
                 session.cut_off()
                 session.broker.abort()
@@ -120,7 +120,7 @@ class Door(Gate):
             end.close()
 
     async def stop(self) -> None:
-        """Takes no new connection, lets confirms that are under way finish, tells each client; returns when all are gone, or their time is over."""
+        """Takes no new connection, lets pending confirms finish, and tells each client. Returns when all are gone, or their time is over."""
         self._stopping = True
         self._listener.close()
         if not self.sessions:

@@ -126,13 +126,7 @@ class Index:
                     self.dedup.add(run.status.producer, run.status.id, 1, first)
                 self.statuses.noted(first, pb.Status.FromString(run.status.body))
             case "topology":
-                self.filter.note_change(first)
-                deleted = self.declared.noted(first, run.topology)
-                if deleted is not None:
-                    dead_letters = declarations.may_dead_letter(self.declared.declarations.get(deleted, b""))
-                    self.departures.deleted(first, deleted, dead_letters=dead_letters)
-                    self.tallies.done(deleted)
-                    self.passes.count_no_more(deleted)
+                self._note_topology(run.topology, first)
             case "tally" if sweep:  # a node knows its own queues
                 declaration = self.declared.declarations.get((run.tally.vhost, run.tally.queue), b"")
                 keeps = declarations.keeps_dead_letters(declarations.queue_arguments(declaration))
@@ -141,6 +135,15 @@ class Index:
                 wrote = f"entry {first} of the log, written by lrq-ha {self.writer}, is of a kind that lrq-ha {__version__} does not know"
                 raise codec.UnsuitableVersion(wrote, todo=codec.RUN_THE_NEWER)
         return kind
+
+    def _note_topology(self, topology: pb.Topology, sequence: int) -> None:
+        self.filter.note_change(sequence)
+        deleted = self.declared.noted(sequence, topology)
+        if deleted is not None:
+            dead_letters = declarations.may_dead_letter(self.declared.declarations.get(deleted, b""))
+            self.departures.deleted(sequence, deleted, dead_letters=dead_letters)
+            self.tallies.done(deleted)
+            self.passes.count_no_more(deleted)
 
     def _written_by(self, writer: pb.Writer, sequence: int) -> None:
         codec.check_writer(writer, sequence)

@@ -1,12 +1,12 @@
-"""What a client does with its deliveries: acks, rejections, recover. They enter the log, and reach the broker when that is safe.
+"""A client's acks, rejections and recovers. They enter the log, and reach the broker when their entry is safe.
 
 Rules:
-- Acks that come in one chunk are collected; `flush` makes one entry per queue of them. Whatever else enters the log or the outbox is preceded by
-  a flush, so that order is kept.
-- What the broker gives out before it has heard of a basic.recover goes back, too: nothing of it is acked to the broker, until that has answered. So
-  basic.recover-async, which has no answer, is asked as basic.recover.
-- A client settles what it was given and has not settled; any other tag is refused, as it is by RabbitMQ.
-- Clients ack message by message, many at a time. `acks` takes such a run at once; to a broker that is told of the oldest it is one ack of several.
+- Acks that come in one chunk are collected; `flush` makes one entry per queue of them. A flush precedes every other write to the log or the outbox,
+  so that order is kept.
+- Deliveries that the broker sends before it has read a basic.recover go back, too: none of them is acked to the broker before its recover-ok. So
+  basic.recover-async, which has no answer, is sent as basic.recover.
+- A client settles deliveries that it was given and has not settled; any other tag is refused, as RabbitMQ does.
+- Clients ack message by message, many at a time. `acks` takes such a run at once; if the run includes the oldest, the broker gets one multiple ack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import closing
 
 
 def acks(session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
-    """Takes a run of acks of the client, beginning with items[at]; returns the index of the first item it did not take."""
+    """Takes a run of acks of the client, beginning with items[at]. Returns the index of the first item that it did not take."""
     number = items[at][1]
     channel = session.channel(number)
     if channel.closing:
@@ -52,7 +52,7 @@ def acks(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
         if tag > highest:
             highest = tag
         at += 1
-    if at == first:  # one that is not so simple
+    if at == first:  # not a simple ack
         ack(session, channel, data[items[at][2] : items[at][3]])
         return at + 1
     if at > first + 1 and not channel.undelivered and next(iter(deliveries), highest + 1) > highest:
@@ -85,9 +85,9 @@ def ack(session: ClientSession, channel: ClientChannel, payload: bytes) -> None:
 
 
 def ack_internally(session: ClientSession, channel: ClientChannel, frame: bytes, sequence: int = 0) -> None:
-    """The door itself acks or rejects a delivery, which the client need not know of, when entry `sequence` is safe."""
+    """Acks or rejects a delivery on the door's own behalf, hidden from the client, when entry `sequence` is safe."""
     if channel.takes_back:
-        return  # it comes again, and is looked at again
+        return  # the delivery comes again, and is checked again
     if channel.acks_wait:
         channel.internal_acks.append(frame)
         session.internal_acks.add(channel.number)
@@ -96,11 +96,11 @@ def ack_internally(session: ClientSession, channel: ClientChannel, frame: bytes,
 
 
 def _settle_apart(session: ClientSession) -> None:
-    """On channels with transactions the door's own acks must count without a commit of the client: they are a transaction between its own.
+    """Sends the door's own acks on channels with transactions: they must count without a client's commit, so they get a transaction of their own.
 
-    What the client's has so far is taken back before, and done again after. A commit of acks alone is done at once, so the broker can be told all
-    that in one go; but while it commits publishes it must be told nothing. One at a time: what comes meanwhile is in the next one, or each delivery
-    of a consumer without acks would have a large transaction sent once more.
+    The client's transaction so far is rolled back before, and repeated after. The broker does a commit of acks alone at once, so all that goes in
+    one write; but while the broker commits publishes it must be sent nothing. One such transaction runs at a time: later acks wait for the next one.
+    Else each delivery of a consumer without acks would have a large transaction sent once more.
     """
     numbers, session.internal_acks = session.internal_acks, set()
     for number in numbers:
@@ -122,18 +122,18 @@ def _settle_apart(session: ClientSession) -> None:
 
 
 def _put_internal_acks(session: ClientSession, channel: ClientChannel, before: bytes = b"", behind: bytes = b"") -> None:
-    """The door's own acks of a channel with transactions go to the broker, with these frames."""
+    """Sends the door's own acks on a channel with transactions, between these frames."""
     unseen, channel.internal_acks = b"".join(channel.internal_acks), []
     session.outbox.put(before + unseen + behind, session.replica.last_operation)
-    if not channel.undelivered:  # what was kept back, and had to wait for a commit until now, is among them
+    if not channel.undelivered:  # the acks include the withheld deliveries, which had to wait for a commit until now
         session.gives_back(channel.returning)
         channel.returning = set()
 
 
 def commit_internally(session: ClientSession, channel: ClientChannel) -> None:
-    """A transaction of the client is about to be done in earnest: the door's own acks are part of it.
+    """Puts the door's own acks into a transaction of the client that is about to be committed.
 
-    They come first: by an ack of several, which is the client's, the broker would let go what the door gives back, or had to be told of an ack twice.
+    They come first: behind a `multiple` ack of the client the broker would drop deliveries that the door gives back, or see an ack twice.
     """
     if channel.internal_acks:
         _put_internal_acks(session, channel)
@@ -141,7 +141,7 @@ def commit_internally(session: ClientSession, channel: ClientChannel) -> None:
 
 
 def ack_for(session: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery) -> None:
-    """The ack of a consumer that gives none."""
+    """The ack for a consumer without acks."""
     frame = encode.ack(channel.number, tag)
     if delivery.deaths or channel.acks_wait:
         ack_internally(session, channel, frame, session.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths))
@@ -151,7 +151,7 @@ def ack_for(session: ClientSession, channel: ClientChannel, tag: int, delivery: 
 
 
 def flush(session: ClientSession) -> None:
-    """Brings the acks that were collected into the log and the outbox."""
+    """Brings the collected acks into the log and the outbox."""
     if session.internal_acks:
         _settle_apart(session)
     if not session.ack_frames:
@@ -194,8 +194,8 @@ def reject(session: ClientSession, channel: ClientChannel, kind: int, payload: b
 
 
 def _is_held(session: ClientSession, channel: ClientChannel, tag: int, multiple: bool, kind: int) -> bool:
-    """Whether the client holds what it settles. If not, its channel is closed in RabbitMQ's words: what the client has not been given, the broker may
-    know as given out, and would let it go, with nothing in the log.
+    """Whether the client holds the delivery that it settles. If not, its channel is closed with RabbitMQ's text: the broker may have sent a delivery
+    that the client has not been given, and would drop it, with nothing in the log.
     """
     if channel.holds(tag, multiple):
         return True
@@ -205,9 +205,9 @@ def _is_held(session: ClientSession, channel: ClientChannel, tag: int, multiple:
 
 
 def _given(session: ClientSession, channel: ClientChannel, tag: int, payload: bytes) -> tuple[int, bytes]:
-    """What the broker is told where a client settles several: what it was given until now, and by number. 0: there is nothing of that.
+    """The tag and payload for the broker where a client settles several: limited to the deliveries that it has, by number. Tag 0: there are none.
 
-    The broker hears of it when the log is safe so far. To it, "everything" (tag 0) would then be more than the client has seen.
+    The broker gets the frame when the log is safe so far. By then "everything" (tag 0) would be more than the client has seen.
     """
     kept = channel.undelivered[:1]
     if channel.number in session.from_broker.withheld:
@@ -220,13 +220,13 @@ def _given(session: ClientSession, channel: ClientChannel, tag: int, payload: by
 
 
 def _rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, tag: int, multiple: bool, payload: bytes, kind: int) -> None:
-    """Within a transaction: to the broker's own as it came, into the log at commit (see `transactions`)."""
+    """Within a transaction: passed to the broker's transaction unchanged, and into the log at commit (see `transactions`)."""
     tx.settle(tag, multiple)
     rehearse(session, channel, tx, encode.frame(METHOD, channel.number, payload), kind)
 
 
 def rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, cause: int, methods: int = 1) -> None:
-    """These frames of so many methods are part of a transaction, and of its rehearsal at the broker: acks only where it has no second channel.
+    """Adds frames of so many methods to a transaction, and to its dry run at the broker: acks only where it has no second channel.
 
     A transaction that gets too large closes its channel.
     """
@@ -245,9 +245,9 @@ def rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, da
 
 
 def recover(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
-    """basic.recover: everything goes back to its queue, but for what a transaction that is not committed has settled."""
+    """basic.recover: every delivery goes back to its queue, except those that an uncommitted transaction has settled."""
     if channel.second and payload[4:5] > b"\0" and len(unsettled := list(channel.unsettled())) < len(channel.deliveries):
-        # The broker does not know of those. So it is told of the others one by one, and the client is answered here.
+        # The broker does not know those exceptions. So the door returns the others one by one, and answers the client itself.
         for tag in reversed(unsettled):
             session.outbox.put(encode.nack(channel.number, tag, requeue=True))
         if kind == BASIC_RECOVER:
@@ -258,12 +258,12 @@ def recover(session: ClientSession, channel: ClientChannel, kind: int, payload: 
         session.outbox.put(encode.raw_method_frame(channel.number, BASIC_RECOVER, payload[4:]))
         channel.undelivered.clear()
         channel.internal_acks.clear()
-    else:  # which RabbitMQ does not do: it ends the connection
+    else:  # RabbitMQ does not support this: it ends the connection
         session.outbox.put(encode.frame(METHOD, channel.number, payload))
     session.give_back(channel.recover())
 
 
 def recovered(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
-    """basic.recover-ok: what comes from now on is the client's."""
+    """basic.recover-ok: deliveries from now on are the client's."""
     recovers = session.channel(number).recovers
     return None if not recovers or recovers.popleft() else b""

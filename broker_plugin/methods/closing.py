@@ -15,7 +15,7 @@ from ..session.session import ClientSession
 
 
 class NotOpen(FrameError):
-    """A frame on a channel that the client has not opened; in RabbitMQ's words. It may not reach the broker: the door has channels of its own."""
+    """A frame on a channel that the client has not opened, with RabbitMQ's text. It may not reach the broker: the door has channels of its own."""
 
     code = 504
 
@@ -24,7 +24,7 @@ class NotOpen(FrameError):
         self.cause = cause
 
 
-# ---- what the door says ----------------------------------------------------------------------------------------------------
+# ---- answers of the door ---------------------------------------------------------------------------------------------------
 
 
 def refuse(session: ClientSession, channel: ClientChannel, code: int, text: str, cause: int) -> None:
@@ -33,7 +33,7 @@ def refuse(session: ClientSession, channel: ClientChannel, code: int, text: str,
 
 
 def refuse_as(session: ClientSession, channel: ClientChannel, refusal: bytes) -> None:
-    """The same; the client is told with this frame."""
+    """Closes a channel on both sides; the client gets this frame."""
     channel.refusal = refusal
     frame = encode.method_frame(channel.number, commands.Channel.Close(200, "the door closed it", 0, 0))
     end_channel(session, channel, ChannelState.DOOR, frame)
@@ -53,20 +53,20 @@ def end_channel(session: ClientSession, channel: ClientChannel, state: ChannelSt
 
 
 def limit_wait(session: ClientSession, of: ClientSession | ClientChannel, done: Callable[[], None]) -> None:
-    """A broker that does not answer publishes must not keep a channel or connection for ever; nor must its timer, when it has answered."""
+    """Limits the wait for a broker that does not answer publishes. The timer is stopped when the broker has answered."""
     stop_timer(of)
     of.timer = asyncio.get_running_loop().call_later(session.door.config.drain_timeout_s, done)
 
 
 def stop_timer(of: ClientSession | ClientChannel) -> None:
-    """The broker has answered, or need not any more."""
+    """Stops the timer: the broker has answered, or need not any more."""
     if of.timer is not None:
         of.timer.cancel()
         of.timer = None
 
 
 def settled(session: ClientSession, channel: ClientChannel) -> None:
-    """The broker has answered all publishes and commits of this channel."""
+    """Handles that the broker has answered all publishes and commits of this channel."""
     if channel.closing:
         settle_channel(session, channel)
     elif channel.after_commit:
@@ -105,16 +105,16 @@ def send_connection_close(session: ClientSession) -> None:
 
 
 def take_refusal(channel: ClientChannel) -> bytes:
-    """The broker's side of a channel that the door refused is closed: what the client gets in its turn, behind what the broker has said before."""
+    """The broker has closed a channel that the door refused: returns the client's close, which follows the broker's earlier frames."""
     channel.state = ChannelState.TOLD
     return channel.refusal
 
 
 def resolve_unanswered(session: ClientSession, channel: ClientChannel, *, refused: bool = False, commits: bool = True) -> None:
-    """Publishes without an answer on a channel that is gone: refused, unless a copy has been seen. `refused`: by the broker's own word.
+    """Publishes without an answer on a channel that is gone are refused, unless a copy has been seen. `refused`: the broker itself has refused them.
     `commits`: those of its transactions are gone, too.
 
-    Those that have been confirmed, as their completion is local, are logged anew instead.
+    Publishes with local completion that have been confirmed are logged again instead.
     """
     channel.rehearsal_is_over()
     if commits:
@@ -144,7 +144,7 @@ def no_reply(session: ClientSession, number: int | None = None) -> None:
 
 
 def forget_channel(session: ClientSession, channel: ClientChannel) -> None:
-    session.give_back(channel.let_go())  # what came while it was closing
+    session.give_back(channel.let_go())  # deliveries that came while the channel was closing
     session.channels.pop(channel.number, None)
     session.take_before_select(channel)
     session.from_client.parts.drop(channel.number)
@@ -158,12 +158,12 @@ def no_room(session: ClientSession, size: int) -> FrameError:
 
 
 def refuse_publish(session: ClientSession, channel: ClientChannel, code: int, text: str) -> None:
-    """A publish that the door does not take: the channel is closed, as a broker would."""
+    """Refuses a publish: closes the channel, as a broker would."""
     session.door.counters["refused_publishes"] += 1
     refuse(session, channel, code, text, BASIC_PUBLISH)
 
 
 def too_large(session: ClientSession, channel: ClientChannel, size: int, limit: int) -> None:
-    """A publish whose body is over the door's limit, in the broker's words for its own."""
+    """Refuses a publish whose body is over the door's limit, in the broker's words for its own limit."""
     text = f"PRECONDITION_FAILED - message size {size} is larger than configured max size {limit}"
     refuse_publish(session, channel, reply_codes.PRECONDITION_FAILED, text)

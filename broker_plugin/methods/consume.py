@@ -25,7 +25,7 @@ NO_ARGUMENTS = b"\0\0\0\0"
 
 
 class TagInUse(FrameError):
-    """A second consumer on a channel has the tag of the first; in RabbitMQ's words. The broker may not know the first (`queue_pause`)."""
+    """A second consumer on a channel has the tag of the first; with RabbitMQ's text. The broker may not know the first (`queue_pause`)."""
 
     code, cause = NOT_ALLOWED, BASIC_CONSUME
 
@@ -33,7 +33,7 @@ class TagInUse(FrameError):
         super().__init__(f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
 
 
-# ---- what the client asks for ----------------------------------------------------------------------------------------------
+# ---- requests of the client ------------------------------------------------------------------------------------------------
 
 
 def qos(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
@@ -51,7 +51,7 @@ def consume(session: ClientSession, channel: ClientChannel, _kind: int, payload:
     except IndexError:
         raise FrameError(f"a basic.consume of {len(payload)} bytes ends too early") from None
     method: Any = decode_method(payload[:at] + NO_ARGUMENTS)
-    method.arguments = payload[at:]  # to the octet: what they mean is the broker's to say
+    method.arguments = payload[at:]  # unchanged to the octet: only the broker interprets them
     if not _may_read(session, channel, method):
         return
     method.consumer_tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
@@ -79,7 +79,7 @@ def _latest(channel: ClientChannel, tag: bytes) -> Consumer | None:
 
 
 def _is_ending(channel: ClientChannel, tag: bytes) -> bool:
-    """Whether the client has cancelled it, and the broker has not said so."""
+    """Whether the client has cancelled the consumer of this tag, and the broker has not confirmed that."""
     latest = _latest(channel, tag)
     return latest is not None and latest.cancelled
 
@@ -102,7 +102,7 @@ def cancel(session: ClientSession, channel: ClientChannel, _kind: int, payload: 
     channel.paused.pop(tag, None)
     if consumer is not None:
         consumer.cancelled = True
-        if method.nowait:  # the door must know all the same when nothing more comes
+        if method.nowait:  # the door still needs the broker's answer, to know when no more deliveries come
             cancel_here(session, channel, tag)
             return
     session.outbox.put(encode.frame(frames.METHOD, channel.number, payload))
@@ -131,11 +131,11 @@ def _may_read(session: ClientSession, channel: ClientChannel, method: Any) -> bo
 
 
 def _consumer(session: ClientSession, channel: ClientChannel, method: Any) -> Consumer:
-    """As the client asked for it; `method` is changed to what the broker is asked for."""
+    """The consumer as the client asked for it; changes `method` to the broker's version."""
     method.queue = method.queue or channel.last_queue
     key = (session.vhost, method.queue)
     tracked = session.replica.declared.replicates(key) and not names.is_routing(session.vhost)
-    automatic = tracked and bool(method.no_ack) and not session.replica.declared.is_stream(key)  # a broker refuses that of a stream
+    automatic = tracked and bool(method.no_ack) and not session.replica.declared.is_stream(key)  # on a stream, the broker refuses no_ack
     consumer = Consumer(key, automatic, tracked, bool(method.no_ack))
     if consumer.automatic:
         method.no_ack = False
@@ -143,12 +143,12 @@ def _consumer(session: ClientSession, channel: ClientChannel, method: Any) -> Co
     return consumer
 
 
-# ---- what the broker answers -----------------------------------------------------------------------------------------------
-# None: the client gets it as it came; else what it gets instead (nothing, if it must not see it).
+# ---- answers of the broker -------------------------------------------------------------------------------------------------
+# None: the client gets the frame as it came; else the replacement (empty if the client must not see it).
 
 
 def qos_ok(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
-    """basic.qos-ok, to the client or to the door."""
+    """basic.qos-ok, for the client or for the door."""
     unasked = session.channel(number).unasked
     return b"" if unasked and unasked.popleft() else None
 
@@ -177,7 +177,7 @@ def _one_less(owed: Counter[bytes], tag: bytes) -> None:
 
 
 def cancelled(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-    """basic.cancel of the broker, or its cancel-ok: nothing more comes for this consumer."""
+    """basic.cancel of the broker, or its cancel-ok: no more deliveries come for this consumer."""
     start = item[2] + 4
     tag, channel = bytes(data[start + 1 : start + 1 + data[start]]), session.channel(number)
     if item[0] == BASIC_CANCEL_OK and channel.stopping[tag]:
@@ -190,12 +190,12 @@ def cancelled(session: ClientSession, number: int, data: bytes, item: Item) -> b
     channel.paused.pop(tag, None)
     if consumer is not None and item[0] == BASIC_CANCEL:
         channel.ended_by_broker(consumer)
-        session.replica.index.passes.count_no_more(consumer.queue)  # the broker has back what it held
+        session.replica.index.passes.count_no_more(consumer.queue)  # the broker has taken back its deliveries
     return None
 
 
 def cancel_here(session: ClientSession, channel: ClientChannel, tag: bytes) -> None:
-    """Ends a consumer at the broker; the client is not told."""
+    """Ends a consumer at the broker without telling the client."""
     channel.stopping[tag] += 1
     send_after_commits(session, channel, encode.raw_method_frame(channel.number, frames.BASIC_CANCEL, bytes((len(tag),)), tag, b"\0"))
 

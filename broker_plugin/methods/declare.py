@@ -1,12 +1,15 @@
-"""Carrying out what `declare_rules` says of a declaration: passed on, answered, refused, or brought into the log between two barriers.
+"""Carries out the action that `declare_rules` chose for a declaration: pass on, answer, refuse, or bring into the log between two barriers.
 
-Rule: a declaration that is replicated takes its place among the publishes of all connections. Before the broker is asked, everything that was
-published is in the queues; while it is asked, nothing is taken from any client; its entry follows. So bindings hold for the same publishes on
-every node. A purge is on record before it is answered, a deletion before the queue is declared again (`barrier`). The answer to a declaration of a
-queue of this node's own, or of one that the broker names, is waited for, too: what follows may concern that queue, by its name or by none, and is not
-replicated then. A purge takes what is in the queue, not what clients hold: the log says what they held when the broker had done it. What has gone
-around the door and is declared otherwise, before the census has noticed, is deleted in the log first: the other nodes would refuse the declaration.
-So is an auto-delete exchange that is declared again when it has gone by itself: the bindings to it have gone, too.
+Rules:
+- A replicated declaration takes its place among the publishes of all connections. Before the broker is asked, all earlier publishes are in the
+  queues; while it is asked, no frame is taken from any client; its entry follows. So a binding holds for identical publishes on every node.
+- A purge is on record before it is answered, a deletion before the queue is declared again (`barrier`).
+- The door also waits for the answer to a declaration of a node-local queue, or of one that the broker names: later frames may concern that queue, by
+  its name or by none, and are not replicated then.
+- A purge takes the messages in the queue, not those that clients hold: the log lists the held ones as of the moment when the broker had purged.
+- A queue or exchange that was deleted around the door and is declared with other arguments, before the LengthReconciler has noticed, is deleted in
+  the log first: the other nodes would refuse the declaration. An auto-delete exchange that has gone by itself and is declared again is also
+  deleted first: the bindings to it have gone, too.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def declare(session: ClientSession, channel: ClientChannel, kind: int, payload: 
             channel.last_queue = action.queue
         passed = PendingDeclaration(action.queue, action.local, bool(getattr(method, "nowait", False)), action.known, asyncio.Event())
         needed = action.waited_for or action.known is not None
-        if needed:  # whether the queue is this node's own is known when the broker has accepted it; and the census must know when it has
+        if needed:  # a node-local queue is known once the broker has accepted it; the LengthReconciler also needs that moment
             payload = action.asked or declarations.answered(payload)
         if needed or not passed.silent:
             channel.passed.append(passed)
@@ -74,7 +77,7 @@ async def _find_out(session: ClientSession, channel: ClientChannel, payload: byt
 
 
 def _again(session: ClientSession, channel: ClientChannel, payload: bytes) -> Callable[[], None]:
-    """What has a declaration looked at once more, from the beginning."""
+    """Returns a function that handles a declaration again, from the beginning."""
     return lambda: session.from_client.take_again(encode.frame(METHOD, channel.number, payload))
 
 
@@ -85,7 +88,7 @@ async def _replicate(
     again: Callable[[], None] | None = None
     try:
         async with _turn(session, kind, action.queue):
-            if channel.closing:  # by the broker, meanwhile: it would not answer, and nobody else could go on
+            if channel.closing:  # the broker has closed it meanwhile: no answer would come, and every client would wait
                 return
             if (deletes := _DELETES.get(kind)) is not None:
                 name = declarations.first_name(action.entry)
@@ -96,21 +99,21 @@ async def _replicate(
             if not await _ask(session, number, action.asked):
                 return
             if action.purge:
-                queue = (session.vhost, action.queue)  # what is on its way to clients counts as purged a moment later
+                queue = (session.vhost, action.queue)  # deliveries on their way to clients count as purged a moment later
                 sequence = replica.purge(queue, (delivery.sequence for delivery in session.door.held(queue)))
             else:
                 sequence = replica.topology(session.vhost, action.entries, action.queue if kind == QUEUE_DECLARE else None)
             if kind == QUEUE_DECLARE:
                 replica.declared.local_queues.discard((session.vhost, action.queue))
             if kind in (QUEUE_DECLARE, QUEUE_DELETE):
-                session.door.forget_decisions()  # of what level a queue of this name is may have changed
+                session.door.forget_decisions()  # the level of the queue of this name may have changed
             elif kind in (EXCHANGE_DECLARE, EXCHANGE_DELETE):
                 session.door.exchange_changed(session.vhost, method.exchange)
             if action.queue:
                 channel.last_queue = action.queue
         await replica.progress.wait_safe(sequence)
         if action.purge:
-            await replica.barrier.wait_settled(sequence)  # what no client has appended, right before it, may not be applied yet
+            await replica.barrier.wait_settled(sequence)  # entries right before it that come from no client may not be applied yet
             await replica.barrier.write_record()
         if session.watch is not None:
             session.watch.declared(number, action.asked, True)
@@ -121,9 +124,9 @@ async def _replicate(
 
 
 async def _went(session: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> bool:
-    """Whether what is to be declared is in the log in other words, or may go by itself, and is not there any more.
+    """Whether a declared queue or exchange is in the log with other arguments, or may go by itself, and has gone from the broker.
 
-    Not where it cannot be seen, or may be another node's.
+    False where the door cannot see it, or where it may be another node's.
     """
     definitions = session.replica.declared.definitions
     known = definitions.queue((session.vhost, name)) if kind == QUEUE_DECLARE else definitions.exchange(session.vhost, name)
@@ -144,7 +147,7 @@ async def _went(session: ClientSession, kind: int, name: str, action: declare_ru
 
 
 def _log_deletion(session: ClientSession, kind: int, name: str, action: declare_rules.Replicate) -> None:
-    """Call in a barrier. The next one has it on record."""
+    """Appends the deletion; to be called in a barrier. The next barrier has it on record."""
     if action.may_have_gone and session.replica.declared.definitions.exchange(session.vhost, name) == action.entry:
         what = "'%s' in vhost '%s' has gone, as it does with its last binding, and is declared again: on the backups, its bindings are deleted, too"
         log.info(what, name, session.vhost)
@@ -160,7 +163,7 @@ def _log_deletion(session: ClientSession, kind: int, name: str, action: declare_
 
 @asynccontextmanager
 async def _turn(session: ClientSession, kind: int, queue: str) -> AsyncIterator[None]:
-    """A barrier in which the queue is not being moved (`holds`): that may have begun while this waited for it. In an alarm this waits, alone."""
+    """A barrier in which the queue is not being moved (`holds`): a move may have begun while this waited. In an alarm this waits, alone."""
     while True:
         while session.door.alarmed():
             await asyncio.sleep(BLOCKED_POLL_S)
@@ -178,7 +181,7 @@ async def _turn(session: ClientSession, kind: int, queue: str) -> AsyncIterator[
 async def _ask(session: ClientSession, number: int, payload: bytes) -> bool:
     """Whether the broker has accepted a declaration; its answer is withheld then (`BrokerReader.hold_answer`).
 
-    Behind a publish of the same connection, the broker does not read the question before an alarm is over.
+    Behind a publish of this connection, the broker does not read the question before an alarm is over.
     """
     reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     session.replies[number] = reply
@@ -193,11 +196,11 @@ async def _ask(session: ClientSession, number: int, payload: bytes) -> bool:
         session.flow.asks(False)
 
 
-# ---- what the broker answers -----------------------------------------------------------------------------------------------
+# ---- answers of the broker -------------------------------------------------------------------------------------------------
 
 
 def declare_ok(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-    """queue.declare-ok, which names the queue. Where the client did, it may have declared another one since, which is the last one then."""
+    """queue.declare-ok, which names the queue. Skipped if the client named it: the client may have declared another one since, which is the last."""
     channel = session.channel(number)
     if channel.passed and not channel.passed[0].queue:
         start = item[2] + 4
@@ -206,7 +209,7 @@ def declare_ok(session: ClientSession, number: int, data: bytes, item: Item) -> 
 
 
 def reply(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-    """The answer to a declaration; the client gets that of a replicated one later, and what follows it on the channel, too."""
+    """The answer to a declaration. The client gets a replicated one's answer later, and with it the frames behind it on the channel."""
     channel = session.channel(number)
     if channel.passed:
         passed = channel.passed.popleft()

@@ -1,14 +1,17 @@
 """Declarations, deletions, bindings and purges: which are replicated, and in what form they enter the log.
 
-Rules: the tables below are the whole dispatch. What is this node's own (queues that are server-named, exclusive or auto-delete) is passed on and
-not replicated, as are passive declarations, and those of the exchanges that every broker has (`amq.*`), whose bindings are replicated all the same.
-What of other queues is replicated says their level (`replication/levels.py`): it is settled by the first declaration, whose entry names it. What is
-declared of a queue with the level `none` by its argument is in the log, too, as nothing else remembers it, and carried out by no other node; of what
-has that level by its name, the log knows nothing. An auto-delete queue that is to be replicated is none to the brokers, where it would go with its
-clients' connections, or when a sweeper looks into it: the census deletes it. A name is what RabbitMQ makes of it (`as_named`).
-
-An entry holds the method as the client sent it, to the octet, but for its names and arguments resolved (the last declared queue, the queue's type
-and level), and without `if_unused` and `if_empty`: whether they held was decided on the primary.
+Rules:
+- The tables below are the whole dispatch.
+- Node-local queues (server-named, exclusive or auto-delete) are passed on and not replicated. Passive declarations and those of the exchanges that
+  every broker has (`amq.*`) are passed on too, but bindings to these exchanges are replicated.
+- The level of any other queue decides what of it is replicated (`replication/levels.py`). The first declaration settles the level, and its entry
+  names it. The declaration of a queue with the level `none` by its argument is in the log, too, as the only record of it, and no other node
+  carries it out. A queue with that level by its name is unknown to the log.
+- An auto-delete queue that is to be replicated is not auto-delete at the brokers, where it would go with its clients' connections, or when a
+  sweeper looks into it: the LengthReconciler deletes it.
+- A name is taken as RabbitMQ transforms it (`as_named`).
+- An entry holds the method as the client sent it, to the octet, except that names and arguments are resolved (the last declared queue, the queue's
+  type and level), and `if_unused` and `if_empty` are left out: the primary has decided whether they held.
 """
 
 from __future__ import annotations
@@ -39,19 +42,19 @@ from ..session.session import ClientSession
 from . import routing_queues
 
 _AT_RANDOM = "routes differently on every node"
-NOT_REPLICATED = {  # types of exchanges, and why
+NOT_REPLICATED = {  # types of exchanges, and the reason
     **dict.fromkeys(("x-random", "x-local-random", "x-consistent-hash", "x-modulus-hash", "x-recent-history"), _AT_RANDOM),
     "x-delayed-message": "keeps messages in no queue until their time has come, where no tool shows them",
 }
-REPEATED_EXCHANGES_MAX = 256  # with one binding
+REPEATED_EXCHANGES_MAX = 256  # that one binding may repeat
 
 
 @dataclass(frozen=True)
 class PassOn:
     """Not replicated, or replicated already.
 
-    `queue`: what it declares; `local`: that is this node's own from then on; `known`: it is in the log; `asked`: what the broker is asked then;
-    `waited_for`: what else the client sends may concern it, and is taken when the broker has said that it is there, or how it is called.
+    `queue`: the queue that it declares; `local`: the queue, if it is this node's own from then on; `known`: the queue, if it is in the log; `asked`:
+    the broker's version of the payload; `waited_for`: later frames may concern the queue, and wait until the broker has confirmed or named it.
     """
 
     queue: str = ""
@@ -71,7 +74,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class FindOut:
-    """What type of queue the vhost has by default; then it is looked at again."""
+    """The vhost's default type of queue must be found out; then the declaration is handled again."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class Refuse:
 class Replicate:
     """To the broker between two barriers, then into the log.
 
-    `asked`: what the broker is asked; `before`, if any, and `entry`: what stands in the log; `level`: of the queue that `entry` is about;
-    `may_have_gone`: what is declared again may have gone by itself, and with it bindings to it that the log has.
+    `asked`: the broker's version; `before`, if any, and `entry`: the log's methods; `level`: of the queue that `entry` is about;
+    `may_have_gone`: the exchange may have gone by itself, and with it bindings to it that the log has.
     """
 
     queue: str = ""
@@ -100,21 +103,21 @@ class Replicate:
 
     @property
     def entries(self) -> list[tuple[bytes, Level]]:
-        """The methods as they stand in the log, and of what level the queue is that each is about."""
+        """The methods as they stand in the log, each with the level of its queue."""
         return [*((method, Level.ALL) for method in self.before), (self.entry, self.level)]
 
 
 def _replicate(
     session: ClientSession, kind: int, payload: bytes, queue: str = "", level: Level = Level.ALL, *, resolved: bytes = b"", without: int = 0
 ) -> Replicate:
-    """`resolved`: arguments that are added; `without`: flags that go."""
+    """`resolved`: arguments to add; `without`: flags to remove."""
     names, nowait, kept = LAYOUT[kind]
     at = frames.behind_names(payload, names)
     head, flags, tail = payload[:at], payload[at : at + 1], payload[at + 1 :]
     if queue:
         name, others = encode.short_string(queue), payload[7 + payload[6] : at]
         if kind in (QUEUE_BIND, QUEUE_UNBIND) and not payload[6] and len(others) == others[0] + 2:
-            others = others[:-1] + name  # where neither queue nor key is named, the last declared queue stands for both
+            others = others[:-1] + name  # with neither queue nor key named, the last declared queue stands for both
         head = payload[:6] + name + others
     if resolved:
         tail = b"".join(((len(tail) - 4 + len(resolved)).to_bytes(4, "big"), tail[4:], resolved))
@@ -126,10 +129,10 @@ def _replicate(
 
 
 def _binds(session: ClientSession, kind: int, payload: bytes, action: Replicate) -> Action:
-    """With what must be there before it is bound.
+    """Adds the declarations and bindings that a binding depends on.
 
-    An auto-delete exchange goes with its last binding; here the last may be that of a queue which the other nodes do not have. It takes with it what
-    it is bound to, which is repeated where something was deleted since. How much that may be is limited, as every node carries it out.
+    An auto-delete exchange goes with its last binding, which here may be that of a queue that the other nodes do not have. Its own bindings go with
+    it, and are repeated where a deletion has happened since. Their number is limited, as every node carries them out.
     """
     ends = (declarations.source_of(payload), declarations.first_name(payload)) if kind == EXCHANGE_BIND else (declarations.source_of(payload),)
     declared = session.replica.declared
@@ -147,7 +150,7 @@ Action = PassOn | Answer | FindOut | Refuse | Replicate
 
 
 def classify(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes, method: Any) -> Action:
-    """What becomes of a declaration. `method` is what `payload` says."""
+    """The action for a declaration. `method` is the decoded `payload`."""
     if routing_names.is_routing(session.vhost):
         return _routing(session, kind, method)
     if kind == QUEUE_DECLARE:
@@ -174,7 +177,7 @@ def classify(session: ClientSession, channel: ClientChannel, kind: int, payload:
 
 
 def _is_known(session: ClientSession, action: Replicate) -> bool:
-    """Whether the log holds the very same declaration, with no deletion since: applications declare at every start."""
+    """Whether the log holds an identical declaration, with no deletion since: applications declare at every start."""
     return not action.purge and (session.vhost, action.entry) in session.replica.declared.known_topology
 
 
@@ -201,7 +204,7 @@ def _queue_declare(session: ClientSession, payload: bytes, method: Any) -> Actio
         return PassOn(queue, local=key, waited_for=True)
     if known and (refusal := _otherwise(session, queue, known, asked, unused)):
         return refusal
-    # A queue of this node alone may be gone by now; where it is not, the broker refuses this declaration.
+    # A node-local queue may be gone by now; if it is not, the broker refuses this declaration.
     was_local = key in replica.declared.local_queues
     replica.declared.local_queues.discard(key)
     level = asked or replica.declared.level(key)
@@ -216,7 +219,7 @@ def _queue_declare(session: ClientSession, payload: bytes, method: Any) -> Actio
             f"refused; use reject-publish or drop-head, or {levels.ARGUMENT} = none",
         )
     resolved = b""
-    if "x-queue-type" not in arguments:  # it would differ from node to node, where vhosts have other defaults; they hold for what lasts
+    if "x-queue-type" not in arguments:  # the type would differ between nodes whose vhosts have other defaults; defaults hold for durable queues
         logged = str(declarations.queue_arguments(known).get("x-queue-type", "")).encode()
         queue_type = session.door.default_types.of(session.vhost, logged) if method.durable and not unused else CLASSIC
         if queue_type is None:
@@ -235,7 +238,7 @@ def _bad_level(session: ClientSession, queue: str, text: str) -> Refuse:
 
 
 def _otherwise(session: ClientSession, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
-    """The refusal of a declaration that differs, in what only the door knows, from the one that the log has; in the broker's words for the like."""
+    """Refuses a declaration that differs from the log's in a property that only the door knows; with the broker's text for such a case."""
     current = declarations.level_of(known)
     told = ""
     if asked not in (None, current):
@@ -271,6 +274,6 @@ def _routing(session: ClientSession, kind: int, method: Any) -> Action:
 
 
 def _passive(session: ClientSession, queue: str) -> Action:
-    """A passive declaration of a queue may be a question."""
+    """Handles a passive declaration of a queue, which may be a question."""
     answer = routing_queues.answer(session, queue)
     return PassOn(queue) if answer is None else Answer(*answer)

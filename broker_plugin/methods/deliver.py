@@ -1,13 +1,13 @@
-"""What the broker hands out: which copies the client gets (R9), and which it never sees. The other hot half of the door.
+"""The broker's deliveries: which copies the client gets (R9), and which it never sees. The second hot half of the door.
 
 Rules:
-- A delivery without a position is none of the log's business and passes as it came.
-- Whether a copy may be given out can depend on an entry that is not safe yet: then it is withheld, with all that follows on its channel.
-- The door knows a consumer's tag before anything comes for it, and the broker's answer by it: who waits for direct replies is answered before a
-  consumer of a queue that was asked for first. So it makes one up for a client that names none. Where one that wants no answer uses again the tag
-  of one that it has cancelled, what is on its way is for the former: the next one waits until the broker has ended that.
-- A consumer without acks is one with acks at the broker; the door acks for it, so that what it took enters the log. What would reach a client
-  behind the connection's close, by either side's word, is not taken: it goes back.
+- The log does not know a delivery without a position; such a delivery passes as it came.
+- Whether a copy may be given out can depend on an entry that is not safe yet: then it is withheld, with all frames behind it on its channel.
+- The door knows a consumer's tag before its first delivery, and finds the broker's answer by it: a consumer of direct replies is answered before a
+  consumer of a queue that was asked for first. So the door makes up a tag for a client that names none. A consumer without an answer may reuse
+  the tag of a cancelled one. Deliveries on their way are for the cancelled one, so the next one waits until the broker has ended it.
+- A consumer without acks is one with acks at the broker; the door acks for it, so that its deliveries enter the log. A delivery that would reach a
+  client behind the connection's close, from either side, is not taken: it goes back.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..session.channel import ChannelState, ClientChannel, Consumer
 from ..session.session import ClientSession
 from . import acknowledge
 
-# A content comes whole, or by its method and header: then what becomes of it here becomes of its body, too (see `content_relay`).
+# A content comes whole, or first its method and header; the treatment of these then holds for its body, too (see `content_relay`).
 
 
 def deliver(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.deliver."""
     channel = session.channel(number)
     if not session.takes_deliveries or channel.state is ChannelState.DOOR:
-        return b""  # nobody takes it; it goes back with the channel
+        return b""  # no client takes the delivery; it goes back with the channel
     start = item[2]
     to_tag = start + 5 + data[start + 4]
     consumer = channel.consumers.get(data[start + 5 : to_tag])
@@ -59,21 +59,21 @@ def deliver(session: ClientSession, number: int, data: bytes, item: Item) -> byt
 
 
 def _as_brought(session: ClientSession, payload: bytes, data: bytes, item: Item, replaced: bytes | None) -> bytes | None:
-    """What the client gets instead of `replaced`, if the content's header (its payload) says more of deaths than this broker has counted."""
+    """The frames for the client instead of `replaced`, if the content's header (its payload) says more of deaths than this broker has counted."""
     if replaced == b"" or death_headers.PREFIX not in payload:
         return replaced
     return refit(data[item[2] - 7 : item[6]] if replaced is None else replaced, session.frame_max_bytes)
 
 
 def _comes_again(session: ClientSession, channel: ClientChannel, consumer: Consumer, payload: bytes) -> bool:
-    """Of what the broker takes back: whether the client must not see it before. Of a stream nothing goes back."""
+    """Whether the client must not see a delivery that the broker takes back, as it comes again. A stream takes nothing back."""
     if channel.recovers:
         session.gives_back((consumer.queue,))
     return consumer.automatic and b"x-stream-offset" not in payload
 
 
 def _keep_back(channel: ClientChannel, consumer: Consumer, tag: int) -> None:
-    """Until the door gives out messages again, or the channel ends."""
+    """Keeps a delivery from the client until the door gives out messages again, or the channel ends."""
     if not channel.recovers:
         channel.undelivered.append(tag)
     channel.returning.add(consumer.queue)
@@ -84,7 +84,7 @@ def get_ok(session: ClientSession, number: int, data: bytes, item: Item) -> byte
     if not channel.gets:
         return None
     if not session.takes_deliveries:
-        return b""  # it counts as asked for, and so on its way, until the channel is closed
+        return b""  # the basic.get counts as open, and its message as on its way, until the channel is closed
     consumer, frame = channel.gets.popleft()
     payload = data[item[4] : item[5]]
     tag, _ = frames.get_ok_arguments(data[item[2] : item[3]])
@@ -101,7 +101,7 @@ def get_ok(session: ClientSession, number: int, data: bytes, item: Item) -> byte
         return _as_brought(session, payload, data, item, replaced)
     if number in session.from_broker.withheld:
         channel.gets.appendleft((consumer, frame))
-    elif channel.asked_behind or channel.closing:  # what answers that comes first: the client must not take it for this
+    elif channel.asked_behind or channel.closing:  # the answer to a later request would come first, and be taken for this one
         return encode.method_frame(number, commands.Basic.GetEmpty())
     else:
         channel.gets.appendleft((consumer, frame))
@@ -126,11 +126,11 @@ def returned(session: ClientSession, number: int, data: bytes, item: Item) -> by
 
 
 def refit(blob: bytes, frame_max_bytes: int) -> bytes:
-    """Contents, or one's method and header, as a client gets them: what was put aside of their headers is given back, and frames that may be too
-    large for a client that agreed to this frame_max are cut anew. A method without a content is as it was.
+    """Converts contents, or a content's method and header, for the client: restores escaped death headers, and cuts frames that may be too large for
+    the client's frame_max. A method without a content stays as it is.
 
-    A broker may send bodies in frames a little larger than its client is told of (frames.HEADROOM_BYTES), and header frames of any size. One of
-    those cannot be cut, but goes without its position where that is too much.
+    A broker may send bodies in frames a little larger than its client is told of (frames.HEADROOM_BYTES), and header frames of any size. A header
+    frame cannot be cut, but goes without its position where that is too much.
     """
     items, _ = scan(blob, 0, frames.FRAME_MAX_ANY_BYTES, 0)
     parts = []
@@ -153,7 +153,7 @@ def _refit_header(payload: bytes, frame_max_bytes: int) -> bytes:
 def _examine(
     session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int
 ) -> bytes | None:
-    """As `_judge`, of a copy whose header (its payload) has to be taken apart."""
+    """Like `_judge`, for a copy whose header (its payload) has to be parsed."""
     stamped = session.replica.stamp_of(payload)
     if stamped is None:
         _unknown(session, channel, consumer, tag)
@@ -175,7 +175,7 @@ def _judge(
     item: Item,
     bit: int,
 ) -> bytes | None:
-    """R9: what becomes of a copy that the broker hands out. `stamped`: sequence and generation; `bit`: where it says whether it comes again."""
+    """R9: gives out, withholds or turns away a copy. `stamped`: sequence and generation; `bit`: index of the byte with the redelivered flag."""
     replica = session.replica
     sequence, generation = stamped
     queue = consumer.queue
@@ -200,7 +200,7 @@ def _judge(
 
 
 def _unknown(session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int) -> None:
-    """A delivery that the log knows nothing of."""
+    """A delivery that the log does not know."""
     if consumer.automatic:
         acknowledge.ack_internally(session, channel, encode.ack(channel.number, tag))
     elif not (consumer.no_ack or channel.recovers):
@@ -208,7 +208,7 @@ def _unknown(session: ClientSession, channel: ClientChannel, consumer: Consumer,
 
 
 def _read(session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
-    """What is read from a stream stays there, so nothing of it is settled; but what was published again, or refused, counts once (R8, R9)."""
+    """A message read from a stream stays there, so nothing is settled; but a message that was published twice, or refused, counts once (R8, R9)."""
     replica = session.replica
     stamped = replica.stamp_of(payload)
     if stamped is not None:

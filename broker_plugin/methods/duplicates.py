@@ -1,11 +1,11 @@
-"""Publishes whose IDs are in the log already (R6): each is answered when it is known what became of the first one, and as that was.
+"""Publishes whose IDs are in the log already (R6): each gets the answer of the first publish with its ID, once that is known.
 
 Rules:
-- A repeat is not appended. Its confirm waits until the first one's entry is applied, or, with local completion, until the own stream has that. If
-  the first one was refused, its ID is free again, and the repeat is refused, too.
-- So waits the answer to a commit with repeats in it. Where one of them stands for nothing the channel is closed, as by a broker that has refused a
-  publish of a transaction. A channel's commits are answered in their order.
-- Thousands may wait while every ack of the broker's applies something: each is looked at when its own entry is applied, not before.
+- A repeat is not appended. Its confirm waits until the first one's entry is applied, or, with local completion, until the own stream has that entry.
+  If the first one was refused, its ID is free again, and the repeat is refused, too.
+- The answer to a commit with repeats waits in that way, too. If the first publish of a repeat was refused, the channel is closed, as by a broker
+  that has refused a publish of a transaction. A channel's commits are answered in their order.
+- Thousands may wait while every ack of the broker applies some entry: each repeat is looked at when its own entry is applied, not before.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..session.channel import ClientChannel
 from ..session.session import ClientSession
 from . import closing, publisher_confirms
 
-PARTIAL = "PRECONDITION_FAILED - partial tx completion"  # RabbitMQ's words
-REFUSED: tuple[bytes, list[int]] = (b"", [])  # stands for a commit that was refused: no later one is taken for its answer
+PARTIAL = "PRECONDITION_FAILED - partial tx completion"  # RabbitMQ's text
+REFUSED: tuple[bytes, list[int]] = (b"", [])  # stands for a refused commit, so that no later one is taken for its answer
 
 
 class DuplicatePublishes:
-    """Those of one connection.
+    """The repeats of one connection.
 
     Attributes:
-        waiting: How many wait for their entries: publishes; commits, and the repeats in them.
+        waiting: Number of items that wait for their entries: publishes; commits, and the repeats in them.
     """
 
     __slots__ = ("_by_entry", "_session", "waiting")
@@ -35,7 +35,7 @@ class DuplicatePublishes:
         self.waiting = 0
 
     def take(self, channel: ClientChannel, number: int, *, early: bool) -> None:
-        """A publish with an ID that is in the log. `early`: its confirm need not wait for the broker's."""
+        """Handles a publish with an ID that is in the log. `early`: its confirm need not wait for the broker's."""
         session = self._session
         session.door.counters["repeats"] += 1
         if channel.committing is not None:
@@ -54,11 +54,11 @@ class DuplicatePublishes:
             self._wait(sequence, channel, tag, number)
 
     def are_in(self, numbers: list[int]) -> bool:
-        """Whether what has these numbers is in the queues."""
+        """Whether the messages with these numbers are in the queues."""
         return all(self._seen(number) and not self._open_entry(number) for number in numbers)
 
     def answer_commit(self, channel: ClientChannel, frame: bytes, numbers: list[int]) -> None:
-        """The broker has committed a transaction: the client gets this frame, if these repeats in it are in the queues, and behind what waits."""
+        """The broker has committed a transaction: the client gets this frame after earlier commits, if the repeats in it are in the queues."""
         if channel.commit_oks and channel.commit_oks[0] is REFUSED:
             return
         channel.commit_oks.append((frame, numbers))
@@ -67,20 +67,20 @@ class DuplicatePublishes:
             self._answer_commits(channel)
 
     def applied_advanced(self, sequence: int) -> None:
-        """This entry is applied, or refused."""
+        """An entry is applied, or refused: answers its repeats."""
         session = self._session
         for channel, tag, number in self._by_entry.pop(sequence, ()):
             self.waiting -= 1
             if not tag:
                 self._answer_commits(channel)
-            elif later := self._open_entry(number):  # the first one was refused, and a third has taken its place
+            elif later := self._open_entry(number):  # the first one was refused, and a third publish has taken its place
                 self._wait(later, channel, tag, number)
             else:
                 publisher_confirms.confirm(session, channel, tag, self._seen(number))
         session.flow.consider_pausing()
 
     def forget(self) -> None:
-        """The connection is at its end."""
+        """The connection is at its end: drops all waiting repeats."""
         for sequence in self._by_entry:
             self._session.replica.progress.applied_no_matter(sequence, self)
         self._by_entry.clear()
@@ -128,5 +128,5 @@ GAPS = "PRECONDITION_FAILED - this producer's IDs lie too far apart (door.id_byt
 
 
 def may_number(session: ClientSession, number: int) -> bool:
-    """Whether this number of the announced producer, which is not in the log, leaves no gap too many there (`GAPS`)."""
+    """Whether a number of the announced producer, which is not in the log, keeps the number of gaps there within the limit (`GAPS`)."""
     return session.replica.index.dedup.may_add(session.producer_key, number, session.door.config.id_bytes_max)

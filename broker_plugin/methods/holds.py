@@ -1,13 +1,13 @@
-"""What a client sends for a queue that is being moved (R17) waits at the door, with all that follows it on its connection.
+"""Holds a client's methods for a queue that is being moved (R17): they wait at the door, with all frames behind them on their connection.
 
 Rules:
-- A publish waits if it may reach such a queue; a transaction when it commits. So do consumers, basic.get, a purge and a deletion of the queue itself,
-  and a declaration, whose answer would tell of what is on its way only.
-- A deletion waits from the moment on in which the first consumer is cancelled: the broker would take the queue for unused.
-- What has waited for its barrier meanwhile is looked at once more.
-- Where the census looks whether a queue is empty, consumers and deletions wait for that moment, too.
+- A publish waits if it may reach such a queue; a transaction waits when it commits. Consumers, basic.get, a purge and a deletion of the queue itself
+  wait, too, and a declaration, whose answer would count only messages on their way.
+- A deletion waits from the cancelling of the first consumer on: the broker would take the queue for unused.
+- A method that has waited for its barrier is checked again afterwards.
+- While the LengthReconciler checks whether a queue is empty, consumers and deletions wait, too.
 - All publishes wait while the broker owes an answer to a declaration that an alarm may keep it from giving (`barrier`).
-- Everything else goes on. Acks of what consumers hold are not behind it: the queue is moved only when nobody holds anything of it.
+- Other methods go on. Acks of consumers are not behind a hold: the queue is moved only when no client holds a delivery of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONSUMES = frozenset({BASIC_CONSUME, BASIC_GET, QUEUE_PURGE})
 
 
 def first_that_waits(session: ClientSession, data: bytes, items: list[Item], at: int) -> tuple[int, QueueHold | None]:
-    """The first publish, of those of a channel that follow each other from items[at] on, that has to wait, and for what; else where they end."""
+    """The first of a channel's consecutive publishes from items[at] on that has to wait, and its hold; else the index behind them."""
     number, total = items[at][1], len(items)
     moving = () if session.channel(number).tx is not None else session.replica.moving.values()
     while at < total:
@@ -38,7 +38,7 @@ def first_that_waits(session: ClientSession, data: bytes, items: list[Item], at:
 
 
 def waits_for(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> QueueHold | None:
-    """What a method that is no publish has to wait for, if anything."""
+    """The hold that a method other than a publish has to wait for, if any."""
     if kind == QUEUE_DECLARE:
         return queue_waits_for(session, kind, declarations.first_name(declarations.as_named(kind, payload)))
     if kind == QUEUE_DELETE:
@@ -49,7 +49,7 @@ def waits_for(session: ClientSession, channel: ClientChannel, kind: int, payload
 
 
 def queue_waits_for(session: ClientSession, kind: int, queue: str) -> QueueHold | None:
-    """The same, of a method about this queue."""
+    """The hold that a method about this queue has to wait for, if any."""
     moving = session.replica.moving.get((session.vhost, queue))
     if moving is None or kind == QUEUE_DELETE or (kind == QUEUE_DECLARE and moving.publishes) or (kind in _CONSUMES and moving.consumes):
         return moving
@@ -57,7 +57,7 @@ def queue_waits_for(session: ClientSession, kind: int, queue: str) -> QueueHold 
 
 
 def commit_waits_for(session: ClientSession, tx: Transaction) -> QueueHold | None:
-    """What a transaction has to wait for, if anything, before it is done in earnest."""
+    """The hold that a transaction has to wait for before it is committed, if any."""
     moving = session.replica.moving.values()
     for data in tx.frames if moving else ():
         for kind, _, start, end, header, header_end, stop in scan(data, 0, frames.FRAME_MAX_ANY_BYTES, len(data) + 1)[0]:

@@ -1,12 +1,12 @@
-"""How a channel begins, and how it or a connection ends, from either side or by the door's own word (`channel.ChannelState` has the states).
+"""How a channel begins, and how a channel or connection ends: by either side, or by the door (`channel.ChannelState` has the states).
 
 Rules:
-- A channel or connection is closed at the broker only when the broker has answered all its publishes: what was published before a close is in
+- A channel or connection is closed at the broker only when the broker has answered all its publishes: messages published before a close are in
   the queues.
-- A channel that the door refuses is closed at the broker first; the client is told when that is done, and then answers to the door alone.
-- A second channel (`transactions`) ends when its commits are answered, and before the first one, unless the broker closes that. Either way the client
-  is told last.
-- What waits for a channel that the broker has closed is dropped: its number may be another's by the time it would go out.
+- A channel that the door refuses is closed at the broker first; then the client gets the close, and answers to the door alone.
+- A second channel (`transactions`) ends when its commits are answered, and before the first one, unless the broker closes the first one. The client
+  is told last in either case.
+- Frames that wait for a channel that the broker has closed are dropped: its number may be in use again by the time they would go out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import acknowledge, closing, permissions
 
 
 class TooManyChannels(FrameError):
-    """A client opens more channels than were agreed on; in RabbitMQ's words."""
+    """A client opens more channels than were agreed on; with RabbitMQ's text."""
 
     code = 530
 
@@ -37,7 +37,7 @@ class TooManyChannels(FrameError):
         super().__init__(f"NOT_ALLOWED - number of channels opened ({limit}) has reached the negotiated channel_max ({limit})")
 
 
-# ---- what the client says --------------------------------------------------------------------------------------------------
+# ---- requests of the client ------------------------------------------------------------------------------------------------
 
 
 def channel_open(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
@@ -56,10 +56,10 @@ def channel_close(session: ClientSession, channel: ClientChannel, _kind: int, pa
     if channel.state is ChannelState.NO:
         closing.end_channel(session, channel, ChannelState.CLIENT, frame)
     elif channel.state is ChannelState.DOOR:
-        channel.refusal += encode.method_frame(channel.number, commands.Channel.CloseOk())  # as of a broker, behind its reason
+        channel.refusal += encode.method_frame(channel.number, commands.Channel.CloseOk())  # as from a broker, behind its reason
     else:
-        # Both sides closed at once. Of a broker that has closed it, too, the door needs no answer: one that is owed could come when the client
-        # has opened the number anew.
+        # Both sides closed at once. The door needs no answer of a broker that has closed the channel, too: an answer that is owed could come when
+        # the client has opened the number again.
         session.to_client(encode.method_frame(channel.number, commands.Channel.CloseOk()))
 
 
@@ -69,12 +69,12 @@ def channel_close_ok(session: ClientSession, channel: ClientChannel, _kind: int,
         if channel.state is ChannelState.BROKER:
             session.outbox.put(encode.frame(METHOD, channel.number, payload))
         closing.forget_channel(session, channel)
-    elif channel.state is ChannelState.NO:  # a broker would end the channel without a word, and owe its confirms for ever
+    elif channel.state is ChannelState.NO:  # a broker would end the channel without notice, and never give its confirms
         raise FrameError(f"channel.close-ok on channel {channel.number}, which is open on both sides")
 
 
 def connection_close(session: ClientSession, _channel: ClientChannel, _kind: int, payload: bytes) -> None:
-    """connection.close of the client: the broker hears nothing that comes behind it, so neither does anybody else."""
+    """connection.close of the client: the broker reads no frame behind it, and the door takes none either."""
     session.on_settled = encode.frame(METHOD, 0, payload)
     session.from_client.hear_nothing_more()
     if session.unanswered:
@@ -84,21 +84,21 @@ def connection_close(session: ClientSession, _channel: ClientChannel, _kind: int
 
 
 def connection_close_ok(session: ClientSession, _channel: ClientChannel, kind: int, _payload: bytes) -> None:
-    """connection.close-ok of the client: to the door, if that has told it, else to the broker."""
+    """connection.close-ok of the client: for the door, if the door sent the close, else for the broker."""
     if session.replying_to_door:
         session.goodbye()
     else:
         session.outbox.put(encode.raw_method_frame(0, kind))
 
 
-# ---- what the broker says --------------------------------------------------------------------------------------------------
-# None: the client gets it as it came; else what it gets instead.
+# ---- answers of the broker -------------------------------------------------------------------------------------------------
+# None: the client gets the frame as it came; else the replacement.
 
 
 def broker_closed_channel(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """channel.close of the broker."""
     channel = session.channel(number)
-    acknowledge.flush(session)  # what was to be acked on it until now is dropped with it
+    acknowledge.flush(session)  # acks that were collected for the channel are dropped with it
     permissions.refused(session, data[item[2] : item[3]])
     closing.no_reply(session, number)
     session.give_back(channel.let_go())
@@ -109,13 +109,13 @@ def broker_closed_channel(session: ClientSession, number: int, data: bytes, item
     closing.resolve_unanswered(session, channel, refused=True, commits=not channel.second)
     session.from_broker.forget(number)
     close_ok = encode.method_frame(number, commands.Channel.CloseOk())
-    if session.client is None:  # nobody else answers
+    if session.client is None:  # the client is gone, so the door answers
         channel.state = ChannelState.TOLD
         session.outbox.drop(number)
         session.outbox.write(close_ok)
         return b""
     if channel.second:
-        # Its commits come first, as at a broker with one channel; and the client may use the number again when both have ended.
+        # Its commits come first, as at a broker with one channel. The client may use the number again when both have ended.
         channel.on_settled = b""
         session.outbox.drop(number)
         session.outbox.write(close_ok)
@@ -126,12 +126,12 @@ def broker_closed_channel(session: ClientSession, number: int, data: bytes, item
             closing.end_second(session, channel)
         return b""
     if channel.state in (ChannelState.CLIENT, ChannelState.DOOR):
-        # Both sides close at once. The client has asked already, and hears why the broker closes it; or it will be told the door's reason.
+        # Both sides close at once. A client that has asked already hears why the broker closes the channel; else it will get the door's reason.
         unsent = session.outbox.drop(number)
         asked = not channel.on_settled and not unsent
         channel.on_settled = b""
         if channel.state is ChannelState.CLIENT:
-            if asked:  # the broker answers that too
+            if asked:  # the broker answers the client's close, too
                 channel.state = ChannelState.BROKER
                 return None
             channel.refusal = data[item[2] - 7 : item[3] + 1] + close_ok
@@ -148,7 +148,7 @@ def broker_close_ok(session: ClientSession, number: int, _data: bytes, _item: It
     channel = session.channels.get(number)
     session.from_broker.forget(number)
     if channel is None or channel.state not in (ChannelState.CLIENT, ChannelState.DOOR):
-        return None  # both sides closed at once; the client may have opened the number anew
+        return None  # both sides closed at once; the client may have opened the number again
     closing.resolve_unanswered(session, channel)
     if channel.state is ChannelState.DOOR:
         return closing.take_refusal(channel)
@@ -157,7 +157,7 @@ def broker_close_ok(session: ClientSession, number: int, _data: bytes, _item: It
 
 
 def second_refused(session: ClientSession, channel: ClientChannel, refusal: bytes) -> bytes:
-    """channel.close of the broker, for a second channel; `refusal` is the same for the first. Returns what the client gets."""
+    """channel.close of the broker for a second channel; `refusal` is that frame with the first one's number. Returns the frames for the client."""
     told = b""
     permissions.refused(session, refusal[7:-1])
     closing.no_reply(session, channel.number)
@@ -166,7 +166,7 @@ def second_refused(session: ClientSession, channel: ClientChannel, refusal: byte
     closing.resolve_unanswered(session, channel, refused=True)
     if channel.state is ChannelState.CLIENT:
         channel.state, channel.refusal = ChannelState.DOOR, refusal + encode.method_frame(channel.number, commands.Channel.CloseOk())
-    if not channel.second_ends or unsent:  # else both sides close at once, and the broker answers that, too
+    if not channel.second_ends or unsent:  # else both sides close at once, and the broker answers the door's close, too
         _forget_second(session, channel)
         if channel.state is ChannelState.NO:
             closing.refuse_as(session, channel, refusal)
@@ -177,7 +177,7 @@ def second_refused(session: ClientSession, channel: ClientChannel, refusal: byte
 
 
 def second_closed(session: ClientSession, channel: ClientChannel) -> bytes:
-    """channel.close-ok of the broker, for a second channel. Returns what the client gets."""
+    """channel.close-ok of the broker, for a second channel. Returns the frames for the client."""
     _forget_second(session, channel)
     closing.resolve_unanswered(session, channel)
     told = _after_second(session, channel)
@@ -200,7 +200,7 @@ def _after_second(session: ClientSession, channel: ClientChannel) -> bytes:
 
 
 def broker_closed_connection(session: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:
-    """connection.close of the broker, which has ended all channels: it is answered at once, whatever the client does."""
+    """connection.close of the broker, which has ended all channels: answered at once, without the client."""
     closing.no_reply(session)
     session.outbox.write(encode.method_frame(0, commands.Connection.CloseOk()))
     session.closed_by_broker = True
@@ -208,7 +208,7 @@ def broker_closed_connection(session: ClientSession, _number: int, _data: bytes,
 
 
 def alarm_told(session: ClientSession, _number: int, data: bytes, item: Item) -> bytes:
-    """connection.blocked or unblocked of the broker."""
+    """connection.blocked or connection.unblocked of the broker."""
     method: Any = frames.decode_method(data[item[2] : item[3]])
     if item[0] == CONNECTION_BLOCKED:
         session.alarm.broker = method.reason or "an alarm"
@@ -221,7 +221,7 @@ def alarm_told(session: ClientSession, _number: int, data: bytes, item: Item) ->
 
 
 def update_secret(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
-    """connection.update-secret: nothing is asked, or taken, before the broker has the new one."""
+    """connection.update-secret: no frame is taken, and no right asked for, before the broker has the new secret."""
     session.secret_updated = asyncio.Event()
     session.outbox.put(encode.frame(METHOD, channel.number, payload))
     session.from_client.wait_for_answer(session.secret_updated)

@@ -1,14 +1,14 @@
-"""What a client publishes is judged by its broker before it enters the log: a backup applies the log with the sidecar's own rights.
+"""Has the client's broker check each publish before it enters the log: a backup applies the log with the sidecar's own rights.
 
 Rules:
-- The client's broker judges, from the client's own login: it is shown the publish without its body, on a channel of the door's own on the same
-  connection, in a transaction that is taken back. So nothing comes of it, and a refusal is in the broker's own words.
-- Shown is what the broker has not allowed this connection before: a publish to an exchange once; where the exchange judges routing keys (topic),
-  once with each; once with each user-id; and what is not plainly right of expiration, CC and BCC. Nothing more is taken from the client until
-  the broker has answered, so order is kept. An answer to a direct reply-to is shown as one to nobody: RabbitMQ 3 delivers them at once.
-- A transaction of the client needs none of this: it is rehearsed at the broker (`transactions`).
-- What was allowed is forgotten when the broker refuses this connection something (403), when the client renews its secret, and when the exchange
-  is declared or deleted.
+- The client's broker checks with the client's own login: it gets the publish without its body, on a channel of the door's own on that connection, in
+  a transaction that is rolled back. So the publish has no effect, and a refusal has the broker's own text.
+- The broker is asked what it has not allowed this connection before: a publish to an exchange once; where the exchange checks routing keys (topic),
+  once with each key; once with each user-id; and any expiration, CC and BCC that is not plainly right. No more frames are taken from the client until
+  the broker has answered, so order is kept. An answer to a direct reply-to is shown without its addressee: RabbitMQ 3 delivers answers at once.
+- A transaction of the client needs no such question: it has a dry run at the broker (`transactions`).
+- Rights are forgotten when the broker refuses this connection something (403), when the client renews its secret, and when the exchange is
+  declared or deleted.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ..session.rights import Right
 from ..session.session import ClientSession
 from . import closing, routes
 
-SHOWN_MAX = 256  # publishes that are shown at once
-EXPIRATION_MAX_MS = 0xFFFF_FFFF  # every RabbitMQ takes that; of more it is asked
+SHOWN_MAX = 256  # publishes that are shown to the broker at once
+EXPIRATION_MAX_MS = 0xFFFF_FFFF  # every RabbitMQ accepts that; a higher value is shown to the broker
 _NO_TOPICS = frozenset({"", "amq.direct", "amq.fanout", "amq.headers", "amq.match"})
 
 
 def of_route(session: ClientSession, route: Route) -> Right:
-    """What every publish on this route needs."""
+    """The right that every publish on this route needs."""
     return Right(route.exchange, route.routing_key if _judges_keys(session, route.exchange) else "", route.immediate)
 
 
 def missing(session: ClientSession, method: bytes, header: bytes) -> Right | None:
-    """What the broker has to be asked for before a publish may enter the log; None: nothing, or it does not enter it.
+    """The right that the broker has to be asked for before a publish may enter the log; None: none, or the publish does not enter the log.
 
     Raises:
         FrameError: The publish is malformed.
@@ -56,7 +56,7 @@ def missing(session: ClientSession, method: bytes, header: bytes) -> Right | Non
 
 
 def _judges_keys(session: ClientSession, exchange: str) -> bool:
-    """Whether topic permissions hold for an exchange: rather once too often."""
+    """Whether topic permissions hold for an exchange; True in doubt."""
     if exchange in _NO_TOPICS:
         return False
     method = session.replica.declared.definitions.exchange(session.vhost, exchange)
@@ -67,7 +67,7 @@ def _judges_keys(session: ClientSession, exchange: str) -> bool:
 
 
 def _judged(header: bytes, topic: bool) -> bytes:
-    """The properties of a content header (its payload) whose fate is not plain."""
+    """The properties of a content header (its payload) that the broker may refuse."""
     copies, expiration, user_id = content_header.judged(header)
     if expiration is not None and expiration.isdigit() and int(expiration) <= EXPIRATION_MAX_MS:
         expiration = None
@@ -80,15 +80,15 @@ def _judged(header: bytes, topic: bool) -> bytes:
 
 
 class PermissionProbe:
-    """Publishes that are shown to the broker, each followed by a rollback, whose answers tell how far it got.
+    """Publishes that are shown to the broker, each followed by a rollback, whose answers tell how far the broker got.
 
     Args:
-        channel: The client's channel that waits for the first of them.
-        rights: What they need, in order.
-        first: Method and content header of the first.
+        channel: The client's channel that waits for the first publish.
+        rights: The rights that the publishes need, in order.
+        first: Method and content header of the first publish.
 
     Attributes:
-        over: Set when the broker has closed the channel on which it was asked.
+        over: Set when the broker has closed the channel of the question.
     """
 
     def __init__(self, channel: ClientChannel, rights: list[Right], first: tuple[bytes, bytes]) -> None:
@@ -99,14 +99,14 @@ class PermissionProbe:
         self._allowed = 0
 
     def hear(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes:
-        """The broker's answers; nothing of them is the client's business, but a refusal of what it waits for."""
+        """Handles the broker's answers. The client sees only a refusal of the publish that it waits for."""
         kind = item[0]
         if kind == TX_ROLLBACK_OK:
             session.rights.add(self._rights[self._allowed])
             self._allowed += 1
         elif kind == CHANNEL_CLOSE:
             session.outbox.write(encode.method_frame(number, commands.Channel.CloseOk()))
-            if not self._allowed:  # else it is asked again when its turn comes
+            if not self._allowed:  # else the refused publish is asked for again when its turn comes
                 refused(session, data[item[2] : item[3]])
                 self._refused(session, data[item[2] - 7 : item[3] + 1])
         elif kind == CHANNEL_CLOSE_OK:  # the broker answers the door's close in any case
@@ -127,9 +127,9 @@ class PermissionProbe:
 
 
 def ask(session: ClientSession, data: bytes, items: list[Item], at: int) -> asyncio.Event:
-    """Shows the broker the publish items[at], and those behind it on its channel, as far as they need it. Returns what is set when that is over.
+    """Shows the broker the publish items[at], and those behind it on its channel that need a right. Returns an event that is set after its answer.
 
-    It overtakes what waits for the log: nothing that the broker judges by is on its way there.
+    The question overtakes frames that wait for the log: none of them changes what the broker checks by.
 
     Raises:
         FrameError: The publish is malformed.
@@ -143,7 +143,7 @@ def ask(session: ClientSession, data: bytes, items: list[Item], at: int) -> asyn
         method = bytes(data[start:end])
         try:
             right = missing(session, method, data[header:header_end])
-        except FrameError:  # it is told when its turn comes
+        except FrameError:  # reported when its turn comes
             if not shown:
                 raise
             break
@@ -172,6 +172,6 @@ def ask(session: ClientSession, data: bytes, items: list[Item], at: int) -> asyn
 
 
 def refused(session: ClientSession, close: bytes) -> None:
-    """The broker has closed a channel of the client's, or one on which it was asked; `close`: the method's payload."""
+    """The broker has closed a channel of the client's, or that of a question; `close`: the method's payload."""
     if int.from_bytes(close[4:6], "big") == ACCESS_REFUSED:
         session.forget_permissions()

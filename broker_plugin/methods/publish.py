@@ -1,16 +1,15 @@
-"""What a client publishes: into the log and, when safe, to the broker; and whose confirm it becomes. The hottest half of the door.
+"""A client's publishes: into the log and, when safe, to the broker; and the mapping of confirms. The hottest half of the door.
 
 Rules:
-- Nothing enters the log that the broker has not allowed (`permissions`).
-- A run of publishes that follow each other is one entry of the log, however many they are. A content that needs a stamp has its header frame
-  rebuilt, its body never.
-- The broker's answers become the client's through channels.Confirms; what the broker refuses, or whose fate nobody can know, becomes REFUSED,
-  unless a copy of it has been seen.
-- R6: an ID that is in the log is not appended again (`duplicates`). One that gets free, as its publish is refused or comes back, may be used for
+- A publish enters the log only if the broker has allowed it (`permissions`).
+- A run of consecutive publishes is one entry of the log, of any length. A content that needs a stamp has its header frame rebuilt, its body never.
+- The broker's answers become the client's through confirms.Confirms. A publish that the broker refuses, or whose fate cannot be known, becomes
+  REFUSED, unless a copy of it has been seen.
+- R6: an ID that is in the log is not appended again (`duplicates`). An ID that gets free, as its publish is refused or comes back, may be used for
   another message: the client hears of it when that is safe.
-- Local completion: the confirm comes when the own stream has the entry; what is done with it is the same. So that nothing which was confirmed is
-  lost while this node lives, it is only for what the broker will take: what it has allowed, and is not too large. What remains is a full
-  reject-publish queue: its nack comes too late.
+- Local completion: the confirm comes when the own stream has the entry; all else is unchanged. No confirmed message may be lost while this node
+  lives, so local completion is only for messages that the broker will take: allowed, and not too large. One case remains: the nack of a full
+  reject-publish queue comes too late.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from ..session.transaction import Transaction
 from . import acknowledge, closing, duplicates, permissions, publisher_confirms, routes, routing_queues
 from .duplicates import GAPS
 
-EARLY_BYTES_MAX = 128 << 10  # larger messages have their confirm from the broker, which has a limit of its own
-VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than looked at through a memoryview
-WHOLE_SHARE = 4  # a run that is less than this part of what was read is copied: until its batch is made, it would keep all of that in memory
+EARLY_BYTES_MAX = 128 << 10  # larger messages get their confirm from the broker, which has a size limit of its own
+VIEW_BYTES_MIN = 4096  # a smaller body is copied faster than sliced through a memoryview
+WHOLE_SHARE = 4  # a run of less than this part of the read chunk is copied: until its batch is made, it would keep the whole chunk in memory
 
 
 # ---- from the client -------------------------------------------------------------------------------------------------------
 
 
 def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int:
-    """Takes a run of publishes, beginning with items[at]; returns the index of the first item it did not take.
+    """Takes a run of publishes, beginning with items[at]. Returns the index of the first item that it did not take.
 
-    If that is a publish of which the broker has to be asked first, session.permission_needed says so.
+    If the broker has to be asked about that item first, session.permission_needed is set.
     """
     acknowledge.flush(session)
     session.alarm.publishes()
@@ -61,7 +60,7 @@ def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
     stamps = session.stamps
     stamps.renew(replica.stamp_affixes, sequence)
     turn = stamps.turn
-    alike = last = before = after = b""  # of the message before: all but its body; its header; what surrounds the sequence in what the broker gets
+    alike = last = before = after = b""  # the message before: all but its body; its header; the parts around the sequence in the broker's version
     run_number = next_number = 0
     run_has_ids = False
     way = logged
@@ -179,7 +178,7 @@ def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
             size = len(stamped)
             if size > room:
                 raise closing.no_room(session, len(payload))
-            if not routes_on(payload):  # what CC and BCC name, an exchange may judge
+            if not routes_on(payload):  # an exchange may check the keys in CC and BCC
                 stamps.learn(payload, stamped, sequence)
             sequence += 1
             at += 1
@@ -200,7 +199,7 @@ def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
                 stored.append(changed)
             body_frames = (view if stop - header_end > VIEW_BYTES_MIN else data)[header_end:stop]
             out += (data[start - 7 : header - 7], encode.header_head(number, size), stamped, body_frames)
-    except LrqError as error:  # what came before it is taken, as by a broker
+    except LrqError as error:  # the publishes before the malformed one are taken, as a broker does
         malformed = error
     if lengths:
         if slice_to >= 0:
@@ -214,7 +213,7 @@ def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
             entry.producer = producer_key
             entry.id_first = run_number
         count = len(lengths)
-        # Where the frames are asked for again:
+        # Where the frames are needed again:
         if way is local or session.watch is not None or channel.committing is not None or replica.node.log.unfinished:
             entry.frames = b"".join(stored)
             stored = []
@@ -239,25 +238,25 @@ def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
 
 
 def _of_message(decision: Decision, header: bytes, size: int) -> Decision:
-    """What becomes of one message whose route is not simply LOGGED."""
+    """The destination of one message whose route is not simply LOGGED."""
     if decision is LOCAL:
         return decision if _may_be_early(header, size) else LOGGED
     return LOGGED if routes.names_more(decision, header) else decision
 
 
 def _may_be_early(header: bytes, size: int) -> bool:
-    """Whether the broker takes such a message, which it allows, in any case, and for one queue."""
+    """Whether the broker, which allows this message, takes it in any case, and for one queue."""
     return size <= EARLY_BYTES_MAX and not routes_on(header)
 
 
 def _forwarded(_session: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
-    """This run goes to the broker, as the entries from `first` on."""
+    """Notes that a run goes to the broker, as the entries from `first` on."""
     entry = run.enqueues
     channel.confirms.forwarded(len(entry.lengths), first, entry.producer, entry.id_first)
 
 
 def _forwarded_early(session: ClientSession, channel: ClientChannel, first: int, run: pb.Run) -> None:
-    """Likewise, with local completion, if that may be."""
+    """Like `_forwarded`, with local completion where the client has selected confirms."""
     if not channel.confirms.selected:
         _forwarded(session, channel, first, run)
         return
@@ -270,7 +269,7 @@ def _forwarded_early(session: ClientSession, channel: ClientChannel, first: int,
 
 
 def _rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, items: list[Item], at: int) -> int:
-    """Within a transaction: to the broker's own as it came, into the log at commit (see `transactions`). All that can be wrong is found now."""
+    """Within a transaction: to the broker's transaction unchanged, and into the log at commit (see `transactions`). Finds all errors now."""
     if channel.closing:
         return at + 1  # sent before the client knew
     first, begin, upto, total = at, items[at][2] - 7, 0, len(items)
@@ -305,7 +304,7 @@ def _rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, d
 
 
 def _decide(session: ClientSession, channel: ClientChannel, method: bytes) -> Decision:
-    """What becomes of publishes with this method frame; remembered if it is known."""
+    """The destination of publishes with this method frame; remembered if it is known."""
     route = publish_route(method)
     decision = routes.decide(session, route)
     if decision in IN_LOG and channel.committing is None and permissions.of_route(session, route) not in session.rights:
@@ -317,17 +316,17 @@ def _decide(session: ClientSession, channel: ClientChannel, method: bytes) -> De
 
 
 def _identity(session: ClientSession, raw: bytes) -> ReplicationId | None:
-    """An ID of the announced producer; None for any other, as of a consumer that publishes what it received."""
+    """An ID of the announced producer; None for any other, as of a consumer that publishes its deliveries unchanged."""
     if not raw.startswith(session.id_prefix):
         return None
     return ReplicationId.parse(raw)
 
 
 def took(session: ClientSession, channel: ClientChannel, first: int, count: int, producer: str) -> tuple[list[int], int]:
-    """The broker has acked these: they are in the queues, but for those that it gave back before, whose IDs are free again.
+    """The broker has acked publishes: they are in the queues, except those that it returned before, whose IDs are free again.
 
-    (A repeat would be acked else, and who sends it after a failover never hears that the message is nowhere.)
-    Returns the entries of these IDs, and the one that frees them.
+    (Else a repeat would be acked, and a producer that repeats after a failover would never hear that the message is in no queue.)
+    Returns the entries of these IDs, and the entry that frees them.
     """
     replica = session.replica
     back = sorted(sequence for sequence in channel.returned if first <= sequence < first + count) if channel.returned else []
@@ -389,13 +388,13 @@ def answered(session: ClientSession, number: int, kind: int, data: bytes, start:
 
 
 def _answer_when_free(session: ClientSession, channel: ClientChannel, run: Settled, entries: Iterable[int], freed: int, ok: bool) -> list[int]:
-    """Publishes of this run whose IDs get free, when entry `freed` is safe, are answered then; returns their tags.
+    """Answers publishes of a run whose IDs get free, when entry `freed` is safe. Returns their tags.
 
-    Who hears of it may give these IDs to other messages. No node must take those for repeats then, and confirm them.
+    A client that hears of it may give these IDs to other messages. No node may then take those messages for repeats, and confirm them.
     """
     tags = [run.client_tag + entry - run.sequence for entry in entries]
     for tag in tags:
         channel.confirms.local.add(tag)
-        if freed:  # else this node is none to say so any more, and its clients' connections end
+        if freed:  # else this node is no longer the primary that could say so, and its clients' connections end
             publisher_confirms.confirm_when_safe(session, channel, tag, freed, ok)
     return tags

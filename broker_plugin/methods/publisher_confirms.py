@@ -11,14 +11,14 @@ from ..session.session import ClientSession
 
 
 def need_broker_confirms(session: ClientSession, channel: ClientChannel) -> None:
-    """The door needs the broker's answers to these publishes, whether or not the client asked for them."""
+    """Turns on confirms at the broker: the door needs its answers, whether or not the client asked for them."""
     if not channel.broker_confirms:
         channel.broker_confirms = True
         session.outbox.put(encode.method_frame(channel.number, commands.Confirm.Select(nowait=True)))
 
 
 def pass_on(session: ClientSession, channel: ClientChannel, blob: bytes) -> None:
-    """A publish that is not replicated: to the broker as it came."""
+    """Passes a publish that is not replicated to the broker as it came."""
     if channel.committing is None and (session.producer_key or channel.confirms.selected or channel.broker_confirms):
         need_broker_confirms(session, channel)
         channel.confirms.forwarded(1, 0)
@@ -26,7 +26,7 @@ def pass_on(session: ClientSession, channel: ClientChannel, blob: bytes) -> None
 
 
 def ended_here(session: ClientSession, channel: ClientChannel, sequence: int) -> None:
-    """A publish that ended here as log entry `sequence`: it is acked when that is safe (0: now)."""
+    """A publish ended here as log entry `sequence`: the door acks it when that entry is safe (0: now)."""
     tag = channel.confirms.ended_here()
     if not tag:
         return
@@ -34,7 +34,7 @@ def ended_here(session: ClientSession, channel: ClientChannel, sequence: int) ->
 
 
 def until_durable(session: ClientSession, channel: ClientChannel, tag: int, count: int, sequence: int, size: int) -> None:
-    """`count` publishes, the client's from `tag` on, are confirmed when the own stream has everything up to this entry."""
+    """Confirms `count` publishes, the client's from `tag` on, when the own stream has all entries up to `sequence`."""
     session.pending_durable.append((channel, tag, tag + count - 1, sequence, size))
     session.replica.progress.waiting_durable.add(session)
 
@@ -48,7 +48,7 @@ def confirm_when_safe(session: ClientSession, channel: ClientChannel, tag: int, 
 
 
 def confirm(session: ClientSession, channel: ClientChannel, tag: int, ok: bool = True) -> None:
-    """A publish in `local` is answered."""
+    """Answers a publish in `local`."""
     channel.confirms.local.discard(tag)
     session.confirm(channel, encode.ack(channel.number, tag) if ok else encode.nack(channel.number, tag), held=ok)
 
@@ -59,16 +59,16 @@ def select_confirms(session: ClientSession, channel: ClientChannel, _kind: int, 
         session.outbox.put(encode.frame(frames.METHOD, channel.second, payload))
         return
     channel.confirms.selected = channel.broker_confirms = True
-    if payload[4:5] == b"\0":  # it is to be answered
+    if payload[4:5] == b"\0":  # the client wants an answer
         channel.selecting += 1
-    session.outbox.put(encode.frame(frames.METHOD, channel.number, payload))  # a broker that has it on already just answers
+    session.outbox.put(encode.frame(frames.METHOD, channel.number, payload))  # a broker with confirms on already just answers
 
 
-# ---- what became of it -----------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------------
 
 
 def safe_advanced(session: ClientSession) -> None:
-    """The log is safe further than before: answers what ended here, and what has freed its ID."""
+    """More of the log is safe: answers publishes that ended here, and those whose IDs are free again."""
     safe = session.replica.progress.safe
     waiting = session.pending_safe
     while waiting and waiting[0][2] <= safe:
@@ -79,7 +79,7 @@ def safe_advanced(session: ClientSession) -> None:
 
 
 def durable_advanced(session: ClientSession) -> None:
-    """The own stream has more of the log: confirms what asks no more than that."""
+    """The own stream has more of the log: confirms publishes that wait for the stream alone."""
     durable, waiting = session.replica.node.durable, session.pending_durable
     while waiting and waiting[0][3] <= durable:
         channel, first, last, sequence, size = waiting.popleft()
@@ -103,7 +103,7 @@ def durable_advanced(session: ClientSession) -> None:
 
 
 def selected(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
-    """confirm.select-ok; what the door has confirmed before follows it."""
+    """confirm.select-ok; the door's earlier confirms follow it."""
     channel = session.channel(number)
     channel.selecting -= channel.selecting > 0
     if channel.selecting or not channel.before_select:

@@ -1,4 +1,4 @@
-"""Decides for each publish which of log and broker has it. No I/O."""
+"""Decides for each publish whether it goes to the log, the broker or both. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..session.session import ClientSession
 
 
 def decide(session: ClientSession, route: Route) -> Decision:
-    """What becomes of publishes on this route."""
+    """The destination of publishes on this route."""
     if not names.is_routing(session.vhost):
         name = route.exchange or route.routing_key
         if not route.exchange and name.startswith(DIRECT_REPLY_TO):
@@ -21,10 +21,10 @@ def decide(session: ClientSession, route: Route) -> Decision:
         if not logged:
             return Decision.PASSED
         session.replica.published_to(session.vhost, route.exchange, route.routing_key)
-        plain = not (route.exchange or route.mandatory or route.immediate)  # a return comes before its confirm
+        plain = not (route.exchange or route.mandatory or route.immediate)  # a basic.return comes before its confirm
         if not (plain and session.door.completes_locally(name)):
             return LOGGED
-        return LOGGED if session.replica.declared.is_stream((session.vhost, name)) else LOCAL  # which does not take every header
+        return LOGGED if session.replica.declared.is_stream((session.vhost, name)) else LOCAL  # a stream does not take every header
     if route.exchange:
         return Decision.FORBIDDEN
     if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
@@ -37,5 +37,5 @@ def decide(session: ClientSession, route: Route) -> Decision:
 
 
 def names_more(decision: Decision, header: bytes) -> bool:
-    """Whether what is not replicated, or an answer to a direct reply-to, names further queues, which may be: then it enters the log all the same."""
+    """Whether a message that is not replicated, or answers a direct reply-to, names more queues: they may be replicated, so it enters the log."""
     return decision is Decision.PASSED and routes_on(header)

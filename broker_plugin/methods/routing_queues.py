@@ -1,16 +1,16 @@
-"""What ends at the door instead of at the broker: routing queues, pushes of other nodes and sites, and questions.
+"""Publishes and questions that end at the door instead of at the broker: routing queues, and pushes of other nodes and sites.
 
 Rules:
-- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync` and `LRQ_Status` only; each becomes an entry of the log
-  and is acked when that is safe.
-- A publish that ends here never reaches the broker. So that it takes no less right than there, the broker is asked at the login of a producer
-  whether the user may publish to queues by their names (write on `amq.default`); who announces no producer, publishes nothing here.
-- Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold what belongs to others.
+- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync` and `LRQ_Status` only; each message becomes an entry of the log
+  and is acked when that entry is safe.
+- A publish that ends here never reaches the broker. It must take no less right than there. So at the login of a producer the broker is asked whether
+  the user may publish to queues by their names (write on `amq.default`); a client without a producer publishes nothing here.
+- Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold messages of others.
 - Only another sidecar (its user is the one that this sidecar itself uses at its broker) pushes batches, control messages and receptions.
-- How far a producer has come is asked in vhost `lrq`, whatever vhost it publishes in, or by itself where it publishes: the answer is the greatest
-  number of any vhost.
-- A question is a passive declaration. What a client library asks is answered in the two counts of declare-ok (pika takes only an answer that
-  names the queue it asked for), what another sidecar asks in the name, which has room for 255 bytes.
+- A producer's last number is asked in vhost `lrq`, for any vhost in which the producer publishes, or by the producer itself where it publishes: the
+  answer is the greatest number of any vhost.
+- A question is a passive declaration. The answer to a client library is in the two counts of declare-ok (pika takes only an answer that names the
+  queue it asked for), the answer to another sidecar in the name, which has room for 255 bytes.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from ..session.decisions import Decision
 from ..session.session import ClientSession
 from . import closing, duplicates, publisher_confirms
 
-REQUEST_ID_BYTES_MAX = 128  # stands in the answer to another sidecar
+REQUEST_ID_BYTES_MAX = 128  # the request ID is part of the answer to another sidecar
 _OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
 
 
 def may_read(session: ClientSession, queue: str) -> bool:
-    """Whether a client may read a queue, as far as the door is asked; the broker is asked afterwards."""
+    """Whether the door lets a client read a queue; the broker is asked afterwards."""
     return not names.is_routing(session.vhost) or queue == names.STATUS or names.parse_recv_queue(queue) is not None
 
 
 def take(session: ClientSession, channel: ClientChannel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes) -> None:
-    """A publish that is neither LOGGED nor LOCAL."""
+    """Handles a publish that is neither LOGGED nor LOCAL."""
     if decision is Decision.PASSED:
-        if b"x-lrq-pos" in header:  # only the door says where in the log a message stands
+        if b"x-lrq-pos" in header:  # only the door sets a message's position in the log
             pieces = encode.content(channel.number, cut(header, b"x-lrq-pos"), body, session.frame_max_bytes)
             blob = b"".join((encode.frame(frames.METHOD, channel.number, method), *pieces))
         publisher_confirms.pass_on(session, channel, blob)
@@ -71,14 +71,14 @@ def take(session: ClientSession, channel: ClientChannel, decision: Decision, met
     except _Unroutable as error:
         _return(session, channel, route, header, body, str(error))
         publisher_confirms.ended_here(session, channel, 0)
-    except NotPrimary:  # it has stepped down in this very moment: the connection ends, and nothing is wrong with the message
+    except NotPrimary:  # this node has just stepped down: the connection ends, and the message is not at fault
         raise
     except LrqError as error:
         closing.refuse_publish(session, channel, 406, str(error))
 
 
 class _Unroutable(LrqError):
-    """Comes back to the publisher as basic.return."""
+    """The message comes back to the publisher as basic.return."""
 
 
 def _return(session: ClientSession, channel: ClientChannel, route: Route, header: bytes, body: bytes, text: str) -> None:
@@ -149,10 +149,10 @@ def _status(session: ClientSession, channel: ClientChannel, header: bytes, body:
     _check_client(session, status.client.client_name or status.full_sync.client_name)
     _check_request(status.full_sync.request_id)
     known = session.replica.index.statuses
-    if status.HasField("full_sync") and not known.ends(status):  # its site may have left the configuration since it was asked for
+    if status.HasField("full_sync") and not known.ends(status):  # its site may have left the configuration since the request
         _check_destination(session, status.full_sync.destination)
     overtaken = known.overtaken(status)
-    if overtaken:  # the end of a request that a newer one, or its cancellation, has overtaken: it would only confuse who reads of it
+    if overtaken:  # a newer request, or the cancellation, has overtaken this end of a request: it would only confuse readers
         publisher_confirms.ended_here(session, channel, overtaken)
         return
     entry = pb.StatusEntry(body=body)
@@ -163,7 +163,7 @@ def _status(session: ClientSession, channel: ClientChannel, header: bytes, body:
 
 
 def _check_client(session: ClientSession, client_name: str) -> None:
-    """One that could not become known has no session: what it transmits would be confirmed, and go nowhere."""
+    """Refuses a client that has no session, as the log knows too many: its log entries would be confirmed, and go nowhere."""
     if not session.replica.index.statuses.has_room(client_name):
         todo = "use the name of one of them (GET /status of the primary lists them)"
         raise LrqError(f"the log knows {statuses.CLIENTS_MAX} clients, and '{client_name}' is none of them", todo=todo)
@@ -185,7 +185,7 @@ def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: b
     batch = _parse(pb.ReceivedBatch, body)
     if session.peer is None or batch.source != session.peer.site:
         raise LrqError(f"a batch of {batch.source!r} on a connection of {session.peer.site if session.peer else 'a client'!r}")
-    if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take it, at no start of this node
+    if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take the batch, at any start of this node
         todo = f"it may have {chain.BATCH_BYTES_MAX}: run one version on both sides"
         raise LrqError(f"a batch of {len(body)} bytes is too large for {queue}", todo=todo)
     verdict = session.replica.index.sink.accept(queue, batch)
@@ -206,7 +206,7 @@ def _parse(kind: Any, body: bytes) -> Any:
 
 
 def answer(session: ClientSession, question: str) -> tuple[str, int] | None:
-    """Queue name and number that answer a passive declaration; None: it is no question. Outside the routing vhost a producer asks for itself only."""
+    """Queue name and number that answer a passive declaration; None: not a question. Outside the routing vhost a producer asks only for itself."""
     producer = names.parse_producer_queue(question)
     if producer is not None and (names.is_routing(session.vhost) or producer == session.producer):
         session.door.end_unread(producer, session)

@@ -1,21 +1,21 @@
 """Transactions of a channel: tx.select, tx.commit, tx.rollback.
 
 Rules:
-- Rehearsed: what belongs to a transaction goes to the broker as it comes, in a transaction there. So whatever the broker refuses, it refuses at
-  once and in its own words, before anything of it is in the log. The door keeps a copy.
-- An answer to a direct reply-to is rehearsed as one to nobody: RabbitMQ 3 delivers them at once, whatever becomes of the transaction.
-- In earnest: at commit the broker forgets the rehearsal. When it has said so, it has refused nothing of it; only then the copy goes the way of
-  everything that is published and acked without a transaction, in one turn of the event loop. So all of its entries are in one batch of the log,
-  and a batch is never split: it is safe as a whole, and whoever is promoted has all of it or nothing. What the broker gets, with positions, when
-  that is safe, is a transaction again; its commit-ok is the client's, and says that the entries are applied.
-- Begun late: a channel that has published is in confirm mode at the broker, by the door's doing, and takes no tx there. RabbitMQ itself does not mind
-  what was published before. So, when all publishes are answered, such a channel gets a second one at the broker, which the client does not see: its
-  publishes and whatever is of tx go there, and what comes from there is given to the client under its own number. Consumers, deliveries and acks
-  stay on the first one. There, an ack counts at once; so it is not rehearsed but judged here, by the tags that the client holds, and told to the
-  broker at commit. That is no less atomic: what an ack and a publish have in common stands in the log. An end of either is the end of both, and
-  the client is told of it when both have ended (`lifecycle`).
-- In doubt: a broker's connection that dies before commit-ok leaves a transaction done or not done. If a copy of it has been seen, it was done.
-  Else its publishes are refused, so that copies that are there all the same count for nothing, and in the same batch logged anew, for the applier.
+- Dry run (`rehearse`): a transaction's frames go to the broker as they come, in a transaction there. The broker so refuses them at once and in its
+  own words, before any of them is in the log. The door keeps a copy.
+- An answer to a direct reply-to has no addressee in the dry run: RabbitMQ 3 delivers such answers at once, even if the transaction is rolled back.
+- Commit: the broker rolls the dry run back. Its rollback-ok says that it has refused nothing. Only then the copy takes the way of publishes and acks
+  without a transaction, in one turn of the event loop. All entries of a transaction are so in one batch of the log, and a batch is never split: it is
+  safe as a whole, and a promoted node has all of it or nothing. When the batch is safe, the broker gets the copy, with positions, as a
+  transaction. Its commit-ok is the client's, and says that the entries are applied.
+- Late tx.select: a channel that has published is in confirm mode at the broker, by the door's doing, and takes no tx there. RabbitMQ itself allows
+  publishes before tx.select. Such a channel therefore gets a second one at the broker when all its publishes are answered. The client does not see
+  the second channel: the publishes and tx methods go there, and its frames reach the client under the client's number. Consumers, deliveries
+  and acks stay on the first channel. An ack counts at once there, so it has no dry run: the door checks it by the tags that the client holds, and
+  sends it at commit. That is no less atomic: the log ties an ack to a publish. The end of either channel is the end of both, and the
+  client is told when both have ended (`lifecycle`).
+- In doubt: a broker connection that dies before commit-ok leaves it open whether the transaction was done. A copy that has been seen proves that it
+  was. Else its publishes are refused, so that copies in the queues count for nothing, and logged again in that batch, for the applier.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from . import acknowledge, closing, duplicates, holds, lifecycle, publish
 ANSWERED_POLL_S = 0.01
 
 
-# ---- what the client says --------------------------------------------------------------------------------------------------
+# ---- requests of the client ------------------------------------------------------------------------------------------------
 
 
 def select(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
@@ -99,7 +99,7 @@ async def _commit_when_rehearsed(
 ) -> None:
     def in_earnest() -> None:
         if channel.closing or session.fenced:
-            return  # what it settles has gone back, or will
+            return  # the deliveries that it settles have gone back, or will
         if tx.gaps and not session.replica.index.dedup.may_leave(session.producer_key, tx.gaps, session.door.config.id_bytes_max):
             closing.refuse(session, channel, reply_codes.PRECONDITION_FAILED, duplicates.GAPS, frames.TX_COMMIT)
             return
@@ -116,7 +116,7 @@ async def _commit_when_rehearsed(
     try:
         await rehearsed
     finally:
-        session.flow.asks(False)  # what else it waits for is not for the broker to say
+        session.flow.asks(False)  # the rest of the wait does not depend on the broker
     while True:
         moving = holds.commit_waits_for(session, tx)
         if session.replica.barrier.is_up:
@@ -137,11 +137,11 @@ def rollback(session: ClientSession, channel: ClientChannel, _kind: int, payload
     session.outbox.put(encode.frame(METHOD, channel.tx_number, payload))
 
 
-# ---- what the broker answers -----------------------------------------------------------------------------------------------
+# ---- answers of the broker -------------------------------------------------------------------------------------------------
 
 
 def from_second(session: ClientSession, number: int, data: bytes, item: Item) -> bytes:
-    """What comes from a second channel: the same, as if it came from the first. Returns what the client gets."""
+    """Handles a frame of a second channel as if it came from the first. Returns the frames for the client."""
     kind, channel = item[0], session.tx_channels[number]
     if kind == CHANNEL_OPEN_OK:
         return b""
@@ -157,7 +157,7 @@ def from_second(session: ClientSession, number: int, data: bytes, item: Item) ->
         handler = session.on_broker.get(kind)
         replaced = handler(session, channel.number, blob, items[0]) if handler is not None else None
         given = blob if replaced is None else replaced
-        if session.from_broker.passing.waits(given):  # of the first channel's
+        if session.from_broker.passing.waits(given):  # behind a content of the first channel
             return b""
     return given if channel.speaks else b""
 
@@ -183,11 +183,11 @@ def commit_ok(session: ClientSession, number: int, data: bytes, item: Item) -> b
 
 
 def rollback_ok(session: ClientSession, number: int, _data: bytes, _item: Item) -> bytes | None:
-    """tx.rollback-ok; the client did not ask for that of a rehearsal."""
+    """tx.rollback-ok; the client did not ask for that of a dry run."""
     channel = session.channel(number)
     if not channel.rollbacks:
         return None
     asked = channel.rollbacks.popleft()
-    if not channel.rollbacks:  # nothing is added to them while a commit waits for its own
+    if not channel.rollbacks:  # a commit that waits for its own keeps others from being added
         channel.rehearsal_is_over()
     return None if asked else b""

@@ -1,24 +1,27 @@
-"""The census: on the primary, finds out what left its queues in no client's traffic, and brings it into the log (silent removals, R11).
+"""The length reconciler: on the primary, detects messages that left queues without a client, and brings that into the log (silent removals, R11).
 
-Expiry, length limits and operators (management page, rabbitmqctl) take messages and queues away without a word to anybody. Rules:
-- The broker is asked for the length of each replicated queue, some queues at a time. A queue that has looked the same for a while, to the broker
-  and to the door (what consumers hold), is quiet, and what it holds enters the log as a TALLY. A backup that has more takes the excess out at the
-  head of its queue, where everything that RabbitMQ removes by itself goes (see `tally`).
-- A tally may be too high, never too low: too high, something stays on a backup until a later tally; too low, a message would be lost there. So
-  everything that was in the queues at the first of the equal looks is counted at the last; and a queue on whose consumers deliveries may be under
-  way that the door has not seen is passed over, as is one that somebody consumes around the door.
-- RabbitMQ says 0 messages and 0 consumers also of a quorum queue that does not answer within a quarter of a second, and 404 also of a queue that
-  does not come up. Neither is believed. That one cannot be looked at keeps nobody from looking at the others of its vhost.
-- What clients have given back may be there or gone, and a quorum queue may hold it back unseen (delayed retries): it is spared. So is everything of
-  earlier epochs, of which nobody knows what was given back, while the queue is not empty. Until the broker has heard of it, the queue is passed over.
-- A queue that is gone is deleted in the log, in a barrier. A client may have declared it again in this very moment, in words that the log knows and
-  which are therefore passed on: that is waited for, and then it is not gone. (In other words: `declare` has deleted it in the log before.)
-  Nor is one that was never here (this broker may have refused the declaration), unless it may have gone by itself. Nor is one that a client has
-  deleted while the broker was asked: so the log is looked at when the broker has answered, and nothing is said before the second look. Where a
-  connection's own is found (exclusive), the log's, which never is one, is gone.
-- Of a queue that is not replicated as a whole, only that it is gone is told: what is in it is each broker's own.
-- A queue that goes with its last consumer (`declarations.goes_unused`) is deleted here, when clients of this node have consumed from it and none does
-  any more; not while the door closes, as its clients come again elsewhere.
+Expiry, length limits and operators (management page, rabbitmqctl) remove messages and queues without notice.
+
+Rules:
+- The broker is asked for the length of each replicated queue, some queues at a time. A queue is quiet if some looks in a row were equal, at the
+  broker and at the door (the deliveries that consumers hold). The content of a quiet queue enters the log as a TALLY. A backup with more messages
+  removes the excess at the head of its queue, where RabbitMQ removes by itself (see `tally`).
+- A tally may be too high, never too low. Too high, a message stays on a backup until a later tally; too low, a message would be lost there. So the
+  last look counts all that was in the queues at the first of the equal looks. A queue is skipped if deliveries to its consumers may be under way that
+  the door has not seen, or if it has a consumer around the door.
+- RabbitMQ reports 0 messages and 0 consumers also for a quorum queue that does not answer within a quarter of a second, and 404 also for a queue that
+  does not come up. Neither report is believed. A queue that cannot be looked at does not keep the others of its vhost from being looked at.
+- Messages that clients have given back may be there or gone, and a quorum queue may hold them back unseen (delayed retries): a tally spares them. It
+  also spares all entries of earlier epochs while the queue is not empty, as their returns are unknown. Until the broker has heard of a return, the
+  queue is skipped.
+- A queue that is gone is deleted in the log, in a barrier. A client may just have declared it again, with arguments that the log knows, and such a
+  declaration is passed on: the reconciler waits for it, and the queue is then not gone. (`declare` deletes a queue with other arguments in the log.)
+  A queue that was never here does not count as gone (this broker may have refused the declaration), unless it may have gone by itself. Nor does a
+  queue that a client deleted while the broker was asked: the log is checked after the broker's answer, and only a second look counts. Where the name
+  belongs to a connection's own queue (exclusive), the log's queue, which is never exclusive, is gone.
+- Of a queue that is not replicated as a whole, only its end enters the log: its content is each broker's own.
+- A queue that goes with its last consumer (`declarations.goes_unused`) is deleted here when clients of this node have consumed from it and none
+  does any more; not while the door closes, as its clients connect again elsewhere.
 - Looking must not count as use: a classic queue that expires is asked for its length only while a client consumes from it.
 """
 
@@ -54,19 +57,19 @@ from ..session.session import ClientSession
 log = logging.getLogger("lrq_ha.census")
 
 INTERVAL_S = 1.0
-LOOKS_PER_ROUND = 64  # of all queues in turn; as many more where something has changed
+LOOKS_PER_ROUND = 64  # of all queues in turn, and up to as many queues that have changed
 EQUAL_LOOKS = 3
 REPEAT_S = 10.0
-HELD_MAX = 100_000  # while clients hold more, no queue counts as quiet: going through them takes too long
+HELD_MAX = 100_000  # while clients hold more, no queue counts as quiet: a walk over them takes too long
 HELD_RANGES_MAX = 1_000
 BACK_OFF_S = 30.0
 ANSWER_S = 10.0
-REDECLARED_S = 0.2  # within it, the broker has carried out a declaration that was under way and has no answer
+REDECLARED_S = 0.2  # within it, the broker has carried out a declaration that was under way without an answer
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the last looks at a queue have shown. `upto`: what was in the queues at the first of `equal` looks that were the same."""
+    """The result of the last looks at a queue. `upto`: the last applied entry at the first of `equal` equal looks."""
 
     ready: int
     held: list[int]
@@ -77,7 +80,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Clients:
-    """What the door's clients have of each queue: consumers; the entries whose copies they hold, one for each copy. `unsure`: or more than that."""
+    """The state of each queue at the door's clients: consumers; entries whose copies they hold, one per copy. `unsure`: queues with possibly more."""
 
     consumers: Counter[QueueKey] = field(default_factory=Counter)
     held: defaultdict[QueueKey, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -86,7 +89,7 @@ class _Clients:
 
 @dataclass(slots=True)
 class _Told:
-    """The last tally of a queue. `published`: the last publish of the log then; `again_at`: when it is to be repeated once; 0: it was."""
+    """The last tally of a queue. `published`: the log's last publish then; `again_at`: when to repeat it once; 0: repeated."""
 
     messages: int
     held: list[int]
@@ -96,12 +99,12 @@ class _Told:
 
 
 class LengthReconciler:
-    """See above.
+    """Compares the queues of one primary with its log.
 
     Args:
-        replica: The log; what it declares is looked at.
-        door: What its clients hold.
-        broker: The own broker; the vhost in it is replaced.
+        replica: The log, which lists the queues.
+        door: The door, whose clients hold deliveries.
+        broker: The own broker; its vhost is replaced.
     """
 
     def __init__(self, replica: Replica, door: DoorState[ClientSession], broker: Address) -> None:
@@ -112,23 +115,23 @@ class LengthReconciler:
         self._seen: dict[QueueKey, _Seen] = {}
         self._told: dict[QueueKey, _Told] = {}
         self._existed: set[QueueKey] = set()
-        self._missed: dict[QueueKey, float] = {}  # queues that were not there at the last look, and when that was
-        self._said: set[QueueKey] = set()  # of which it was said that they are not there
-        self._gone: list[QueueKey] = []  # found gone in this round
+        self._missed: dict[QueueKey, float] = {}  # queues that were missing at the last look, and the time of the look
+        self._said: set[QueueKey] = set()  # missing queues that have been reported
+        self._gone: list[QueueKey] = []  # queues found gone in this round
         self._probed: dict[QueueKey, float] = {}
         self._turn: Iterator[QueueKey] = iter(())
-        self._again: dict[QueueKey, None] = {}  # looked at next time, too: something has changed
-        self._not_before: dict[str, float] = {}  # vhosts that could not be looked at
-        self._unlooked: dict[QueueKey, float] = {}  # queues that could not be, and when to try again
-        self._in_use: dict[QueueKey, float] = {}  # queues without consumers here that have some all the same, and when to ask again
+        self._again: dict[QueueKey, None] = {}  # changed queues, which are looked at next time, too
+        self._not_before: dict[str, float] = {}  # vhosts that could not be looked at, and when to try again
+        self._unlooked: dict[QueueKey, float] = {}  # queues that could not be looked at, and when to try again
+        self._in_use: dict[QueueKey, float] = {}  # queues with consumers around the door, and when to ask again
 
     async def run(self) -> None:
-        """Looks until cancelled, or until this node is not active any more."""
+        """Compares until cancelled, or until this node is not active any more."""
         try:
             while self._replica.active:
                 await asyncio.sleep(INTERVAL_S)
                 if self._replica.node.log.unfinished or self._door.log_blocked:
-                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker nothing gets into the log.
+                    # A renewal takes messages out of their queues for a while (R17). In an alarm of the broker no entry gets into the log.
                     self._seen.clear()
                 else:
                     await self._round()
@@ -175,7 +178,7 @@ class LengthReconciler:
             self._gone = []
 
     def _cannot_look(self, key: QueueKey, error: LrqError) -> None:
-        """A queue that does not come up; rights that are missing, a vhost that is gone: clients go on."""
+        """Backs off from a queue that does not come up, or a vhost that is gone or lacks rights: clients go on."""
         self._seen.pop(key, None)
         vhost, queue = key
         again_at = time.monotonic() + BACK_OFF_S
@@ -216,8 +219,8 @@ class LengthReconciler:
         if not self._replica.declared.replicates(key):
             return
         if kind == "stream" or key not in self._replica.declared.declarations or arguments.get("x-delayed-retry-type", "disabled") != "disabled":
-            return  # what is to be tried again later is in no length
-        # More consumers than the door's: somebody consumes around it. None although there are some: the queue has not answered.
+            return  # messages of delayed retries are in no length
+        # More consumers than the door's: one consumes around it. None although the door has some: the queue has not answered.
         if key in clients.unsure or consumers > clients.consumers[key] or (used and not consumers):
             self._seen.pop(key, None)
             return
@@ -242,7 +245,7 @@ class LengthReconciler:
         return await (await self._vhosts.connection(vhost, anew=True)).channel()
 
     async def _length(self, key: QueueKey) -> tuple[int, int] | None:
-        """(ready messages, consumers) of a queue; None: there is none of the log's."""
+        """(ready messages, consumers) of a queue; None if the log's queue does not exist."""
         try:
             _, ready, consumers = await (await self._channel(key[0])).queue_declare(key[1], passive=True)
         except ChannelClosed as error:
@@ -252,7 +255,7 @@ class LengthReconciler:
         return ready, consumers
 
     async def _exists(self, key: QueueKey) -> bool:
-        """Whether there is such a queue, and it is the log's; unlike a passive declaration this is no use of it."""
+        """Whether the log's queue exists; unlike a passive declaration, this question does not count as use."""
         try:
             channel = await self._channel(key[0])
             await channel.queue_bind(key[1], "amq.direct", "lrq-ha-census")
@@ -264,11 +267,11 @@ class LengthReconciler:
         return True
 
     async def _is_empty(self, key: QueueKey, limited: bool) -> bool:
-        """Whether a queue without consumers really is empty: of a quorum queue that does not answer in time, RabbitMQ says so too (measured).
+        """Whether a queue without consumers is empty: RabbitMQ also reports that of a quorum queue that does not answer in time (measured).
 
-        An answer that counts a consumer of our own comes from the queue itself. What comes just then is given back: not where that uses up one of a
-        limited number of deliveries. It is one message at most, and the first, so what is published meanwhile stays in order. Clients that would meet
-        that consumer wait: an exclusive one would be refused, as would a deletion if unused.
+        An answer that counts the reconciler's own consumer comes from the queue itself. A message that arrives just then is given back, so a queue
+        where that uses up one of a limited number of deliveries is left out. It is at most one message, and the first, so later publishes stay in
+        order. Clients that would meet that consumer wait: an exclusive consumer would be refused, and a deletion if unused, too.
         """
         channel = await self._new_channel(key[0])
         if limited and not requeue_is_free(channel.connection):
@@ -293,21 +296,21 @@ class LengthReconciler:
             channel.connection.abort()
             return False
         except ChannelClosed:
-            return False  # exclusive to somebody, or not in use
+            return False  # exclusive to another connection, or not in use
         finally:
-            if moving.get(key) is wait and not wait.publishes:  # else a renewal that has begun meanwhile says when it is over
+            if moving.get(key) is wait and not wait.publishes:  # else a renewal that has begun meanwhile ends the hold
                 del moving[key]
                 wait.over.set()
             await channel.close()
         return not ready and not got and consumers == 1
 
     def _holds(self, key: QueueKey, held: list[int]) -> bool:
-        """Whether clients hold the same of a queue as they did."""
+        """Whether clients hold `held` of a queue, as before."""
         clients = self._clients()
         return clients is not None and key not in clients.unsure and clients.held.get(key, []) == held
 
     def _clients(self) -> _Clients | None:
-        """None: they hold too much."""
+        """The clients' consumers and deliveries; None if there are too many deliveries."""
         clients = _Clients()
         channels = [(session, channel) for session in self._door.sessions for channel in session.channels.values()]
         if sum(len(channel.deliveries) for _, channel in channels) > HELD_MAX:
@@ -320,7 +323,7 @@ class LengthReconciler:
                 clients.unsure.update(consumed)
             for delivery in channel.held:
                 clients.held[delivery.queue].append(delivery.sequence)
-        for session in self._door.sessions:  # what is given back is in no length, nor held, until the broker hears of it
+        for session in self._door.sessions:  # a return that the broker has not heard of is neither in a length nor held
             clients.unsure.update(session.still_returning())
         for held in clients.held.values():
             held.sort()
@@ -329,7 +332,7 @@ class LengthReconciler:
     # ---- telling -----------------------------------------------------------------------------------------------------
 
     def _compare(self, key: QueueKey, ready: int, held: list[int], upto: int, now: float) -> _Seen | None:
-        """What has been seen of a queue, if it has been quiet for long enough."""
+        """The result of the looks at a queue, if it has been quiet for long enough."""
         seen = self._seen.get(key)
         told = self._told.get(key)
         if told is None or (told.messages, told.held) != (ready + len(held), held):
@@ -344,7 +347,7 @@ class LengthReconciler:
         return seen if seen.equal >= EQUAL_LOOKS else None
 
     def _due(self, key: QueueKey, seen: _Seen, now: float) -> float | None:
-        """Whether there is something to tell; if so, when it is to be told again if nothing changes (0: not again)."""
+        """None if no tally is due; else when to repeat the tally if nothing changes (0: not again)."""
         told = self._told.get(key)
         same = told is not None and (told.messages, told.held) == (seen.ready + len(seen.held), seen.held)
         if told is None or not same or (told.published != self._replica.index.last_publish and now - told.at >= REPEAT_S):
@@ -354,7 +357,7 @@ class LengthReconciler:
     def _tell(self, key: QueueKey, seen: _Seen, now: float, kind: str, consumers: int, again_at: float) -> None:
         messages, published = seen.ready + len(seen.held), self._replica.index.last_publish
         if not messages and not consumers and kind != "quorum":
-            # Whatever came back has gone again. With consumers it may be on its way to one: who gives it back at once is seldom seen to hold it.
+            # All returned messages have gone again. With consumers they may be on their way: a client that returns them at once rarely holds them.
             self._replica.given_out.given_back.pop(key, None)
         held, spared = RangeSet.of(seen.held), RangeSet(self._replica.given_out.given_back.get(key, ()))
         if messages:
@@ -382,7 +385,7 @@ class LengthReconciler:
         was_here = key in self._existed or key in self._replica.declared.here
         declaration = self._replica.declared.declarations.get(key, b"")
         if not was_here and declarations.level_of(declaration) is Level.NONE:
-            return  # another node's
+            return  # another node's queue
         if key not in self._missed:
             self._missed[key] = time.monotonic()
             self._again[key] = None
@@ -396,7 +399,7 @@ class LengthReconciler:
         self._gone.append(key)
 
     async def _delete(self, keys: list[QueueKey]) -> None:
-        """Brings into the log that these are gone."""
+        """Brings the end of these queues into the log."""
         replica = self._replica
         async with replica.barrier.up(self._door.alarmed) as stands:
             if not stands:
@@ -422,7 +425,7 @@ class LengthReconciler:
         return bool(self._door.draining or self._door.closed_because())
 
     async def _delete_unused(self, keys: list[QueueKey]) -> None:
-        """Deletes queues that go with their last consumer, and have had it."""
+        """Deletes queues that go with their last consumer, and have lost it."""
         replica = self._replica
         async with replica.barrier.up(self._door.alarmed) as stands:
             if not stands:
@@ -437,7 +440,7 @@ class LengthReconciler:
                 try:
                     await (await self._channel(key[0])).queue_delete(key[1], if_unused=True)
                 except ChannelClosed as error:
-                    if not error.no_such_queue:  # somebody consumes around the door
+                    if not error.no_such_queue:  # a client consumes around the door
                         self._in_use[key] = time.monotonic() + BACK_OFF_S
                         continue
                 except LrqError as error:
@@ -446,7 +449,7 @@ class LengthReconciler:
                 self._log_deletion(key)
 
     async def _is_there(self, key: QueueKey) -> bool:
-        """Likewise `_exists`; also where it cannot be seen."""
+        """Like `_exists`, but True where the queue cannot be looked at."""
         try:
             return await self._exists(key)
         except LrqError as error:
@@ -454,7 +457,7 @@ class LengthReconciler:
             return True
 
     async def _declarations_done(self, keys: Collection[QueueKey]) -> None:
-        """Returns when the broker has carried out the declarations of these queues that were under way; no others are passed on during a barrier."""
+        """Waits until the broker has carried out pending declarations of these queues; during a barrier no others are passed on."""
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
             channels = [channel for session in self._door.sessions for channel in session.channels.values()]

@@ -1,12 +1,12 @@
-"""Queues and exchanges that somebody made at the primary's broker itself, around the door: the log has no such thing, so no backup has it.
+"""Finds queues and exchanges that were declared at the primary's broker around the door: the log does not know them, so no backup has them.
 
-What a client publishes to one is confirmed, as the log has the message, and is lost with the primary, as no backup's broker has a queue for it.
+A client's publish to such a queue is confirmed, as the log has the message. It is lost with the primary, as no backup's broker has the queue.
+
 Rules:
-
-- Whatever a client publishes to by name, and the log does not declare, is a suspect (`Replica.undeclared`). Most suspects are nowhere at all.
-- The own broker is asked, some suspects at a time, with passive declarations. One that is there is told (`Shortfall`), until the log declares it or
-  it is gone.
-- A queue of that kind behind an exchange of the log is not seen.
+- Every name that a client publishes to, and that the log does not declare, is a suspect (`Replica.undeclared`). Most suspects do not exist at all.
+- The own broker is asked, some suspects at a time, with passive declarations. A suspect that exists is reported (`Shortfall`), until the log declares
+  it or it is gone.
+- A stray queue behind an exchange of the log is not detected.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ TODO = "bring it into the log with lrq-ha adopt (docs/operations/adopt.md), or d
 
 
 class Strays:
-    """See above. `broker`: the own one; the vhost in it is replaced."""
+    """Checks the suspects of one node. `broker`: the own broker; its vhost is replaced."""
 
     def __init__(self, replica: Replica, broker: Address) -> None:
         self._replica = replica
         self._vhosts = VhostConnections(broker)
-        self._found: dict[Undeclared, float] = {}  # and when to look again
+        self._found: dict[Undeclared, float] = {}  # strays, and when to look again
 
     async def run(self) -> None:
-        """Looks while this node is the primary, until cancelled."""
+        """Checks suspects while this node is the primary, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(INTERVAL_S)
@@ -68,7 +68,7 @@ class Strays:
             else:
                 await channel.queue_declare(suspect.name, passive=True)
         except ChannelClosed as error:
-            if error.code in (404, 405):  # nothing of that name, or a connection's own queue
+            if error.code in (404, 405):  # the name does not exist, or is a connection's own queue
                 return False
             raise
         finally:

@@ -1,8 +1,9 @@
-"""What a change of primary leaves behind or delivers again, and what a node that begins anew loses: messages, counted for the operator.
+"""Counts for the operator the messages that a change of primary leaves behind or delivers again, and those that a reinitialised node loses.
 
-Rules: the broker is asked for the lengths of queues that the log knows; what has the level `none` by its name is in no log, so nobody can tell. At
-most ASKED_MAX are asked, NAMED_MAX are named. A broker that does not answer holds up no switchover, and a vhost that is gone hides nothing of the
-others.
+Rules:
+- The broker is asked for the lengths of queues that the log knows. A queue with the level `none` by its name is in no log, so it is not counted.
+- At most ASKED_MAX queues are asked, and NAMED_MAX are named.
+- A broker that does not answer does not delay a switchover, and a vhost that is gone does not hide the others.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ TIMEOUT_S = 5.0
 
 
 async def left_behind(replica: Replica, broker: Address) -> str:
-    """The queues with messages that stay on this node, and how many; empty if there are none.
+    """The queues with messages that stay on this node, and their counts; empty if there are none.
 
     Args:
         replica: Knows the queues and their levels.
-        broker: The own broker; the vhost in it is replaced.
+        broker: The own broker; its vhost is replaced.
     """
     return await _tell(replica, broker, _not_replicated(replica))
 
 
 async def in_no_export(replica: Replica, broker: Address) -> str:
-    """The queues whose messages go with a node that begins anew, and are in no log, and how many. Otherwise as `unreplicated`."""
+    """The queues whose messages are in no log and are lost when a node is reinitialised, and their counts. Arguments as of `left_behind`."""
     return await _tell(replica, broker, [key for key in _not_replicated(replica) if replica.declared.level(key) is Level.CONFIGURATION])
 
 
@@ -52,7 +53,7 @@ async def _tell(replica: Replica, broker: Address, keys: list[QueueKey]) -> str:
 
 
 async def delivered_again(replica: Replica, broker: Address) -> str:
-    """How many messages clients would be given as redelivered, if this node led after a loss: what is live, as anything may have been delivered."""
+    """The number of messages that clients would get as redelivered if this node led after a loss: all live ones, as any may have been delivered."""
     declared = replica.declared
     keys = sorted(key for key in declared.existing() if declared.replicates(key) and not declared.is_stream(key) and key[0] != ROUTING_VHOST)
     counts, unknown = await _count_all(broker, keys)
@@ -61,7 +62,7 @@ async def delivered_again(replica: Replica, broker: Address) -> str:
 
 
 def may_be_left_behind(replica: Replica) -> str:
-    """The queues whose messages are on the node where they were published only; empty if there are none."""
+    """The queues whose messages exist only on the node that they were published to; empty if there are none."""
     keys = _not_replicated(replica)
     more = [f"{len(keys) - NAMED_MAX} more"] if len(keys) > NAMED_MAX else []
     return ", ".join([*(f"'{key[1]}' ({replica.declared.level(key).value})" for key in keys[:NAMED_MAX]), *more])
@@ -73,7 +74,7 @@ def _not_replicated(replica: Replica) -> list[QueueKey]:
 
 
 async def _count_all(broker: Address, keys: list[QueueKey]) -> tuple[dict[QueueKey, int], list[str]]:
-    """Lengths of queues, sorted by vhost, and in words of which ones nothing is known."""
+    """Lengths of queues, sorted by vhost, and texts for the queues with unknown lengths."""
     counts: dict[QueueKey, int] = {}
     unknown: list[str] = []
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
@@ -93,7 +94,7 @@ async def _count_all(broker: Address, keys: list[QueueKey]) -> tuple[dict[QueueK
 
 
 async def _count(broker: Address, keys: list[QueueKey], counts: dict[QueueKey, int]) -> None:
-    """Messages that are ready in each queue of a vhost; those that this broker does not have are left out."""
+    """Sets the ready messages of each queue of a vhost; queues that this broker does not have are left out."""
     connection = await Connection.open(broker)
     try:
         for key in keys:

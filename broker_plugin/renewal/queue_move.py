@@ -1,11 +1,11 @@
-"""One pass over a queue that stands still: what is live in it is published again, or it is looked for what is old (R17; `renewal`).
+"""One pass over a paused queue: moves its live messages, or only looks for old ones (R17; `renewal`).
 
 Rules:
 - A message and the DEQUEUE of its old copy stand in one batch; the old copy is acked when that is safe. The applier publishes the new one.
-- A moved message begins anew in its queue: its position is new, its time to live begins again, what RabbitMQ counts of it (x-death, deliveries) too.
-- The broker never has more on its way here than is to be met. An ack brings what stands next, and what is on its way to a consumer that is cancelled
-  goes back before what that consumer holds (measured): so the window is no larger than the queue, acks that would bring more wait, and the consumer
-  is cancelled before them.
+- A moved message starts again in its queue: with a new position, a full time to live, and none of RabbitMQ's counts (x-death, deliveries).
+- The broker never has more messages on their way here than the pass is to meet. An ack brings the next message, and messages on their way to a
+  cancelled consumer go back before those that the consumer holds (measured). So the window is no larger than the queue, acks that would bring more
+  messages wait, and the consumer is cancelled before these acks.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ..log.replica import BATCH_BYTES_MAX, Replica
 
 WINDOW_MESSAGES = 500
 KEPT_MAX = 1_500
-PREFETCH_MAX = KEPT_MAX + WINDOW_MESSAGES  # quorum queues give no more to one consumer
+PREFETCH_MAX = KEPT_MAX + WINDOW_MESSAGES  # a quorum queue gives no more to one consumer
 WINDOWS_UNDER_WAY = 2
 QUIET_S = 0.1
 STUCK_S = 20.0
 TO_APPLY_BYTES_MAX = 32 << 20
 POLL_S = 0.01
-#: What RabbitMQ and the door have written into the headers, and further routing keys, which have been followed.
+#: Headers that RabbitMQ and the door have written, and further routing keys, which the first publish has followed.
 NOT_MOVED = (b"x-lrq-pos", b"x-death", b"x-first-death-queue", b"x-first-death-exchange", b"x-first-death-reason", b"x-last-death-queue",
              b"x-last-death-exchange", b"x-last-death-reason", *COUNTS, b"CC")  # fmt: skip
 
 
 class GivenUp(LrqError):
-    """Something live may be left before the CHECKPOINT."""
+    """A live message may be left before the CHECKPOINT."""
 
 
 class _Copy(NamedTuple):
@@ -59,7 +59,7 @@ class _Copy(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """Delivery tags that are acked, or rejected for good, when entry `safe` is. `alone`: nothing else is held before them."""
+    """Delivery tags to ack, or to reject for good, when entry `safe` is safe. `alone`: the pass holds no other delivery before them."""
 
     safe: int
     tags: list[int]
@@ -71,13 +71,13 @@ class QueueMove:
     """One pass over a queue.
 
     Args:
-        mark: What stands before this entry is moved; 0: nothing is, it is only looked at, up to the first that is old.
-        depth: Asks how many messages are ready, as `_Visit._depth`.
+        mark: Messages before this entry are moved; 0: none is, and the pass ends at the first old one.
+        depth: Returns the number of ready messages, as `_Visit._depth`.
 
     Attributes:
         found: Whether a live message from before the CHECKPOINT was met.
-        moved: How many were moved.
-        published: Their entries, but for what was found to be in the queue.
+        moved: Number of moved messages.
+        published: Their entries, except those that were found to be in the queue.
     """
 
     def __init__(
@@ -100,24 +100,24 @@ class QueueMove:
         self._checkpoint = checkpoint
         self._mark = mark
         self._depth = depth
-        self._limit = PREFETCH_MAX  # so many the broker has out to this consumer at most
-        self._left = 0  # to be met
+        self._limit = PREFETCH_MAX  # the most that the broker sends to this consumer
+        self._left = 0  # messages still to be met
         self._kept = 0
-        self._held = 0  # of what was looked at
+        self._held = 0  # messages that were looked at and are not settled
         self._arrived: asyncio.Queue[_Copy] = asyncio.Queue()
         self._done: deque[_Done] = deque()
         self._channel: Channel
         self._tag = ""
 
     async def run(self, ready: int) -> bool:
-        """Whether everything that was in the queue at the beginning was met. Raises ChannelClosed; GivenUp if the queue gives nothing."""
+        """Whether all messages that were in the queue at the beginning were met. Raises ChannelClosed; GivenUp if the queue gives none."""
         upto = self._mark or self._replica.end
         self._channel = await self._connection.channel()
         self._limit = min(ready, PREFETCH_MAX) or PREFETCH_MAX
         await self._channel.qos(self._limit)
         self._tag = await self._channel.consume(self._key[1], self._take)
         try:
-            self._left = ready or max(await self._depth(1) + self._arrived.qsize(), 1)  # it may not have answered before
+            self._left = ready or max(await self._depth(1) + self._arrived.qsize(), 1)  # the queue may not have answered before
             whole = await self._meet(upto)
         except GivenUp:
             await self._give_back()
@@ -126,7 +126,7 @@ class QueueMove:
         return whole
 
     async def applied(self) -> None:
-        """Returns when what was moved is in the queue. Raises GivenUp."""
+        """Waits until the moved messages are in the queue. Raises GivenUp."""
         until = time.monotonic() + STUCK_S
         while self._waits():
             if time.monotonic() > until:
@@ -135,7 +135,7 @@ class QueueMove:
             await asyncio.sleep(POLL_S)
 
     def _waits(self) -> bool:
-        """Whether something that was moved is not in the queue yet. What is counts no more: it may be millions, and this is asked all the time."""
+        """Whether a moved message is not in the queue yet. Forgets those that are: there may be millions, and this is called all the time."""
         tracker = self._replica.progress.tracker
         for first, last in self.published:
             if tracker.needs(first, last):
@@ -145,7 +145,7 @@ class QueueMove:
         return False
 
     async def _meet(self, upto: int) -> bool:
-        long = self._limit == PREFETCH_MAX  # else all of it comes at once
+        long = self._limit == PREFETCH_MAX  # else all messages come at once
         while self._left > 0:
             window = await self._window(self._left)
             if not window:
@@ -159,11 +159,11 @@ class QueueMove:
         return True
 
     def _out(self) -> int:
-        """How many are here; what is missing to the limit may be on its way."""
+        """The number of deliveries here; the rest up to the limit may be on its way."""
         return self._held + self._arrived.qsize()
 
     async def _give_back(self) -> None:
-        """What is held goes back in order, and the pass consumes no more: somebody may be about to, who is to be the only one."""
+        """Gives held messages back in order, and ends the consumer: another client may be about to consume, as the only one."""
         if self._out() >= self._limit:
             await self._channel.cancel(self._tag)
             self._tag = ""
@@ -179,7 +179,7 @@ class QueueMove:
         self._arrived.put_nowait(_Copy(tag, redelivered, key, sequence, generation, deaths(header), header, body))
 
     async def _window(self, most: int) -> list[_Copy]:
-        """What has come; empty if there is nothing more."""
+        """The next messages; empty if there are no more."""
         window: list[_Copy] = []
         silent_s = 0.0
         while not window:
@@ -190,7 +190,7 @@ class QueueMove:
                 silent_s += QUIET_S
                 await self._settle(0)
                 if not await self._depth(1):
-                    await self._channel.flow()  # what the queue had given out stands before this in the broker's channel
+                    await self._channel.flow()  # the queue's deliveries stand before its answer in the broker's channel
                     if self._arrived.empty():
                         return []
                 elif silent_s >= STUCK_S:
@@ -220,7 +220,7 @@ class QueueMove:
             elif verdict is not Verdict.ACK:
                 kept += 1
                 continue
-            done.append(copy.tag)  # what a killed sidecar has published counts no more, and goes
+            done.append(copy.tag)  # a copy that a killed sidecar has published does not count, and goes
         if last:
             replica.flush()
         if rejected:
@@ -235,11 +235,11 @@ class QueueMove:
             await asyncio.sleep(POLL_S)
 
     def _is_before(self, copy: _Copy) -> bool:
-        """Whether it is to be moved, if it is live."""
+        """Whether the message is to be moved, if it is live."""
         return bool(self._mark) and (copy.sequence is None or copy.sequence < self._mark)
 
     async def _check(self, window: list[_Copy]) -> None:
-        """Raises GivenUp if a message cannot be moved unchanged; before any is, as an old copy without a position would stay beside its new one."""
+        """Raises GivenUp if a message cannot be moved unchanged; before any move, as an old copy without a position would stay beside its new one."""
         if not self._dies_by_key:
             return
         for copy in window:
@@ -261,7 +261,7 @@ class QueueMove:
         raise GivenUp(f"an operation on entry {copy.sequence} is not safe, although no client works on queue '{self._key[1]}'")
 
     def _move(self, copy: _Copy) -> int:
-        """Returns the last entry of it."""
+        """Moves a message. Returns its last entry."""
         self.moved += 1
         header = copy.header
         for key in NOT_MOVED:
@@ -270,13 +270,13 @@ class QueueMove:
         self.published.add(sequence, sequence)
         last = self._replica.move(self._key, (header, copy.body), copy.sequence, copy.deaths)
         if copy.sequence is None or self._replica.given_out.may_have_been_given(copy.sequence, copy.redelivered):
-            self._replica.given_out.again.add(sequence, last)  # with its DEQUEUE: so all of a window are one range
+            self._replica.given_out.again.add(sequence, last)  # with its DEQUEUE, so that a window is one range
         return last
 
     async def _settle(self, most: int, *, ends: bool = False) -> None:
-        """Acks what has been moved, until no more than so many windows wait for that, or it would bring more than is left.
+        """Acks moved messages until at most `most` windows wait for that, or an ack would bring more messages than are left.
 
-        `endpoint`: bring what it may.
+        `ends`: acks regardless of the messages that they bring.
         """
         while len(self._done) > most:
             one = self._done[0]

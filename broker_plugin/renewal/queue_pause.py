@@ -1,16 +1,16 @@
-"""Pausing one queue at the door of a primary, while its messages are moved (R17): nobody holds anything of it, and nothing is added to it.
+"""Pauses one queue at the door of a primary while its messages are moved (R17): no client holds a delivery of it, and no message is added to it.
 
 Rules:
-- First its consumers are cancelled at the broker, without a word to their clients, which finish what they hold. Publishers go on meanwhile. A single
-  active consumer is the last to be cancelled, so that no other becomes active.
-- When nobody holds anything, and the broker has all that was given back and published, publishes to it wait (`holds`). This begins inside a
-  barrier, so that no declaration is under way, and none concerns the queue before the end.
-- At the end consumers are there again, as they were and in the order in which they came: tags, arguments, prefetch. Then only goes on what waits: a
-  consumer that is new could shut out one that is exclusive, or take the place of one that is single, and a deletion would find them gone.
-- Where what was given back may be held back unseen (`declarations`), nobody consumes for as long before that; publishers still go on.
-- A channel on which the broker commits is told nothing before it has answered.
-- If consumers do not finish in time, the queue goes on, and its pause has failed; by force, their channels are closed instead. So are at once
-  those of consumers that the broker itself has ended: what of theirs it has back, nobody can know before.
+- First its consumers are cancelled at the broker, hidden from their clients, which finish their deliveries. Publishers go on meanwhile. A single
+  active consumer is cancelled last, so that no other becomes active.
+- When no client holds a delivery, and the broker has all returned and published messages, publishes to the queue wait (`holds`). The wait begins
+  inside a barrier, so that no declaration is under way, and none concerns the queue before the end.
+- At the end the consumers are restored in their order of creation: tags, arguments, prefetch. Only then the waiting methods go on: a new consumer
+  could shut out an exclusive one, or take the place of a single active one, and a deletion would find no consumers.
+- Where returned messages may be held back unseen (`declarations`), no client consumes for that time before the move; publishers still go on.
+- A channel on which the broker commits gets no frame before the broker's answer.
+- If consumers do not finish in time, the queue goes on, and its pause has failed; with force, their channels are closed instead. Channels of
+  consumers that the broker itself has ended are closed at once: which of their deliveries the broker has taken back cannot be known before.
 - A queue that expires when it is not used is not left without a consumer for long.
 """
 
@@ -37,7 +37,7 @@ from ..session.session import ClientSession
 POLL_S = 0.01
 BLOCKED_POLL_S = 0.25
 FORCED_S = 15.0
-RESUMED_S = 20.0  # in which a busy broker has them all
+RESUMED_S = 20.0  # within it, a busy broker has all consumers again
 EXPIRES_SHARE = 4
 
 
@@ -46,18 +46,18 @@ class Busy(LrqError):
 
 
 def unused_at_most_s(arguments: Mapping[str, Any], timeout_s: float) -> float:
-    """How much of this time a queue may be without consumers."""
+    """The part of this time for which a queue may be without consumers, in seconds."""
     expires_s = arguments.get("x-expires", 0) / 1_000
     return min(timeout_s, expires_s / EXPIRES_SHARE) if expires_s else timeout_s
 
 
 class QueuePause:
-    """See above.
+    """Pauses one queue.
 
     Args:
-        door, replica: Of this node, which is primary.
+        door, replica: Those of this node, which is primary.
         key: The queue.
-        arguments: Of its declaration.
+        arguments: The arguments of its declaration.
     """
 
     def __init__(self, door: DoorState[ClientSession], replica: Replica, key: QueueKey, arguments: Mapping[str, Any]) -> None:
@@ -67,12 +67,12 @@ class QueuePause:
         self._single = bool(arguments.get("x-single-active-consumer"))
         self._arguments = arguments
         self._held_back_s = declarations.held_back_s(arguments)
-        self._idle_since = 0.0  # nobody has held anything; 0: somebody does
+        self._idle_since = 0.0  # since when no client has held a delivery; 0: one does
         self._began = 0.0
         self.seconds = 0.0
 
     async def begin(self, timeout_s: float, *, force: bool = False) -> None:
-        """Returns when the queue stands still.
+        """Waits until the queue stands still.
 
         Raises:
             Busy: Consumers have not finished in time, or the broker takes nothing for the log; the queue goes on.
@@ -92,7 +92,7 @@ class QueuePause:
         await self._replica.progress.wait_safe(self._replica.last_operation)
 
     async def end(self) -> None:
-        """The queue goes on: first its consumers, each of a single active consumer's before the next comes, then all that waits."""
+        """Resumes the queue: first its consumers, one after the other where only one is active, then all waiting methods."""
         paused = [
             (consumer.number, session, channel, tag, consumer)
             for session, channel in self._channels()
@@ -117,7 +117,7 @@ class QueuePause:
     # ---- stopping ----------------------------------------------------------------------------------------------------
 
     async def _stands_still(self) -> bool:
-        # Not beside a deletion that is under way: its consumers would be gone from the queue, and hear 404 instead of its end.
+        # Not beside a pending deletion: its consumers would be gone from the queue, and get 404 instead of its end.
         async with self._replica.barrier.nobody_declares():
             self._stop_consumers()
         self._close(lambda channel: channel.overdue)
@@ -157,7 +157,7 @@ class QueuePause:
         if self._single and (len(running) > 1 or self._stopping()):
             running = running[1:]
         for _, session, channel, tag, consumer in running:
-            self._moving().consumes |= consumer.exclusive  # nobody else may take its place
+            self._moving().consumes |= consumer.exclusive  # no other consumer may take its place
             channel.paused[tag] = consumer
             consume.cancel_here(session, channel, tag)
 
@@ -176,7 +176,7 @@ class QueuePause:
                 return False
             mine = [tag for tag, consumer in channel.consumers.items() if consumer.queue == key]
             if mine and (not session.takes_deliveries or channel.closing or channel.number in session.from_broker.withheld):
-                return False  # the broker may hold for it what nobody has looked at, until it has closed it
+                return False  # the broker may hold unseen deliveries for the channel until it has closed it
             if any(tag not in channel.paused or channel.stopping[tag] for tag in mine):
                 return False
             if any(delivery.queue == key for delivery in channel.held):
@@ -187,7 +187,7 @@ class QueuePause:
         return sum(1 for _ in self._door.held(self._key))
 
     def _close(self, held: Callable[[ClientChannel], list[Delivery]]) -> None:
-        """Closes the channels on which this of the queue is held."""
+        """Closes the channels on which `held` has deliveries of the queue."""
         for session, channel in self._channels():
             if channel.state is ChannelState.NO and any(delivery.queue == self._key for delivery in held(channel)):
                 text = f"PRECONDITION_FAILED - queue '{self._key[1]}' in vhost '{self._key[0]}' is moved: what you hold is delivered again"
@@ -195,7 +195,7 @@ class QueuePause:
 
 
 async def _all_there(coming: list[tuple[ClientSession, ClientChannel, bytes, bool]], until: float) -> None:
-    """Returns when the broker has these consumers; or does not say so, where a client does not read and others may come before it."""
+    """Waits until the broker has these consumers. It may not report one where the client does not read, if others may come before it."""
     for session, channel, tag, first in coming:
         while channel.resuming[tag] and channel.state is ChannelState.NO and not session.closed and (first or not session.flow.reads_late):
             if time.monotonic() >= until:

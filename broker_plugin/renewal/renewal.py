@@ -1,17 +1,18 @@
-"""Renewing a group's log: everything live is published again behind a CHECKPOINT, so that a node with an empty log can begin there (R17).
+"""Renews a group's log: publishes all live messages again behind a CHECKPOINT, so that a node with an empty log can begin there (R17).
 
 Rules:
-- The door is open. One queue at a time stands still (`queue_pause`): no client holds anything of it, nothing is published to it, and all of its
-  messages are in it. These are moved, from the front of the queue to its end, also what came after the CHECKPOINT: so the queue's order is kept.
-- An entry MOVING says where that begins, and one where it ends. Whoever has to go on in the middle goes on with that queue before anybody may use
-  it.
-- It ends when nothing old can be left (`renewal_progress`): dead letters may be on their way from a queue that is looked at later to one that was
-  looked at before. So queues are looked into again, those before that dead-letter to others. A queue that is too long to be looked behind, and whose
-  length does not say that nothing came, is moved again. After ROUNDS_MAX rounds that found something it is given up.
-- What RabbitMQ says of a queue is believed while it counts the pass's own consumer: of a quorum queue that does not answer it says that it is empty.
-- Given up is what cannot be moved unchanged: to another routing key for its dead letters, or at the cost of its deliveries (RabbitMQ 3.x). Also where
-  a vhost cannot be entered, where consumers do not finish what they hold, and where a queue may hold hidden messages (`declarations`): until these
-  have come to light the queue is not used, if there is time for it; that no dead letters wait is the operator's word.
+- The door stays open. One queue at a time is paused (`queue_pause`): no client holds a delivery of it, no message is published to it, and all of its
+  messages are in it. They are moved from the front of the queue to its end, also those behind the CHECKPOINT: so the queue's order is kept.
+- An entry MOVING marks where that begins, and another where it ends. A node that continues in the middle continues with that queue before any
+  client may use it.
+- The renewal ends when no old message can be left (`renewal_progress`): dead letters may be on their way from a queue that is looked at later to
+  one that was looked at before. So queues are looked into again, those that dead-letter to others first. A queue that is too long to be looked
+  through, and whose length does not show that no message came, is moved again. After ROUNDS_MAX rounds that found an old message it is given up.
+- RabbitMQ's report on a queue is believed while it counts the pass's own consumer: it also reports a quorum queue that does not answer as empty.
+- The renewal is given up if a message cannot be moved unchanged: its dead letter would take another routing key, or its deliveries would count
+  (RabbitMQ 3.x). It is also given up if a vhost cannot be entered, if consumers do not finish their deliveries, and if a queue may hold hidden
+  messages (`declarations`). Until hidden messages have come to light the queue is not used, if there is time. The operator asserts that no
+  dead letters wait.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from .queue_pause import Busy, QueuePause, unused_at_most_s
 log = logging.getLogger("lrq_ha.renewing")
 
 ROUNDS_MAX = 10
-UNFINISHED_S = 86_400.0  # nobody may use a queue that is half done
+UNFINISHED_S = 86_400.0  # clients may not use a half-moved queue
 _GOES_BY_ITSELF = ("x-message-ttl", "x-max-length", "x-max-length-bytes")
 
 
@@ -55,19 +56,19 @@ def delivery_limit(key: QueueKey) -> GivenUp:
 
 
 class Renewal:
-    """Moves what is live.
+    """Moves the live messages of a group.
 
     Args:
-        replica, door: Of this node, which is primary.
-        broker: The own broker; the vhost in it is replaced.
+        replica, door: Those of this node, which is primary.
+        broker: The own broker; its vhost is replaced.
         checkpoint: Sequence of the CHECKPOINT.
-        timeout_s: How long the consumers of a queue may take to finish what they hold.
-        force: After that their channels are closed.
-        dead_letters_arrived: No dead letters wait in queues that keep them until they arrive; an operator says so.
+        timeout_s: Seconds in which the consumers of a queue have to finish their deliveries.
+        force: Whether their channels are closed after that time.
+        dead_letters_arrived: The operator asserts that no dead letters wait in queues that keep them until they arrive.
 
     Attributes:
         moved: Messages that were published again.
-        longest_s, longest: The longest time for which a queue stood still, and its name.
+        longest_s, longest: The longest time for which a queue was paused, and its name.
     """
 
     def __init__(
@@ -95,15 +96,15 @@ class Renewal:
 
     @property
     def doing(self) -> str:
-        """What of it is under way; empty between two queues."""
+        """The current step, for the operator; empty between two queues."""
         visit = self._visit
         if visit is None and self._pausing is not None:
             return f"queue '{self._pausing[1]}' in vhost '{self._pausing[0]}' gives nothing out until what it holds back unseen has come to light"
         return "" if visit is None else f"queue '{visit.key[1]}' in vhost '{visit.key[0]}' stands still, {visit.moved} messages of it have been moved"
 
     async def refusals(self) -> list[str]:
-        """What it would be given up for, as far as that is known before: dry run. Raises LrqError as `run`."""
-        found: dict[str, None] = {}  # of a vhost it is said once
+        """The reasons to give up, as far as they are known before: a dry run. Raises LrqError as `run`."""
+        found: dict[str, None] = {}  # the reason of a vhost is given once
         try:
             for key, method in self._queues().items():
                 try:
@@ -131,7 +132,7 @@ class Renewal:
             raise GivenUp(f"vhost '{vhost}' cannot be entered: {error.text}", todo=error.todo, retriable=True) from error
 
     async def _check_limit(self, connection: Connection, key: QueueKey) -> None:
-        """Raises GivenUp if there is something in a queue with a delivery limit, and looking at it would count."""
+        """Raises GivenUp if a queue with a delivery limit has messages, and looking at them would count as deliveries."""
         if requeue_is_free(connection):
             return
         channel = await connection.channel()
@@ -145,10 +146,10 @@ class Renewal:
             await channel.close()
 
     async def run(self) -> None:
-        """Returns when nothing live is left before the CHECKPOINT and everything moved is in its queue.
+        """Runs until no live message is left before the CHECKPOINT and every moved one is in its queue.
 
         Raises:
-            GivenUp: There may be something left; the text names the queue.
+            GivenUp: A live message may be left; the text names the queue.
             LrqError: The connection to the broker is lost, or this node is not primary any more.
         """
         passes = self._replica.index.passes
@@ -171,7 +172,7 @@ class Renewal:
             await self._vhosts.close()
 
     async def _round(self) -> bool:
-        """Whether anything old was found."""
+        """One round over all queues. Returns whether an old message was found."""
         queues, found = self._queues(), False
         for key, method in queues.items():
             self._check(key, declarations.queue_arguments(method), self._timeout_s)
@@ -186,7 +187,7 @@ class Renewal:
         return found
 
     def _check(self, key: QueueKey, arguments: Mapping[str, Any], timeout_s: float, *, half_done: bool = False) -> None:
-        """Raises GivenUp if a queue may hold what nobody sees, and there is no time to wait for it. `half_done`: of its dead letters later."""
+        """Raises GivenUp if a queue may hold hidden messages, and there is no time to wait. `half_done`: dead letters are checked later."""
         queue = f"queue '{key[1]}' in vhost '{key[0]}'"
         held_back_s = declarations.held_back_s(arguments)
         if math.isinf(held_back_s):
@@ -225,7 +226,7 @@ class Renewal:
             raise GivenUp("what was published before is not in its queues (is one full?)", todo="make room in it", retriable=True) from None
 
     async def _renew(self, key: QueueKey, arguments: Mapping[str, Any], timeout_s: float, *, force: bool = False) -> bool:
-        """A visit to a queue; whether anything old was in it. Raises Busy."""
+        """Visits a queue. Returns whether an old message was in it. Raises Busy."""
         if self._replica.node.head > self._checkpoint:
             raise GivenUp("what is live, with what is published meanwhile, takes more than the log holds", todo=LARGER_LOG)
         connection = await self._enter(key[0])
@@ -243,11 +244,11 @@ class Renewal:
         try:
             found = await visit.run()
         except ChannelClosed as error:
-            if not error.no_such_queue:  # else it has gone by itself
+            if not error.no_such_queue:  # else the queue has gone by itself
                 given_up = GivenUp(f"queue '{key[1]}' in vhost '{key[0]}' cannot be read: {error.text}")
         except GivenUp as error:
             given_up = error
-        # Not after any other error, which ends this incarnation: whoever goes on with a queue that is half done must be the first to use it.
+        # Not after any other error, which ends this incarnation: the node that continues with a half-moved queue must be the first to use it.
         await pause.end()
         self._visit = None
         self.moved += visit.moved
@@ -259,7 +260,7 @@ class Renewal:
 
 
 class _Visit:
-    """What is done with a queue, `key`, while it stands still."""
+    """The work on one queue, `key`, while it is paused."""
 
     def __init__(self, replica: Replica, connection: Connection, key: QueueKey, arguments: Mapping[str, Any], checkpoint: int) -> None:
         self.key = key
@@ -270,7 +271,7 @@ class _Visit:
         self._holds_back = declarations.held_back_s(arguments) > 0
         self._limited = "x-delivery-limit" in arguments and not requeue_is_free(connection)
         self._checkpoint = checkpoint
-        self._moved = 0  # in passes that are over
+        self._moved = 0  # in finished passes
         self._under_way: QueueMove | None = None
 
     @property
@@ -279,7 +280,7 @@ class _Visit:
         return self._moved + (self._under_way.moved if self._under_way is not None else 0)
 
     async def run(self) -> bool:
-        """Whether anything old was in the queue. Raises ChannelClosed, GivenUp."""
+        """Whether an old message was in the queue. Raises ChannelClosed, GivenUp."""
         passes = self._replica.index.passes
         mark = passes.is_unfinished(self.key)
         found = False
@@ -290,7 +291,7 @@ class _Visit:
             if ready and self._limited:
                 raise delivery_limit(self.key)
             if passes.begun(self.key) or not ready:
-                if ready and (ready > KEPT_MAX or self._holds_back):  # what is looked at and given back could be held back for that
+                if ready and (ready > KEPT_MAX or self._holds_back):  # a message that is looked at and given back could be held back for that
                     if ready == passes.holds(self.key) and not any(name in self._arguments for name in _GOES_BY_ITSELF):
                         return False
                 else:
@@ -302,7 +303,7 @@ class _Visit:
         return await self._move(mark) or found
 
     async def _begin(self) -> int:
-        """From here on everything in the queue is to be moved."""
+        """Marks the beginning: all messages in the queue now are to be moved."""
         mark = self._replica.note_moving(self.key, done=False)
         self._replica.flush()
         await self._replica.progress.wait_safe(mark)
@@ -326,7 +327,7 @@ class _Visit:
             if holds >= 0 or once_more:
                 why = "holds too many messages to look behind them (priorities, or some have expired)"
                 raise GivenUp(f"queue '{self.key[1]}' in vhost '{self.key[0]}' {why}", retriable=True)
-            # How long it is was counted by another primary, and is not known any more: what that one had moved is moved again.
+            # The queue's length was counted by another primary, and is not known any more: messages which that primary had moved are moved again.
             once_more, mark = True, await self._begin()
         self._replica.note_moving(self.key, done=True)
         return found
@@ -335,7 +336,7 @@ class _Visit:
         return QueueMove(self._replica, self._connection, self.key, self._arguments, self._checkpoint, mark, self._depth)
 
     async def _depth(self, consumers: int) -> int:
-        """Messages that are ready in the queue, when it has so many consumers. Raises GivenUp if it has not after a while."""
+        """Messages that are ready in the queue when it has `consumers` consumers. Raises GivenUp if it does not have them after a while."""
         channel = await self._connection.channel()
         found = -1
         try:

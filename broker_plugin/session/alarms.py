@@ -1,8 +1,10 @@
-"""connection.blocked and unblocked: a client that publishes is told when a broker's memory or disk alarm keeps its publishes waiting.
+"""connection.blocked and connection.unblocked: tell a publishing client that a memory or disk alarm of a broker holds its publishes.
 
-Rule: there are two connections on which a broker may take no publishes, the client's own and that of the log, which every publish passes first.
-The client hears of the one or the other as RabbitMQ would tell it: from its first publish on, and only if it said that it understands. The door
-itself is told in any case (`sasl.told_of_alarms`): a connection on which the broker takes no publishes is not read at all.
+Every publish passes the log's connection to the broker first, then the client's own. The broker may block either connection.
+
+Rules:
+- The client hears of either block as RabbitMQ would report it: from its first publish on, and only if it announced the capability.
+- The door itself always asks to be notified (`sasl.told_of_alarms`): a broker does not read a blocked connection at all.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from .session import ClientSession
 
 
 class Alarm:
-    """What one client knows of alarms. `understands`: whether it announced the capability connection.blocked."""
+    """The alarms of one client. `understands`: whether the client announced the capability connection.blocked."""
 
     __slots__ = ("_publishes", "_session", "_told", "_understands", "broker")
 
@@ -27,11 +29,11 @@ class Alarm:
 
     @property
     def reason(self) -> str:
-        """Why one of the two is blocked; empty if none is."""
+        """Why one of the two connections is blocked; empty if neither is."""
         return self.broker or self._session.door.log_blocked
 
     def publishes(self) -> None:
-        """The client publishes."""
+        """Takes note that the client publishes."""
         if not self._publishes:
             self._publishes = True
             self.changed()
@@ -39,7 +41,7 @@ class Alarm:
     def changed(self) -> None:
         """One of the two connections was blocked or unblocked."""
         reason = self.reason
-        if reason and self._session.replies:  # whose answer may not come before the end of the alarm
+        if reason and self._session.replies:  # the answer to a declaration may not come before the end of the alarm
             self._session.replica.barrier.ease()
         if bool(reason) == self._told or not (self._publishes and self._understands):
             return

@@ -11,7 +11,7 @@ from ..log.messages import Settled
 
 
 class Tags:
-    """Tags that mostly ascend as they are added, and go in any order. However many there are, the first is at hand."""
+    """Tags that mostly ascend as they are added, and are removed in any order. The first is at hand, however many there are."""
 
     __slots__ = ("_tags",)
 
@@ -38,12 +38,12 @@ class Tags:
 
 
 class Confirms:
-    """Publishes of one channel that wait for an answer. broker tags in `_runs` ascend and are consecutive within a run.
+    """Publishes of one channel that wait for an answer. The broker's tags in `_runs` ascend and are consecutive within a run.
 
     Attributes:
-        local: Client's tags of publishes that wait for something else than the broker's answer.
+        local: Client's tags of publishes that wait for something other than the broker's answer.
         early: Client's first tags of runs with local completion that are not confirmed yet, ascending.
-        waiting: How many publishes have their confirm from the broker.
+        waiting: Number of publishes whose confirm comes from the broker.
     """
 
     __slots__ = ("_answered", "_broker_tag", "_client_tag", "_runs", "early", "local", "selected", "waiting")
@@ -55,8 +55,8 @@ class Confirms:
         self.waiting = 0
         self._client_tag = 0
         self._broker_tag = 0
-        self._runs: list[tuple[int, Settled]] = []  # (broker's tag of the first, the run); not all are answered, if there is one
-        self._answered = 0  # how many at its beginning are
+        self._runs: list[tuple[int, Settled]] = []  # (broker's tag of the first, the run); if not empty, at least one is unanswered
+        self._answered = 0  # number of answered runs at the beginning of `_runs`
 
     def __bool__(self) -> bool:
         return bool(self._runs) or bool(self.local)
@@ -76,7 +76,7 @@ class Confirms:
             self.waiting += count
 
     def forwarded_early(self, count: int, sequence: int, producer: str = "", number: int = 0) -> int:
-        """Likewise, with local completion: the broker's answer is not the client's. Returns the client's first tag."""
+        """Like `forwarded`, with local completion: the broker's answer is not the client's. Returns the client's first tag."""
         self._runs.append((self._broker_tag + 1, Settled(0, count, sequence, producer, number)))
         self._broker_tag += count
         first = self._client_tag + 1
@@ -85,7 +85,7 @@ class Confirms:
         return first
 
     def covers_others(self, tag: int) -> bool:
-        """Whether a `multiple` ack up to `tag` would cover what is still waiting here."""
+        """Whether a `multiple` ack up to `tag` would cover a publish that still waits here."""
         return (bool(self.local) and self.local.first <= tag) or bool(self.early and self.early[0] <= tag)
 
     @property
@@ -150,14 +150,14 @@ class Confirms:
         return _part(run, before, 1)
 
     def _drop(self, answered: int) -> None:
-        """So many runs at the beginning are answered. They leave the list when they are half of it: what is behind is not moved each time."""
+        """Marks runs at the beginning as answered. They leave the list when they are half of it, so that the rest is not moved each time."""
         if 2 * answered >= len(self._runs):
             del self._runs[:answered]
             answered = 0
         self._answered = answered
 
     def abandon(self) -> list[Settled]:
-        """The channel is gone: all that had no answer."""
+        """The channel is gone. Returns all runs without an answer."""
         left = [run for _, run in self._runs[self._answered :]]
         self._runs.clear()
         self._answered = self.waiting = 0

@@ -25,7 +25,7 @@ IN_LOG = (LOGGED, LOCAL)
 
 @dataclass(frozen=True)
 class Peer:
-    """Who the other end is, if it is a sidecar: a node of this group (`node` > 0) or a site (`site`)."""
+    """The other end of a connection from a sidecar: a node of this group (`node` > 0) or a site (`site`)."""
 
     node: int = 0
     site: str = ""

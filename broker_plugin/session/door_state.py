@@ -1,8 +1,9 @@
-"""What the connections of a door have in common: limits, counters, the clock, alarms, and who is there.
+"""The state that a door's connections share: limits, counters, the clock, alarms, and the list of clients.
 
 Rules:
-- A producer that connects again ends its older connection: nothing of that can be appended any more.
-- Limits are the configuration's. A connection that exceeds a limit of its own is closed. A total limit closes the connection that is behind longest.
+- A producer that connects again ends its older connection: nothing more is appended from the older one.
+- The configuration sets the limits. A connection that exceeds a limit of its own is closed. A total limit closes the connection that has been
+  behind longest.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ S = TypeVar("S", bound=Client)
 
 
 class DoorState(Generic[S]):
-    """One door's; `door.server.Door` adds the listening.
+    """The state of one door; `door.server.Door` adds the listening.
 
     Attributes:
         config: The table `[door]` of the configuration.
-        counters: What has happened since the process began, for `/status`.
+        counters: Events since the process began, for `/status`.
         sessions: Clients that are logged in.
         unfinished: Messages of which a part has arrived, and open transactions, of all connections.
-        buffered_bytes_max: Memory for publishes that are not safe yet; past it nothing more is read from publishers.
+        buffered_bytes_max: Memory for publishes that are not safe yet; beyond it, the door stops reading from publishers.
         completes_locally: Whether publishes to a queue, by its name, are confirmed when the own stream has them.
         default_types: The type of queues whose declarations name none.
         vhosts: Connections to the own broker, by vhost.
         blocked: Clients from whose connections the broker takes no publishes.
-        log_blocked: Why the broker takes nothing for the log; empty if it does.
-        draining: Why nothing more is given out (`door.drain`); empty if it is.
-        interceptors: Those that the configuration names.
+        log_blocked: Why the broker takes nothing for the log; empty if it takes entries.
+        draining: Why the door gives out no deliveries (`door.drain`); empty if it does.
+        interceptors: The interceptors that the configuration names.
     """
 
     def __init__(self, settings: DoorSettings) -> None:
@@ -76,9 +77,9 @@ class DoorState(Generic[S]):
         self.vhosts = VhostConnections(settings.broker)
         self.counters: Counter[str] = Counter()
         self.sessions: set[S] = set()
-        self._producers: dict[tuple[str, str], set[S]] = {}  # sessions that have announced one, by user and name
+        self._producers: dict[tuple[str, str], set[S]] = {}  # sessions that have announced a producer, by user and name
         self.unfinished = Budget(self.config.unfinished_bytes_max, "door.unfinished_bytes_max")
-        self._full: dict[S, int] = {}  # clients that do not keep up, the longest first, and the bytes that wait for each
+        self._full: dict[S, int] = {}  # bytes that wait for each client that does not keep up; the one that is behind longest comes first
         self._lost_said_at = 0.0
         self.blocked: set[S] = set()
         self.log_blocked = ""
@@ -116,16 +117,16 @@ class DoorState(Generic[S]):
         self._full.pop(session, None)
 
     def end_unread(self, producer: str, asker: S) -> None:
-        """Another connection is told how far a producer has come: what it has sent, and the door has not read, must not go further than that.
+        """Fences the producer's other connections, as `asker` is told how far the producer has come: unread publishes must not go beyond that.
 
-        A process that takes over its name would give the same IDs to messages of its own, which would count as repeats.
+        A process that takes over the name would give identical IDs to messages of its own, and they would count as repeats.
         """
         for session in list(self._producers.get((asker.user, producer), ())):
             if session is not asker and not (session.instance and session.instance == asker.instance):
                 session.fence(f"another connection has asked how far producer '{producer}' has come")
 
     def held(self, queue: QueueKey) -> Iterator[Delivery]:
-        """What clients hold of a queue."""
+        """Deliveries of a queue that clients hold."""
         for session in self.sessions:
             for channel in session.channels.values():
                 for delivery in channel.held:
@@ -133,14 +134,14 @@ class DoorState(Generic[S]):
                         yield delivery
 
     def client_full(self, session: S, waiting_bytes: int) -> None:
-        """A client does not keep up (or does again: 0 bytes). Past the limit on all of them, the one that is behind longest is closed.
+        """A client does not keep up (0 bytes: it does again). Beyond the total limit, the client that has been behind longest is closed.
 
-        Not the only one: what it gets is bounded by itself (`flow_control`).
+        A single client is never closed here: the data for it is bounded on its own (`flow_control`).
         """
         if not waiting_bytes:
             self._full.pop(session, None)
             return
-        self._full[session] = waiting_bytes  # it keeps its place
+        self._full[session] = waiting_bytes  # an update keeps the client's place
         total = sum(self._full.values())
         while total > self.config.client_buffers_bytes_max and len(self._full) > 1:
             slowest = next(iter(self._full))
@@ -149,10 +150,10 @@ class DoorState(Generic[S]):
             self.counters["closed_slow"] += 1
             slowest.cut_off()
 
-    # ---- what is replicated, and confirms ----------------------------------------------------------------------------
+    # ---- replication and confirms ------------------------------------------------------------------------------------
 
     def forget_decisions(self) -> None:
-        """What is replicated has changed."""
+        """The set of replicated queues has changed."""
         for session in self.sessions:
             session.forget_decisions()
 
@@ -181,11 +182,11 @@ class DoorState(Generic[S]):
         return ""
 
     def waits(self) -> str:
-        """Why what is started behind this door does not come to its end now; empty if nothing is known to be in its way."""
+        """Why operations behind this door do not complete now; empty if no obstacle is known."""
         return ""
 
     def block(self, reason: str) -> None:
-        """The broker takes nothing for the log any more, or does again (no reason)."""
+        """The broker takes nothing for the log any more; with an empty reason, it does again."""
         was, self.log_blocked = self.log_blocked, reason
         if waits := self.waits():
             log.warning("%s", waits)
@@ -199,5 +200,5 @@ class DoorState(Generic[S]):
                 session.release_acks()
 
     def alarmed(self) -> bool:
-        """Whether the broker has an alarm, as far as it has told: that it is over, too, so it counts only where the broker is listened to."""
+        """Whether the broker is known to have an alarm. Only connections that the door reads count: on others, the end of the alarm goes unread."""
         return bool(self.log_blocked) or any(session.flow.listens for session in self.blocked)

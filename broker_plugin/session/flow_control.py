@@ -1,11 +1,11 @@
-"""When reading from either side of a client's connection stops, and when a side that is read from has been silent for too long.
+"""Stops and resumes reading from either side of a client's connection, and detects a side that has been silent for too long.
 
 Rules:
-- Reading from a side stops while the other side, or the log, does not keep up, and goes on when nothing is against it any more.
-- While the broker owes the client an answer before which nothing more is taken from it, the broker is read from though the client reads nothing: it
-  may be writing. So it is while others wait for the broker's answers to what the client has published: those who declare, and the log. What stands
-  before such an answer is bounded, too: whose client then goes on reading nothing is given up.
-- A side that is not read from is not silent: what it said nobody has heard.
+- Reading from a side stops while the other side, or the log, does not keep up. Reading resumes when no reason against it is left.
+- While the broker owes an answer before which the door takes nothing more from the client, the door reads from the broker even if the client reads
+  nothing: the broker may be writing. That also holds while others wait for the broker's answers to this client's publishes: declaring clients, and
+  the log. The data in front of such an answer is bounded: a client that still reads nothing at that bound is closed.
+- A side that the door does not read from is not silent: its frames are unread.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .session import ClientSession
 
 log = logging.getLogger("lrq_ha.door")
 
-RESUME_SHARE = 0.5  # reading goes on when what held it up has fallen below this share of its limit
-DEAF_SHARE = 2  # of the limit on what is on its way to a client; from 1 on, nothing is read from the broker for it
-ANSWER_SHARE = 16  # of it, while the broker owes an answer: far more than all sockets between hold; from there on, nothing is read for that either
-ACKS_SHARE = 5  # of the limit on what is not safe yet: so much, a client may acknowledge that publishes nothing
+RESUME_SHARE = 0.5  # reading resumes when the amount that stopped it has fallen below this share of its limit
+DEAF_SHARE = 2  # of the limit on bytes on their way to a client; from 1 on, the door reads nothing from the broker for that client
+ANSWER_SHARE = 16  # of that limit, while the broker owes an answer: far more than all sockets between hold; beyond it, the door stops reading
+ACKS_SHARE = 5  # of the limit on bytes that are not safe yet: a client that publishes nothing may acknowledge up to this
 
 
 class FlowControl:
-    """See above. `heartbeat_s`: what was agreed on; 0 for none.
+    """Decides for one connection when each side is read. `heartbeat_s`: the agreed interval; 0 for none.
 
     Attributes:
-        client_heard_at, broker_heard_at: When something came from there last, or could come again (the door's clock).
+        client_heard_at, broker_heard_at: When data last came from that side, or reading from it resumed (seconds of the door's clock).
     """
 
     __slots__ = (
@@ -52,17 +52,17 @@ class FlowControl:
         self._heartbeat_s = heartbeat_s
         self.client_heard_at = self.broker_heard_at = session.door.now()
         self._client_paused = False
-        self._client_full = False  # nothing is read from the broker meanwhile, but for an answer
+        self._client_full = False  # the door then reads nothing from the broker, except for an answer
         self._full_since = 0.0
-        self._unread = 0  # what was on its way to a client that is full at the last look, and when it was last seen to have read, or asked for more
-        self._read_at = 0.0
-        self._fetched = 0  # about how much was read from the broker for a client that is full
-        self._held_up = False  # nothing is read from either side until interceptors have caught up
-        self._stopping = False  # nothing more is read from the client until what is under way is confirmed
-        self._asking = False  # the broker owes the client an answer before which nothing more is taken from it
+        self._unread = 0  # bytes on their way to a full client at the last look
+        self._read_at = 0.0  # when a full client was last seen to have read, or to have asked for more
+        self._fetched = 0  # roughly the bytes that were read from the broker for a full client
+        self._held_up = False  # interceptors have to catch up before either side is read
+        self._stopping = False  # pending publishes must be confirmed before the client is read again
+        self._asking = False  # the broker owes the client an answer before which the door takes nothing more from the client
 
     def consider_pausing(self) -> None:
-        """Whether the client is read from on the grounds of what waits: for the log, for the broker, for backups, for the client itself."""
+        """Stops or resumes reading from the client, by the bytes that wait for the log, the broker, the backups or the client itself."""
         session = self._session
         limit = session.door.config.connection_buffer_bytes_max
         too_much = session.replica.progress.unsafe_bytes / session.door.buffered_bytes_max
@@ -76,7 +76,7 @@ class FlowControl:
 
     @property
     def _deaf(self) -> bool:
-        """The client does not read what the door itself answers, or that waits for the end of a content: so nothing is taken that has an answer."""
+        """Whether the client leaves too much unread, of the door's answers or behind a content: then no request that needs an answer is taken."""
         waiting = max(self.unread_bytes - self._fetched, self._session.from_broker.passing.behind_bytes)
         return waiting > DEAF_SHARE * self._session.door.config.client_buffer_bytes_max
 
@@ -87,18 +87,18 @@ class FlowControl:
 
     @property
     def _holds_log(self) -> bool:
-        """The log may lose what follows on the oldest publish that the broker has not answered here."""
+        """Whether the log may soon lose entries behind the oldest publish that the broker has not answered here."""
         progress = self._session.replica.progress
         return self._session.oldest_unanswered == progress.tracker.applied + 1 and progress.lies_far_back()
 
     @property
     def _buried(self) -> bool:
-        """That answer stands behind more than is kept for a client that does not read."""
+        """Whether an awaited answer stands behind more bytes than are kept for a client that does not read."""
         return self.unread_bytes > ANSWER_SHARE * self._session.door.config.client_buffer_bytes_max and self._is_awaited
 
     @property
     def unread_bytes(self) -> int:
-        """What is on its way to a client that is full."""
+        """Bytes on their way to a full client; 0 if the client is not full."""
         client = self._session.client
         if not self._client_full or client is None or client.is_closing():
             return 0
@@ -106,18 +106,18 @@ class FlowControl:
 
     @property
     def _repeats_too_much(self) -> bool:
-        """Of what waits here for its confirm, repeats cost the log nothing, so nothing else bounds them."""
+        """Whether too many repeats wait here for their confirm: repeats cost the log nothing, so no other limit bounds them."""
         session = self._session
         return len(session.pending_safe) + len(session.pending_durable) + session.repeats.waiting > session.door.config.questions_max
 
     def pause_client(self) -> None:
-        """Reads nothing more from the client."""
+        """Stops reading from the client."""
         if self._session.client is not None and not self._client_paused:
             self._client_paused = True
             self._session.client.pause_reading()
 
     def resume_client(self) -> None:
-        """Reads from the client again, if nothing else is against it."""
+        """Resumes reading from the client, if no other reason is against it."""
         session = self._session
         if session.client is not None and self._client_paused and not session.from_client.stalled and not self._stopping and not self._held_up:
             self._client_paused = False
@@ -125,7 +125,7 @@ class FlowControl:
             session.client.resume_reading()
 
     def consider_broker(self) -> None:
-        """Whether the broker is read from, on the grounds of what waits: for the client, for the log, for interceptors."""
+        """Stops or resumes reading from the broker, by the bytes that wait for the client, the log or interceptors."""
         session = self._session
         if session.broker.is_closing():
             return
@@ -143,14 +143,14 @@ class FlowControl:
         return not self._client_full or (self._is_awaited and not self._buried)
 
     def broker_heard(self) -> None:
-        """Something came from the broker, and the client was given what is for it."""
+        """Takes note of data from the broker, after the client's part of the data was passed on."""
         self.broker_heard_at = self._session.door.now()
         if self._client_full:
             self._fetched += max(0, self.unread_bytes - self._unread)
             self._look_at_client()
 
     def _look_at_client(self) -> None:
-        """How much is on its way to a client that is full now; and whether it has read of that."""
+        """Measures the bytes on their way to a full client, and notes whether the client has read some."""
         session = self._session
         unread = self.unread_bytes
         if unread < self._unread:
@@ -160,17 +160,17 @@ class FlowControl:
         self.consider_broker()
 
     def stop(self) -> None:
-        """Reads nothing more from the client before `go_on`."""
+        """Stops reading from the client until `go_on`."""
         self._stopping = True
         self.pause_client()
 
     def go_on(self) -> None:
-        """What was under way is confirmed: the client's answer to the end is read."""
+        """Pending publishes are confirmed: the client's answer to the close is read."""
         self._stopping = False
         self.resume_client()
 
     def client_gone(self) -> None:
-        """Nobody reads what the broker sends, but its answers are still needed."""
+        """The client is gone. The broker is still read, as its answers are needed."""
         session = self._session
         self._client_full = False
         session.replica.barrier.changed.discard(self.consider_broker)
@@ -179,7 +179,7 @@ class FlowControl:
             session.broker.resume_reading()
 
     def client_full(self, full: bool) -> None:
-        """The client does not read as fast as the broker sends: stop reading from the broker."""
+        """The client reads more slowly than the broker sends, or has caught up: stops or resumes reading from the broker."""
         session = self._session
         if session.closed or session.client is None:
             return
@@ -193,14 +193,14 @@ class FlowControl:
         self.consider_pausing()
 
     def asks(self, asking: bool) -> None:
-        """Nothing is taken from the client before the broker has answered, or no longer."""
+        """Takes note that the door takes nothing from the client before the broker has answered, or takes frames again."""
         self._asking = asking
         if self._client_full:
             self._read_at = self._session.door.now()
             self.consider_broker()
 
     def hold_up(self, held: bool) -> None:
-        """An interceptor that must be told everything is behind (or no longer): nothing more is read from either side."""
+        """Stops reading from both sides while an interceptor that must see every event is behind; resumes after that."""
         if held == self._held_up or self._session.closed:
             return
         self._held_up = held
@@ -212,14 +212,14 @@ class FlowControl:
 
     @property
     def reads_late(self) -> bool:
-        """Whether the broker may have sent deliveries that have not been looked at, or are not."""
+        """Whether deliveries may be on their way that the door has not looked at, or does not look at."""
         return self._client_full or self._held_up or bool(self._session.from_broker.withheld) or not self._session.takes_deliveries
 
     def _what_waits(self, now: float) -> str:
-        """What has waited for too long for an answer of the broker that this client has buried; empty if nothing has.
+        """Names the waiting party for which this client has buried an answer of the broker too long; empty if there is none.
 
-        A declaration, another's or its own, for which everybody waits; or the log, which must not lose what is not known to be applied. Or the client
-        itself, unless it goes on reading; where it waits for the answer to a declaration, it has no time to: everybody waits.
+        The party is a declaration, of this client or another, for which all clients wait; or the log, which must keep entries that are not known to
+        be applied; or the client itself, unless it goes on reading. A client that waits for its own declaration gets no such time: all clients wait.
         """
         if not (self._client_full and self._buried):
             return ""
@@ -235,9 +235,9 @@ class FlowControl:
         return "the answer that it waits for itself" if self._asking and now - self._read_at >= limit_s else ""
 
     def tick(self, now: float) -> None:
-        """Once a second: a broker that waits for entries to be safe must not take the client for dead; who is silent for too long is given up.
+        """Once a second: sends heartbeats to the broker while entries wait to be safe, and closes a side that has been silent for too long.
 
-        So is a client whose broker's confirms and answers are not read any more as it reads nothing itself, when others wait for them, or it does.
+        A client that reads nothing is closed when others, or the client itself, have waited too long for answers of the broker behind its data.
         """
         session = self._session
         if session.closed:

@@ -1,4 +1,4 @@
-"""What a client's session is made of, as Protocols: each part is implemented above or beside `session`, and sees the session alone."""
+"""The parts of a client's session, as Protocols. Each part is implemented above or beside `session`, and depends on the session alone."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Repeats(Protocol):
 
 
 class Observer(Protocol):
-    """Tells interceptors what happens on the connection (`door.intercept`)."""
+    """Reports the events of the connection to interceptors (`door.intercept`)."""
 
     def elsewhere(
         self, session: Any, channel: ClientChannel, decision: Decision, method: bytes, header: bytes, body: bytes, blob: bytes

@@ -1,10 +1,10 @@
-"""What a connection has for its broker: one FIFO; an item leaves it when the entry that it waits for is safe (R5).
+"""The frames that a connection has for its broker: one FIFO, which an item leaves when its log entry is safe (R5).
 
-So a publish, an ack and a declaration of one client keep their order, also across channels. While the own broker takes nothing for the log, acks and
-rejections do not wait for entries of their own: else an alarm could never end (docs/operations/alarms.md). Behind a publish of the same connection
-that waits for its entry, they wait all the same.
+Publishes, acks and declarations of one client so keep their order, also across channels. While the own broker takes nothing for the log, acks and
+rejections do not wait for entries of their own: else an alarm could never end (docs/operations/alarms.md). They still wait behind a publish of their
+connection that waits for its entry.
 
-An item's frames are all of one channel. A client may have thousands that its broker closes: what waits for one is found without a look at the others.
+An item's frames are all of one channel. A broker may close thousands of a client's channels: the items of one are found without a scan of the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .session import ClientSession
 
 
 class _Item:
-    """What waits: these bytes, until entry `sequence` is safe. Without bytes it was dropped. `number`: of all that ever had to wait."""
+    """A waiting item: its bytes until entry `sequence` is safe. A dropped item has no bytes. `number`: its place among all that ever had to wait."""
 
     __slots__ = ("data", "number", "sequence")
 
@@ -28,13 +28,13 @@ class _Item:
 
 
 class Outbox:
-    """See above.
+    """The FIFO of one connection.
 
     Attributes:
         waiting_bytes: Size of the items that wait.
         total: Items that ever had to wait.
-        full: The broker does not read as fast as the log gets safe: nothing leaves.
-        sent_at: When something was written last (the door's clock).
+        full: The broker reads more slowly than the log gets safe: no item leaves.
+        sent_at: When bytes were last written (seconds of the door's clock).
     """
 
     __slots__ = ("_dropped", "_items", "_of", "_replica", "_session", "full", "sent_at", "total", "waiting_bytes")
@@ -43,7 +43,7 @@ class Outbox:
         self._session = session
         self._replica = session.replica
         self._items: deque[_Item] = deque()
-        self._of: dict[bytes, deque[_Item]] = {}  # those of each channel, by its number as it stands in a frame
+        self._of: dict[bytes, deque[_Item]] = {}  # the items of each channel, by its number as it stands in a frame
         self._dropped = 0  # items without bytes, behind one that waits
         self.waiting_bytes = 0
         self.total = 0
@@ -55,11 +55,11 @@ class Outbox:
 
     @property
     def gone(self) -> int:
-        """Up to which of `total` none waits any more."""
+        """The highest item number up to which no item waits any more."""
         return self._items[0].number - 1 if self._items else self.total
 
     def put(self, data: bytes, sequence: int = 0) -> None:
-        """These frames of one channel go when entry `sequence` is safe (0: at once), after everything that was put in before."""
+        """Sends frames of one channel when entry `sequence` is safe (0: at once), after all items that were put before."""
         if sequence and self._session.door.log_blocked and frames.settles(data):
             sequence = 0
         safe = self._replica.progress.safe
@@ -78,7 +78,7 @@ class Outbox:
             self._replica.progress.waiting_safe.add(self._session)
 
     def write(self, data: bytes) -> None:
-        """These bytes go now, whatever waits."""
+        """Sends bytes now, ahead of all items."""
         self._write((data,))
 
     def _write(self, pieces: Sequence[bytes]) -> None:
@@ -87,7 +87,7 @@ class Outbox:
             self._session.broker.writelines(pieces)
 
     def pump(self) -> None:
-        """Sends what may go now."""
+        """Sends the items that may go now."""
         items, safe = self._items, self._replica.progress.safe
         ready = []
         while items and items[0].sequence <= safe and not self.full:
@@ -107,13 +107,13 @@ class Outbox:
             self._replica.progress.waiting_safe.add(self._session)
 
     def release_acks(self) -> None:
-        """The log takes nothing from now on: what settles deliveries no longer waits for it."""
+        """The log takes nothing from now on: acks and rejections no longer wait for it."""
         for item in self._items:
             if frames.settles(item.data):
                 item.sequence = 0
 
     def drop(self, channel: int) -> bool:
-        """The broker has closed this channel: what waits for it must not reach one that is opened anew under its number. Returns whether any did."""
+        """The broker has closed a channel: its items must not reach a new channel of that number. Returns whether there were any."""
         dropped = self._of.pop(channel.to_bytes(2, "big"), ())
         for item in dropped:
             self.waiting_bytes -= len(item.data)

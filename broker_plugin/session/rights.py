@@ -1,22 +1,22 @@
-"""What a client's user may do, as far as its broker has said. No I/O."""
+"""The rights of a client's user, as far as its broker has confirmed them. No I/O."""
 
 from __future__ import annotations
 
 from hashlib import sha256
 from typing import NamedTuple
 
-RIGHTS_MAX = 4_096  # that are remembered, of one connection
+RIGHTS_MAX = 4_096  # rights that are remembered of one connection
 PLAIN = b"\0\0"  # no properties
 
 
 class Right(NamedTuple):
-    """To make such publishes.
+    """The right to make one kind of publish.
 
     Args:
         exchange: Its name.
-        key: The routing key, where the exchange judges it; else empty.
-        immediate: The publish's flag; no RabbitMQ takes it.
-        properties: Those that the broker judges, as in a content header, from the flags on.
+        key: The routing key, where the exchange checks it; else empty.
+        immediate: The publish's flag, which no RabbitMQ accepts.
+        properties: The properties that the broker checks, as in a content header, from the flags on.
     """
 
     exchange: str
@@ -26,7 +26,7 @@ class Right(NamedTuple):
 
 
 class Rights:
-    """What the broker has allowed one connection. Of properties, which may be large, a digest is kept."""
+    """The rights that the broker has confirmed for one connection. Properties may be large, so only their digest is kept."""
 
     __slots__ = ("_known",)
 
@@ -37,7 +37,7 @@ class Rights:
         return _digested(right) in self._known
 
     def add(self, right: Right) -> None:
-        """The broker allows this, and so the same without these properties."""
+        """The broker allows this publish, and therefore also one without these properties."""
         if len(self._known) >= RIGHTS_MAX:
             self._known.clear()
         self._known |= {_digested(right), right._replace(properties=PLAIN)}

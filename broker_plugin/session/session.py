@@ -1,8 +1,10 @@
 """The state of one client's connection, and the primitives that the handlers of methods use. Decides nothing.
 
-`door.client_connection` makes it whole: it reads both sockets and ends the connection. Rules:
-- What the client sends goes to the broker in the order it came, through the `outbox`.
-- What goes to the client goes through `to_client` and `pass_on`, so that nothing follows its connection.close.
+`door.client_connection` completes it: it reads both sockets and ends the connection.
+
+Rules:
+- The client's frames go to the broker in the order of their arrival, through the `outbox`.
+- Frames for the client go through `to_client` and `pass_on`, so that none follows its connection.close.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ from .door_state import DoorState
 from .interfaces import AlarmState, BrokerInput, BrokerOutput, ClientInput, Observer, ReadControl, Repeats
 from .rights import Rights
 
-CLOSING_SHARE = 2  # channels that the broker has closed are kept until both sides know, so there may be more than were agreed on
+CLOSING_SHARE = 2  # a channel closed by the broker is kept until both sides know, so there may be more channels than were agreed on
 FEW_QUESTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What client, door and broker agreed on in the login.
+    """The agreement of client, door and broker in the login.
 
     Attributes:
-        user, vhost: Who logged in, and where.
+        user, vhost: The user's name and the vhost.
         producer: The name that the client announced; empty if none.
-        instance: What it has in common with the other connections of the same publisher; empty if it does not say.
-        peer: Who the other end is, if it is a sidecar.
+        instance: An ID common to all connections of one publisher; empty if the client announced none.
+        peer: The other end, if it is a sidecar.
         may_write: The broker lets the user publish to queues by their names (asked in vhost lrq only, of producers).
-        frame_max_bytes: What holds on the client's side.
-        broker_frame_max_bytes: What holds on the broker's side: a little more, for the positions in content headers.
-        channels_max: Channels that were agreed on; 0 for no limit. It also bounds what is kept of those that never were open.
-        broker_channels_max: What the broker agreed to: one more, for the door's own questions.
+        frame_max_bytes: The limit on the client's side.
+        broker_frame_max_bytes: The limit on the broker's side: a little more, for the positions in content headers.
+        channels_max: Channels that were agreed on; 0 for no limit. It also bounds the state that is kept of channels that were never open.
+        broker_channels_max: The broker's limit: one more, for the door's own questions.
         heartbeat_s: Seconds between heartbeats; 0 for none.
         told_blocked: Whether the client understands connection.blocked.
     """
@@ -65,41 +67,41 @@ class Agreed:
 
 
 class ClientSession(ABC):
-    """A connection that is open on both sides, on a node that is primary: all that the handlers of methods see of it.
+    """A connection that is open on both sides, on a primary: all that the handlers of methods see of the connection.
 
     Args:
         door: The door it came through.
-        replica: This node's log and what belongs to it.
+        replica: This node's log and its parts.
         client, broker: The two transports.
-        agreed: What the login agreed on.
+        agreed: The agreement of the login.
 
     Attributes:
-        client: None when it is gone.
-        from_client, from_broker: What comes from either side.
-        flow: When either is read.
-        decisions: Where publishes go, by their method frame's payload.
-        stamps: How their content headers are stamped.
-        pending_safe: Publishes that ended here, or whose IDs get free: (channel, client's tag, sequence that must be safe, whether it is an ack).
+        client: The client's transport; None when the client is gone.
+        from_client, from_broker: The readers of either side.
+        flow: Stops and resumes reading.
+        decisions: The destination of publishes, by their method frame's payload.
+        stamps: Cached stamps of the publishes' content headers.
+        pending_safe: Publishes that end here, or whose IDs get free: (channel, client's tag, sequence that must be safe, whether it is an ack).
         pending_durable: Publishes with local completion: (channel, client's first and last tag, sequence that the own stream must have, bytes).
-        rights: What the broker has allowed.
-        permission_needed: Of the next publish the broker has to be asked before anything is done with it.
+        rights: The rights that the broker has confirmed.
+        permission_needed: Whether the broker has to be asked about the next publish before the door handles it.
         secret_updated: Set when the broker has the client's new secret; None if there was none.
         repeats: Publishes with IDs that are in the log already.
         held_confirms: Confirms that wait until this primary has its expected backups: (channel, frames).
-        held_bytes: What those have, and what channels keep behind a confirm.select (`before_select`).
+        held_bytes: Bytes of these confirms, and of those that channels keep behind a confirm.select (`before_select`).
         acked, ack_frames: Acks that `acknowledge.flush` will bring into the log, and to the broker.
         internal_acks: Channels with transactions on which the door has acks of its own to give.
         tx_channels: Channels that have a second one at the broker, by its number there (see `transactions`).
-        internal_channels: Channels at the broker that the client does not see, by their numbers: who takes what comes from there.
+        internal_channels: Channels at the broker that the client does not see, by number: the handler of each one's frames.
         replies: Declarations that wait for the broker's answer, by channel: whether it has accepted them.
-        returning: Queues to which something was given back of which the broker may not have heard, and what the outbox must have sent before.
+        returning: Queues whose given-back deliveries the broker may not have heard of, and the outbox item that must have been sent before.
         on_settled: The client's connection.close, until the broker has answered all publishes.
-        timer: When it ends in any case.
-        takes_deliveries: What is given to the client counts as given. It does not once either of them has said its last word.
+        timer: The timer that ends the connection in any case.
+        takes_deliveries: Whether a delivery to the client counts as given. It does not once either side has sent its close.
         closed_by_broker: The broker has closed the connection.
-        fenced: Another connection goes on under the producer's name.
-        watch: What tells interceptors; None if there are none.
-        take, deliver, acks, on_client, on_broker: The functions and tables of the hot path; with interceptors, theirs.
+        fenced: Another connection has taken over the producer's name.
+        watch: The observer for interceptors; None if there are none.
+        take, deliver, acks, on_client, on_broker: The functions and tables of the hot path; with interceptors, the intercepted ones.
     """
 
     outbox: BrokerOutput
@@ -160,12 +162,12 @@ class ClientSession(ABC):
         self.takes_deliveries = True
         self.closed_by_broker = False
         self.fenced = False
-        self._unlooked = 0  # so many questions more, and they are counted anew
-        self.close_sent = False  # the client was told that the connection ends
+        self._unlooked = 0  # questions until the open questions are counted again
+        self.close_sent = False  # connection.close has gone to the client
         self._tasks: set[asyncio.Task[None]] = set()
 
     def channel(self, number: int) -> ClientChannel:
-        """The channel of this number, made when first named."""
+        """Returns the channel of this number, and creates it at its first use."""
         channel = self.channels.get(number)
         if channel is None:
             if len(self.channels) >= self._channels_max:
@@ -174,8 +176,8 @@ class ClientSession(ABC):
         return channel
 
     def ask(self, channel: ClientChannel) -> None:
-        """One more question of the client goes to the broker. Raises FrameError if too many have no answer."""
-        if channel.questions < FEW_QUESTIONS:  # of every channel, that many are too few to count
+        """Counts one more question of the client to the broker. Raises FrameError if too many have no answer."""
+        if channel.questions < FEW_QUESTIONS:  # so few on every channel need no count
             return
         self._unlooked -= 1
         if self._unlooked > 0:
@@ -184,7 +186,7 @@ class ClientSession(ABC):
         missing = limit - sum(each.questions for each in self.channels.values())
         if missing <= 0:
             raise FrameError(f"{limit} questions of this connection have no answer yet; the limit is door.questions_max")
-        self._unlooked = max(missing, FEW_QUESTIONS)  # there may be thousands of channels: not with each question
+        self._unlooked = max(missing, FEW_QUESTIONS)  # there may be thousands of channels, so not every question counts them all
 
     @property
     def has_room_for_channel(self) -> bool:
@@ -192,13 +194,13 @@ class ClientSession(ABC):
         return self._has_room(self.channels_max)
 
     def _has_room(self, limit: int) -> bool:
-        """Whether the broker counts fewer channels as open than this; 0 for no limit."""
+        """Whether the broker counts fewer channels as open than `limit`; 0 for no limit."""
         if not limit or len(self.channels) + len(self.tx_channels) < limit:
             return True
         return len(self.tx_channels) + sum(channel.opened and channel.state is not ChannelState.TOLD for channel in self.channels.values()) < limit
 
     def number_apart(self) -> int:
-        """A number at the broker for a channel that the client does not see; 0 if the broker takes no more."""
+        """A free number at the broker for a channel that the client does not see; 0 if the broker takes no more."""
         if not self._has_room(self._broker_channels_max):
             return 0
         return next((n for n in range(frames.CHANNELS_MAX, 0, -1) if n not in self.internal_channels and n not in self.channels), 0)
@@ -210,11 +212,11 @@ class ClientSession(ABC):
 
     @property
     def oldest_unanswered(self) -> int:
-        """The first entry of the log of those; 0 if there is none."""
+        """The first entry of the log whose answer the broker owes; 0 if there is none."""
         return min(filter(None, (channel.oldest_unanswered for channel in self.channels.values())), default=0)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs something that ends with the connection at the latest."""
+        """Runs a coroutine that ends with the connection at the latest."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -225,13 +227,13 @@ class ClientSession(ABC):
             self.from_client.cannot_take(error)
 
     def forget_decisions(self) -> None:
-        """What is replicated has changed (a queue was declared or deleted)."""
+        """The set of replicated queues has changed (a queue was declared or deleted)."""
         self.decisions.clear()
 
     # ---- permissions -------------------------------------------------------------------------------------------------
 
     def forget_permissions(self) -> None:
-        """Nothing that the broker has allowed before counts any more."""
+        """Rights that the broker has confirmed before count no more."""
         self.rights.clear()
         self.decisions.clear()
         self.stamps = StampCache()
@@ -240,24 +242,24 @@ class ClientSession(ABC):
         """An exchange was declared or deleted."""
         if self.vhost != vhost:
             return
-        self.decisions.clear()  # a transaction's, or one that has outlived its right, names the exchange, too
+        self.decisions.clear()  # a transaction's exchange counts too, and one whose right is already forgotten
         if self.rights.names(exchange):
             self.forget_permissions()
 
     # ---- to the client -----------------------------------------------------------------------------------------------
 
     def to_client(self, data: bytes) -> None:
-        """These frames of the door, all of one channel, go to the client, if it is still there."""
+        """Sends frames of the door, all of one channel, to the client, if the client is still there."""
         if not self.from_broker.passing.waits(data):
             self.pass_on(data)
 
     def pass_on(self, data: bytes) -> None:
-        """Likewise of what came from the broker, or goes with it."""
+        """Sends frames to the client that came from the broker, or belong to such frames."""
         if self.client is not None and not self.close_sent and not self.client.is_closing():
             self.client.write(data)
 
     def confirm(self, channel: ClientChannel, data: bytes, *, held: bool = True) -> None:
-        """Answers to publishes or to a commit for the client: now, or when this primary has its expected backups (but for `unacked`)."""
+        """Sends answers to publishes or to a commit: now, or when this primary has its expected backups (`held` False: now in any case)."""
         if held and self.replica.holds_confirms:
             self.held_confirms.append((channel, data))
             self.held_bytes += len(data)
@@ -277,7 +279,7 @@ class ClientSession(ABC):
         self.flow.consider_pausing()
 
     def take_before_select(self, channel: ClientChannel) -> bytes:
-        """What a channel keeps behind a confirm.select that the broker has answered, or will not answer any more."""
+        """Takes out the confirms behind a confirm.select that the broker has answered, or will not answer any more."""
         held, channel.before_select = b"".join(channel.before_select), []
         if held:
             self.held_bytes -= len(held)
@@ -285,12 +287,12 @@ class ClientSession(ABC):
         return held
 
     def cut_off(self) -> None:
-        """Ends the connection without a word: the client would not read it."""
+        """Ends the connection without a close: the client would not read one."""
         if self.client is not None:
             self.client.abort()
 
     def release_acks(self) -> None:
-        """The broker takes nothing for the log: acks do not wait for it."""
+        """The broker takes nothing for the log: acks do not wait for the log."""
         self.outbox.release_acks()
         self.outbox.pump()
 
@@ -299,37 +301,37 @@ class ClientSession(ABC):
         """Whether a close-ok of the client answers the door, and not its broker."""
         return self.close_sent
 
-    # ---- what is under way -------------------------------------------------------------------------------------------
+    # ---- pending answers and returns ---------------------------------------------------------------------------------
 
     def give_back(self, deliveries: Collection[Delivery]) -> None:
-        """These go back to their queues, when the broker hears of what stands in the outbox."""
+        """Gives deliveries back to their queues; complete when the broker has got the items in the outbox."""
         self.gives_back({delivery.queue for delivery in deliveries})
         self.replica.gave_back(deliveries)
 
     def gives_back(self, queues: Iterable[QueueKey]) -> None:
-        """Likewise, of what no client has seen."""
+        """Like `give_back`, for deliveries that no client has seen."""
         self.returning.update(dict.fromkeys(queues, self.outbox.total))
 
     def still_returning(self) -> Iterable[QueueKey]:
-        """Queues to which something goes back, and the broker has not heard of it."""
+        """Queues to which deliveries go back, while the broker has not heard of it."""
         if not self.alarm.broker:
             self.returning = {queue: upto for queue, upto in self.returning.items() if upto > self.outbox.gone}
         return self.returning
 
     def gone(self, channel: ClientChannel | None) -> bool:
-        """Whether what the client sent is not to be carried out any more. A commit is, as a whole, as the broker itself would."""
+        """Whether the client's requests are dropped now. A commit is still carried out as a whole, as RabbitMQ would."""
         return self.closed or (self.client is None and (channel is None or channel.committing is None))
 
     @property
     def busy(self) -> bool:
-        """Whether the client waits for an answer to something that was taken from it."""
+        """Whether the client waits for an answer to a request that the door has taken."""
         return bool(self.outbox or self.pending_safe or self.pending_durable or self.repeats.waiting or self.replies or self.unanswered)
 
-    # ---- what the connection adds ------------------------------------------------------------------------------------
+    # ---- implemented by the connection -------------------------------------------------------------------------------
 
     @abstractmethod
     def safe_advanced(self) -> None:
-        """The log is safe further than before."""
+        """More of the log is safe than before."""
 
     @abstractmethod
     def durable_advanced(self) -> None:
@@ -337,23 +339,23 @@ class ClientSession(ABC):
 
     @abstractmethod
     def close_client(self, code: int, text: str, cause: int = 0) -> None:
-        """Ends the connection with an error to the client; what it published before is brought to its end."""
+        """Ends the connection with an error to the client; its earlier publishes are completed."""
 
     @abstractmethod
     def client_lost(self) -> None:
-        """The client is gone. What it published is sent and confirmed before the broker's side is closed."""
+        """The client is gone. Its publishes are sent and confirmed before the broker's side is closed."""
 
     @abstractmethod
     def fence(self, reason: str) -> None:
-        """Ends the connection of a producer whose name another one has: nothing more of it is appended, and no commit that waits is carried out."""
+        """Ends the connection of a producer whose name another one has: nothing more of it is appended, and no waiting commit is carried out."""
 
     @abstractmethod
     def stop(self, reason: str) -> None:
-        """Ends the connection in order: nothing more is read until what is under way is confirmed, then the client is told."""
+        """Ends the connection in order: reads nothing more until pending publishes are confirmed, then sends the close to the client."""
 
     @abstractmethod
     def goodbye(self) -> None:
-        """The client's connection.close-ok, or the end of the time for it: everything that it sent before has been taken."""
+        """Handles the client's connection.close-ok, or the end of the time for it: all frames before it have been taken."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the door is told by the node's configuration (`lrq_ha.sidecar.config` makes it)."""
+"""The part of the node's configuration that the door gets (`lrq_ha.sidecar.config` makes it)."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class DoorLimits(Protocol):
 
 @dataclass(frozen=True)
 class DoorSettings:
-    """All that the door needs of the configuration.
+    """The door's part of the configuration.
 
     Attributes:
         limits: The table `[door]`.
         group: This node's group.
         sites: Groups that this one sends log entries to.
-        neighbours: How many other nodes and sites have connections.
-        own: The sidecar's credentials, which other nodes and sites show.
+        neighbours: Number of other nodes and sites that connect.
+        own: The sidecar's credentials, which other nodes and sites present.
         users: Users by the common name of a client's certificate.
         broker: The own broker.
         log_quarter_bytes: A quarter of the log.
