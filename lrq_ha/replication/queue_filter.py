@@ -6,7 +6,7 @@ Rules:
 - The key of an operation is (queue, sequence, origin, visit): see dead_letters.py. A copy met at a visit that is over is rejected, so that
   this broker moves it too; a DEQUEUE voids also every copy whose `x-death` says that it has been there.
 - A PURGE voids copies that never died, except copies that clients held then. Dead-lettered copies may have come after it; the driver purges the
-  broker's queue instead, if clients held nothing. Rejected or moved copies move on all the same: they had left the primary's queue, and not yet
+  broker's queue instead, if clients held nothing. Rejected or moved copies still move on: they had left the primary's queue, and not yet
   this one.
 - A rejected copy goes to the dead-letter target that the primary had then. So a sweeper moves it only when its node has reached that entry, and
   has carried out the declarations and purges before it; and the next declaration or purge waits for the sweeper. So rejected copies are kept in

@@ -7,7 +7,7 @@ Rules:
 - No old message can be left when two rounds over all queues, one after the other, have found none, and no client has sent an old message on in
   either: rejected it, which makes a dead letter, or requeued it. (A message may be in each queue just when the round is elsewhere.)
 - A queue deeper than the scan window counts as clean if its length equals (published by name − removed) since its last pass. Publishes
-  by exchanges are not counted: such a queue is longer. A refusal or a purge voids the count; so does a requeue to a queue that may have a
+  by exchanges are not counted: such a queue is longer. A refusal or a purge voids the count; a requeue to a queue that may have a
   delivery limit, and so drop the message, and a change of primary: the log records neither.
 """
 

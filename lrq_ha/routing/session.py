@@ -433,7 +433,7 @@ class Session:
         through = self._merge.through(Stream.LOG_ENTRIES)
         if head is None and through <= self._taken:
             return None
-        # The entry before a transaction is of the same epoch: an epoch's first entry is its MARKER (R1).
+        # The entry before a transaction has its epoch: an epoch's first entry is its MARKER (R1).
         position = through if head is None else Position(head.position.epoch, head.position.sequence - 1)
         return Mark(position, self._empty, COMPLETED)
 
@@ -478,7 +478,7 @@ class Session:
         self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
 
     def _snapshot_cancelled(self, mark: Mark) -> pb.ReceivedTransaction | None:
-        """The chain's transaction at a cancellation: an end marker, which makes an empty snapshot, if there is no provider and the sink has no whole one."""
+        """The chain's transaction at a cancellation: an end marker, which makes an empty snapshot, without a provider and a whole one."""
         self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
         if self._requests.is_ahead(self._taken) or self._asked:

@@ -7,7 +7,7 @@ stream offsets, and after a restart or failover of a sidecar some of them a seco
 Why a range read alone gives each transaction exactly once: read from any message on, a stream steps forward transaction by transaction
 (each batch names its `previous`) or jumps back, over repeated ones. Between a message that ends with position a and one that ends with b > a
 it therefore passes all of (a, b], and the first time it does so is the time at which the greatest position seen so far grows. A range
-(after, through] begins at a message that ends with `after`, takes transactions above the greatest position seen and ends once that is `through`.
+(after, through] begins at a message that ends with `after`, takes transactions above the greatest position seen and ends when that is `through`.
 
 - A message that restarts the chain names no `previous`. If it stands directly behind the message before, nothing was trimmed. Brokers write records
   of their own between messages, so otherwise a stream that still begins before the message shows it.
