@@ -8,7 +8,7 @@ Rules:
   either: rejected it, which makes a dead letter, or requeued it. (A message may be in each queue just when the round is elsewhere.)
 - A queue deeper than the scan window counts as clean if its length equals (published by name − removed) since its last pass. Publishes
   by exchanges are not counted: such a queue is longer. A refusal or a purge voids the count; a requeue to a queue that may have a
-  delivery limit, and so drop the message, and a change of primary: the log records neither.
+  delivery limit (it may drop the message) and a change of primary void it too: the log records neither.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stream offsets, and after a restart or failover of a sidecar some of them a seco
 
 Why a range read alone gives each transaction exactly once: read from any message on, a stream steps forward transaction by transaction
 (each batch names its `previous`) or jumps back, over repeated ones. Between a message that ends with position a and one that ends with b > a
-it therefore passes all of (a, b], and the first time it does so is the time at which the greatest position seen so far grows. A range
+it therefore passes all of (a, b], for the first time when the greatest position seen so far grows. A range
 (after, through] begins at a message that ends with `after`, takes transactions above the greatest position seen and ends when that is `through`.
 
 - A message that restarts the chain names no `previous`. If it stands directly behind the message before, nothing was trimmed. Brokers write records
@@ -285,7 +285,7 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
 
 def _fall(stream: Stream, queue: str, head: Message, tail: Message, starting: int) -> tuple[Position, Position] | None:
     """The positions around entries that the source's log lost, by a forced promotion, and whose sequences it used again, if `starting` lies
-    between them, and so does not tell which of the two were read. (Epochs only grow; in each, sequences do too.)
+    between them, and thus does not tell which of the two were read. (Epochs only grow; in each, sequences do too.)
     """
     last = head
     while last.last.epoch < tail.last.epoch and last.offset < tail.offset:
