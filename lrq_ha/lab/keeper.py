@@ -1,9 +1,10 @@
 """The keeper: one small process that is the parent of every process of a lab, so that none outlives it.
 
 Rules:
-1. The keeper ends when its standard input does: the lab process holds the other end, so its death by whatever cause ends the lab.
+
 1. The keeper ends when its standard input does: the lab process holds the other end, so its death by any cause ends the lab.
 2. It is a child subreaper: processes that a killed broker leaves behind become the keeper's children, and the end kills children until none is left.
+3. Its own death takes its children with it (PR_SET_PDEATHSIG). That signal follows the *thread* that forked, which is why a lab used from
    several threads does not start processes itself.
 4. It has its own session: Ctrl-C in a terminal reaches the lab process, which ends things in order.
 5. It answers one JSON line per connection on a socket in the lab's folder, so another terminal can act on that lab. The folder is the

@@ -117,7 +117,7 @@ class NodeBase:
         )
 
     def lacking(self) -> dict[int, str]:
-        """The nodes, as far as they have been heard, whose brokers lack something, and what is lacking."""
+        """The nodes, as far as they have been heard, whose brokers lack a feature of the log, and the feature."""
         known = {number: peer.hello.lacks for number, peer in self.peers.items() if peer.hello} | {self.me: self.lacks}
         return {number: lacks for number, lacks in known.items() if lacks}
 
@@ -187,7 +187,7 @@ class NodeBase:
         self.write_batch(batch, kind, body)
 
     def write_batch(self, batch: BatchHeader, kind: EntryKind, body: object) -> None:
-        """Writes what the log has accepted to the own stream."""
+        """Writes a batch that the log has accepted to the own stream."""
         if batch.sets:
             self.log.merge_sets(self.safe, self.settings.sets_kept)
         self._pending.append(Written(batch.last))

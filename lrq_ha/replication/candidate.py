@@ -93,7 +93,7 @@ class Candidate:
             node.set_role(node.role, obstacle)
 
     def _goes_on_without(self, silent: frozenset[int]) -> bool:
-        """Whether a restarted leader may go on alone. Not one whose host went down (R16): the silent may have what it lost, and would drop it."""
+        """Whether a restarted leader may go on alone. Not if its host went down (R16): a silent node may have its lost entries, and drop them."""
         node = self._node
         if not (node.settings.restart_alone and node.led_last):
             return False
@@ -123,7 +123,7 @@ class Candidate:
             outranked = hello.log.rank > mine.rank if takes_none else (hello.log.rank, last_leader == number, False, -number) > order
             if outranked and hello.log.joining:
                 return f"{node.name(number)} has joined only in part, and has a longer log: an operator must choose"
-            # Whoever of the two has the longer log takes it, and the other drops what that lacks.
+            # The node with the longer log takes the epoch, and the other drops the entries that this log lacks.
             tail, owner, leader, taker = (mine, node.me, hello.log, number) if outranked else (hello.log, number, mine, node.me)
             if refuses_cut(tail, leader, taker):
                 return f"{node.name(owner)} would refuse to drop its tail: an operator must choose"

@@ -47,7 +47,7 @@ _ID = re.compile(rb"([^/\x00-\x20\x7f]{1,%d})/([1-9][0-9]{0,18})" % PRODUCER_MAX
 _PRODUCER = re.compile(rb"[^/\x00-\x20\x7f]{1,%d}" % PRODUCER_MAX_BYTES)
 
 Snapshot = tuple[tuple[str, tuple[int, ...], bytes], ...]
-"""(producer, (first, last, first, last, …), roaring bitmap of all others) for each producer: what a CHECKPOINT holds."""
+"""(producer, (first, last, first, last, …), roaring bitmap of all others) for each producer: the form in a CHECKPOINT."""
 
 
 class ReplicationId(NamedTuple):

@@ -33,7 +33,7 @@ EMPTY = BitMap64().serialize()
 
 
 class DeliveryFilter:
-    """The operations of the log, by queue, and what they mean for the copies on this node's broker."""
+    """The operations of the log, by queue, and their verdicts on the copies on this node's broker."""
 
     def __init__(self, generations: Generations) -> None:
         self.generations = generations

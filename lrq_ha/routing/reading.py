@@ -4,7 +4,7 @@ Rules:
 
   - One reader per view counts, the newest; output of an older one is ignored.
   - Only the client's own transactions count, and only the destination's share of them.
-  - Bounded: a reader pauses when more than `read_ahead_bytes_max` waits, and goes on when half of that is left.
+  - Bounded: a reader pauses when more than `read_ahead_bytes_max` waits, and resumes when half of that is left.
 """
 
 from __future__ import annotations

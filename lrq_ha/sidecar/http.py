@@ -1,4 +1,4 @@
-"""The HTTP side of a sidecar: what it is doing, for people, tools and load balancers, and the operator's commands.
+"""The HTTP side of a sidecar: its status, for people, tools and load balancers, and the operator's commands.
 
     GET  /status   everything about this node, JSON
     GET  /primary  200 if this node serves clients, else 503: for a load balancer that must find the primary
@@ -12,9 +12,9 @@
     POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}; only this node is paused then: tell the others with /pause
     POST /renew    {"timeout_s": 30, "force": false, "dead_letters_arrived": false, "dry_run": false}: everything live is published again, so that a
                    node may join
-   POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
+    POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
-   POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
+    POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
 
 Rules:
 
