@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-#: What to do where a sidecar cannot be rebuilt from what its broker holds; `lrq-ha reinit` needs one that runs.
+#: The remedy if a sidecar cannot be rebuilt from its broker's streams; `lrq-ha reinit` needs a running sidecar.
 SET_UP_ANEW = (
     "This node cannot come back by itself: stop its sidecar, see that another node is primary, delete all that the broker holds, set the broker up "
     "again and start the sidecar, which gets everything from the others (docs/operations/members.md, 'A node that cannot be rebuilt')"
@@ -18,7 +18,7 @@ class LrqError(Exception):
     Args:
         what: What happened and where (queue, epoch, sequence), one sentence.
         todo: What the reader can do about it; empty if nothing.
-        retriable: Whether the same call may succeed later without any change.
+        retriable: Whether the call may succeed later without any change.
     """
 
     def __init__(self, what: str, *, todo: str = "", retriable: bool = False) -> None:
@@ -41,6 +41,6 @@ class NotPrimary(LrqError):
 
 
 def place(error: BaseException) -> str:
-    """Kind and place of an error that nobody expected, without its text: that may hold what came from outside."""
+    """Kind and place of an unexpected error, without its text, which may hold input from outside."""
     where = [f"{Path(step.filename).name}:{step.lineno}" for step in traceback.extract_tb(error.__traceback__)[-6:]]
     return f"{type(error).__name__} at {' > '.join(where)}"

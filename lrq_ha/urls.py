@@ -1,22 +1,22 @@
 """URLs that may hold a password.
 
-Rules: nothing of one that is malformed is shown, as nobody can tell where its password ends; a part that would not be used is refused.
+Rules: no part of a malformed URL is shown, as the end of its password is unknown; a part that would not be used is refused.
 """
 
 from __future__ import annotations
 
 from urllib.parse import SplitResult, unquote, urlsplit
 
-#: For what an error says is allowed.
+#: The rule for passwords in error texts.
 PASSWORD_RULE = "of a password, what is not a letter or digit is written as % and two hexadecimal digits"
 
 
 def split(url: str) -> SplitResult:
-    """The parts of a URL, of which host and port can be had.
+    """The parts of a URL that has a host and a valid port.
 
     Raises:
-        ValueError: It is malformed, or has an @ behind the first /, ? or #. That is a password with one of these in it: what stands before would be
-            taken for the host and its port.
+        ValueError: The URL is malformed, or has an @ behind the first /, ? or #. The password then contains one of these, and the text before it
+            would be taken for the host and its port.
     """
     parts = urlsplit(url)
     if "@" in parts.path + parts.query + parts.fragment or parts.port == 0:
@@ -25,7 +25,7 @@ def split(url: str) -> SplitResult:
 
 
 def unused(parts: SplitResult, *vhosts: str) -> str:
-    """What of an AMQP address would not be used, as "has …", without any of it; empty if nothing.
+    """The unused parts of an AMQP address, as "has …", without their values; empty if there are none.
 
     Args:
         vhosts: Virtual hosts that it may name; it may name none in any case.

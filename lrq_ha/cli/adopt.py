@@ -1,19 +1,20 @@
-"""`lrq-ha adopt`: what a broker held before it had a sidecar comes into the replicated log, so that a backup has it too.
+"""`lrq-ha adopt`: brings a broker's earlier messages, queues and exchanges into the replicated log, so that a backup has them too.
 
 Rules:
+
 - Everything goes through the primary's door, as an ordinary client would do it: exchanges, queues and bindings are declared again as they are, and
-  each message that has no position yet goes to the end of its queue once more; the old copy is acknowledged when the new one is confirmed.
+  each message that has no position yet is published to the end of its queue; the old copy is acknowledged when the new one is confirmed.
 - A queue is adopted by a single pass over as many messages as it has at the beginning. Messages that are adopted already are held until all of those
-  have come by, and given back, so a run that was interrupted is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as nothing
-  identifies them. Where priorities count, new copies overtake old messages, and are held, too. A pass that has not seen everything says so, and the
-  command fails. Where giving back counts as a delivery attempt, and there is a limit of them, it ends at the first that is adopted, and says so.
-- A copy comes from the default exchange, with the queue's name as its routing key. Where dead letters go by the key that they came with, those of a
-  message with another key would go elsewhere, or nowhere: from the window on that has one, such a queue is left as it is, and the command fails.
-- Not adopted is what is not replicated: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
-  and what the broker's policies say. Levels by name only the door knows: messages of such a queue go to its end, all and in order, for nothing.
-- RabbitMQ leaves internal exchanges out of definitions. On a backup nothing could be bound to or from an exchange that is not there: each such
-  binding is named, and the command fails. So it is with a binding that has numbers as arguments: their AMQP types are part of what it is, and JSON
-  has lost them. Declared with another type it would be a second one, which its application cannot unbind.
+  have come by, and requeued, so an interrupted run is simply repeated; it may leave up to WINDOW_MESSAGES of a queue twice, as they have no identity.
+  If priorities count, new copies overtake old messages, and are held, too. A pass that has not seen everything says so, and the
+  command fails. If a requeue counts as a delivery attempt, and these are limited, the pass ends at the first adopted message, and says so.
+- A copy comes from the default exchange, with the queue's name as its routing key. If dead letters keep their routing key, those of a
+  message with another key would go to another queue, or none: from the window on that has one, such a queue is left as it is, and the command fails.
+- Not adopted: exclusive, auto-delete and `amq.*` queues, messages of streams and of queues with another level than `all`,
+  and policies of the broker. Only the door knows levels by name: messages of such a queue go to its end, all and in order, to no effect.
+- RabbitMQ leaves internal exchanges out of definitions. A backup cannot bind anything to or from a missing exchange: each such
+  binding is named, and the command fails. A binding with numbers as arguments fails too: their AMQP types are part of its identity, and JSON
+  has lost them. Declared with another type it would be a second binding, which its application cannot remove.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from . import door_options
 from .text import one_line
 
 WINDOW_MESSAGES = 200
-#: That one more reader may hold, of those that have a position; a connection has some two thousand channels.
+#: Adopted messages that one more reader may hold; a connection has some two thousand channels.
 HELD_MESSAGES = 1_000
 IDLE_S = 5.0
 QUIET_S = 0.05
 #: Above every consumer that an application is likely to have.
 PRIORITY = 1_000
-#: The other queues that a message names have copies of their own; what RabbitMQ has counted of the old copy, it counts anew.
+#: The other queues that a message names have copies of their own; RabbitMQ's counts of the old copy start again.
 NOT_ADOPTED = (b"CC", *COUNTS)
 BY_KEY = (
     "it dead-letters by routing key, which a moved message does not keep. "
     "Let it be emptied first, or set a dead-letter-routing-key by a policy, and export the definitions again"
 )
 
-#: What is used of each kind of definition, and must be there.
+#: Keys of each kind of definition that are used, and must be there.
 _USED: dict[str, dict[str, type]] = {
     "vhosts": {"name": str},
     "exchanges": {"vhost": str, "name": str, "type": str, "durable": bool, "auto_delete": bool, "arguments": dict},
@@ -67,7 +68,7 @@ _USED: dict[str, dict[str, type]] = {
     "policies": {"vhost": str, "pattern": str, "apply-to": str, "priority": int, "definition": dict},
 }
 
-Delivered = tuple[Channel, int, str, bytes, bytes]  # where to acknowledge it, delivery tag, routing key, content header, body
+Delivered = tuple[Channel, int, str, bytes, bytes]  # channel of its ack, delivery tag, routing key, content header, body
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,26 +91,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 @dataclass(frozen=True)
 class _Definitions:
-    """What is to be declared in one vhost."""
+    """The definitions to declare in one vhost."""
 
     vhost: str
     exchanges: list[dict[str, Any]]
     queues: list[dict[str, Any]]
     bindings: list[dict[str, Any]]
-    unknown: list[tuple[str, dict[str, Any]]]  # an exchange that is not there, and what is bound to or from it
+    unknown: list[tuple[str, dict[str, Any]]]  # a missing exchange, and its bindings
     typeless: list[dict[str, Any]]  # bindings with numbers as arguments
-    policies: list[dict[str, Any]]  # the broker's own: not declared, but they may say where dead letters go
+    policies: list[dict[str, Any]]  # the broker's own: not declared, but they may set dead-letter exchanges
 
 
 def read_definitions(text: str, vhosts: Iterable[str] | None = None) -> list[_Definitions]:
-    """The definitions of a broker, without what is its own.
+    """The definitions of a broker, without its own objects.
 
     Args:
         text: JSON, as `rabbitmqctl export_definitions` writes it.
         vhosts: Only these.
 
     Raises:
-        LrqError: It is something else, or a vhost is not in it.
+        LrqError: The text is something else, or a vhost is not in it.
     """
     try:
         whole = json.loads(text)
@@ -150,7 +151,7 @@ def _of(vhost: str, found: dict[str, list[dict[str, Any]]]) -> _Definitions:
 
 
 def _has_numbers(value: object) -> bool:
-    """Whether JSON has lost an AMQP type of it: of a number there are several."""
+    """Whether JSON has lost an AMQP type of it: numbers have several."""
     if isinstance(value, dict):
         return any(map(_has_numbers, value.values()))
     if isinstance(value, list):
@@ -182,7 +183,7 @@ def _say(text: str) -> None:
 
 
 async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bool:
-    """Returns whether everything that was to be adopted was seen."""
+    """Returns whether every message to adopt was seen."""
     whole = not (definitions.unknown or definitions.typeless)
     connection = await Connection.open(replace(to, vhost=definitions.vhost))
     try:
@@ -225,7 +226,7 @@ async def _adopt(definitions: _Definitions, to: Address, *, dry_run: bool) -> bo
                 by_priority = "x-max-priority" in queue["arguments"] or (_kind(queue) == "quorum" and requeue_is_free(connection))
                 limited = "x-delivery-limit" in queue["arguments"] and not requeue_is_free(connection)
                 dies_by_key = _dies_by_key(queue, definitions.policies)
-                if limited and dies_by_key and depth:  # whoever looks and gives back uses up deliveries
+                if limited and dies_by_key and depth:  # looking and requeueing uses up deliveries
                     _say(f"  {name}: none of {depth} messages was looked at: {BY_KEY}")
                     whole = False
                     continue
@@ -242,9 +243,9 @@ def _kind(queue: dict[str, Any]) -> str:
 
 
 def _dies_by_key(queue: dict[str, Any], policies: Iterable[dict[str, Any]]) -> bool:
-    """Whether its dead letters go, or may go, by the key that they came with.
+    """Whether its dead letters keep, or may keep, their routing key.
 
-    Of each thing its arguments say, or else the one policy that applies to it: the first that matches, unless one before it cannot be read here.
+    Its arguments decide each setting, or else from the one policy that applies to it: the first match, unless an earlier one cannot be read.
     """
     applies_to = ("all", "queues", f"{_kind(queue)}_queues")
     rivals: list[dict[str, Any]] = []
@@ -264,7 +265,7 @@ def _dies_by_key(queue: dict[str, Any], policies: Iterable[dict[str, Any]]) -> b
 
 
 def _matches(pattern: str, name: str) -> bool | None:
-    """None: it means something to Erlang alone, or something else to Python."""
+    """None: the pattern is valid in Erlang alone, or has another meaning in Python."""
     try:
         with warnings.catch_warnings(action="error", category=FutureWarning):
             return re.search(pattern, name) is not None
@@ -292,20 +293,20 @@ class _Pass:
         self._queue = queue
         self._depth = depth
         self._by_priority = by_priority
-        self._limited = limited  # what is given back too often is lost
+        self._limited = limited  # messages that are requeued too often are lost
         self._dies_by_key = dies_by_key
         self._arrived: asyncio.Queue[Delivered] = asyncio.Queue()
         self._readers: list[Channel] = []
-        self._consumer = ""  # of the last reader; the others only hold what they have
+        self._consumer = ""  # of the last reader; the others only hold their messages
         self._room = 0  # how many more the last reader may hold
         self._adopted = 0
-        self._held = 0  # that had a position: given back at the end
+        self._held = 0  # messages with a position: requeued at the end
         self._obstacle = ""  # why not everything was seen
         self._unanswered: set[int] = set()  # publish tags
         self._refused: set[int] = set()
 
     def told(self) -> str:
-        """How it went."""
+        """The result, in words."""
         said = f"{self._adopted} of {self._depth} messages adopted"
         if self._obstacle:
             return f"{said}, and not all were seen: {self._obstacle}"
@@ -314,7 +315,7 @@ class _Pass:
         return said if self._adopted else f"{said} (none was without a position)"
 
     async def run(self) -> bool:
-        """Returns whether it has seen everything that it is to see. Raises LrqError if the broker refuses a message; it stays where it was."""
+        """Returns whether it has seen every message of the pass. Raises LrqError if the broker refuses a message, which then stays in its place."""
         writer = await self._connection.channel(on_confirm=self._answered)
         await writer.confirm_select()
         try:
@@ -330,8 +331,9 @@ class _Pass:
         return not self._obstacle
 
     async def _give_back(self) -> None:
-        """Lets go what is held, and what was delivered beyond the pass: in order, when nothing is on its way any more; and if there is a way that
-        does not count as a delivery attempt, in that."""
+        """Requeues held messages, and deliveries beyond the pass: in order, when none is on its way any more; and if RabbitMQ has a way that
+        does not count as a delivery attempt, in that way.
+        """
         if self._readers:
             await self._all_arrived(self._readers[-1])
             await self._readers[-1].cancel(self._consumer)
@@ -341,7 +343,7 @@ class _Pass:
             await reader.close()
 
     async def _all_arrived(self, reader: Channel) -> None:
-        """Waits until nothing more is on its way. What the queue had given out when it answered stands in the broker's channel by then."""
+        """Waits until no delivery is on its way. Messages that the queue had given out when it answered stand in the broker's channel by then."""
         met = -1
         while met != self._arrived.qsize():
             met = self._arrived.qsize()
@@ -350,7 +352,7 @@ class _Pass:
             await reader.flow()
 
     async def _read_on(self) -> None:
-        """Opens one more reader, as the one before holds as much as it may."""
+        """Opens one more reader, as the one before holds its maximum."""
         try:
             reader = await self._connection.channel()
         except ChannelClosed as error:
@@ -369,7 +371,7 @@ class _Pass:
 
     @property
     def _left(self) -> int:
-        """How many of those that were there may come yet, and have no position. Where priorities count, copies come by before them."""
+        """Number of old messages without a position that may still come. If priorities count, copies come by before them."""
         if self._limited and self._held:
             return 0
         return self._depth - self._adopted - (0 if self._by_priority else self._held)
@@ -379,12 +381,12 @@ class _Pass:
             return True
         if not self._by_priority or self._held < self._depth or not self._arrived.empty():
             return False
-        # As many as there were and as were published have come by. With what somebody else published, something may still be behind it.
+        # As many deliveries as old and published messages have come by. If another client published, old ones may still be behind.
         _, ready, _ = await self._readers[-1].queue_declare(self._queue, passive=True)
         return ready == 0 and self._arrived.empty()
 
     async def _window(self) -> list[Delivered]:
-        """What has come, at most WINDOW_MESSAGES; empty if nothing comes any more."""
+        """The messages that have come, at most WINDOW_MESSAGES; empty if no more come."""
         window: list[Delivered] = []
         try:
             async with asyncio.timeout(IDLE_S):
@@ -430,7 +432,7 @@ class _Pass:
             self._refused |= tags
 
     async def _let_go(self, published: dict[int, Delivered]) -> None:
-        """Acknowledges what was confirmed of a window that was not taken as a whole: the next run would adopt it once more."""
+        """Acknowledges the confirmed messages of an incomplete window: the next run would adopt them again."""
         taken = [delivered for tag, delivered in published.items() if tag not in self._unanswered and tag not in self._refused]
         for reader in self._readers:
             await in_steps(reader, [tag for its, tag, *_ in taken if its is reader], reader.ack)

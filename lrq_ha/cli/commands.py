@@ -1,7 +1,7 @@
-"""What an operator tells a group: `promote`, `switchover`, `demote`, `remove`, `renew`, `pause` and `resume`.
+"""An operator's commands to a group: `promote`, `switchover`, `demote`, `remove`, `renew`, `pause` and `resume`.
 
-Rules: a refusal comes from the node that was asked, with its reason, and changes nothing; --dry-run only says what would happen. What concerns the
-primary is told to the node that says it is primary.
+Rules: a refusal comes from the node that was asked, with its reason, and changes nothing; --dry-run only describes the action. Commands for the
+primary go to the node that claims to be primary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .list_nodes import Asking, Report, Target, add_command, ask_all, find_targe
 
 #: A renewal takes as long as the queues are deep.
 RENEWING_S = 3_600.0
-#: A node takes no more.
+#: The longest that a node accepts.
 TIMEOUT_MAX_S = 3_600.0
 
 
@@ -131,7 +131,7 @@ def _promote(args: argparse.Namespace) -> int:
     targets = find_targets(args.config, args.dir)
     target = named(args.node, targets)
     group = [other for other in targets if other.group == target.group]
-    # Refusals list names with commas, and what they say can be pasted.
+    # Refusals list names with commas, and can be pasted.
     down = [named(name, group) for given in args.down for name in given.split(",") if name]
     asking = Asking([other for other in down if other != target])
     names = [other.name for other in down]
@@ -141,7 +141,7 @@ def _promote(args: argparse.Namespace) -> int:
 
 
 def _known_of(report: Report) -> str:
-    """What the sidecar of a node that is said to be down knows of it: whether, and until when, it may have confirmed something."""
+    """The knowledge of a down node's sidecar: whether, and until when, the node may have confirmed something."""
     role, since, reason = report.status.get("role"), report.since(), report.status.get("reason")
     said = f"the sidecar of {report.target.name} answers: it is {' '.join(filter(None, (str(role), since)))}{f' ({reason})' if reason else ''}"
     if report.is_primary or role == Role.RECOVERING.value:
@@ -172,7 +172,7 @@ def _demote(args: argparse.Namespace) -> int:
     print(tell(primary, "demote", body, args.timeout))
     if args.dry_run:
         return 0
-    # It is paused itself, which its sidecar forgets when it is restarted.
+    # The primary is paused itself, which its sidecar forgets at a restart.
     return 1 if _not_told([target for target in group if target != primary], paused=True) else 0
 
 
@@ -197,7 +197,7 @@ def _pause(args: argparse.Namespace) -> int:
 
 
 def _not_told(targets: Sequence[Target], *, paused: bool) -> int:
-    """Tells each whether it is paused. Returns how many could not be told, which it names."""
+    """Pauses or resumes each node. Returns the number that could not be reached, which it names."""
     failed = 0
     for target in targets:
         try:

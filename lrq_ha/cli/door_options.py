@@ -1,6 +1,6 @@
-"""The door that `adopt` and `republish` go through: where it is, as whom, and who may sign its certificate.
+"""The door of `adopt` and `republish`: its address, user and CA.
 
-Rule: the arguments of a process can be read by everybody on its machine, so an address with a password may come from the environment instead.
+Rule: every user of a machine can read the arguments of its processes, so an address with a password may come from the environment instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DOOR_VARIABLE = "LRQ_HA_DOOR"
 
 
 def add_options(parser: argparse.ArgumentParser, what: str) -> None:
-    """Adds `--to`, where `what` is to be found, and `--ca`."""
+    """Adds `--to`, the address of `what`, and `--ca`."""
     known = os.environ.get(DOOR_VARIABLE)
     parser.add_argument(
         "--to",
@@ -29,5 +29,5 @@ def add_options(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def address(args: argparse.Namespace) -> Address:
-    """What `--to` and `--ca` say. Raises LrqError if it is no URL, or the file cannot be used."""
+    """The address by `--to` and `--ca`. Raises LrqError if it is no URL, or the file cannot be used."""
     return Address.parse(args.to, tls=client_files(args.ca, "", "", "1.2"))

@@ -1,6 +1,6 @@
-"""A log to which clients' tries cannot bring a flood: of each kind of warning so many are written in a time; then, how many were left out.
+"""A log handler that clients cannot flood: it writes a limited number of warnings of each kind per period; then, the number left out.
 
-A kind is a logger's text before its values are filled in. Errors and information are written as they come.
+A kind is a logger's text before its values are filled in. Errors and information are always written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PERIOD_S = 10.0
 
 @dataclass(slots=True)
 class _Period:
-    """Since one warning of a kind. `left_out`: how many came behind the first WARNINGS_MAX; `last`: the last of all."""
+    """A period of one kind of warning. `left_out`: number of warnings behind the first WARNINGS_MAX; `last`: the last of all."""
 
     began: float
     last: logging.LogRecord
@@ -26,7 +26,7 @@ class _Period:
 
 
 class LimitedHandler(logging.StreamHandler[TextIO]):
-    """See above. `clock`: seconds that ascend."""
+    """The handler. `clock`: seconds that ascend."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
@@ -34,7 +34,7 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         self._periods: dict[tuple[str, str], _Period] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a record, or counts it; first, what was left out in periods that are over."""
+        """Writes a record, or counts it; first reports the warnings left out in periods that are over."""
         now = self._clock()
         for key, period in list(self._periods.items()):
             if now - period.began >= PERIOD_S:

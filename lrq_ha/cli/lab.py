@@ -21,7 +21,7 @@ from lrq_ha.lab import Lab, LabError, keeper
 DEFAULT_DIRECTORY = Path(".lab")
 DEFAULT_GROUPS = (("east", 2), ("west", 1))
 _DOWN_TIMEOUT_S = 20.0
-#: Exit status of a program that a signal has ended, less the signal's number, as of a shell.
+#: Exit status of a program that a signal has ended, minus the signal's number, as in a shell.
 _SIGNALLED = 128
 
 
@@ -70,7 +70,7 @@ def _once(groups: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 class _Ended(BaseException):
-    """The terminal or somebody with `kill` wants the lab to end. As KeyboardInterrupt, no error: nothing may take it for one."""
+    """The loss of the terminal or a signal ends the lab. As KeyboardInterrupt, no error: no handler of errors may catch it."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -93,7 +93,7 @@ def _up(arguments: argparse.Namespace) -> int:
     except (KeyboardInterrupt, _Ended):
         print("\nEnding the lab …", flush=True)
     except LabError:
-        # The logs stay for whoever wants to know why.
+        # The logs stay, for diagnosis.
         lab.down()
         raise
     lab.down()
@@ -136,7 +136,7 @@ def _advice(lab: Lab, arguments: argparse.Namespace) -> str:
 
 
 def _trust(lab: Lab) -> str:
-    """How to connect where doors take TLS only."""
+    """Instructions to connect if doors take TLS only."""
     if lab.ca is None:
         return ""
     door = urlsplit(next(iter(lab.nodes.values())).door)

@@ -1,6 +1,6 @@
-"""The nodes of a group over the sidecars' HTTP: which there are, what they say, `lrq-ha list`; orders.py tells them something.
+"""The nodes of a group over the sidecars' HTTP: their addresses, their status, `lrq-ha list`; commands.py sends them commands.
 
-Rules: which nodes there are comes from a lab's lab.json or from one node's configuration; every question has a time limit; a node
+Rules: the list of nodes comes from a lab's lab.json or from one node's configuration; every request has a time limit; a node
 that does not answer is shown as such and never hides the others.
 """
 
@@ -34,7 +34,7 @@ from lrq_ha.sidecar import config as configuration
 from .text import one_line
 
 STATUS_TIMEOUT_S = 2.0
-#: All that asking in the background may cost a command.
+#: The time that background requests may cost a command.
 ASKING_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 COMMAND_TIMEOUT_S = 60.0
@@ -45,7 +45,7 @@ LAB_DIRECTORY = Path(".lab")
 NO_ANSWER = "no answer"
 
 _HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "IN SYNC", "LOG END", "LAG", "LAG S", "LOG LEFT")
-#: Columns of numbers, which stand to the right.
+#: Columns of numbers, aligned to the right.
 _NUMBERS = frozenset({"LOG END", "LAG", "LAG S", "LOG LEFT"})
 _KIB, _UNITS = 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _CONTINUED = " " * 6  # before the further lines of a reason
@@ -58,7 +58,7 @@ variable {CONFIG_VARIABLE}, or the lab in ./{LAB_DIRECTORY}, whichever comes fir
 
 @dataclass(frozen=True)
 class Target:
-    """A node that can be asked. `http` is the base URL of its sidecar, without a slash at the end."""
+    """A node to query. `http` is the base URL of its sidecar, without a slash at the end."""
 
     name: str
     group: str
@@ -67,7 +67,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Report:
-    """What a node said. `status` is empty if it did not answer; then `failure` says what was tried and what happened."""
+    """A node's status. `status` is empty if it did not answer; then `failure` names the attempt and its error."""
 
     target: Target
     status: dict[str, Any]
@@ -78,7 +78,7 @@ class Report:
         return self.status.get("role") == Role.ACTIVE.value or bool(self.status.get("serving"))
 
     def since(self) -> str:
-        """Since when it has its role; empty if it does not say."""
+        """Time since which it has its role; empty if it gives none."""
         found = self.status.get("since")
         if isinstance(found, int | float):  # Unix time in seconds
             found = datetime.fromtimestamp(found).isoformat(" ", "seconds")
@@ -90,7 +90,7 @@ class Report:
         return found if isinstance(found, int) else 0
 
 
-# ---- which nodes there are -------------------------------------------------------------------------------------------
+# ---- the list of nodes -----------------------------------------------------------------------------------------------
 
 
 def find_targets(config: Path | None, directory: Path | None) -> list[Target]:
@@ -155,13 +155,13 @@ def ask(target: Target) -> Report:
 
 
 def ask_all(targets: Sequence[Target]) -> list[Report]:
-    """The status of every node, asked at the same time, in the order given."""
+    """The status of every node, queried in parallel, in the order given."""
     with ThreadPoolExecutor(min(len(targets), ASKED_AT_ONCE_MAX)) as pool:
         return list(pool.map(ask, targets))
 
 
 class Asking:
-    """Asks nodes in the background, from now on."""
+    """Queries nodes in the background, from now on."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._until = time.monotonic() + ASKING_TIMEOUT_S
@@ -171,7 +171,7 @@ class Asking:
             threading.Thread(target=lambda target=target: self._answers.put(ask(target)), daemon=True).start()
 
     def reports(self) -> list[Report]:
-        """The status of those that have answered ASKING_TIMEOUT_S after it began, in the order given."""
+        """The status of the nodes that have answered ASKING_TIMEOUT_S after it began, in the order given."""
         found: dict[Target, Report] = {}
         while len(found) < len(self._targets):
             try:
@@ -192,10 +192,10 @@ def _reason(error: Exception, limit_s: float) -> str:
 
 
 def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0.0) -> str:
-    """Sends a command to a node and returns what it answers. `longer_s`: so much longer than others it may take.
+    """Sends a command to a node and returns its answer. `longer_s`: seconds that it may take beyond the usual limit.
 
     Raises:
-        LrqError: It refuses, and says why, or does not answer in time.
+        LrqError: The node refuses, with its reason, or does not answer in time.
     """
     url = f"{target.http}/{command}"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
@@ -216,7 +216,7 @@ def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0
 
 
 def refused(target: Target, refusal: urllib.error.HTTPError) -> LrqError:
-    """A node's answer that is an error, in its own words."""
+    """A node's error answer, in its own words."""
     with refusal:
         return LrqError(_text(refusal.read()) or f"{target.name} answered {refusal.code} to {refusal.url}")
 
@@ -232,12 +232,12 @@ def _text(body: bytes) -> str:
 
 
 def as_text(reports: Sequence[Report], width: int | None) -> str:
-    """The nodes as an aligned table, and below it since when each has its role, and its reason.
+    """The nodes as an aligned table, and below it each one's role start and reason.
 
-    A backup's lag and its place in the in-sync set are its primary's word, if that answers.
+    A backup's lag and its place in the in-sync set come from its primary, if that answers.
 
     Args:
-        reports: What the nodes said.
+        reports: The nodes' status.
         width: Columns that a line of a reason may have, unless one word is longer; None: each reason is one line.
     """
     rows = [_HEADINGS, *(tuple(map(one_line, _row(report, primary_of(report.target.group, reports)))) for report in reports)]
@@ -263,7 +263,7 @@ def _reason_lines(report: Report, name_width: int, width: int | None) -> list[st
 
 
 def _why(report: Report) -> str:
-    """Since when a node has its role, and why; or what was tried."""
+    """The time since which a node has its role, and the reason; or the failed attempt."""
     reason = str(report.status.get("reason") or "")
     if report.status.get("paused") and "paused" not in reason:
         reason += "; paused: takes no epoch by itself until lrq-ha resume"
@@ -271,7 +271,7 @@ def _why(report: Report) -> str:
 
 
 def primary_of(group: str, reports: Sequence[Report]) -> Report | None:
-    """The primary of a group: where several say that they are, the one with the highest epoch."""
+    """The primary of a group: if several claim the role, the one with the highest epoch."""
     return max(_primaries(group, reports), key=Report.epoch, default=None)
 
 
@@ -280,7 +280,7 @@ def _primaries(group: str, reports: Sequence[Report]) -> list[Report]:
 
 
 def say_if_several(reports: Sequence[Report]) -> None:
-    """Names all that say that they are primary, where those are several."""
+    """Names all nodes that claim to be primary, if there are several."""
     for group in dict.fromkeys(report.target.group for report in reports):
         primaries = _primaries(group, reports)
         if len(primaries) > 1:
@@ -311,7 +311,7 @@ def _cell(value: object) -> str:
 
 
 def _size(value: object) -> str:
-    """Bytes in the largest unit of which there is one at least; anything else as it is."""
+    """Bytes in the largest unit of which there is at least one; any other value as it is."""
     if not isinstance(value, int) or value < _KIB:
         return _cell(value)
     size, unit = float(value), -1
@@ -379,7 +379,7 @@ def _width() -> int | None:
 
 def _list(args: argparse.Namespace) -> int:
     while True:
-        # Found anew each time: a lab may have been started again on other ports.
+        # Found each time: a lab may have been started again on other ports.
         reports = ask_all(find_targets(args.config, args.dir))
         if args.watch and args.format == "text":
             # On a terminal each table takes the place of the one before; else an empty line parts them.

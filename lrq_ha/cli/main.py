@@ -1,6 +1,7 @@
-"""`lrq-ha`: the one command. Rules: results go to stdout, everything else to stderr; a failure is one line that says what to do.
+"""`lrq-ha`: the one command.
 
-Every subcommand's module has `add_parser(subparsers)`, which sets `run`, a function from the parsed arguments to the exit code.
+Rules: results go to stdout, everything else to stderr; a failure is one line that names the remedy. Every subcommand's module has
+`add_parser(subparsers)`, which sets `run`, a function from the parsed arguments to the exit code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lrq_ha.errors import LrqError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-#: What becomes of a print where the disk is full, or who reads has gone.
+#: Errors of a print if the disk is full, or the reader has gone.
 UNWRITABLE = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 _EPILOG = """\
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         # Nothing more goes to stdout, not even when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != errno.EPIPE:  # who read it has gone (`lrq-ha list --watch | head`), and wants to hear nothing
+        if error.errno != errno.EPIPE:  # the reader has gone (`lrq-ha list --watch | head`), and wants no message
             print(f"lrq-ha: standard output cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_FAILED
 

@@ -1,4 +1,4 @@
-"""`lrq-ha reinit`: a node begins anew, with or without a copy of what it alone holds, which republish.py publishes again.
+"""`lrq-ha reinit`: deletes a node's data, with or without a copy of the messages that it alone holds, which republish.py publishes again.
 
 Rule: nothing is deleted on a node before the whole copy is on this machine's disk.
 """
@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _open_tail(target: Target) -> Any:
-    """Raises LrqError if the node refuses, OSError or HTTPException if it does not answer."""
+    """Opens a node's tail. Raises LrqError if the node refuses, OSError or HTTPException if it does not answer."""
     try:
         return http_open(f"{target.http}/tail", timeout=READ_TIMEOUT_S)
     except urllib.error.HTTPError as refusal:
@@ -51,7 +51,7 @@ def _open_tail(target: Target) -> Any:
 
 
 def _new(file: Path) -> BinaryIO:
-    """A new file. Raises LrqError if there is one already, or none can be made."""
+    """A new file. Raises LrqError if the file exists, or cannot be made."""
     try:
         return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, TAIL_MODE), "wb")
     except FileExistsError:
@@ -61,7 +61,7 @@ def _new(file: Path) -> BinaryIO:
 
 
 def _may_save(target: Target, file: Path) -> None:
-    """Raises LrqError for what `_save` would refuse at once: the file exists or cannot be made, or the node has no tail."""
+    """Raises LrqError if `_save` would refuse at once: the file exists or cannot be made, or the node has no tail."""
     _new(file).close()
     file.unlink()
     try:
@@ -74,7 +74,7 @@ def _reinit(args: argparse.Namespace) -> int:
     target = named(args.node, find_targets(args.config, args.dir))
     if args.export:
         _may_save(target, args.export)
-    would = tell(target, "reinit", {"force": args.force, "dry_run": True})  # what is refused is refused before anything is saved
+    would = tell(target, "reinit", {"force": args.force, "dry_run": True})  # a refusal comes before anything is saved
     if args.dry_run:
         print(would)
         return 0
@@ -88,7 +88,7 @@ def _reinit(args: argparse.Namespace) -> int:
 def _save(target: Target, file: Path) -> int:
     """Copies a node's tail to a new file; returns the number of entries. Raises LrqError, and leaves no file, unless it is complete."""
     url = f"{target.http}/tail"
-    out = _new(file)  # before anything else, so that no file is deleted below that was there before
+    out = _new(file)  # before anything else, so that no older file is deleted below
     count, complete = 0, False
     try:
         with out, _open_tail(target) as answer:

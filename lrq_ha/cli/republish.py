@@ -1,13 +1,14 @@
-"""`lrq-ha republish`: what `lrq-ha reinit NODE --export FILE` has saved is published again.
+"""`lrq-ha republish`: publishes again the tail that `lrq-ha reinit NODE --export FILE` has saved.
 
 Rules:
-- What is published again carries its replication ID, so what the group holds already is confirmed and not enqueued twice. What never had one gets one
-  here, from its place in that node's log: who runs this again does not enqueue it again. As an ID counts for one user only, all that goes with one
-  user's run.
-- A number that the group has may be another message's: a publisher that was started anew after the promotion was told how far the group had come, and
-  went on from there. So the group is asked whether it has a number, and if so the message is counted apart and not sent.
-- But those that republish itself has published are there: it notes them beside FILE, for those who run this again. As it notes what it is about to
-  send before, what was under way when it was cut off is known, too: it may be there, or a publisher that came in between may have its number.
+
+- Each message carries its replication ID, so a message that the group holds already is confirmed and not enqueued twice. A message without an ID gets
+  one here, from its position in that node's log: another run does not enqueue it again. As an ID counts for one user only, use one user for all runs.
+- A number that the group has may be another message's: a publisher that was restarted after the promotion learned the group's last number, and
+  continued from there. So the group is asked whether it has a number, and if so the message is counted separately and not sent.
+- Numbers that republish itself has published are among these: it notes them beside FILE, for a further run. As it notes a message before it
+  sends it, the ones under way at an interruption are known, too: the group may have them, or a publisher that came in between may have used
+  their numbers.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ WINDOW_MESSAGES = 1_000
 WINDOW_BYTES = 16 << 20
 NAMED_MAX = 20
 NOTES_SUFFIX = ".numbers"
-#: Of an entry that is a publish, beside its ID, which it may lack.
+#: Keys of an entry that is a publish, beside its ID, which it may lack.
 _TEXTS, _BYTES = ("user", "vhost", "exchange", "routing_key"), ("header", "body")
 
 _Source = tuple[str, str]
-"""(vhost, producer): whose numbers these are, with the user."""
+"""(vhost, producer): the owner of the numbers, with the user."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 class _Counts:
     published: int = 0
     had: int = 0  # with a number that the group has from others
-    doubtful: int = 0  # the same, and an earlier run that was cut off was about to send it
+    doubtful: int = 0  # as `had`, and an earlier run that was cut off was about to send it
     other_users: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     returned: int = 0  # in no queue
@@ -115,7 +116,7 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    """A publish with its ID and its bytes decoded. Raises one of the errors that `_entries` names if something is missing, or else."""
+    """A publish with its ID and its bytes decoded. Raises one of the errors that `_entries` names if a key is missing or wrong."""
     for key in (*_TEXTS, *_BYTES):
         if not isinstance(entry[key], str):
             raise TypeError(f"{key} is no text")
@@ -162,7 +163,7 @@ def _say_names(producers: list[str]) -> None:
 
 
 def _beside(file: Path) -> TextIO:
-    """The notes of earlier runs, which are appended to. Raises LrqError if there can be none."""
+    """The notes of earlier runs, to append to. Raises LrqError if the file cannot be used."""
     notes = file.with_name(file.name + NOTES_SUFFIX)
     try:
         return notes.open("a+", encoding="utf-8", buffering=1)
@@ -176,12 +177,12 @@ class _Stage(Enum):
 
 
 class _Given:
-    """The numbers that republish itself has given the group, in this run and in earlier ones.
+    """The numbers that republish itself has published, in this run and in earlier ones.
 
     Args:
-        notes: Of which tail they are, then ranges: what is about to be sent, what is confirmed.
+        notes: First the tail's identity, then ranges: numbers about to be sent, numbers confirmed.
         file: The tail.
-        user: Whose numbers count.
+        user: The user of the numbers.
     """
 
     def __init__(self, notes: TextIO, file: Path, user: str) -> None:
@@ -222,9 +223,9 @@ class _Link:
 
     Args:
         to: The door.
-        given: What counts as republish's own.
-        counts: What becomes of the messages.
-        new_ids: Publish as new what has a number that the group has had.
+        given: The numbers that count as republish's own.
+        counts: The messages by outcome.
+        new_ids: Publish with new IDs the messages whose numbers the group has had.
     """
 
     def __init__(self, to: Address, given: _Given, counts: _Counts, new_ids: bool) -> None:
@@ -236,11 +237,11 @@ class _Link:
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._returned = 0
-        self._window: list[tuple[dict[str, Any], int]] = []  # what is to be sent next, and with which number
+        self._window: list[tuple[dict[str, Any], int]] = []  # the messages to send next, each with its number
         self._window_bytes = 0
         self._group_has: defaultdict[_Source, RangeSet] = defaultdict(RangeSet)
         self._group_lacks = RangeSet()  # while this connection stands
-        self.begun = False  # whether anything can have been published
+        self.begun = False  # whether anything may have been published
 
     async def publish(self, entry: dict[str, Any]) -> None:
         """Takes a message; it counts when its window is confirmed."""
@@ -260,10 +261,10 @@ class _Link:
             if identity is not entry["own_id"] and not self._new_ids:
                 self._counts.had += 1
                 return
-        self._counts.published += 1  # under an ID of republish's own, whatever has become of its notes
+        self._counts.published += 1  # under an ID of republish's own, whatever the state of its notes
 
     async def _has(self, source: _Source, number: int) -> bool:
-        """Whether the group has this number. It is asked for a run of numbers at once."""
+        """Whether the group has this number. One request asks for a run of numbers."""
         if number in self._group_has[source]:
             return True
         channel = await self._open(source)
@@ -330,7 +331,7 @@ class _Link:
         self._given.add(_Stage.CONFIRMED, source, (number for _, number in window))
 
     async def close(self) -> None:
-        """Sends what is left, waits for its confirms, and ends the connection."""
+        """Sends the remaining messages, waits for their confirms, and ends the connection."""
         connection, channel = self._connection, self._channel
         try:
             if channel is not None and channel.error is None:

@@ -17,10 +17,10 @@ from .text import one_line
 log = logging.getLogger("lrq_ha.config")
 
 _LEVELS = ("debug", "info", "warning", "error")
-#: What may hold URLs. Each word is looked at once, from either end: a log line may be as long, and as odd, as a stranger likes.
+#: Text that may hold URLs. Each word is looked at once, from either end: a log line may be as long, and as odd, as a stranger likes.
 _WORD = re.compile(r"[^\s'\"]+")
 _SCHEME = re.compile(r"\w+://")
-#: What an error says is allowed.
+#: The form of a URL for error texts.
 _FORM = "amqp://USER:PASSWORD@"
 
 _EPILOG = """\
@@ -40,7 +40,7 @@ def redact(text: str) -> str:
 
 
 def _redact(found: re.Match[str]) -> str:
-    """A word without what stands between USER: and @, also of a URL that is written wrongly."""
+    """A word without the part between USER: and @, also of a malformed URL."""
     word = found[0]
     at = word.rfind("@")
     colon = word.find(":", 0, max(at, 0))
@@ -59,7 +59,7 @@ class _Formatter(logging.Formatter):
         return redact(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line, whatever clients call their queues."""
+        """One line, whatever names clients give."""
         return one_line(super().formatMessage(record))
 
 
@@ -68,7 +68,7 @@ def set_up_logging(level: str) -> None:
     handler = LimitedHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("pamqp").setLevel(logging.CRITICAL)  # it logs what clients send
+    logging.getLogger("pamqp").setLevel(logging.CRITICAL)  # it logs data that clients send
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -104,5 +104,5 @@ def _run(args: argparse.Namespace) -> int:
     set_up_logging(args.log_level)
     if exposed:
         log.warning("%s", exposed)
-    # Only here: the other commands need not wait for all that a running sidecar imports.
+    # Imported only here: the other commands need not wait for the modules of a running sidecar.
     return int(importlib.import_module("lrq_ha.sidecar.process").run(config))

@@ -1,4 +1,4 @@
-"""Text for a terminal or a log: one line, whatever clients call their queues. Rule: what may hold a name of theirs is printed by `one_line`."""
+"""Text for a terminal or a log: one line, whatever names clients give. Rule: text that may hold a client's name is printed by `one_line`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 
 
 def one_line(text: str) -> str:
-    """The text with its control characters, and what is no character, escaped."""
+    """The text with control characters, and code points that are no characters, escaped."""
     return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""`lrq-ha demo`: the main job, end to end, on private brokers and real data. See `story` for what it does and proves."""
+"""`lrq-ha demo`: the main job, end to end, on private brokers and real data. `story` has the steps and the claims."""
 
 from __future__ import annotations
 

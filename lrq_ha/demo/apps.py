@@ -1,6 +1,6 @@
-"""The demo's two ordinary applications, in pika alone: they know of lrq-ha nothing but the list of addresses.
+"""The demo's two ordinary applications, in pika alone: they know of lrq-ha only the list of addresses.
 
-The publisher announces its producer name and numbers its messages (`x-lrq-id`), so that what it sends again after a failover is recognised. Each
+The publisher announces its producer name and numbers its messages (`x-lrq-id`), so that the door recognises its retries after a failover. Each
 application runs in a process of its own and reports in a file of its own.
 """
 
@@ -28,7 +28,7 @@ PRODUCER = "flights-app"
 
 
 class PublisherApp:
-    """Publishes every flight with confirms; what is not confirmed when a connection ends is sent again, in order, with the same number."""
+    """Publishes every flight with confirms; messages without a confirm when a connection ends are sent again, in order, with their numbers."""
 
     def __init__(self, nodes: list[str], queue: str, flights: list[data.Row], report: Path) -> None:
         self.nodes, self.queue, self.report = nodes, queue, report
@@ -119,12 +119,12 @@ class PublisherApp:
 
 
 class ConsumerApp:
-    """Consumes and acks until it is told how many there are and has seen that many different ones."""
+    """Consumes and acks until it is told their number and has seen that many different ones."""
 
     def __init__(self, nodes: list[str], queue: str, expected: int, report: Path) -> None:
         self.nodes, self.queue, self.expected, self.report = nodes, queue, expected, report
-        self.seen: dict[int, float] = {}  # message number -> when it was acked first
-        self.twice: list[tuple[int, float, bool]] = []  # number, when it was acked before, whether it is marked as redelivered
+        self.seen: dict[int, float] = {}  # message number -> time of its first ack
+        self.twice: list[tuple[int, float, bool]] = []  # number, time of its ack before, whether it is marked as redelivered
         self.order_breaks = 0
         self.idle_since = time.time()
 
@@ -139,7 +139,7 @@ class ConsumerApp:
                 if self._consume(channel):
                     connection.close()
                     break
-            # ValueError: pika's, of a node that dies just after it has taken a connection; AMQPConnectorException: of one that stands still then.
+            # ValueError: pika's, of a node that dies just after it has taken a connection; AMQPConnectorException: of a stalled node.
             except (AMQPError, AMQPConnectorException, OSError, ValueError):
                 turn += 1
                 time.sleep(RETRY_S)
@@ -222,7 +222,7 @@ class LogPublisherApp:
 
 
 def _parameters(url: str) -> pika.URLParameters:
-    """A node that dies or stands still is to be noticed within seconds."""
+    """A node that dies or stalls must be noticed within seconds."""
     parameters = pika.URLParameters(url)
     parameters.heartbeat = parameters.socket_timeout = parameters.stack_timeout = 5
     return parameters

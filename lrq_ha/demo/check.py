@@ -1,4 +1,4 @@
-"""What the demo proves, checked against the brokers themselves."""
+"""Checks the demo's claims against the brokers themselves."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.log import Acceptance, LogIndex
 
 QUIET_S = 0.5
-FIRST_QUIETS = 20  # a reader is told by the stream's writer that there is something, which may be busy with its disk
+FIRST_QUIETS = 20  # the stream's writer notifies readers, and may be busy with its disk
 PREFETCH = 500
 
 
 def with_vhost(url: str, vhost: str) -> str:
-    """The same address with another vhost."""
+    """The URL with another vhost."""
     return urlunsplit(urlsplit(url)._replace(path="/" + vhost))
 
 
 def read_stream(url: str, queue: str, vhost: str = "lrq") -> list[tuple[dict[str, Any], bytes]]:
-    """Every message of a stream in a vhost (as in a URL), until nothing has come for a while, though the broker has answered a question meanwhile.
+    """Every message of a stream in a vhost (as in a URL), until none has come for a while, though the broker has answered a request meanwhile.
 
-    What it had to give then stood before its answer: so a machine that stands still does not look like the stream's end.
+    Messages that were ready then come before its answer: so a machine that stands still does not look like the stream's end.
     """
     connection = pika.BlockingConnection(pika.URLParameters(with_vhost(url, vhost)))
     channel = connection.channel()
@@ -46,14 +46,14 @@ def read_stream(url: str, queue: str, vhost: str = "lrq") -> list[tuple[dict[str
         found.append((properties.headers, body))
         if len(found) % (PREFETCH // 4) == 0:
             channel.basic_ack(method.delivery_tag, multiple=True)
-    # A primary goes on writing: what has come since is given back by pika, which a stream refuses by closing the connection.
+    # A primary goes on writing: pika rejects messages that have come since, and a stream then closes the connection.
     with suppress(ConnectionClosedByBroker):
         connection.close()
     return found
 
 
 def log_digest(url: str, group: str, node: int) -> list[tuple[int, int, int, int]]:
-    """(epoch, first, last, checksum) of every batch in a node's log, as a reader sees it: what was cut off is not in it."""
+    """(epoch, first, last, checksum) of every batch in a node's log, as a reader sees it: without batches that were cut off."""
     index = LogIndex(node)
     batches: list[tuple[int, int, int, int]] = []
     joiner: codec.Joiner[dict[str, Any]] = codec.Joiner()
@@ -77,7 +77,7 @@ def view_digest(url: str, queue: str) -> list[tuple[int, int]]:
     """(sequence, checksum) of every entry of a view, repeats skipped as readers do."""
     last, found = 0, []
     for headers, body in read_stream(url, queue):
-        if codec.OPEN in headers:  # a sidecar has looked for its end
+        if codec.OPEN in headers:  # a sidecar has looked for the stream's end
             continue
         sequence = int(str(headers["x-lrq-pos"]).split(".")[1].split("/")[0])
         if sequence > last:
@@ -87,7 +87,7 @@ def view_digest(url: str, queue: str) -> list[tuple[int, int]]:
 
 
 def received(url: str, queue: str) -> tuple[list[pb.ReceivedTransaction], int]:
-    """The transactions of a receive queue as readers see them, and how many repeats were skipped."""
+    """The transactions of a receive queue as readers see them, and the number of repeats skipped."""
     last, found, repeats = 0, [], 0
     for _, body in read_stream(url, queue):
         for transaction in pb.ReceivedBatch.FromString(body).transactions:

@@ -59,12 +59,12 @@ def _value(key: str, text: str) -> Any:
 
 
 def save_flights(path: Path, flights: list[Row]) -> None:
-    """Leaves the flights for the applications: reading the package's files takes seconds."""
+    """Saves the flights for the applications: reading the package's files takes seconds."""
     path.write_bytes(marshal.dumps(flights))
 
 
 def load_flights(path: Path) -> list[Row]:
-    """What `save_flights` left."""
+    """The flights that `save_flights` saved."""
     rows: list[Row] = marshal.loads(path.read_bytes())
     return rows
 

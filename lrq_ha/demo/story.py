@@ -1,7 +1,10 @@
-"""The demo, step by step: what is started, what is killed, what must hold afterwards. It fails loudly when something is off.
+"""The demo, step by step: starts, kills, and the claims that must hold afterwards. It fails loudly if one does not.
 
-Rules: everything that was started here is ended here, also after Ctrl-C or a failure; every figure printed was measured in this run; a claim that
-does not hold ends the demo with a non-zero exit. A machine that is slow is nothing that is off: what has not answered in time is asked again.
+Rules:
+
+- Everything that the demo starts it also ends, also after Ctrl-C or a failure.
+- Every figure printed was measured in this run; a claim that does not hold ends the demo with a non-zero exit.
+- A slow machine is no failure: a request without an answer in time is repeated.
 """
 
 from __future__ import annotations
@@ -59,11 +62,11 @@ def tell(report: Path, flights: int, broker: str | None) -> int:
 
     Args:
         report: Folder for report and chart.
-        flights: How many flights to use; 0 for all.
+        flights: Number of flights to use; 0 for all.
         broker: RabbitMQ series; None for the distribution's.
     """
     began = time.monotonic()
-    # SIGTERM ends the demo in the same order as Ctrl-C does.
+    # SIGTERM ends the demo in the order of Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     with tempfile.TemporaryDirectory(prefix="lrq-demo-") as folder:
         demo = Demo(Path(folder), report, flights, broker)
@@ -76,7 +79,7 @@ def tell(report: Path, flights: int, broker: str | None) -> int:
 
 
 class Demo:
-    """See above."""
+    """The demo's lab, applications and steps."""
 
     def __init__(self, folder: Path, report: Path, flights: int, broker: str | None) -> None:
         self.folder, self.report = folder, report
@@ -86,7 +89,7 @@ class Demo:
         self.memory: dict[str, list[int]] = {}
         self.figures: dict[str, Any] = {"flights": len(self.flights)}
         self._watching = threading.Event()
-        self._status: dict[str, Any] = {}  # what a primary said last
+        self._status: dict[str, Any] = {}  # the last status of a primary
 
     def run(self) -> None:
         """All steps."""
@@ -99,7 +102,7 @@ class Demo:
         (self.report / "report.json").write_text(json.dumps(self.figures, indent=2))
 
     def end(self) -> None:
-        """Ends everything that was started."""
+        """Ends everything that the demo started."""
         self._watching.set()
         for process in self.apps.values():
             if process.poll() is None:
@@ -157,7 +160,7 @@ class Demo:
         say(f"   Kill to first confirm on e2: {took['failover_ms']} ms, of which the promotion itself took {took['promotion_ms']} ms.")
 
     def _promote(self) -> None:
-        """It is refused for as long as e2 has not missed e1 yet."""
+        """A promotion is refused until e2 has missed e1."""
         deadline = time.monotonic() + PROMOTION_TIMEOUT_S
         while True:
             try:
@@ -171,7 +174,7 @@ class Demo:
             time.sleep(POLL_S)
 
     def _confirms_after_loss(self, instant: float) -> list[float]:
-        """When confirms went on after a connection was lost, of the times after `instant`: it may have been lost before for another reason."""
+        """The confirm times after a lost connection, of the times after `instant`: it may have been lost before for another reason."""
         return [each["confirmed_at"] for each in self._report("publisher").get("failovers", ()) if each["confirmed_at"] > instant]
 
     def finish_and_rejoin(self) -> None:
@@ -287,7 +290,7 @@ class Demo:
         return found
 
     def _in_sync(self, primary: str) -> bool:
-        """Whether both nodes of east are in the set, as its primary says."""
+        """Whether both nodes of east are in the set, by its primary's status."""
         self._status = self.lab.status(primary)
         return self._status["role"] == "active" and set(self._status["members"]) == {"e1", "e2"}
 
@@ -322,7 +325,7 @@ class Demo:
 
 
 def _holds(done: Callable[[], bool]) -> bool:
-    """What gives no answer in time does not hold yet."""
+    """A check without an answer in time does not hold yet."""
     try:
         return done()
     except LrqError as error:

@@ -1,4 +1,4 @@
-"""Interceptors: what others plug into the sidecar to see, and at one point refuse, what passes through its door. See docs/interceptors.md."""
+"""Interceptors: plug-ins that see, and at one point may refuse, the messages that pass through the sidecar's door. See docs/interceptors.md."""
 
 from .events import (
     Accept,

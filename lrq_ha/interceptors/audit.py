@@ -1,7 +1,10 @@
-"""The audit trail: who published what where, and who took it. One JSON object per line, appended to a file.
+"""The audit trail: who published what and where, and who took it. One JSON object per line, appended to a file.
 
-Rules: no body, header or property is written. A publish gets one line, when its fate is known; a delivered message gets one when the client has
-settled it. The file is opened again on SIGHUP, so logrotate can rename it. What cannot be written is an error of the interceptor, counted and told.
+Rules:
+
+- No body, header or property is written.
+- A publish gets one line, when its outcome is known; a delivered message gets one when the client has settled it.
+- The file is opened again on SIGHUP, so logrotate can rename it. A failed write is an error of the interceptor, counted and logged.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ MODE = 0o640
 
 
 class Audit(Interceptor):
-    """See above.
+    """Writes the audit trail.
 
     Args:
         path: The file; it is made if it is not there (mode 0640), appended to if it is.
@@ -37,7 +40,7 @@ class Audit(Interceptor):
         return open(self._path, "a", encoding="ascii", opener=lambda path, flags: os.open(path, flags, MODE))
 
     def routed(self, event: Routed) -> None:
-        """A publish, and what became of it."""
+        """A publish, and its outcome."""
         client, message = event.client, event.message
         queues = [event.queue] if event.queue else []
         reason = {"reason": event.reason} if event.reason else {}
@@ -85,7 +88,7 @@ class Audit(Interceptor):
             self._file.flush()
 
     def reload(self) -> None:
-        """Opens the file again: what was there may have been renamed."""
+        """Opens the file again: the old one may have been renamed."""
         before, self._file = self._file, None
         if before is not None:
             before.close()

@@ -1,6 +1,6 @@
-"""What an interceptor is told: one immutable event type per point. docs/interceptors.md says when each is told.
+"""The events of an interceptor: one immutable type per point. docs/interceptors.md gives the moment of each.
 
-Rules: an event is told in the order in which things happened on a connection; nothing in it can change what becomes of a message. Names that are
+Rules: events come in the order in which they happened on a connection; no change to an event affects the message. Names that are
 not UTF-8 hold surrogate escapes. Times are seconds since 1970, UTC.
 """
 
@@ -38,10 +38,10 @@ class Client(NamedTuple):
     """A connection.
 
     Args:
-        user: Who logged in.
-        vhost: Where.
+        user: The user that logged in.
+        vhost: The vhost of the connection.
         address: host:port of the other end of its socket.
-        producer: The name that it announced in the client property lrq_producer; empty if none.
+        producer: The name in its client property lrq_producer; empty if none.
         number: Counts the connections of this sidecar process.
     """
 
@@ -56,12 +56,12 @@ class Message(NamedTuple):
     """A message without its body.
 
     Args:
-        exchange: Where it was published.
-        routing_key: Likewise.
+        exchange: The exchange of its publish.
+        routing_key: The routing key of its publish.
         replication_id: `<producer>/<number>`, if it has one that counts; else empty.
         position: Its place in the log; None if it has none (yet).
         size_bytes: Length of its body.
-        header: Its properties and headers as they stand on the wire: the payload of an AMQP content header.
+        header: Its properties and headers in wire form: the payload of an AMQP content header.
     """
 
     exchange: str
@@ -73,18 +73,18 @@ class Message(NamedTuple):
 
     @property
     def properties(self) -> dict[str, Any]:
-        """Properties by name (`content_header` among them), decoded anew with each call; empty where they cannot be decoded. Raises nothing."""
+        """Properties by name (`content_header` among them), decoded with each call; empty if they cannot be decoded. Raises nothing."""
         try:
             content = ContentHeader()
             content.unmarshal(self.header)
             found = content.properties
             return {name: value for name in found.__slots__ if (value := getattr(found, name)) is not None and name != "cluster_id"}  # a relic
-        except Exception:  # a client may send anything, and must not be able to get an interceptor counted out
+        except Exception:  # a client may send anything, and must not be able to get an interceptor switched off
             return {}
 
 
 class Routing(NamedTuple):
-    """`routing`: a publish has come; nothing has been done with it. `body`: to interceptors that refuse only; else None."""
+    """`routing`: a publish has arrived, and is not processed yet. `body`: to interceptors that refuse only; else None."""
 
     time: float
     client: Client
@@ -96,7 +96,7 @@ class Routing(NamedTuple):
 class Enqueue(NamedTuple):
     """`enqueue`: a publish has its place in the log (`message.position`), or goes to the broker past the log (None there).
 
-    `queue`: where it is going, if that is plain: the default exchange's routing key. Else empty: only the broker knows.
+    `queue`: its target queue, if that is plain: the default exchange's routing key. Else empty: only the broker knows.
     """
 
     time: float
@@ -107,7 +107,7 @@ class Enqueue(NamedTuple):
 
 
 class Outcome(Enum):
-    """What became of a publish."""
+    """The outcomes of a publish."""
 
     ACCEPTED = "it is in the queues that it was routed to; or, in vhost lrq, in the log for other sites, and safe"
     UNROUTABLE = "it was mandatory and there is no queue for it: it went back to the publisher"
@@ -120,7 +120,7 @@ class Outcome(Enum):
 
 
 class Routed(NamedTuple):
-    """`routed`: the last word on a publish. `reason`: of a refusal, for people."""
+    """`routed`: the final outcome of a publish. `reason`: of a refusal, for people."""
 
     time: float
     client: Client
@@ -132,7 +132,7 @@ class Routed(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message that a client was given. `consumer_tag`: empty for basic.get."""
+    """A delivery to a client. `consumer_tag`: empty for basic.get."""
 
     client: Client
     channel: int
@@ -144,14 +144,14 @@ class Delivery(NamedTuple):
 
 
 class Acquire(NamedTuple):
-    """`acquire`: a client is given a message."""
+    """`acquire`: a message is delivered to a client."""
 
     time: float
     delivery: Delivery
 
 
 class Cause(Enum):
-    """Why a message, or a consumer, was let go of."""
+    """Why a message was released, or a consumer cancelled."""
 
     CLIENT = "the client said so"
     RECOVER = "basic.recover"
@@ -169,7 +169,7 @@ class Release(NamedTuple):
 
 
 class Accept(NamedTuple):
-    """`accept`: a client acked a message. `automatic`: it takes without acks."""
+    """`accept`: a client acked a message. `automatic`: it consumes without acks."""
 
     time: float
     delivery: Delivery
@@ -184,14 +184,14 @@ class Reject(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """`rejected`: that is safe in the log, and the broker has been told; a dead-letter exchange may have the message next."""
+    """`rejected`: the rejection is safe in the log, and the broker has been told; a dead-letter exchange may have the message next."""
 
     time: float
     delivery: Delivery
 
 
 class Dequeue(NamedTuple):
-    """`dequeue`: that a message is gone from its queue is safe in the log: after `accept`, and after `rejected`."""
+    """`dequeue`: the message's removal from its queue is safe in the log: after `accept`, and after `rejected`."""
 
     time: float
     delivery: Delivery
@@ -220,12 +220,12 @@ class Cancel(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """`declare_rules`: the broker has done a declaration, deletion, binding or purge.
+    """`topology`: the broker has done a declaration, deletion, binding or purge.
 
     Args:
         operation: As `queue.declare`.
-        method: The method's arguments as they stand on the wire, after class and method number.
-        replicated: It is an entry of the log. Else it is the node's own, or the log holds the very same already.
+        method: The method's arguments in wire form, after class and method number.
+        replicated: It is an entry of the log. Else it is the node's own, or the log holds an equal entry already.
     """
 
     time: float
@@ -237,7 +237,7 @@ class Topology(NamedTuple):
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The method's arguments by name, decoded anew with each call; empty where they cannot be decoded. Raises nothing."""
+        """The method's arguments by name, decoded with each call; empty if they cannot be decoded. Raises nothing."""
         try:
             kind = commands.INDEX_MAPPING[decode.long_uint(self.method)[1]]
             found: Any = kind()
@@ -248,7 +248,7 @@ class Topology(NamedTuple):
 
 
 class Step(Enum):
-    """Of a transaction."""
+    """The steps of a transaction."""
 
     SELECT = "the channel is transactional from now on"
     COMMIT = "the client commits: what follows is carried out, in one batch of the log"
@@ -271,21 +271,21 @@ Event = (
 
 
 class Interceptor:
-    """What an interceptor may have; none of it is needed. A class need not inherit from this one: having the methods is enough.
+    """The methods of an interceptor, all optional. A class need not inherit from this one: having the methods is enough.
 
-    A method that is not overridden costs nothing. `routing` returns why the publish is refused, or None to let it be; what it returns counts only
-    if the attribute `refuses` is true, and then it is called on the door's own thread, before anything else happens with the publish: it must be
-    quick and wait for nothing. Everything else is called on a thread of the interceptor's own, one event after the other.
+    A method that is not overridden costs nothing. `routing` returns the reason of a refusal, or None to accept the publish. Its result counts only
+    if the attribute `refuses` is true, and then it is called on the door's own thread, before any other step of the publish: it must be
+    quick and wait for nothing. Every other method is called on a thread of the interceptor's own, one event after the other.
 
-    The constructor gets the options of the configuration as keyword arguments. It checks them (TypeError, ValueError or LrqError says what is
-    wrong with them) and does nothing else: it is called by `lrq-ha sidecar --check`, too.
+    The constructor gets the options of the configuration as keyword arguments. It checks them (TypeError, ValueError or LrqError names the
+    fault) and does nothing else: it is called by `lrq-ha sidecar --check`, too.
     """
 
     refuses: bool = False
     priority: int = 100
 
     def start(self) -> None:
-        """Opens what is needed. Called once, before the door listens. What it raises ends the sidecar's start."""
+        """Opens the interceptor's resources. Called once, before the door listens. An exception ends the sidecar's start."""
 
     def routing(self, event: Routing) -> str | None:
         """See Routing."""
@@ -328,10 +328,10 @@ class Interceptor:
         """See Transaction."""
 
     def flush(self) -> None:
-        """There is nothing more to tell for now: what is buffered should be written."""
+        """No event waits for now: buffered output should be written."""
 
     def reload(self) -> None:
         """The sidecar got SIGHUP: files should be opened again."""
 
     def close(self) -> None:
-        """The sidecar ends, or has switched this interceptor off: nothing more is told."""
+        """The sidecar ends, or has switched this interceptor off: no event follows."""

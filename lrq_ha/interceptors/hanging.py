@@ -1,9 +1,10 @@
-"""Ends a call on the door's thread that does not return: all clients wait for it, and whoever waits for this node.
+"""Ends a call on the door's thread that does not return: all clients wait for it, and other nodes that wait for this one.
 
 Rules:
-- A timer interrupts the process's main thread, where the door runs; in another thread nothing is watched. One timer for all, which the calls need not
-  set: a call costs nothing more.
-- What neither returns nor lets Python's signals in (a C library that computes) cannot be ended so.
+
+- A timer interrupts the process's main thread, where the door runs; in another thread nothing is watched. One timer serves all, which the calls need
+  not set: a call costs nothing more.
+- A call that neither returns nor lets Python's signals in (a C library that computes) cannot be ended so.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _LOOKS_EVERY_S = HANGS_S / 4
 
 
 class Hangs(BaseException):
-    """Raised in the call. No `Exception`: who hangs may catch those."""
+    """Raised in the call. No `Exception`: a hanging call may catch those."""
 
 
 class Alarm:
-    """See above. `look`: called in the main thread now and then, whatever is under way there; what it raises is raised there."""
+    """The timer. `look`: called in the main thread now and then, between any two instructions; an exception of it is raised there."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look

@@ -1,7 +1,7 @@
-"""Finding, making and keeping the interceptors that the configuration names.
+"""Finds, makes and keeps the interceptors that the configuration names.
 
-Rule: only what the configuration names is imported. A package that is installed must not get to see messages, or run code in the sidecar, by being
-installed: naming it in the configuration is the operator's consent.
+Rule: only interceptors that the configuration names are imported. An installed package must not see messages, or run code in the sidecar, by its
+installation alone: its name in the configuration is the operator's consent.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .runner import Runner
 log = logging.getLogger("lrq_ha.interceptors")
 
 GROUP = "lrq_ha.interceptors"
-#: Those that come with lrq-ha, which are there in a checkout, too.
+#: Interceptors that come with lrq-ha, also in a checkout.
 BUILT_IN = {"audit": "lrq_ha.interceptors.audit:Audit"}
 
 
 class Settings(BaseModel):
-    """How one interceptor is run: the table [interceptors.NAME] of the configuration."""
+    """The settings of one interceptor: the table [interceptors.NAME] of the configuration."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -60,7 +60,7 @@ def make(name: str, settings: Settings) -> Runner:
     """Imports and makes one interceptor; it is not started.
 
     Raises:
-        LrqError: None of that name is installed, or more than one; it cannot be imported; it does not take these options.
+        LrqError: No interceptor of that name is installed, or more than one; it cannot be imported; it refuses these options.
     """
     where = f"interceptors.{name}"
     offered = _offered()
@@ -111,7 +111,7 @@ class Interceptors:
         tables: Settings by name.
 
     Attributes:
-        points: Those that any of them has.
+        points: The points that any of them has.
     """
 
     def __init__(self, tables: Mapping[str, Settings]) -> None:
@@ -133,11 +133,11 @@ class Interceptors:
 
     @property
     def full(self) -> bool:
-        """Whether clients are to be held up for one of them."""
+        """Whether clients must wait for one of them."""
         return any(runner.full for runner in self._runners)
 
     def start(self, on_room: Callable[[], None]) -> None:
-        """Starts them all. `on_room`: called from any thread when clients need not be held up any more. Raises LrqError if one does not start."""
+        """Starts them all. `on_room`: called from any thread when clients need not wait any more. Raises LrqError if one does not start."""
         for runner in self._runners:
             runner.on_room = on_room
             try:
@@ -155,7 +155,7 @@ class Interceptors:
             runner.end_what_hangs()
 
     def ask(self, event: Routing) -> tuple[str, str] | None:
-        """`routing`: the name of the first that refuses this publish, and why; None if nobody does."""
+        """`routing`: the name of the first that refuses this publish, and its reason; None if none does."""
         for runner in self._asked:
             reason = runner.ask(event)
             if reason is not None:
@@ -163,7 +163,7 @@ class Interceptors:
         return None
 
     def tell(self, point: Point, event: Event) -> None:
-        """Tells an event to those that want it."""
+        """Passes an event to the interceptors with that point."""
         for runner in self._told.get(point, ()):
             runner.put(point, event)
 
@@ -178,14 +178,14 @@ class Interceptors:
             runner.reload()
 
     def end_asking(self) -> None:
-        """Nobody is asked any more. To be called in the thread of `start`, before `close`."""
+        """No interceptor is asked any more. To be called in the thread of `start`, before `close`."""
         self._alarm.stop()
 
     def close(self) -> None:
-        """Ends them all; blocks until they have been told what happened before, for some seconds each at most."""
+        """Ends them all; blocks until they have received all earlier events, for some seconds each at most."""
         for runner in self._runners:
             runner.close()
 
     def status(self) -> dict[str, Any]:
-        """What GET /status tells of them, by name."""
+        """Their part of GET /status, by name."""
         return {runner.name: runner.status() for runner in self._runners}

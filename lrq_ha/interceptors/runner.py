@@ -1,11 +1,12 @@
-"""Runs one interceptor: its buffer, its thread, what it did wrong, and its end.
+"""Runs one interceptor: its buffer, its thread, its failures, and its end.
 
 Rules:
-- Nothing that an interceptor does reaches a client: what it raises is counted and its kind and place are logged (not its text, which may hold what
-  came from a client), and after `errors_max` failures in a row of one of its methods it is switched off, which is told.
-- Events go through a buffer to a thread of the interceptor's own. Only `routing` of one that refuses is called where it happens; there a call
+
+- No failure of an interceptor reaches a client: its exceptions are counted and their kind and place are logged (not their text, which may hold
+  client data), and after `errors_max` failures in a row of one of its methods it is switched off, which is logged.
+- Events go through a buffer to a thread of the interceptor's own. Only `routing` of one that refuses is called on the door's thread; there a call
   that takes longer than SLOW_S is a failure, too, and one that has not returned after HANGS_S is ended.
-- A buffer that is full either drops events (`on_overflow = "drop"`: counted and told) or holds up clients ("wait"), but not for ever: an
+- A full buffer either drops events (`on_overflow = "drop"`: counted and logged) or makes clients wait ("wait"), but not without limit: an
   interceptor that finishes no event for `wait_max_s` is switched off.
 """
 
@@ -30,33 +31,33 @@ log = logging.getLogger("lrq_ha.interceptors")
 SLOW_S = 0.1
 TELL_EVERY_S = 60.0
 CLOSE_S = 5.0
-EVENT_BYTES = 1024  # what an event takes beside its message's header
+EVENT_BYTES = 1024  # size of an event beside its message's header
 RESUME_SHARE = 0.5
 _MESSAGE_POINTS = (Point.ROUTING, Point.ENQUEUE, Point.ROUTED)
 
 
 @dataclass(slots=True)
 class _Side:
-    """What one thread counts: the door's, or the interceptor's own."""
+    """The counters of one thread: the door's, or the interceptor's own."""
 
     counters: Counter[str] = field(default_factory=Counter)
-    failed_in_a_row: Counter[str] = field(default_factory=Counter)  # by method: where events succeed, writing them to a full disk may not
+    failed_in_a_row: Counter[str] = field(default_factory=Counter)  # by method: if events succeed, writing them to a full disk may still fail
 
 
 class Runner:
-    """See above.
+    """One interceptor with its thread.
 
     Args:
         name: As in the configuration.
-        interceptor: What has the methods.
+        interceptor: The object with the methods.
         priority: Lower ones are asked first.
-        on_overflow: What happens when the buffer is full.
+        on_overflow: The action when the buffer is full.
         buffer_bytes_max: Size of the buffer.
-        errors_max: So many failures in a row of one method switch it off.
-        wait_max_s: How long clients are held up for it at most.
+        errors_max: Number of failures in a row of one method that switch it off.
+        wait_max_s: Longest time in seconds that clients wait for it.
 
     Attributes:
-        points: Those it has methods for.
+        points: The points that it has methods for.
         off: Why it was switched off; empty while it runs.
     """
 
@@ -87,14 +88,14 @@ class Runner:
         self._lock = threading.Lock()  # of the number below, which two threads change
         self._bytes = 0
         self._asking, self._telling = _Side(), _Side()
-        self._asked_at = 0.0  # when the call of `ask` that is under way began (perf_counter); 0: none is
+        self._asked_at = 0.0  # start of the current call of `ask` (perf_counter); 0: none is under way
         self._moved_at = 0.0
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
         self._thread = threading.Thread(target=self._run, name=f"interceptor-{name}", daemon=True)
 
     @property
     def full(self) -> bool:
-        """Whether clients are to be held up. Never for one that is off: the buffer may fill at the very moment at which the other thread gives up."""
+        """Whether clients must wait. Never for one that is off: the buffer may fill at the very moment at which the other thread gives up."""
         return self._full and not self.off
 
     # ---- the door's side ---------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class Runner:
         self._thread.start()
 
     def ask(self, event: Routing) -> str | None:
-        """`routing` of an interceptor that refuses, at once: why, or None."""
+        """`routing` of an interceptor that refuses, called directly: the reason, or None."""
         if self.off:
             return None
         began = time.perf_counter()
@@ -136,14 +137,14 @@ class Runner:
         return answer
 
     def end_what_hangs(self) -> None:
-        """Called while a call of `ask` is under way, or not. Raises Hangs, in that call, if it takes too long."""
+        """Called at any time, also during a call of `ask`. Raises Hangs, in that call, if it takes too long."""
         now = time.perf_counter()
         if self._asked_at and now - self._asked_at > HANGS_S:
             self._asked_at = now  # once more after as long, if it swallows this
             raise Hangs
 
     def put(self, point: Point, event: Any) -> None:
-        """Tells an event. Never waits."""
+        """Passes an event to the interceptor. Never waits."""
         if self.off:
             return
         size = EVENT_BYTES
@@ -163,7 +164,7 @@ class Runner:
         self._buffer.put((point, event, size))
 
     def check(self) -> None:
-        """Once a second: clients do not wait for an interceptor that does not move."""
+        """Once a second: clients do not wait for an interceptor without progress."""
         if self.full and time.monotonic() - self._moved_at > self._wait_max_s:
             self._switch_off(f"it has finished nothing for {self._wait_max_s:g} s while clients waited for it")
 
@@ -173,7 +174,7 @@ class Runner:
             self._buffer.put(self._interceptor.reload)
 
     def close(self) -> None:
-        """Tells what is in the buffer, then closes the interceptor. Blocks for CLOSE_S at most; harmless if never started."""
+        """Passes on the events in the buffer, then closes the interceptor. Blocks for CLOSE_S at most; harmless if never started."""
         if not self._thread.is_alive():
             return
         self._buffer.put(None)
@@ -182,7 +183,7 @@ class Runner:
             log.error("interceptor %s has not ended within %g s: %d events were not told", self.name, CLOSE_S, self._buffer.qsize())
 
     def status(self) -> dict[str, Any]:
-        """What GET /status tells of it."""
+        """Its part of GET /status."""
         counters = {key: self._asking.counters[key] + self._telling.counters[key] for key in ("events", "errors", "slow", "dropped", "refused")}
         points = [point.value for point in Point if point in self.points]
         return {"priority": self.priority, "points": points, "off": self.off, **counters, "waiting": self._buffer.qsize(), "holds_up": self.full}
@@ -241,7 +242,7 @@ class Runner:
         else:
             self._telling.failed_in_a_row[what] = 0
 
-    # ---- what went wrong ---------------------------------------------------------------------------------------------
+    # ---- failures --------------------------------------------------------------------------------------------------------
 
     def _failed(self, side: _Side, kind: str, what: str, why: str) -> None:
         side.counters[kind] += 1

@@ -1,10 +1,12 @@
-"""Private brokers and sidecars on loopback, as plain processes: for tests, benchmarks, the demo and for trying things out.
+"""Private brokers and sidecars on loopback, as plain processes: for tests, benchmarks, the demo and experiments.
+
+Usage::
 
     from lrq_ha.lab import Lab
     with Lab(groups={"east": 2, "west": 1}, directory=Path(".lab")) as lab:
         lab.kill("e1.broker")
 
-`brokers` finds RabbitMQ installations, `keeper` owns every process, `files` writes what a node reads, `lab` puts them together.
+`brokers` finds RabbitMQ installations, `keeper` owns every process, `files` writes a node's files, `lab` combines them.
 """
 
 from lrq_ha.lab.brokers import Installation, installations

@@ -1,6 +1,6 @@
 """RabbitMQ installations on this machine: the distribution's own, and those that `scripts/broker` unpacked into the cache.
 
-Rules: nothing is installed or started here; a broker is found by what lies on the disk, never by asking a running one. A version is named
+Rules: nothing is installed or started here; a broker is found by its files on the disk, never by asking a running one. A version is named
 by its series, `3.10` for 3.10.8.
 """
 
@@ -39,7 +39,7 @@ class Installation:
         return ".".join(self.version.split(".")[:2])
 
     def applications(self, plugins: Iterable[str] = ()) -> list[Path]:
-        """Folders of the Erlang applications that a broker with these plugins needs, of all that came with it.
+        """Folders of the Erlang applications that a broker with these plugins needs, of those in its installation.
 
         Erlang looks for each module in every folder that it is given, so a broker that is given no others boots in two thirds of the time.
 
@@ -70,7 +70,7 @@ def cache_directory() -> Path:
 
 
 def installations() -> dict[str, Installation]:
-    """Every usable RabbitMQ by series; the distribution's own comes first, and wins over an unpacked one of the same series."""
+    """Every usable RabbitMQ by series; the distribution's own comes first, and wins over an unpacked one of its series."""
     found: dict[str, Installation] = {}
     erl = shutil.which("erl", path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin")
     for installation in (*(_in(Path("/"), Path(erl).parent) if erl else ()), *_cached()):

@@ -1,6 +1,6 @@
 """A certificate authority of a lab's own, made with the `openssl` program.
 
-Rule: keys are the user's alone, live as long as the lab's folder, and are good for nothing but trying out.
+Rule: keys are readable by the user alone, live as long as the lab's folder, and are good only for experiments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Authority:
     """Signs certificates.
 
     Args:
-        folder: Where everything is written; made if it does not exist.
+        folder: Folder of all files; made if it does not exist.
 
     Attributes:
         ca: The authority's certificate (PEM).
@@ -33,7 +33,7 @@ class Authority:
                  "-addext", "basicConstraints=critical,CA:TRUE")
 
     def issue(self, file: str, common_name: str = "", hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> tuple[Path, Path]:
-        """Makes a certificate and its key, over those of the same file name.
+        """Makes a certificate and its key, and replaces files of that name.
 
         Args:
             file: Name of the two files, without ending.

@@ -6,8 +6,8 @@ from lrq_ha.errors import LrqError
 
 
 class LabError(LrqError):
-    """Something about the lab's processes, folder or brokers; the text says what to do."""
+    """A fault of the lab's processes, folder or brokers; the text names the remedy."""
 
 
 class NoLab(LabError):
-    """None runs in a folder."""
+    """No lab runs in a folder."""

@@ -1,8 +1,10 @@
-"""What a node of the lab reads: its folder, the broker's configuration and definitions, the sidecar's TOML, and how both are started.
+"""The files of a lab's node: its folder, the broker's configuration and definitions, the sidecar's TOML, and the commands that start both.
 
-Rules: everything listens on 127.0.0.1, unless a node has a network of its own; nothing of a RabbitMQ that the machine may have (configuration,
-plugins, cookie, epmd, data) is read or written; vhosts, users and permissions come from a definitions file that the broker loads while it boots,
-before it listens.
+Rules:
+
+- Everything listens on 127.0.0.1, unless a node has a network of its own.
+- No file of another RabbitMQ on the machine (configuration, plugins, cookie, epmd, data) is read or written.
+- Vhosts, users and permissions come from a definitions file that the broker loads while it boots, before it listens.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ exec erl +B -boot no_dot_erlang -noinput $options -run escript start -extra "$@"
 
 @dataclass(frozen=True)
 class NodePlan:
-    """Everything about a node that is known before it starts.
+    """The data of a node that is known before it starts.
 
     Attributes:
         name: Name in the lab, as "e1".
@@ -46,7 +48,7 @@ class NodePlan:
         proxied: The broker's ports expect the PROXY protocol.
         ca, certificate, key: PEM files of a lab with TLS.
         listens_on: Address that the broker, the door and HTTP listen on.
-        host: Where the other nodes reach the door and HTTP. Who uses the lab reaches everything on 127.0.0.1.
+        host: Address at which the other nodes reach the door and HTTP. Users of the lab reach everything on 127.0.0.1.
     """
 
     name: str
@@ -89,7 +91,7 @@ class NodePlan:
 
 def write_broker(node: NodePlan, installation: Installation, passwords: Mapping[str, str], vhosts: Sequence[str], plugins: Sequence[str], cookie: str,
                  settings: Mapping[str, str]) -> None:
-    """Writes the broker's files: configuration with more `settings` or other ones, definitions, enabled plugins and what they need, cookie."""
+    """Writes the broker's files: configuration with more `settings` or other ones, definitions, enabled plugins and their dependencies, cookie."""
     for folder in ("data", "home", "conf.d", "bin", "plugins"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
     for application in installation.applications(plugins):
@@ -158,7 +160,7 @@ def broker_environment(node: NodePlan, installation: Installation) -> dict[str, 
         "RABBITMQ_MNESIA_BASE": str(node.directory / "data"),
         "RABBITMQ_LOG_BASE": str(node.directory),
         "RABBITMQ_LOGS": "-",
-        # With it the server script becomes the Erlang VM instead of waiting for it: the process that is started is the one to signal.
+        # With it the server script becomes the Erlang VM instead of waiting for it: the started process is the one to signal.
         "RABBITMQ_ALLOW_INPUT": "true",
     }
 
@@ -207,7 +209,7 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
 
 
 def python_environment() -> dict[str, str]:
-    """Environment in which `python -m lrq_ha…` finds this very package, installed or not."""
+    """Environment in which `python -m lrq_ha…` finds this package, installed or not."""
     here = str(Path(lrq_ha.__file__).resolve().parents[1])
     before = os.environ.get("PYTHONPATH")
     return os.environ | {"PYTHONPATH": f"{here}:{before}" if before else here, "PYTHONUNBUFFERED": "1"}

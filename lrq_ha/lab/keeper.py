@@ -1,12 +1,13 @@
 """The keeper: one small process that is the parent of every process of a lab, so that none outlives it.
 
 Rules:
-1. The keeper ends when its standard input does: the lab process holds the other end, so its death by whatever cause ends the lab.
-2. It is a child subreaper: what a killed broker leaves behind becomes the keeper's child, and the end kills children until there are none.
+
+1. The keeper ends when its standard input does: the lab process holds the other end, so its death by any cause ends the lab.
+2. It is a child subreaper: processes that a killed broker leaves behind become the keeper's children, and the end kills children until none is left.
 3. Its own death takes its children with it (PR_SET_PDEATHSIG). That signal follows the *thread* that forked, which is why a lab used from
    several threads does not start processes itself.
 4. It has its own session: Ctrl-C in a terminal reaches the lab process, which ends things in order.
-5. It answers one JSON line per connection on a socket in the lab's folder, so another terminal can act on the same lab. The folder is the
+5. It answers one JSON line per connection on a socket in the lab's folder, so another terminal can act on that lab. The folder is the
    user's alone. Only the standard library is used.
 """
 
@@ -31,12 +32,12 @@ from lrq_ha.lab.errors import LabError, NoLab
 
 LAB_FILE = "lab.json"
 SOCKET_FILE = "keeper.sock"
-#: A keeper that is gone refuses at once; one that does not answer has a process to start or to bury on a machine that is busy with its disk.
+#: A keeper that is gone refuses at once; one that does not answer has a process to start or to reap on a machine with a busy disk.
 _ANSWER_TIMEOUT_S = 120.0
-#: Who has connected sends its request at once, unless the machine stands still.
+#: A client sends its request at once, unless the machine stands still.
 _REQUEST_TIMEOUT_S = 20.0
 _REQUEST_BYTES_MAX = 1 << 20
-#: More would only cost: the Erlang helpers close every possible descriptor when they start, and containers often allow a billion.
+#: A higher limit would only cost: the Erlang helpers close every possible descriptor when they start, and containers often allow a billion.
 _OPEN_FILES_MAX = 65_536
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -56,7 +57,7 @@ def ask(directory: Path, **request: Any) -> dict[str, Any]:
     """Sends one request to the keeper of the lab in `directory` and returns its answer.
 
     Raises:
-        NoLab: None runs there.
+        NoLab: No lab runs there.
         LabError: The keeper refused, or does not answer.
     """
     try:
@@ -98,7 +99,7 @@ class _Keeper:
                 self._reap()
 
     def _answer(self, connection: socket.socket) -> bool:
-        """Serves one connection; True if the lab is to end. Whatever goes wrong with it goes wrong for the asker alone."""
+        """Serves one connection; True if the lab is to end. An error affects only the client of that connection."""
         connection.settimeout(_REQUEST_TIMEOUT_S)
         try:
             request = json.loads(connection.makefile("rb").readline(_REQUEST_BYTES_MAX))
@@ -121,11 +122,11 @@ class _Keeper:
         return {key: {"pid": process.pid, "exit": process.poll()} for key, process in self._processes.items()}
 
     def _spec(self, key: str) -> dict[str, Any]:
-        """How `key` is started."""
+        """The start parameters of `key`."""
         return self._specs[key]
 
     def _spawn(self, key: str, **spec: Any) -> dict[str, Any]:
-        """Starts `key`; without argv, again as it was started first."""
+        """Starts `key`; without argv, as at its first start."""
         if key in self._processes and self._processes[key].poll() is None:
             raise ValueError(f"{key} is running (pid {self._processes[key].pid})")
         spec = self._specs[key] = spec or self._specs[key]
@@ -147,7 +148,7 @@ class _Keeper:
         return {}
 
     def _reap(self) -> None:
-        """Collects adopted orphans, but leaves the processes that are known to their own `Popen`."""
+        """Collects adopted orphans, but leaves the known processes to their own `Popen`."""
         known = {process.pid: process for process in self._processes.values()}
         try:
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -175,7 +176,7 @@ class _Keeper:
 
 
 def _children() -> list[int]:
-    """Process ids of the direct children, zombies included. They are not reused while nobody has waited for them."""
+    """Process ids of the direct children, zombies included. They are not reused before a wait for them."""
     mine = os.getpid()
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):

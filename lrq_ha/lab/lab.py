@@ -1,8 +1,11 @@
 """A lab: groups of nodes, each a private RabbitMQ broker and its sidecar, on free loopback ports.
 
-Rules: every process belongs to the lab's keeper (see `keeper`), so the lab ends with the process that made it; `lab.json` in the lab's
-folder is written once all is ready and tells everything that another process needs, which is how `Lab.attach` works; brokers start in
-parallel. Methods may be called from any thread.
+Rules:
+
+- Every process belongs to the lab's keeper (see `keeper`), so the lab ends with the process that made it.
+- `lab.json` in the lab's folder is written once all is ready and holds all data that another process needs for `Lab.attach`.
+- Brokers start in parallel.
+- Methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class LabNode:
         name: Name in the lab, as "e1".
         group: Its group, as "east".
         door: AMQP URL of the sidecar's door, with an ordinary client's credentials.
-        broker: AMQP URL of the broker itself, with the same credentials.
+        broker: AMQP URL of the broker itself, with these credentials.
         http: Base URL of the sidecar's HTTP.
         config: The sidecar's configuration file.
         log: The sidecar's log.
@@ -91,16 +94,16 @@ class Lab:
         directory: Folder for everything the lab writes; a temporary one, removed by `down`, if it is None.
         broker: RabbitMQ series, as "3.10" or "4.3"; the distribution's own if it is None.
         sites: Destination groups of each group; all others if it is None.
-        brokers_only: Leave out the sidecars; their ports are allotted and their configurations written all the same.
+        brokers_only: Leave out the sidecars; their ports are still allotted and their configurations written.
         vhosts: More vhosts, on which both users have all rights.
         plugins: Broker plugins to enable.
-        tls: Doors take TLS only, and everything that the sidecars connect to is reached with TLS; see `authority`.
-        proxy_protocol: The brokers expect the PROXY protocol, from everybody.
+        tls: Doors take TLS only, and all connections of the sidecars use TLS; see `authority`.
+        proxy_protocol: The brokers expect the PROXY protocol from every client.
         door: More keys of every sidecar's [door].
         settings: More settings of every broker's rabbitmq.conf, or other values; an empty one leaves a setting out.
 
     Attributes:
-        authority: Who signs certificates in a lab with TLS; None in any other, and in one that another process runs.
+        authority: The CA that signs certificates in a lab with TLS; None in any other, and in one that another process runs.
         ca: The authority's certificate (PEM), in any lab with TLS.
     """
 
@@ -121,7 +124,7 @@ class Lab:
         self.authority: Authority | None = None
         self.ca: Path | None = None
         self._plans: dict[str, files.NodePlan] = {}
-        self._ports: Generator[int] | None = None  # holds those that it has given out
+        self._ports: Generator[int] | None = None  # holds the ports that it has given out
         self._keeper: subprocess.Popen[bytes] | None = None
         self._write_lock = threading.Lock()
         self._primaries: dict[str, str | None] = dict.fromkeys(groups)
@@ -132,7 +135,7 @@ class Lab:
         """A lab that another process runs in `directory`. It does not end with this object.
 
         Raises:
-            LabError: None runs there.
+            LabError: No lab runs there.
         """
         keeper.ask(directory, do="list")
         try:
@@ -171,7 +174,7 @@ class Lab:
         """Starts everything and returns when every broker answers and every sidecar is active or ready.
 
         Raises:
-            LabError: Something did not start; what its log says is in the text, and nothing is left running.
+            LabError: Something did not start; the text has an excerpt of its log, and nothing is left running.
         """
         self.prepare()
         deadline = time.monotonic() + timeout_s
@@ -232,7 +235,7 @@ class Lab:
     def down(self) -> None:
         """Kills every process of the lab and deletes the brokers' data; logs and configurations stay. Nothing happens if it is down.
 
-        Another lab may run in the folder where this one was refused: that one stays.
+        If another lab runs in the folder, and this one was refused: that lab stays.
         """
         if self._keeper is not None:
             if self._keeper.stdin is not None:
@@ -274,11 +277,11 @@ class Lab:
         self._signal(target, signal.SIGSTOP)
 
     def cont(self, target: str) -> None:
-        """SIGCONTs what was stopped."""
+        """SIGCONTs a stopped node or part."""
         self._signal(target, signal.SIGCONT)
 
     def start(self, target: str, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Starts again, on the same data, what of `target` does not run; returns when the broker answers and the sidecar's HTTP does.
+        """Starts again, on its old data, each part of `target` that does not run; returns when the broker answers and the sidecar's HTTP does.
 
         Raises:
             LabError: All of it is running, or it did not start.
@@ -300,7 +303,7 @@ class Lab:
     # -- asking
 
     def status(self, name: str) -> dict[str, Any]:
-        """What the sidecar of node `name` says of itself.
+        """The status of the sidecar of node `name`.
 
         Raises:
             LabError: It does not answer.
@@ -331,7 +334,7 @@ class Lab:
         return next((name for name, node in self.nodes.items() if node.group == group and self._role(name) == "active"), None)
 
     def promote(self, name: str, down: Sequence[str] = (), *, force: bool = False, dry_run: bool = False) -> str:
-        """Promotes node `name`; `down` names the nodes that the operator knows to be down. Returns what the sidecar says.
+        """Promotes node `name`; `down` names the nodes that the operator knows to be down. Returns the sidecar's answer.
 
         Raises:
             LabError: The sidecar refuses, and says why, or does not answer.
@@ -384,7 +387,7 @@ class Lab:
     # -- inside
 
     def _begin(self, deadline: float) -> None:
-        """Before the first broker starts: who starts it, and where it says its name."""
+        """The steps before the first broker: its parent process, and the epmd for its name."""
         self._keeper = keeper.start(self.directory, files.python_environment())
         epmd_port = next(iter(self._plans.values())).epmd_port
         self._ask(do="spawn", key="epmd", argv=files.epmd_command(self._installation, epmd_port),
@@ -392,7 +395,7 @@ class Lab:
         self._wait("epmd", lambda: probe.listens(epmd_port), deadline)
 
     def _ask(self, **request: Any) -> dict[str, Any]:
-        """Has the keeper do something with the lab's processes: whatever starts, signals or looks at them goes through here."""
+        """Has the keeper do something with the lab's processes: every start, signal or look goes through here."""
         return keeper.ask(self.directory, **request)
 
     def _of(self, group: str) -> list[files.NodePlan]:
@@ -426,7 +429,7 @@ class Lab:
         for key in reversed(running):
             self._ask(do="signal", key=key, number=int(number))
         if number == signal.SIGKILL:
-            # Nobody is asked: a fault must not take as long as a stalled node takes to answer.
+            # The primary is not asked: a fault must not take as long as a stalled node takes to answer.
             self._primaries = {group: None if primary == name else primary for group, primary in self._primaries.items()}
         self._write()
 
@@ -472,7 +475,7 @@ class Lab:
         return None if answer is None else str(answer.get("role"))
 
     def _write(self) -> None:
-        """Writes lab.json anew, as a whole; it holds passwords, so it is the user's alone."""
+        """Replaces lab.json as a whole; it holds passwords, so only the user can read it."""
         with self._write_lock:
             pids = self.processes()
             groups = {

@@ -1,8 +1,11 @@
 """Free loopback ports.
 
-Rules: ports are drawn at random from below the range that the kernel gives to outgoing connections, so that a connection that happens to be
-open is seldom met; each is tried before it is handed out, and again before a process is started. No two labs of a machine draw the same, not
-even while a node of one of them is down: a port is held by a Unix socket of its name, which ends with the process at the latest.
+Rules:
+
+- Ports are drawn at random from below the range that the kernel gives to outgoing connections, so that an open connection is seldom
+  met; each is tried before it is handed out, and again before a process is started.
+- No two labs of a machine draw one port, not even while a node of one of them is down: a port is held by a Unix socket of its name, which ends
+  with the process at the latest.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports() -> Generator[int]:
-    """Yields different free ports, one after the other; nobody else draws them before the generator is closed.
+    """Yields different free ports, one after the other; no other lab draws them before the generator is closed.
 
     Raises:
         LabError: None was found in a thousand tries.

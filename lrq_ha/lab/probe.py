@@ -1,4 +1,4 @@
-"""Asking brokers and sidecars how they are. Rule: readiness is always asked for, never slept for; every question has a time limit."""
+"""Queries brokers and sidecars. Rule: readiness is always queried, never slept for; every query has a time limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def speaks_amqp(port: int, proxied: bool = False) -> bool:
 
 
 def get_json(url: str) -> dict[str, Any] | None:
-    """Body of an HTTP GET, or None while nobody answers there in full."""
+    """Body of an HTTP GET; None without a whole answer."""
     try:
         with http_open(url, timeout=_ASK_TIMEOUT_S) as answer:
             body: dict[str, Any] = json.load(answer)
@@ -51,10 +51,10 @@ def get_json(url: str) -> dict[str, Any] | None:
 
 
 def post_json(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Status and body of an HTTP POST; a status that says no is an answer like another.
+    """Status and body of an HTTP POST; an error status is an answer like any other.
 
     Raises:
-        OSError: Nobody answers there.
+        OSError: No server answers there.
     """
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
@@ -70,11 +70,11 @@ def post_json(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def excerpt(log: Path, lines_max: int = 15) -> str:
-    """What a log says about a failure, indented: from its first error on if its last lines name one, as a broker's does, else its end."""
+    """The part of a log about a failure, indented: from its first error on if its last lines name one, as a broker's do, else its end."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-_SEARCHED_LINES_MAX:]
     except OSError:
         return "    (no log was written)"
-    # A broker's first error says why; what follows is the state of each process that went down with it.
+    # A broker's first error has the reason; after it comes the state of each process that went down with it.
     first = next((index for index, line in enumerate(lines) if "[error]" in line), max(0, len(lines) - lines_max))
     return "\n".join(f"    {line}" for line in lines[first:first + lines_max]) or "    (the log is empty)"

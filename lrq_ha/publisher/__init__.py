@@ -1,4 +1,4 @@
-"""Publishing with replication IDs, to whichever node is primary. See docs/publisher.md."""
+"""Publishing with replication IDs, to the node that is primary. See docs/publisher.md."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """AsyncPublisher, and with it aiormq, only when somebody asks for it: it is an extra."""
+    """AsyncPublisher, and with it aiormq, only on first use: it is an extra."""
     if name != "AsyncPublisher":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,9 +1,11 @@
-"""One AMQP connection of the async publisher, on aiormq, and its successors: log in at the node that takes us, send the window, pass on
-confirms. `sync_link.py` is the same for threads.
+"""One AMQP connection of the async publisher, on aiormq, and its successors: login at the node that takes us, sending of the window, confirms.
+
+`sync_link.py` is the counterpart for threads.
 
 Rules:
- - A link is one task; what it does at a time are tasks of its own that end with the connection. Whatever goes wrong ends the connection:
-   the window puts what was in flight in line again, and the next address is tried.
+
+ - A link is one task; its concurrent work is in tasks that end with the connection. Any failure ends the connection:
+   the window queues its messages in flight again, and the next address is tried.
  - aiormq, the protocol layer of aio-pika, makes the connection, reads frames, and keeps the heartbeat. The channels are ours: those of
    aio-pika and aiormq give every message a message_id, make a future of every publish, and go through all of them at every cumulative
    confirm. Two things of aiormq are not public: how a channel gets its frames (`ClientChannel`), and how a login is refused (`Connection._rpc`).
@@ -54,9 +56,9 @@ from lrq_ha.routing.names import last_sequence, producer_queue
 
 _LOG = logging.getLogger(__name__)
 
-FRAMES_MAX: Final = 256  # of one channel, read and not looked at: past it the connection is not read
+FRAMES_MAX: Final = 256  # of one channel, read and not handled: past it the connection is not read
 ABORT_S: Final = 1.0  # for aiormq to clean up behind a connection that was cut
-_CODES: Final = {kind: code for code, kind in aiormq.connection.EXCEPTION_MAPPING.items()}  # it keeps the code only as the kind of error
+_CODES: Final = {kind: code for code, kind in aiormq.connection.EXCEPTION_MAPPING.items()}  # aiormq keeps the code only as the kind of error
 
 T = TypeVar("T")
 
@@ -91,7 +93,7 @@ class _Sockets(aiormq.connection.TransportFactory):
 
 
 class _Receiver:
-    """What reads frames during the login. aiormq takes the broker's refusal for a malformed answer, and forgets what it says."""
+    """Reads frames during the login. aiormq takes the broker's refusal for a malformed answer, and drops its text."""
 
     def __init__(self, receiver: aiormq.connection.FrameReceiver) -> None:
         self._receiver = receiver
@@ -118,7 +120,7 @@ class Connection(aiormq.Connection):
         """Whether the broker has said that it does not read from us for now (a resource alarm)."""
         try:
             async with asyncio.timeout(0):
-                await self.ready()  # returns at once unless it is
+                await self.ready()  # returns at once unless it is blocked
         except TimeoutError:
             return True
         return False
@@ -131,8 +133,9 @@ class Connection(aiormq.Connection):
                 await self.close()
 
     async def while_open(self, *works: Coroutine[Any, Any, T]) -> T:
-        """Runs `works` until the first of them ends, and ends the others. Returns its result, or raises what ended it; ConnectionClosed (by the
-        broker) or _Left if the connection ended first."""
+        """Runs `works` until the first of them ends, and ends the others. Returns its result, or raises its error; ConnectionClosed (by the
+        broker) or _Left if the connection ended first.
+        """
         closing = asyncio.ensure_future(self.closing)
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
@@ -180,7 +183,7 @@ class Channel:
         return frame
 
     async def call(self, method: Frame) -> Any:
-        """Sends a method and returns its answer. Nothing else may be on its way here."""
+        """Sends a method and returns its answer. No other call may be under way on this channel."""
         await self.send(method)
         return await self.receive()
 
@@ -206,7 +209,7 @@ class Channel:
 
 
 def describe(error: BaseException | None) -> str:
-    """What a node answered, or what became of the connection, without the layers that aiormq wraps around it."""
+    """A node's answer, or the connection's error, without the layers that aiormq wraps around it."""
     closed = closed_by_broker(error)
     if closed is not None:
         return f"{closed[0]} {closed[1]}"
@@ -215,7 +218,7 @@ def describe(error: BaseException | None) -> str:
     if error is None or isinstance(error, StopAsyncIteration):
         return "the connection was closed"
     text = str(error.args[-1]) if error.args else ""
-    if text.startswith("Connect call failed"):  # asyncio's words, which leave out why
+    if text.startswith("Connect call failed"):  # asyncio's text, which leaves out the reason
         return os.strerror(error.args[0])
     return text or type(error).__name__
 
@@ -230,7 +233,7 @@ def closed_by_broker(error: BaseException | None) -> tuple[int, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """What a link calls."""
+    """The callbacks of a link."""
 
     ready: Callable[[], None]
     settle: Callable[[list[Settled[Outgoing[AsyncConfirm]]]], None]
@@ -238,7 +241,7 @@ class Handlers:
 
 
 def connection_url(node: str, vhost: str, heartbeat_s: int) -> URL:
-    """An address as aiormq takes it. InvalidArgument for what it does not take."""
+    """An address in the form of aiormq. InvalidArgument if aiormq does not take it."""
     try:
         url = URL(node)
         return url.with_path("/" + quote(vhost, safe=""), encoded=True).with_query({**url.query, "heartbeat": str(heartbeat_s)})
@@ -250,12 +253,12 @@ class AsyncLink:
     """The connection to one vhost, over a list of addresses of which one at a time takes us.
 
     Args:
-        lane: What is to be sent, and the addresses.
+        lane: The messages to send, and the addresses.
         urls: The addresses with credentials.
         learn: Windows whose producers' last sequences to ask the server for at every login.
         login_timeout_s: Seconds from the first byte to the first publish.
-        confirm_timeout_s: Seconds that the oldest message in flight may stay that without a confirm.
-        tls: For amqps:// addresses; None for what the system trusts.
+        confirm_timeout_s: Longest time in seconds that the oldest message in flight may remain the oldest.
+        tls: For amqps:// addresses; None for the system's trusted CAs.
     """
 
     def __init__(
@@ -282,16 +285,16 @@ class AsyncLink:
         self._consumer: tuple[str, Callable[[], None], Callable[[bytes], None]] | None = None
 
     def wake(self) -> None:
-        """Has what is in line sent."""
+        """Sends the waiting messages."""
         self._work.set()
 
     def consume(self, stream: str, begin: Callable[[], None], message: Callable[[bytes], None]) -> None:
-        """Reads `stream` from its first message, and again so after every login: `begin()`, then `message(body)` for each."""
+        """Reads `stream` from its first message, after every login: `begin()`, then `message(body)` for each."""
         self._consumer = (stream, begin, message)
         self._reads.set()
 
     async def run(self) -> None:
-        """One connection after the other, until it is cancelled; then what there is of a connection ends in order."""
+        """One connection after the other, until it is cancelled; then an open connection ends in order."""
         while True:
             self._addresses.trying()
             url = self._urls[self._addresses.index]
@@ -321,7 +324,7 @@ class AsyncLink:
             await asyncio.sleep(wait_s)
 
     async def _log_out(self, connection: Connection) -> None:
-        """Says goodbye where somebody listens."""
+        """Closes the connection in order if the peer still answers."""
         try:
             if connection.is_opened:
                 with suppress(Exception):
@@ -343,9 +346,9 @@ class AsyncLink:
             raise _Left(f"no login within {self._login_timeout_s} s") from None
 
     async def _connect(self, connection: Connection) -> None:
-        """Whatever aiormq makes of what is at an address, it is that address's answer."""
+        """Any error that aiormq raises for an address is that address's answer."""
         try:
-            with quiet():  # in the tasks too that aiormq makes for the connection
+            with quiet():  # also in the tasks that aiormq makes for the connection
                 await connection.connect()
         except Exception as error:
             raise _Left(describe(error)) from error
@@ -427,7 +430,7 @@ class AsyncLink:
                 self._window.returned(sequence_of(header.properties.headers), frame.reply_code or 0, frame.reply_text or "")
 
     async def _watch(self, connection: Connection) -> None:
-        """Looks from time to time whether a confirm is missing. A broker that said that it blocks us is not late."""
+        """Checks periodically whether a confirm is overdue. A broker that has blocked us is not late."""
         while True:
             await asyncio.sleep(min(1.0, self._confirm_timeout_s / 4))
             if await connection.is_blocked():
@@ -439,7 +442,7 @@ class AsyncLink:
     # ---- reading a stream from its beginning
 
     async def _consume(self, connection: Connection) -> None:
-        """For as long as the connection: its channel outlives those that the broker closes because of a message."""
+        """Runs as long as the connection: its channel outlives those that the broker closes because of a message."""
         await self._reads.wait()
         assert self._consumer is not None
         stream, begin, message = self._consumer

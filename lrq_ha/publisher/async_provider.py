@@ -19,11 +19,11 @@ Send = Callable[[LogEntries], Awaitable[AsyncConfirm]]
 
 
 class AsyncFullSyncContext(BaseContext[AsyncConfirm]):
-    """How a provider supplies the data of one full sync. Any task may use it; one at a time if the order matters.
+    """A provider's interface to supply the data of one full sync. Any task may use it; one at a time if the order matters.
 
     Attributes:
-        request: What is asked for.
-        progress: What the provider said last of how far it is; shown in the log.
+        request: The request.
+        progress: The provider's last progress; shown in the log.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class AsyncFullSyncContext(BaseContext[AsyncConfirm]):
             return confirm
 
     async def complete(self) -> AsyncConfirm:
-        """Ends the full sync: waits until all that was transmitted is confirmed, then sends the end marker, and word to the server.
-        Result and errors as of `FullSyncContext.complete`."""
+        """Ends the full sync: waits until every entry is confirmed, then sends the end marker, and informs the server.
+
+        Result and errors as of `FullSyncContext.complete`.
+        """
         async with self._lock:
             self._check()
             while self._unconfirmed:

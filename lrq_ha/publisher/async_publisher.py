@@ -1,10 +1,11 @@
 """The async publisher, on aiormq (the protocol layer of aio-pika): for the tasks of one event loop.
 
 Rules:
- - Everything happens on that loop, so between two awaits nothing else touches a window. `publish` awaits only before it gives the replication
-   ID: when it is cancelled, nothing was sent; when it returns, the message is on its way whatever is cancelled then.
- - Whoever waits for room in a window stands in line (`_turns`): a large message is not overtaken for ever by small ones.
- - A loop over `publish` never has to wait while there is room. So it gives way to the other tasks, the connection's among them, from time
+
+ - Everything happens on that loop, so no other task touches a window between two awaits. `publish` awaits only before it gives the replication
+   ID: when it is cancelled, nothing was sent; when it returns, the message will be sent whatever is cancelled then.
+ - Publishes that wait for room in a window form a queue (`_turns`): small messages never overtake a large one.
+ - A loop over `publish` never has to wait while there is room. So it yields to the other tasks, the connection's among them, from time
    to time.
 """
 
@@ -41,9 +42,9 @@ GIVE_WAY_EVERY: Final = 64  # publishes: about a millisecond of them
 
 
 class AsyncPublisher(BasePublisher[AsyncConfirm]):
-    """Publishes to whichever node of a group is primary, each message once, in order, across failovers. For the tasks of one event loop.
+    """Publishes to the node of a group that is primary, each message once, in order, across failovers. For the tasks of one event loop.
 
-    `async with AsyncPublisher(…) as publisher:` connects and closes it; so do `connect` and `close`.
+    `async with AsyncPublisher(…) as publisher:` connects and closes it, as `connect` and `close` do.
     """
 
     def _begin(self) -> None:
@@ -64,7 +65,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         """Waits until a node has taken us. From here on the publisher belongs to this event loop.
 
         Raises:
-            NoPrimary: None did within `connect_timeout_s`; it lists what each one answered. The publisher is closed.
+            NoPrimary: No node did within `connect_timeout_s`; it lists each node's answer. The publisher is closed.
             PublisherClosed: It was closed before.
         """
         if self._failure is not None:
@@ -73,7 +74,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
             raise IllegalEvent(f"Publisher {self.producer} is connected already")
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()  # for callbacks
-        self._changed = asyncio.Event()  # set and cleared at once: wakes whoever waits for a change
+        self._changed = asyncio.Event()  # set and cleared at once: wakes all that wait for a change
         self._turns = {lane: asyncio.Lock() for lane in self._lanes}
         handlers = Handlers(self._change, self._settle, self._fenced)
 
@@ -99,7 +100,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         self._tasks[lane] = task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A task of the publisher ends with it. Else it has a bug, or somebody has cancelled all tasks of the loop: nobody may wait for it."""
+        """A task of the publisher ends with it. Otherwise it has a bug, or all tasks of the loop were cancelled: no task may wait for it."""
         if task.cancelled() and self._failure is not None:
             return
         error = None if task.cancelled() else task.exception()
@@ -119,8 +120,10 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
     async def publish(
         self, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties | None = None, *, mandatory: bool = True
     ) -> AsyncConfirm:
-        """Publishes to an exchange of the client's vhost. Waits only while the window is full. Arguments and errors as of
-        `Publisher.publish`. If it is cancelled, nothing was sent."""
+        """Publishes to an exchange of the client's vhost. Waits only while the window is full.
+
+        Arguments and errors as of `Publisher.publish`. If it is cancelled, nothing was sent.
+        """
         return await self._put(self._draft_publish(exchange, routing_key, body, properties, mandatory))
 
     async def transmit_log_entry_message(self, payload: bytes, destinations: Sequence[str]) -> AsyncConfirm:
@@ -135,7 +138,8 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction[AsyncConfirm]]:
         """`async with publisher.transaction() as tx: tx.transmit_log_entry_message(…)`: sent at the end of the block, its result is
-        `tx.confirm`; an exception in the block discards it, and so does a cancellation."""
+        `tx.confirm`; an exception or a cancellation in the block discards it.
+        """
         transaction: Transaction[AsyncConfirm] = Transaction()
         with transaction.collecting():
             yield transaction
@@ -188,8 +192,9 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
     # ---- full syncs
 
     def on_full_sync(self, provider: AsyncProvider) -> None:
-        """Has `await provider(request, context)` run, in a task of its own, for every full sync that a destination asks of this client
-        from now on; what was asked for before is asked for anew. It must end with `await context.complete()` (or `context.cancel()`)."""
+        """Runs `await provider(request, context)`, in a task of its own, for every full sync that a destination requests from this client
+        from now on; earlier requests are made again. It must end with `await context.complete()` (or `context.cancel()`).
+        """
         self._require_client_name("Full syncs")
         self._check_process()
         self._check_loop()
@@ -214,7 +219,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
             self._send(draft)
 
     def _send_status(self, body: bytes) -> AsyncConfirm:
-        """Few and small, so they pass a full window: a provider can always say that it is through."""
+        """Statuses are few and small, so they pass a full window: a provider can always report its end."""
         return self._send(self._draft_status(body))
 
     # ---- waiting
@@ -233,7 +238,7 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
             raise anew(unseen)
 
     async def _until(self, done: Callable[[], bool], timeout_s: float | None) -> None:
-        """Waits for `done()`, at most so many seconds. The caller sees which."""
+        """Waits for `done()`, at most `timeout_s` seconds. The caller checks the outcome."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not done():
@@ -262,13 +267,13 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
     # ---- the end
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Waits for what is unconfirmed, then ends the connections, also if it is cancelled meanwhile. A second call does nothing.
+        """Waits for unconfirmed messages, then ends the connections, also if it is cancelled meanwhile. A second call does nothing.
 
         Args:
             timeout_s: Seconds to wait for confirms; 0: do not.
 
         Raises:
-            NoPrimary, WaitTimeout: Not all was confirmed in time. The publisher is closed all the same, and the Confirms of those
+            NoPrimary, WaitTimeout: Not all was confirmed in time. The publisher is still closed, and the Confirms of those
                 messages fail with Unconfirmed.
             IllegalEvent: It belongs to another event loop. It is not closed.
             LrqError: As from `flush`.
@@ -304,4 +309,4 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         except LrqError:
             if error is None:
                 raise
-            _LOG.exception("While closing the publisher after another exception")  # which must not be hidden
+            _LOG.exception("While closing the publisher after another exception")  # it must not be hidden

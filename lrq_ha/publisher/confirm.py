@@ -1,7 +1,10 @@
-"""The result of one publish. Rules: it is settled once, by the publisher's I/O thread or event loop; anyone may ask, wait or be called back. After a
-fork nobody settles what is not done.
+"""The result of one publish.
 
-Not concurrent.futures.Future or asyncio.Future: a Condition per message, or a turn of the loop, costs more than the rest of a publish."""
+Rules: it is settled once, by the publisher's I/O thread or event loop; any thread or task may ask, wait or be called back. After a fork an open
+result is never settled.
+
+Not concurrent.futures.Future or asyncio.Future: a Condition per message, or a turn of the loop, costs more than the rest of a publish.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from lrq_ha.publisher.errors import ConfirmTimeout, anew, forked
 
 _LOG = logging.getLogger(__name__)
 
-_WAITERS = threading.Lock()  # one for all: taken only where somebody waits for a confirm that is not there yet
+_WAITERS = threading.Lock()  # one for all: taken only if a thread waits for a confirm that has not come
 _PROCESS = os.getpid()  # asked once, not for each message
 
 
 def _after_fork() -> None:
-    """Who held the lock in the process before the fork is not in this one."""
+    """The thread that held the lock in the process before the fork is not in this one."""
     global _WAITERS, _PROCESS
     _WAITERS, _PROCESS = threading.Lock(), os.getpid()
 
@@ -44,7 +47,7 @@ class BaseConfirm:
     def __init__(self, replication_id: str, explain: Callable[[], LrqError | None]) -> None:
         self.replication_id = replication_id
         self.done = False
-        self.observed = False  # whether anybody has asked how it went; flush() raises what nobody asked for
+        self.observed = False  # whether the result was requested; flush() raises only errors that were not
         self._error: LrqError | None = None
         self._callbacks: list[Callable[[], object]] | None = None
         self._explain = explain
@@ -55,13 +58,13 @@ class BaseConfirm:
         return f"<{type(self).__name__} {self.replication_id}: {state}>"
 
     def settle(self, error: LrqError | None) -> bool:
-        """The publisher's word: confirmed (None) or failed. Returns whether anybody is to be called back, by `call_back`."""
+        """Called by the publisher: confirmed (None) or failed. Returns whether `call_back` has callbacks to call."""
         self._error = error
-        self.done = True  # before looking at the callbacks: who adds one looks at `done` after adding it
+        self.done = True  # before looking at the callbacks: a caller that adds one looks at `done` after adding it
         return self._callbacks is not None
 
     def call_back(self) -> None:
-        """Calls back everybody who waits, each once."""
+        """Calls every callback, each once."""
         with _WAITERS:
             callbacks, self._callbacks = self._callbacks or [], None
         for callback in callbacks:
@@ -72,7 +75,8 @@ class BaseConfirm:
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Has `callback(confirm)` called once it is done: at once if it is, else on the publisher's I/O thread or event loop, which it must
-        not hold up."""
+        not block.
+        """
         self._when_done(lambda: callback(self))
 
     def _when_done(self, callback: Callable[[], object]) -> None:
@@ -82,7 +86,7 @@ class BaseConfirm:
             self.call_back()
 
     def _forget(self, callback: Callable[[], object]) -> None:
-        """Who has stopped waiting is not called, and not kept: one may ask every second for an hour."""
+        """A callback whose waiter has stopped is not called, and not kept: a caller may ask every second for an hour."""
         with _WAITERS:
             self._callbacks = [each for each in self._callbacks or () if each is not callback] or None
 
@@ -101,7 +105,7 @@ class BaseConfirm:
     def _outcome(self) -> str:
         self.observed = True
         if self._error is not None:
-            raise anew(self._error)  # it may be that of many messages
+            raise anew(self._error)  # many messages may share it
         return self.replication_id
 
     def _timed_out(self, timeout_s: float | None) -> LrqError:

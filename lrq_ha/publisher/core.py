@@ -1,13 +1,14 @@
-"""What both publishers share: arguments and limits, IDs, what goes to whom, which failures are told. No I/O, and nothing waits here.
+"""The common part of both publishers: arguments and limits, IDs, routes, failures. No I/O, and no waiting here.
 
 Rules:
+
  - Two producers, since the door knows IDs per producer: `<producer>` on the connection to the client's vhost (opened by the first
-   publish) and `<producer>.lrq` on the one to vhost lrq, which every publisher has, for it is also where the server is asked for
+   publish) and `<producer>.lrq` on the one to vhost lrq, which every publisher has, as on it the server is asked for
    both producers' last sequences before the first ID is given. Each has its lane.
- - A lane sends nothing to a node that it has not asked, on the same connection, how far its producer has come. The one that gave the answer before
-   may have been no primary any more: what a former process had sent to the new one would be taken for repeats, and confirmed.
- - A message is checked before it gets an ID (`Draft`), and has one from the moment it is in the window (`_take`). Whoever calls
-   `_take`, `_settled` or anything that reads a window sees to it that nobody else does at that time.
+ - A lane sends nothing to a node before it has asked that node, on that connection, for the producer's last sequence. A node that gave the answer
+   before may have lost the primary role: publishes of a former process at the new primary would be taken for duplicates of new ones, and confirmed.
+ - A message is checked before it gets an ID (`Draft`), and has one from the moment it is in the window (`_take`). A caller of
+   `_take`, `_settled` or a method that reads a window excludes concurrent calls.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ _LOG = logging.getLogger(__name__)
 C = TypeVar("C", bound=BaseConfirm)
 
 HEADER_BYTES_MAX: Final = 120 * 1024  # method and header frame; RabbitMQ closes the connection above its frame_max of 128 KiB
-FAILURES_KEPT: Final = 1000  # failed confirms that nobody asked for, kept for flush()
+FAILURES_KEPT: Final = 1000  # failed confirms whose result was not requested, kept for flush()
 LOGOUT_S: Final = 2.0
 
 
 class Lane(Generic[C]):
-    """The way to one vhost: what is unconfirmed, and who takes it.
+    """The way to one vhost: its unconfirmed messages, and its addresses.
 
     Attributes:
-        ready: Whether a node takes publishes now. Its link says so.
-        properties: What its connections say of themselves. Those of one publisher have the same `lrq_instance`: one that asks how far the producer
-            has come ends all others' of that name, whose messages a door may not have read yet.
+        ready: Whether a node takes publishes now. Its link sets it.
+        properties: Client properties of its connections. Those of one publisher share an `lrq_instance`: a connection that asks for the producer's
+            last sequence ends all others of that name, whose messages a door may not have read yet.
     """
 
     def __init__(self, window: Window[Outgoing[C]], addresses: Addresses, instance: str) -> None:
@@ -80,7 +81,7 @@ class Draft(Generic[C]):
 
 
 class BasePublisher(ABC, Generic[C]):
-    """See above. `Publisher` and `AsyncPublisher` are the two that there are."""
+    """The base of `Publisher` and `AsyncPublisher`."""
 
     def __init__(
         self,
@@ -105,21 +106,21 @@ class BasePublisher(ABC, Generic[C]):
             nodes: Addresses of the group's doors: amqp:// or amqps:// URLs with credentials; a virtual host in them must be `vhost`.
             producer: Name of this process as a producer, 1 to 64 characters of A-Z a-z 0-9 _ . - ; one process at a time may use it,
                 and after a restart it continues the sequence of its replication IDs.
-            client_name: Name of the log replication client (the same without _); needed for log entries only.
-            vhost: Where `publish` goes.
+            client_name: Name of the log replication client (as `producer`, without _); needed for log entries only.
+            vhost: The vhost of `publish`.
             window: Most unconfirmed messages, per vhost.
-            window_bytes: Most bytes of them, per vhost.
+            window_bytes: Most bytes of unconfirmed messages, per vhost.
             confirm_timeout_s: Seconds without a confirm after which the node counts as lost.
             connect_timeout_s: Seconds to wait for a primary at the start.
             login_timeout_s: Seconds that one address may take to log us in.
             publish_timeout_s: Seconds that a publish waits for room in the window.
             heartbeat_s: AMQP heartbeat interval in seconds.
             message_bytes_max: Largest body; not more than the brokers' `max_message_size`.
-            tls: For amqps:// addresses, as `ssl.create_default_context(cafile=…)` makes it; None for what the system trusts.
+            tls: For amqps:// addresses, as `ssl.create_default_context(cafile=…)` makes it; None for the system's trusted CAs.
 
         Raises:
             InvalidArgument: A name, the list of nodes, or a limit.
-            NoPrimary: (sync) No node took us within `connect_timeout_s`; it lists what each one answered.
+            NoPrimary: (sync) No node took us within `connect_timeout_s`; it lists each node's answer.
         """
         self.producer = messages.checked_producer(producer)
         self.client_name = messages.checked_client_name(client_name) if client_name else ""
@@ -137,7 +138,7 @@ class BasePublisher(ABC, Generic[C]):
         self._heartbeat_s = heartbeat_s
         self._tls = tls
         self._message_bytes_max = message_bytes_max
-        self._failure: LrqError | None = None  # why nothing can be published any more
+        self._failure: LrqError | None = None  # why no further publish is possible
         self._failed: deque[C] = deque(maxlen=FAILURES_KEPT)
         self._announced: bool | None = None  # the last ClientStatus sent: whether there is a full sync provider
         self._process = os.getpid()
@@ -173,7 +174,7 @@ class BasePublisher(ABC, Generic[C]):
     def _draft_entries(self, queue: str, entries: LogEntries) -> Draft[C]:
         self._require_client_name("Log entries")
         timestamp_us = time.time_ns() // 1000
-        # The distinct payloads' bytes are what counts; ID and table are small. The exact size is checked once it is known.
+        # The distinct payloads' bytes dominate; ID and table are small. The exact size is checked once it is known.
         size = sum(map(len, {id(payload): payload for payload, _ in entries.entries}.values()))
         messages.checked_shares(entries)
         return self._checked(Draft(self._log, "", queue, lambda i: entries.to_bytes(self.client_name, i, timestamp_us), size))
@@ -187,7 +188,7 @@ class BasePublisher(ABC, Generic[C]):
         return draft
 
     def _check_process(self) -> None:
-        """Before any lock: in a forked process there is no I/O thread or loop, and a lock may be held for ever."""
+        """Called before any lock: in a forked process there is no I/O thread or loop, and a lock may be held without end."""
         if os.getpid() != self._process:
             raise forked(f"Publisher {self.producer}")
 
@@ -199,7 +200,7 @@ class BasePublisher(ABC, Generic[C]):
             raise InvalidArgument("The publisher has no client_name", todo=f"{what} need one: {type(self).__name__}(…, client_name=…)")
 
     def _has_room(self, draft: Draft[C]) -> bool:
-        """Whether `_take` may be called: it gives an ID, or says why there will be none."""
+        """Whether `_take` may be called: it gives an ID, or raises the reason why there will be none."""
         return self._failure is not None or draft.lane.window.fits(draft.size_bytes)
 
     def _no_room(self, draft: Draft[C]) -> LrqError:
@@ -211,7 +212,7 @@ class BasePublisher(ABC, Generic[C]):
         )
 
     def _take(self, draft: Draft[C]) -> C:
-        """Gives the next replication ID of the lane's producer, and puts the message in line."""
+        """Gives the next replication ID of the lane's producer, and queues the message."""
         if self._failure is not None:
             raise anew(self._failure)
         lane = draft.lane
@@ -230,7 +231,7 @@ class BasePublisher(ABC, Generic[C]):
     def _new_confirm(self, replication_id: str, explain: Callable[[], LrqError | None]) -> C: ...
 
     def _announcement(self, provides: bool) -> Draft[C] | None:
-        """What tells the servers whether this client supplies full syncs: once, and again when it begins to."""
+        """Tells the servers whether this client supplies full syncs: once, and again when it begins to."""
         if self._announced or self._announced is provides:
             return None
         self._announced = provides
@@ -239,7 +240,7 @@ class BasePublisher(ABC, Generic[C]):
     # ---- what became of it
 
     def _settled(self, settled: Sequence[Settled[Outgoing[C]]]) -> list[C]:
-        """Settles the Confirms of what left a window. Returns those with somebody to be called back."""
+        """Settles the Confirms of messages that left a window. Returns those with callbacks."""
         to_call = [each.entry.item.confirm for each in settled if each.entry.item.confirm.settle(each.error)]
         self._failed.extend(each.entry.item.confirm for each in settled if each.error is not None)
         return to_call
@@ -248,11 +249,11 @@ class BasePublisher(ABC, Generic[C]):
         return [each for lane in self._lanes for each in lane.window.fail_all(error)]
 
     def _marks(self) -> list[int]:
-        """What has been published so far, for `_behind`."""
+        """The published messages so far, for `_behind`."""
         return [lane.window.added for lane in self._lanes]
 
     def _behind(self, marks: list[int]) -> list[Lane[C]]:
-        """The lanes where something of what had been published at `marks` is not settled."""
+        """The lanes with unsettled messages of those published at `marks`."""
         return [lane for lane, mark in zip(self._lanes, marks) if lane.window.oldest <= mark]
 
     def _not_flushed(self, late: list[Lane[C]], timeout_s: float | None) -> LrqError:
@@ -260,7 +261,7 @@ class BasePublisher(ABC, Generic[C]):
         return late[0].no_primary() or WaitTimeout(f"{left} messages were not confirmed within {timeout_s} s")
 
     def _unseen_failure(self) -> LrqError | None:
-        """The first failure since the last call that nobody has asked a Confirm for."""
+        """The first failure since the last call whose Confirm was not asked for a result."""
         unseen = [confirm for confirm in self._failed if not confirm.observed]
         self._failed.clear()
         if not unseen:
@@ -274,8 +275,8 @@ def address(url: str, vhost: str = "/") -> str:
     """host:port of an AMQP URL, for people.
 
     Raises:
-        InvalidArgument: It is another kind of URL, or has a part that would not be used, such as another virtual host than `vhost`. The URL is not
-            shown, since it may hold a password.
+        InvalidArgument: It is another kind of URL, or has a part that would not be used, such as another virtual host than `vhost`. The URL is
+            not shown, since it may hold a password.
     """
     try:
         parts = urls.split(url)

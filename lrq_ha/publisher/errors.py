@@ -1,4 +1,4 @@
-"""Errors of the publisher. Rule: whatever ends a publish, its Confirm raises one of these; nothing ends one silently."""
+"""Errors of the publisher. Rule: the Confirm of a publish that fails raises one of these; no publish ends silently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lrq_ha.errors import LrqError
 
 
 def anew(error: LrqError) -> LrqError:
-    """An error that was raised before, to be raised again: without the frames of that time (and what they hold), or they would grow each time."""
+    """A copy of an error that was raised before, to be raised again without the earlier frames (and their objects), which would accumulate."""
     return error.with_traceback(None)
 
 
@@ -25,7 +25,7 @@ class PublisherClosed(LrqError):
 
 
 def forked(what: str) -> PublisherClosed:
-    """What is of the process before a fork is of no use behind it."""
+    """The error for use of an object after a fork."""
     return PublisherClosed(
         f"{what} belongs to the process that it was made in", todo="Make a publisher after the fork, with a producer name of its own"
     )
@@ -48,7 +48,7 @@ class NackedError(LrqError):
     Attributes:
         replication_id: The message's replication ID. A later message may have it, too.
         code: AMQP reply code (312 no route, 404 no such exchange, …); 0 for a plain nack, which brings none.
-        text: What the broker said.
+        text: The broker's text.
     """
 
     def __init__(self, replication_id: str, code: int, text: str) -> None:
@@ -65,7 +65,7 @@ class NackedError(LrqError):
 
 
 class FencedError(LrqError):
-    """Another process publishes under the same producer name: IDs of the two would be taken for repeats of each other."""
+    """Another process publishes under this producer name: IDs of the two would be taken for duplicates of each other."""
 
     def __init__(self, producer: str, known: int, sent: int) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class FencedError(LrqError):
 
 
 class WaitTimeout(LrqError, TimeoutError):
-    """Something did not happen in time. Nothing is given up: what was published stays in the window and is still being sent."""
+    """A timeout. Nothing is given up: published messages stay in the window and are still being sent."""
 
     def __init__(self, what: str, *, todo: str = "") -> None:
         super().__init__(what, todo=todo, retriable=True)
@@ -93,7 +93,7 @@ class NoPrimary(WaitTimeout):
     """No node of the list takes publishes.
 
     Attributes:
-        answers: Address (host:port) -> what it answered last.
+        answers: Address (host:port) -> its last answer.
     """
 
     def __init__(self, vhost: str, answers: Mapping[str, str]) -> None:
@@ -103,4 +103,4 @@ class NoPrimary(WaitTimeout):
 
 
 class FullSyncCancelled(LrqError):
-    """The full sync that this context belongs to was cancelled (a newer request, the server, cancel(), or close())."""
+    """The full sync of this context was cancelled (a newer request, the server, cancel(), or close())."""

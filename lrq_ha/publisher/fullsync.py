@@ -1,14 +1,15 @@
-"""Which full syncs a client has to supply: pure. Fed with what stands in the LRQ_Status stream, in its order.
+"""The full syncs that a client has to supply: pure. Fed with the LRQ_Status stream, in its order.
 
 Rules:
+
  - The stream is read from its beginning at every login, and an old request must not be begun because its end has not been read
    yet. So nothing is begun or cancelled until the reader has caught up.
- - Per destination the newest request counts. It ends by a COMPLETED or CANCELLED of its own request id; one of an older request
+ - Per destination the newest request counts. It ends by a COMPLETED or CANCELLED of its own request id; an end of an older request
    that crossed it on the way ends nothing.
- - Nobody knows for certain that the reader has caught up. So a request that was read before, and is not the newest of those, is none to act on when
-   it is read again: newer ones are still to come.
- - A request is begun once by this process. A newer one for the same destination cancels the one that is being served.
- - So does the announcement of a provider: it is a new process's, and what was asked for before it is asked for anew. Rows of a former process
+ - The reader can never be certain that it has caught up. So a request that was read before, and is not the newest of those, is ignored when
+   it is read again: newer ones will follow.
+ - A request is begun once by this process. A newer one for its destination cancels the one that is being served.
+ - The announcement of a provider cancels earlier requests too: it comes from a new process, for which they are made again. Rows of a former process
    may have been taken for such a request, and those of this one would come behind them.
 """
 
@@ -41,7 +42,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Effect: the data of this request is not wanted any more."""
+    """Effect: the data of this request is not needed any more."""
 
     request: FullSyncRequest
     why: str
@@ -61,8 +62,8 @@ class RequestBook:
         self._outdated: dict[str, str] = {}  # by destination: the request id that an announcement ended last
         self._begun: dict[str, str] = {}  # by destination: the request id that was begun last here
         self._running: dict[str, FullSyncRequest] = {}
-        self._known: dict[tuple[str, str], None] = {}  # (destination, request id) of what was ever read, in its order
-        self._newest: dict[str, str] = {}  # by destination: the request id of the last of those
+        self._known: dict[tuple[str, str], None] = {}  # (destination, request id) of every request ever read, in stream order
+        self._newest: dict[str, str] = {}  # by destination: the last request id of `_known`
 
     def replay(self) -> None:
         """The stream is read from its beginning (again)."""
@@ -72,7 +73,7 @@ class RequestBook:
         self._outdated.clear()
 
     def caught_up(self) -> list[Effect]:
-        """All that stood in the stream has been read."""
+        """The whole stream has been read."""
         self._caught_up = True
         return [effect for destination in self._pending for effect in self._decide(destination)]
 

@@ -1,6 +1,8 @@
-"""Silences what pika and aiormq log of publishers' connections: half a dozen errors for every refused connection, all of which a
-link handles and reports in one line of its own. Other users of these libraries in this process are not concerned: a link marks the
-context that its connection runs in."""
+"""Silences the log of pika and aiormq for publishers' connections.
+
+These libraries log half a dozen errors for every refused connection; a link handles all of them and reports them in one line of its own. Other
+users of these libraries in this process are not affected: a link marks the context that its connection runs in.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ for _name in _LOGGERS:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """For this context, and the tasks that it makes meanwhile."""
+    """Silences them for this context, and the tasks that it makes meanwhile."""
     token = _ours.set(True)
     try:
         yield

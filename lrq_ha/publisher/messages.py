@@ -1,4 +1,4 @@
-"""What the publisher puts on the wire, and the checks of what the caller hands in: pure. The names are those of lrq.proto."""
+"""The publisher's messages on the wire, and the checks of the caller's arguments: pure. The names are those of lrq.proto."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PRODUCER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.\-]{{0,{PRODUCER_CHARACTERS_MAX
 _NAME_RULE = f"1 to {names.NAME_CHARS_MAX} of A-Z a-z 0-9 . - beginning with a letter or digit"
 
 Addressed = tuple[bytes, Sequence[str]]
-"""A payload and the remote_ids of the sites that are to have it."""
+"""A payload and the remote_ids of its destination sites."""
 
 
 def checked_client_name(name: object) -> str:
@@ -38,7 +38,7 @@ def checked_client_name(name: object) -> str:
 
 
 def checked_producer(name: object) -> str:
-    """A producer name; one that ends like the names this library derives for vhost lrq would share IDs with them."""
+    """A producer name; a name with the suffix that this library adds for vhost lrq would share IDs with a derived name."""
     rule = f"It must be 1 to {PRODUCER_CHARACTERS_MAX} of A-Z a-z 0-9 _ . - beginning with a letter or digit"
     if not isinstance(name, str) or not _PRODUCER.fullmatch(name):
         raise InvalidArgument(f"producer is {name!r:.80}", todo=rule)
@@ -89,7 +89,7 @@ def checked_destinations(destinations: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LogEntries:
-    """What becomes one Transaction: payloads with their destinations, and the full sync that they belong to, if any."""
+    """The content of one Transaction: payloads with their destinations, and the full sync that they belong to, if any."""
 
     entries: tuple[tuple[bytes, tuple[str, ...]], ...]
     type: pb.ReplicationType = pb.LOG_ENTRY_SYNC
@@ -97,7 +97,7 @@ class LogEntries:
 
     @classmethod
     def checked(cls, entries: Iterable[Addressed]) -> LogEntries:
-        """From what a caller handed in; InvalidArgument if a payload is not bytes, a destination is missing, or there is none."""
+        """From a caller's arguments; InvalidArgument if a payload is not bytes, a destination is missing, or there is no entry."""
         found = tuple((checked_bytes("payload", payload), checked_destinations(to)) for payload, to in entries)
         if not found:
             raise InvalidArgument("The transaction has no entries")
@@ -127,6 +127,6 @@ def client_status(client_name: str, full_sync_provider: bool) -> bytes:
 
 
 def full_sync_status(client_name: str, destination: str, request_id: str, reason: str, state: pb.FullSyncRequest.State) -> bytes:
-    """How a full sync ended."""
+    """The end of a full sync."""
     value = pb.FullSyncRequest(client_name=client_name, destination=destination, request_id=request_id, reason=reason, state=state)
     return pb.Status(key=names.full_sync_key(client_name, destination), full_sync=value).SerializeToString()

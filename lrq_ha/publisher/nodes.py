@@ -1,7 +1,8 @@
-"""Which address to try next and when, and what each answered: pure.
+"""The next address to try, its time, and each address's last answer: pure.
 
 Rules: addresses are taken in turn; a round is quick, and after a round in which none took us the wait doubles up to a bound; random jitter
-(handed in) keeps a crowd of clients from coming back all at once."""
+(an argument) keeps many clients from reconnecting at once.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +45,10 @@ class Rotation:
 
 
 class Addresses:
-    """The addresses of a group's doors for one vhost, which of them is in use, and what each answered last.
+    """The addresses of a group's doors for one vhost, the one in use, and the last answer of each.
 
     Args:
-        vhost: Where the connections go.
+        vhost: The vhost of the connections.
         names: host:port of each address, without credentials, since they are shown to people.
     """
 
@@ -64,20 +65,20 @@ class Addresses:
 
     @property
     def here(self) -> str:
-        """The same, for people."""
+        """The address at `index`, for people."""
         return f"{self.names[self.index]} vhost {self.vhost!r}"
 
     @property
     def answers(self) -> dict[str, str]:
-        """host:port -> what it answered last."""
+        """host:port -> its last answer."""
         return {name: self._answers.get(name, "not tried yet") for name in self.names}
 
     def trying(self) -> None:
-        """An attempt begins. What the address answered before stands until it answers again."""
+        """An attempt begins. The address's last answer stands until it answers again."""
         self._answers.setdefault(self.names[self.index], "no answer yet")
 
     def took_us(self) -> None:
-        """The login is through."""
+        """The login has succeeded."""
         self._answers[self.names[self.index]] = "takes publishes"
 
     def holds(self) -> None:

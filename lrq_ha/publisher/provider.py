@@ -1,10 +1,14 @@
-"""Serving full syncs: what both publishers share, and with threads for the sync one: one per request, in which the client's provider
-runs. `async_provider.py` has the tasks.
+"""Full syncs: the common part of both publishers, and the sync one's threads: one per request, in which the client's provider runs.
 
-Rules: which requests to serve is the RequestBook's decision; everything a provider sends goes the same ordered way as the
-client's log entries. After a request is cancelled its context only raises FullSyncCancelled; what another request made obsolete is
-not reported to the server, which asked for the newer one itself. The end marker goes out when every entry is confirmed: a snapshot
-with a hole is never called complete."""
+`async_provider.py` has the tasks.
+
+Rules:
+
+ - The RequestBook decides which requests to serve; a provider's entries go the ordered way of the client's log entries.
+ - After a request is cancelled its context only raises FullSyncCancelled; a request that a newer one made obsolete is
+   not reported to the server, which made the newer one itself.
+ - The end marker goes out when every entry is confirmed: a snapshot with a hole is never called complete.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +34,19 @@ from lrq_ha.publisher.messages import LogEntries, checked_bytes, full_sync_statu
 
 _LOG = logging.getLogger(__name__)
 
-# A stream does not say where its end is. Old messages come thousands a second, new ones a few: so it has been read to its end when
-# only few came in one look. If that is wrong after all, a request from before this process is begun, and cancelled as soon as its end is read; what
-# this process has read before is known again (`fullsync`).
+# A stream does not tell its end. Old messages come thousands a second, new ones a few: so it has been read to its end when
+# only few came in one look. If that is wrong, a request from before this process is begun, and cancelled as soon as its end is read;
+# requests that this process has read before are recognised (`fullsync`).
 LOOK_S: Final = 0.5
 LOOK_MESSAGES_MAX: Final = 100
-EMPTY_S: Final = 5.0  # the first message, at least the own announcement, has this long to come
-PROVIDER_END_S: Final = 2.0  # how long close() waits for providers to notice
+EMPTY_S: Final = 5.0  # time for the first message, at least the own announcement, to come
+PROVIDER_END_S: Final = 2.0  # time that close() waits for providers to notice
 
 C = TypeVar("C", bound=BaseConfirm)
 
 
 class Stage(enum.Enum):
-    """Of a full sync."""
+    """The stages of a full sync."""
 
     OPEN = enum.auto()
     COMPLETED = enum.auto()
@@ -50,7 +54,7 @@ class Stage(enum.Enum):
 
 
 class BaseContext(Generic[C]):
-    """What both contexts share: the state of one full sync, and what it sends."""
+    """The common part of both contexts: the state of one full sync, and its entries."""
 
     def __init__(self, request: FullSyncRequest, finished: Callable[[FullSyncRequest], None], send_status: Callable[[bytes], object]) -> None:
         self.request = request
@@ -60,7 +64,7 @@ class BaseContext(Generic[C]):
         self._stage = Stage.OPEN
         self._turn = threading.Lock()  # around changes of the stage; never held while something is sent
         self._why = ""
-        self._unconfirmed: deque[C] = deque()  # what was sent, from the first one on that is not confirmed
+        self._unconfirmed: deque[C] = deque()  # entries sent, from the first unconfirmed one on
 
     def __repr__(self) -> str:
         request, stage = self.request, self._stage.name.lower()
@@ -68,7 +72,7 @@ class BaseContext(Generic[C]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the data is not wanted any more; for providers that compute for long between two transmits."""
+        """Whether the data is not needed any more; for providers that compute for long between two transmits."""
         return self._stage is Stage.CANCELLED
 
     @property
@@ -81,8 +85,9 @@ class BaseContext(Generic[C]):
             self._report(pb.FullSyncRequest.CANCELLED)
 
     def end(self, why: str) -> bool:
-        """Cancels without a word to the server. Returns whether the full sync was still open. Waits for nobody who sends, so that it works
-        while a transmit waits for room in the window."""
+        """Cancels without informing the server. Returns whether the full sync was still open. Waits for no sender, so that it works
+        while a transmit waits for room in the window.
+        """
         with self._turn:
             if self._stage is not Stage.OPEN:
                 return False
@@ -98,7 +103,7 @@ class BaseContext(Generic[C]):
             raise IllegalEvent(f"Full sync {request.request_id} for {request.destination!r} is complete already")
 
     def _completed(self) -> None:
-        """The end marker is sent. Raises FullSyncCancelled if the data was not wanted any more by then: the server is not told that it has it."""
+        """The end marker is sent. Raises FullSyncCancelled if the data was not needed any more by then: the server is not informed."""
         with self._turn:
             self._check()
             self._stage = Stage.COMPLETED
@@ -108,12 +113,12 @@ class BaseContext(Generic[C]):
         return LogEntries(((checked_bytes("payload", payload), (request.destination,)),), pb.SNAPSHOT_SYNC, request.request_id)
 
     def _marker(self) -> LogEntries:
-        """It names the destination with an empty payload, since an addressee is always an addressee of a payload."""
+        """The end marker names the destination with an empty payload, since an addressee is always an addressee of a payload."""
         request = self.request
         return LogEntries(((b"", (request.destination,)),), pb.LAST_FULL_SYNC_ENTRY, request.request_id)
 
     def _reap(self) -> None:
-        """Forgets what is confirmed, so that never many more are kept than the window holds. An entry that was refused ends the full sync."""
+        """Forgets confirmed entries, so that never many more are kept than the window holds. A refused entry ends the full sync."""
         while self._unconfirmed and self._unconfirmed[0].done:
             error = self._unconfirmed.popleft().error
             if isinstance(error, NackedError):
@@ -130,11 +135,11 @@ class BaseContext(Generic[C]):
 
 
 class FullSyncContext(BaseContext[Confirm]):
-    """How a provider supplies the data of one full sync. Any thread may use it; one at a time if the order matters.
+    """A provider's interface to supply the data of one full sync. Any thread may use it; one at a time if the order matters.
 
     Attributes:
-        request: What is asked for.
-        progress: What the provider said last of how far it is; shown in the log.
+        request: The request.
+        progress: The provider's last progress; shown in the log.
     """
 
     def __init__(
@@ -152,11 +157,11 @@ class FullSyncContext(BaseContext[Confirm]):
         """Sends one entry of the snapshot. Blocks while the publisher's window is full.
 
         Args:
-            payload: The entry, opaque to everybody but the client's own receivers.
-            progress: How far the provider is, in any form, for the log.
+            payload: The entry, opaque to all but the client's own receivers.
+            progress: The provider's progress, in any form, for the log.
 
         Raises:
-            FullSyncCancelled: The data is not wanted any more.
+            FullSyncCancelled: The data is not needed any more.
             NackedError: An earlier entry was refused. The full sync is cancelled.
             WindowFull, NoPrimary, InvalidArgument, MessageTooLarge: As from `transmit_log_entry_message`.
         """
@@ -170,13 +175,13 @@ class FullSyncContext(BaseContext[Confirm]):
             return confirm
 
     def complete(self) -> Confirm:
-        """Ends the full sync: waits until all that was transmitted is confirmed, then sends the end marker, and word to the server.
+        """Ends the full sync: waits until every entry is confirmed, then sends the end marker, and informs the server.
 
         Returns:
             The end marker's confirm.
 
         Raises:
-            FullSyncCancelled: The data is not wanted any more.
+            FullSyncCancelled: The data is not needed any more.
             NackedError: An entry was refused. The full sync is cancelled.
         """
         with self._lock:
@@ -194,7 +199,7 @@ class FullSyncContext(BaseContext[Confirm]):
 
 @dataclass(slots=True)
 class _Look:
-    """How many messages came since when (monotonic seconds)."""
+    """Number of messages since a time (monotonic seconds)."""
 
     since_s: float
     messages: int = 0
@@ -215,7 +220,7 @@ X = TypeVar("X", bound=BaseContext[Any])
 
 
 class BaseFullSyncs(ABC, Generic[X]):
-    """Begins and ends the providers of a client as the requests say. `replay`, `status` and `tick` are called where the connection is read."""
+    """Begins and ends the providers of a client by its requests. `replay`, `status` and `tick` are called from the connection's reader."""
 
     def __init__(self, client_name: str) -> None:
         self._book = RequestBook(client_name)
@@ -247,7 +252,7 @@ class BaseFullSyncs(ABC, Generic[X]):
             self._run(self._book.status(status))
 
     def tick(self) -> None:
-        """Called at least every LOOK_S: notices that the stream has been read to its end."""
+        """Called at least every LOOK_S: notices the end of the stream."""
         if self._look is None or not self._look.caught_up(time.monotonic()):
             return
         self._look = None
@@ -272,7 +277,7 @@ class BaseFullSyncs(ABC, Generic[X]):
 
     @contextmanager
     def _serving(self, context: X) -> Iterator[None]:
-        """Around the provider: whatever it does, the request ends and the server hears of it."""
+        """Wraps the provider: the request always ends, and the server is informed."""
         request = context.request
         where = f"Full sync {request.request_id} for {request.destination!r}"
         try:
@@ -292,7 +297,7 @@ class BaseFullSyncs(ABC, Generic[X]):
                 self._contexts.pop(request, None)
 
     def _end_all(self) -> None:
-        """Cancels all, without a word to the server: it asks the next process again."""
+        """Cancels all, without informing the server: it asks the next process again."""
         with self._lock:
             self._closed = True
             contexts = list(self._contexts.values())

@@ -1,11 +1,12 @@
 """The sync publisher, on pika: any thread publishes, one I/O thread of its own talks to the brokers.
 
 Rules:
+
  - `publish` gives the replication ID, puts the message in the window and wakes the I/O thread: it waits only for room.
- - Whoever waits for room in a window stands in line (`_turns`): a large message is not overtaken for ever by small ones. Who makes room sends
-   what is in line, so that nobody who comes then has to wait for those threads to wake up. Who cannot wait (the I/O thread, in a callback) or
-   need not (statuses) goes past the line.
- - One lock guards both windows. Confirms are settled under it, so that whoever finds a window settled finds its Confirms done; callbacks
+ - Publishes that wait for room in a window form a queue (`_turns`): small messages never overtake a large one. The thread that makes room sends
+   the queued messages, so that a later publish need not wait for those threads to wake up. A caller that cannot wait (the I/O thread, in a callback)
+   or need not (statuses) bypasses the queue.
+ - One lock guards both windows. Confirms are settled under it, so that a thread that finds a window settled finds its Confirms done; callbacks
    run after that, on the I/O thread.
 """
 
@@ -41,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """Somebody who waits for room. `outcome` is what becomes of the draft when it has come: a Confirm, or why it cannot be sent."""
+    """A publish that waits for room. `outcome` is the draft's result when its turn has come: a Confirm, or the error."""
 
     draft: Draft[Confirm]
     come: threading.Condition
@@ -49,7 +50,7 @@ class _Turn:
 
 
 class Publisher(BasePublisher[Confirm]):
-    """Publishes to whichever node of a group is primary, each message once, in order, across failovers. Any thread may use it.
+    """Publishes to the node of a group that is primary, each message once, in order, across failovers. Any thread may use it.
 
     It is connected when the constructor returns, which raises NoPrimary if no node takes it within `connect_timeout_s`.
     """
@@ -88,7 +89,7 @@ class Publisher(BasePublisher[Confirm]):
             routing_key: At most 255 bytes.
             body: At most `message_bytes_max` bytes.
             properties: Passed on with the header x-lrq-id added, persistent unless they say otherwise. They are not changed.
-            mandatory: A message without a route fails. With False it is confirmed and dropped; only so it may have local completion.
+            mandatory: A message without a route fails. With False it is confirmed and dropped; only then may it have local completion.
 
         Raises:
             InvalidArgument, MessageTooLarge: Nothing was sent.
@@ -136,7 +137,7 @@ class Publisher(BasePublisher[Confirm]):
     def _send_in_turn(self, draft: Draft[Confirm]) -> Confirm:
         turn, turns = _Turn(draft, threading.Condition(self._lock)), self._turns[draft.lane]
         try:
-            turns.append(turn)  # within the try: the next thing may be a KeyboardInterrupt
+            turns.append(turn)  # within the try: the next statement may raise KeyboardInterrupt
             outcome = turn.come.wait_for(lambda: turn.outcome, self._publish_timeout_s)
             if outcome is None:
                 raise self._no_room(draft)
@@ -149,7 +150,7 @@ class Publisher(BasePublisher[Confirm]):
         return outcome
 
     def _next(self, turns: deque[_Turn]) -> None:
-        """Sends what is in line as far as there is room, on whichever thread. Under the lock."""
+        """Sends queued messages as far as there is room, on the calling thread. Under the lock."""
         while turns and self._has_room(turns[0].draft):
             turn = turns.popleft()
             try:
@@ -171,8 +172,9 @@ class Publisher(BasePublisher[Confirm]):
     # ---- full syncs
 
     def on_full_sync(self, provider: Provider) -> None:
-        """Has `provider(request, context)` called, in a thread of its own, for every full sync that a destination asks of this client
-        from now on; what was asked for before is asked for anew. It must end with `context.complete()` (or `cancel()`)."""
+        """Calls `provider(request, context)`, in a thread of its own, for every full sync that a destination requests from this client
+        from now on; earlier requests are made again. It must end with `context.complete()` (or `cancel()`).
+        """
         self._require_client_name("Full syncs")
         self._check_process()
         if self._full_syncs is not None:
@@ -193,13 +195,13 @@ class Publisher(BasePublisher[Confirm]):
         self._loop.add_callback_threadsafe(begin)
 
     def _announce(self, provides: bool) -> None:
-        with self._lock:  # from the decision on: what is announced last counts
+        with self._lock:  # from the decision on: the last announcement counts
             draft = self._announcement(provides)
             if draft is not None:
                 self._send(draft)
 
     def _send_status(self, body: bytes) -> Confirm:
-        """Few and small, so they pass a full window: a provider can always say that it is through."""
+        """Statuses are few and small, so they pass a full window: a provider can always report its end."""
         draft = self._draft_status(body)
         with self._lock:
             return self._send(draft)
@@ -214,7 +216,7 @@ class Publisher(BasePublisher[Confirm]):
 
         Raises:
             NoPrimary, WaitTimeout: Not settled in time; it is still being sent.
-            LrqError: The first failure, since the last flush, of a publish whose Confirm nobody has asked for the result.
+            LrqError: The first failure, since the last flush, of a publish whose Confirm was not asked for the result.
         """
         self._check_process()
         with self._lock:
@@ -229,7 +231,7 @@ class Publisher(BasePublisher[Confirm]):
             raise anew(unseen)
 
     def _wait(self, done: Callable[[], bool], timeout_s: float | None) -> None:
-        """Waits for the I/O thread under the lock; not at all on the I/O thread itself, which cannot wait for itself."""
+        """Waits for the I/O thread under the lock; not at all on the I/O thread itself."""
         if threading.current_thread() is self._thread:
             return
         self._waiting += 1
@@ -243,7 +245,7 @@ class Publisher(BasePublisher[Confirm]):
             with self._lock:
                 self._wait(lambda: self._log.ready or self._failure is not None, self._connect_timeout_s)
                 failure = self._failure or self._log.no_primary()
-        except BaseException:  # KeyboardInterrupt: nobody will ever have this publisher to close it
+        except BaseException:  # KeyboardInterrupt: the caller never gets this publisher to close it
             self._shut_down(PublisherClosed("The publisher was not connected"))
             raise
         if failure is not None:
@@ -295,13 +297,13 @@ class Publisher(BasePublisher[Confirm]):
     # ---- the end
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Waits for what is unconfirmed, then ends the connections. A second call does nothing.
+        """Waits for unconfirmed messages, then ends the connections. A second call does nothing.
 
         Args:
             timeout_s: Seconds to wait for confirms; 0: do not.
 
         Raises:
-            NoPrimary, WaitTimeout: Not all was confirmed in time. The publisher is closed all the same, and the Confirms of those
+            NoPrimary, WaitTimeout: Not all was confirmed in time. The publisher is still closed, and the Confirms of those
                 messages fail with Unconfirmed.
             LrqError: As from `flush`.
         """
@@ -318,7 +320,7 @@ class Publisher(BasePublisher[Confirm]):
         with self._lock:
             self._failure = self._failure or why
             for turns in self._turns.values():
-                self._next(turns)  # whoever stands in line hears it now
+                self._next(turns)  # queued publishes get their error now
         links = list(self._links.values())
 
         def logged_out() -> None:
@@ -344,4 +346,4 @@ class Publisher(BasePublisher[Confirm]):
         except LrqError:
             if error is None:
                 raise
-            _LOG.exception("While closing the publisher after another exception")  # which must not be hidden
+            _LOG.exception("While closing the publisher after another exception")  # it must not be hidden

@@ -1,13 +1,15 @@
-"""One AMQP connection of the sync publisher, on pika, and its successors: log in at the node that takes us, send the window, pass on
-confirms. `async_link.py` is the same for asyncio.
+"""One AMQP connection of the sync publisher, on pika, and its successors: login at the node that takes us, sending of the window, confirms.
+
+`async_link.py` is the counterpart for asyncio.
 
 Rules:
+
  - Everything here runs on the publisher's I/O thread, except `wake` and the read-only properties. The window is shared with the
    threads that publish, so it is touched only under the publisher's lock.
- - Whatever goes wrong ends in `_drop`: the window puts what was in flight in line again, and the next address is tried.
+ - Any failure ends in `_drop`: the window queues its messages in flight again, and the next address is tried.
  - Callbacks of a connection that was dropped are ignored (each is bound to its connection).
  - Two private methods of pika are used, both in the marked place at the end: one writes many frames with one system call (a
-   third of the CPU of basic_publish, and the interpreter lock is given up once per batch and not once per frame), the other
+   third of the CPU of basic_publish, and the interpreter lock is released once per batch and not once per frame), the other
    aborts a connection whose peer has stopped answering (as pika's own heartbeat check does).
 """
 
@@ -51,11 +53,11 @@ from lrq_ha.routing.names import last_sequence, producer_queue
 
 _LOG = logging.getLogger(__name__)
 
-_REFUSED_AT_LOGIN = re.compile(r"ConnectionClosedByBroker: \((\d+)\) ['\"](.*)['\"]", re.DOTALL)  # pika keeps only the text of it
+_REFUSED_AT_LOGIN = re.compile(r"ConnectionClosedByBroker: \((\d+)\) ['\"](.*)['\"]", re.DOTALL)  # pika keeps only the text
 
 
 class State(enum.Enum):
-    """Of a link."""
+    """The states of a link."""
 
     IDLE = "idle"  # nothing to send yet
     WAITING = "waiting"  # for the time of the next attempt
@@ -66,17 +68,17 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """What a link calls, on the I/O thread and without the lock."""
+    """The callbacks of a link, called on the I/O thread and without the lock."""
 
     ready: Callable[[], None]
-    settle: Callable[[Callable[[], list[Settled[Outgoing[Confirm]]]]], bool]  # runs it under the lock, settles what it returns, if anything
+    settle: Callable[[Callable[[], list[Settled[Outgoing[Confirm]]]]], bool]  # runs it under the lock, settles the messages that it returns, if any
     fenced: Callable[[FencedError], None]
 
 
 def parameters(
     url: str, vhost: str, properties: dict[str, str], heartbeat_s: int, login_timeout_s: float, tls: ssl.SSLContext | None
 ) -> pika.URLParameters:
-    """Connection parameters for one address; one attempt, since the link makes the next ones. InvalidArgument for what pika does not take."""
+    """Connection parameters for one address; one attempt, since the link makes the next ones. InvalidArgument if pika does not take them."""
     try:
         found = pika.URLParameters(url)
     except ValueError as error:
@@ -92,7 +94,7 @@ def parameters(
 
 
 def describe(error: BaseException) -> str:
-    """What a node answered, without the layers that pika wraps around it."""
+    """A node's answer, without the layers that pika wraps around it."""
     while True:
         layers = [*getattr(error, "exceptions", ()), getattr(error, "exception", None), *error.args[:1]]
         inner = next((each for each in reversed(layers) if isinstance(each, BaseException)), None)
@@ -109,7 +111,7 @@ def describe(error: BaseException) -> str:
 
 
 class _Services(SelectorIOServicesAdapter):  # type: ignore[misc]
-    """pika's sockets. Where a node dies just after it has taken a connection, pika (1.4) ends the loop with a ValueError, and tells nobody else."""
+    """pika's sockets. If a node dies just after it has taken a connection, pika (1.4) ends the loop with a ValueError, without any callback."""
 
     def create_streaming_connection(self, *args: Any, on_done: Callable[[Any], None], **options: Any) -> Any:
         try:
@@ -125,11 +127,11 @@ class Link:
     Args:
         loop: pika's IOLoop, which the I/O thread runs.
         lock: The publisher's lock around every window.
-        lane: What is to be sent, and the addresses.
+        lane: The messages to send, and the addresses.
         nodes: Connection parameters of each address.
         learn: Windows whose producers' last sequences to ask the server for at every login.
         login_timeout_s: Seconds from the first byte to the first publish.
-        confirm_timeout_s: Seconds that the oldest message in flight may stay that without a confirm.
+        confirm_timeout_s: Longest time in seconds that the oldest message in flight may remain the oldest.
     """
 
     def __init__(
@@ -198,8 +200,10 @@ class Link:
             _LOG.warning("%s %s publishing %s", self._addresses.here, "blocks" if blocked else "goes on", reason)
 
     def _ask(self, connection: Any, windows: list[Window[Outgoing[Confirm]]]) -> None:
-        """Asks for the last sequence of each window's producer, then opens the channel to publish on. NOT_FOUND (which closes
-        the channel) is the answer of a broker without a door: it knows no producers."""
+        """Asks for the last sequence of each window's producer, then opens the channel to publish on.
+
+        NOT_FOUND (which closes the channel) is the answer of a broker without a door: it knows no producers.
+        """
         if connection is not self._connection or not connection.is_open:
             return
         if not windows:
@@ -227,7 +231,7 @@ class Link:
         channel = connection.channel(QUERY_CHANNEL, on_open_callback=opened)
 
     def _later(self, callback: Callable[[], None]) -> None:
-        """From the loop, not from within pika's own handling of a channel's end (the number is in use until that returns)."""
+        """Calls back from the loop, not from within pika's handling of a channel's end (the number is in use until that returns)."""
         self._loop.call_later(0, callback)
 
     def _learned(self, window: Window[Outgoing[Confirm]], last: int) -> None:
@@ -260,7 +264,7 @@ class Link:
     # ---- sending and confirms
 
     def wake(self) -> None:
-        """Has the I/O thread send what is in line. From any thread, under the lock."""
+        """Has the I/O thread send the waiting messages. From any thread, under the lock."""
         if not self._wake_pending:
             self._wake_pending = True
             self._loop.add_callback_threadsafe(self._woken)
@@ -291,7 +295,7 @@ class Link:
             self._window.returned(sequence_of(properties.headers), method.reply_code, method.reply_text)
 
     def _channel_closed(self, channel: Any, reason: BaseException) -> None:
-        """By the broker: because of a message in flight. Otherwise the connection is ending, which says so itself."""
+        """The broker closed the channel: because of a message in flight. Otherwise the connection is ending, which has its own callback."""
         connection = channel.connection
         if connection is not self._connection or not isinstance(reason, pika.exceptions.ChannelClosedByBroker):
             return
@@ -308,7 +312,7 @@ class Link:
     # ---- losing the connection
 
     def _watch(self) -> None:
-        """Looks from time to time whether a confirm is missing. A broker that said that it blocks us is not late."""
+        """Checks periodically whether a confirm is overdue. A broker that has blocked us is not late."""
         if self.state is State.CLOSED:
             return
         self._loop.call_later(min(1.0, self._confirm_timeout_s / 4), self._watch)
@@ -358,7 +362,7 @@ class Link:
             self._timer = None
 
     def close(self, done: Callable[[], None]) -> None:
-        """Ends the connection in order; `done` is called when it is gone. What is still in the window is the caller's matter."""
+        """Ends the connection in order; `done` is called when it is gone. The caller handles messages that are still in the window."""
         ready = self.state is State.READY
         self._cancel_timer()
         self._enter(State.CLOSED)
@@ -375,7 +379,7 @@ class Link:
     # ---- reading a stream from its beginning
 
     def consume(self, stream: str, begin: Callable[[], None], message: Callable[[bytes], None]) -> None:
-        """Reads `stream` from its first message, and again so after every login: `begin()`, then `message(body)` for each."""
+        """Reads `stream` from its first message, after every login: `begin()`, then `message(body)` for each."""
         self._consumer = (stream, begin, message)
         if self.state is State.READY:
             self._consume()

@@ -31,14 +31,14 @@ class Transaction(Generic[C]):
 
     @property
     def confirm(self) -> C:
-        """The result of the whole. Raises IllegalEvent inside the block, after an exception, and for an empty transaction."""
+        """The result of the transaction. Raises IllegalEvent inside the block, after an exception, and for an empty transaction."""
         if self._confirm is None:
             raise IllegalEvent("The transaction was not sent: it is still open, was discarded, or is empty")
         return self._confirm
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Around the block. An exception in it discards what was collected."""
+        """Wraps the block. An exception in it discards the collected entries."""
         try:
             yield
         except BaseException:
@@ -49,7 +49,7 @@ class Transaction(Generic[C]):
 
     @property
     def entries(self) -> LogEntries | None:
-        """What is to be sent after the block; None if there is nothing."""
+        """The entries to send after the block; None if there are none."""
         return LogEntries(tuple(self._entries)) if self._entries else None
 
     def sent(self, confirm: C) -> None:

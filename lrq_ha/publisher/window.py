@@ -1,12 +1,13 @@
 """The window of unconfirmed messages of one producer: pure, no I/O, no clock, no locks (its driver serialises the calls).
 
 Rules:
+
  - A message has its replication ID before it is enqueued, and keeps it on every resend.
- - The number of a message that the broker nacked or returned is free on every node by then; the next message gets it. Else it would be a gap in
-   what the servers remember of the producer, for ever.
+ - The number of a message that the broker nacked or returned is free on every node by then; the next message gets it. Otherwise it would be a
+   permanent gap in the servers' memory of the producer.
  - Messages are sent, and sent again, in the order in which they were added. On one channel the delivery tags 1, 2, … follow that order.
  - A message leaves the window by an ack, a nack, or a refusal; a lost connection only makes it wait to be sent again.
- - The broker does not say which message made it close a channel. So those in doubt are then sent one at a time (probing)
+ - The broker does not say which message made it close a channel. So the messages in doubt are then sent one at a time (probing)
    until the culprit is the only one in flight when it happens again.
  - A sequence that was learned from the server only moves the next one up, never down.
 """
@@ -24,16 +25,16 @@ T = TypeVar("T")
 
 CONNECTION_STRIKES_MAX = 3
 """A lone message that was in flight this often when the broker closed the connection for an error is refused. (One close can
-be the broker's own trouble; a channel close names the message, so there one is enough.)"""
+have another cause in the broker; a channel close names the message, so one is enough.)"""
 
 
 @dataclass(slots=True)
 class Entry(Generic[T]):
-    """One unconfirmed message; `item` is the driver's own (its bytes and whoever waits for it).
+    """One unconfirmed message; `item` is the driver's own (its bytes and its Confirm).
 
     Attributes:
         sequence: Its place in the order: 1 for the first that this process has added.
-        number: That of its ID.
+        number: The number in its ID.
     """
 
     sequence: int
@@ -46,7 +47,7 @@ class Entry(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Settled(Generic[T]):
-    """A message that left the window. `error` is None when it was confirmed."""
+    """A message that left the window. `error` is None if it was confirmed."""
 
     entry: Entry[T]
     error: LrqError | None = None
@@ -58,7 +59,7 @@ class Window(Generic[T]):
     Args:
         producer: Producer name, the part of the replication IDs before the slash.
         messages_max: Most messages that wait for a confirm, >= 1.
-        bytes_max: Most bytes that do; a single message larger than this still passes when it is alone.
+        bytes_max: Most bytes of these messages; a single message larger than this still passes when it is alone.
     """
 
     def __init__(self, producer: str, messages_max: int, bytes_max: int) -> None:
@@ -68,11 +69,11 @@ class Window(Generic[T]):
         self.bytes = 0
         self.assigned = 0  # the highest number given or learned; never goes down
         self.added = 0  # the last message's sequence
-        self._free: deque[int] = deque()  # numbers below `assigned` that are to be given next; never more than were unconfirmed at a time
-        self._known = 0  # the highest number sent or learned: the server can know of none above it
-        self._waiting: deque[Entry[T]] = deque()  # to be sent, by sequence; all above those in flight
+        self._free: deque[int] = deque()  # numbers below `assigned` to be given next; never more than were unconfirmed at a time
+        self._known = 0  # the highest number sent or learned: the server can know none above it
+        self._waiting: deque[Entry[T]] = deque()  # to be sent, by sequence; all above the ones in flight
         self._flight: dict[int, Entry[T]] = {}  # delivery tag -> entry, both ascending
-        self._numbered: dict[int, Entry[T]] = {}  # the same, by number
+        self._numbered: dict[int, Entry[T]] = {}  # the entries of `_flight`, by number
         self._tag = 0  # the last delivery tag used on this channel
         self._acked = 0  # every tag up to this one is settled
         self._probe_to = 0  # messages up to this sequence are sent one at a time
@@ -88,7 +89,7 @@ class Window(Generic[T]):
 
     @property
     def in_flight(self) -> int:
-        """How many messages were sent on this channel and are not settled."""
+        """Number of messages that were sent on this channel and are not settled."""
         return len(self._flight)
 
     @property
@@ -99,10 +100,10 @@ class Window(Generic[T]):
         return self._waiting[0].sequence if self._waiting else self.added + 1
 
     def learn(self, last: int) -> None:
-        """Takes the producer's last number as the server knows it (0: unknown).
+        """Takes the producer's last number from the server (0: unknown).
 
         Raises:
-            FencedError: It is beyond what this process has sent: someone else uses the name. Nothing was changed.
+            FencedError: The number is beyond this process's last one: another process uses the name. Nothing was changed.
         """
         if last > self._known and self.added:
             raise FencedError(self.producer, last, self._known)
@@ -117,7 +118,7 @@ class Window(Generic[T]):
         return f"{self.producer}/{entry.number}"
 
     def add(self, size_bytes: int, item: T) -> Entry[T]:
-        """Gives the next replication ID and puts the message in line. The caller has asked `fits`, or knows why it need not."""
+        """Gives the next replication ID and queues the message. The caller has asked `fits`, or knows that it need not."""
         if self._free:
             number = self._free.popleft()
         else:
@@ -134,7 +135,7 @@ class Window(Generic[T]):
         size = 0
         waiting, flight, numbered = self._waiting, self._flight, self._numbered
         if flight and next(iter(flight.values())).sequence <= self._probe_to:
-            return taken  # one in doubt is out alone
+            return taken  # a message in doubt is sent alone
         while waiting and size < bytes_max:
             entry = waiting.popleft()
             self._tag += 1
@@ -214,8 +215,9 @@ class Window(Generic[T]):
         self._head = (0, 0.0)
 
     def overdue_s(self, now_s: float) -> float:
-        """How long the oldest message in flight has been the oldest, in seconds, counted from the first look at it. So a slow broker
-        that goes on confirming is not overdue, however old its messages are; one that leaves a message out is."""
+        """Seconds since the first look at the message that is now the oldest in flight. So a slow broker that goes on confirming is not
+        overdue, however old its messages are; a broker that leaves a message out is.
+        """
         if not self._flight:
             return 0.0
         sequence = next(iter(self._flight.values())).sequence
@@ -224,7 +226,7 @@ class Window(Generic[T]):
         return now_s - self._head[1]
 
     def not_late(self) -> None:
-        """Nothing that is in flight counts as late by now: the broker has said that it makes us wait."""
+        """No message in flight counts as late by now: the broker has said that it blocks us."""
         self._head = (0, 0.0)
 
     def fail_all(self, error: LrqError | None = None) -> list[Settled[T]]:

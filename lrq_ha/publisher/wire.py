@@ -1,5 +1,7 @@
-"""A publish as AMQP frames: pure. They are made once, when the message enters the window, with the codec of pika, for both publishers; a
-resend writes the same bytes again."""
+"""A publish as AMQP frames: pure.
+
+The frames are made once, when the message enters the window, with the codec of pika, for both publishers; a resend writes these bytes again.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ PUBLISH_CHANNEL: Final = 1  # fixed: it is written in the frames that wait in th
 QUERY_CHANNEL: Final = 2
 CONSUME_CHANNEL: Final = 3
 
-WRITE_BYTES_MAX: Final = 256 * 1024  # per write: the libraries copy what a partial send leaves over
+WRITE_BYTES_MAX: Final = 256 * 1024  # per write: the libraries copy the rest of a partial send
 PERSISTENT: Final = 2
 FRAME_OVERHEAD_BYTES: Final = 8
-FRAME_MAX_BYTES: Final = 128 * 1024  # where a broker has no limit; what pika offers it
+FRAME_MAX_BYTES: Final = 128 * 1024  # for a broker without a limit; pika offers it
 FRAME_END: Final = b"\xce"
-CONNECTION_FORCED: Final = 320  # the node stops, or is a backup: says nothing about our messages
+CONNECTION_FORCED: Final = 320  # the node stops, or is a backup: no fault of our messages
 NOT_FOUND: Final = 404
 
 HELD_S: Final = 5.0  # a login that lasted this long was a good one, even if nothing was sent
@@ -42,7 +44,7 @@ _RULES: Final = {
     "priority": "It must be an int from 0 to 255",
     "timestamp": "It must be an int, seconds since 1970",
 }
-"""What properties must be that are no short strings."""
+"""The required types of properties that are no short strings."""
 
 _HEADER_RULE: Final = (
     f"Names of headers have at most {SHORT_STRING_BYTES_MAX} bytes in UTF-8; values are str, bytes, bool, int (64 bits), Decimal (32 bits), datetime,"
@@ -52,7 +54,7 @@ _HEADER_RULE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Outgoing(Generic[C]):
-    """A message as it waits in the window: its method and header frames for PUBLISH_CHANNEL, its body, and who waits for it."""
+    """A message in the window: its method and header frames for PUBLISH_CHANNEL, its body, and its Confirm."""
 
     frames: bytes
     body: bytes
@@ -78,7 +80,7 @@ def message_frames(
         header = _header_frame(body_bytes, _with_id(properties, replication_id))
     except MemoryError:
         raise
-    except Exception as error:  # pika has a dozen kinds, failed asserts among them, and does not say which property it was
+    except Exception as error:  # pika has a dozen kinds, failed asserts among them, and does not name the property
         raise _unfit(properties, error) from error
     return _publish_frame(exchange, routing_key, mandatory) + header
 
@@ -89,7 +91,7 @@ def _header_frame(body_bytes: int, properties: pika.BasicProperties) -> bytes:
 
 
 def _unfit(properties: object, error: Exception) -> InvalidArgument:
-    """Says which of them it was: the first property, or header, that cannot be sent alone either."""
+    """The error with the culprit: the first property, or header, that cannot be sent alone either."""
     if not isinstance(properties, pika.BasicProperties):
         return InvalidArgument(f"properties is a {type(properties).__name__}", todo="It must be pika.BasicProperties")
     for said, name, value, rule in _each_alone(properties):
@@ -103,7 +105,7 @@ def _unfit(properties: object, error: Exception) -> InvalidArgument:
 
 
 def _each_alone(properties: pika.BasicProperties) -> Iterator[tuple[str, str, object, str]]:
-    """In words, as name and value, and what it must be."""
+    """In words, each property as name and value, and its required type."""
     for name, value in vars(properties).items():
         if name == "headers" and isinstance(value, Mapping):
             for key, header in value.items():
@@ -113,7 +115,7 @@ def _each_alone(properties: pika.BasicProperties) -> Iterator[tuple[str, str, ob
 
 
 def _with_id(properties: pika.BasicProperties | None, replication_id: str) -> pika.BasicProperties:
-    """A copy that carries the ID, persistent unless they say otherwise."""
+    """A copy that carries the ID, persistent unless the properties say otherwise."""
     if properties is None:
         return pika.BasicProperties(delivery_mode=PERSISTENT, headers={ID_HEADER: replication_id})
     found = copy.copy(properties)

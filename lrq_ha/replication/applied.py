@@ -1,9 +1,12 @@
-"""What has been applied on this node: R, the generation table (R7, R8), the stamp on a copy, and the record of all that.
+"""The entries applied on this node: R, the generation table (R7, R8), the stamp of a copy, and the record of them.
 
-Rules: R is the sequence up to which every entry is applied here and confirmed (or is for certain not needed). A copy **counts**
-only if it is stamped with the newest generation whose R lies *before* its sequence. Why before: the generation opened at R has
-published (again) everything behind R, so entry R + 1 is its first, while entry R was applied by an older one and is not
-published again. (model2/m2_filter.py counts from 0: "R <= p" there is "R < sequence" here.)
+R is the sequence up to which every entry is applied here and confirmed, or certainly not needed.
+
+Rules:
+
+- A copy **counts** only if its stamp has the newest generation whose R lies *before* the copy's sequence. The generation opened at R published
+  everything behind R (again), so entry R + 1 is its first; entry R was applied by an older generation and is not published again.
+  (model2/m2_filter.py counts from 0: "R <= p" there is "R < sequence" here.)
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def parse_stamp(value: bytes) -> tuple[int, int, int]:
     """(epoch, sequence, generation) of a header `x-lrq-pos`.
 
     Raises:
-        MalformedInput: It has another form.
+        MalformedInput: The value has another form.
     """
     match = _STAMP.fullmatch(value)
     if match is None:
@@ -45,8 +48,8 @@ def parse_stamp(value: bytes) -> tuple[int, int, int]:
 class Generations:
     """The table of (R, generation) of this node (R8).
 
-    The Rs and the generations both grow. Generation numbers are the numbers of OPENs in the node's own stream, so none is
-    given twice, not even by a sidecar that was killed before it wrote its record.
+    The Rs and the generations both grow. A generation is the number of an OPEN in the node's own stream, so none is used twice, not even
+    by a sidecar that was killed before it wrote its record.
     """
 
     __slots__ = ("_applied", "_generation", "_newest", "_newest_applied")
@@ -71,7 +74,7 @@ class Generations:
             raise IllegalEvent(f"generation {generation} is opened after generation {self._newest}")
         if applied < self._newest_applied:
             raise IllegalEvent(f"generation {generation} begins at R={applied}, an earlier one at R={self._newest_applied}")
-        if applied == self._newest_applied:  # the older one no longer decides anything
+        if applied == self._newest_applied:  # the older generation no longer decides anything
             self._generation[-1] = generation
         elif len(self._applied) >= GENERATIONS_MAX:
             raise IllegalEvent(f"the generation table holds {GENERATIONS_MAX} entries", todo=SET_UP_ANEW)
@@ -91,22 +94,22 @@ class Generations:
         return tuple(zip(self._applied, self._generation))
 
     def of(self, seq: int) -> int:
-        """The generation whose copy of entry `seq` counts; -1 where none can be left."""
+        """The generation whose copy of entry `seq` counts; -1 if no copy can be left."""
         if seq > self._newest_applied:
             return self._newest
         i = bisect_left(self._applied, seq)
         return self._generation[i - 1] if i else -1
 
     def counts(self, seq: int, generation: int) -> bool:
-        """Whether a copy of entry `seq` with this stamp is the one that counts; any other is acked away wherever it is met."""
+        """Whether a copy of entry `seq` with this stamp is the one that counts; every other copy is acked away."""
         if seq > self._newest_applied:
             return generation == self._newest
         return generation == self.of(seq)
 
     def cut(self, end: int) -> None:
-        """The log ends at `end`: a host that went down has lost what came after it (R16). What was opened behind it begins there.
+        """The log ends at `end`: a host that went down lost the entries after it (R16). Generations opened behind `end` begin there.
 
-        Other entries will take these sequences, and this node publishes them by its newest generation.
+        Other entries will take these sequences, and this node publishes them with its newest generation.
         """
         kept = bisect_right(self._applied, end)
         if kept == len(self._applied):
@@ -127,7 +130,7 @@ class AppliedTracker:
         self._above = RangeSet()
 
     def mark(self, first: int, last: int) -> bool:
-        """first .. last are applied and confirmed, or for certain not needed. Says whether R moved."""
+        """Entries first .. last are applied and confirmed, or certainly not needed. Returns whether R moved."""
         if first > self.applied + 1:
             self._above.add(first, last)
             return False
@@ -144,14 +147,14 @@ class AppliedTracker:
         return seq <= self.applied or seq in self._above
 
     def upto(self, others: RangeSet, known: int = 0) -> int:
-        """The greatest n up to which every entry is applied, or one of some others. `known`: it is no less than this."""
+        """The greatest n up to which every entry is applied or in `others`. `known`: a lower bound of n."""
         upto = max(known, self.applied)
         while (after := others.contiguous_from(self._above.contiguous_from(upto + 1) + 1)) > upto:
             upto = after
         return upto
 
     def needs(self, first: int, last: int) -> RangeSet:
-        """Those of first .. last that are not applied: what is published again when a connection to the broker is lost."""
+        """The entries of first .. last that are not applied: they are published again after a lost connection to the broker."""
         return self._above.missing(max(first, self.applied + 1), last)
 
 
@@ -167,9 +170,10 @@ class VisitRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """What the filter knows of one queue, as serialized bitmaps of sequences.
+    """The filter's knowledge of one queue, as serialized bitmaps of sequences.
 
-    `purged`: all below it, but for `spared` (empty: nothing is). `departed`: see `delivery_filter.DEPARTED_MAX`; 0: it has not.
+    `purged`: every sequence below it is purged, except `spared` (empty: none is purged). `departed`: see `delivery_filter.DEPARTED_MAX`;
+    0: the queue has not departed.
     """
 
     vhost: str
@@ -185,12 +189,12 @@ class QueueRecord:
 
 @dataclass(frozen=True, slots=True)
 class AppliedRecord:
-    """The applied record of a node (R7); the driver writes it to LRQ_APPLIED_<group>, where the last one counts.
+    """The applied record of a node (R7). The driver writes it to LRQ_APPLIED_<group>, where the last record counts.
 
     `applied`: R, a sequence. `start`: the CHECKPOINT at or before R from which a restart reads the own log; None: from its first record.
     `base`: the CHECKPOINT at which the own log began (R17); 0: at entry 1.
     `generations`: (R, generation), oldest first. `queues`, `refused`: from `DeliveryFilter.export`, taken no earlier than R.
-    `known`: they know of operations up to this entry.
+    `known`: the last entry whose operations `queues` and `refused` include.
     """
 
     applied: int

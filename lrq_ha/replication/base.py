@@ -1,9 +1,10 @@
-"""What all parts of a node stand on: its log and own writes, its role, what it knows of the others, the effects of the event at hand.
+"""The shared state of a node's parts: its log and own writes, its role, its view of the other nodes, the effects of the current event.
 
 Rules:
-- The parts (leader.py, follower.py, candidate.py, in_sync.py, requests.py) know this and not node.py, which puts them together.
-- Here stands what several parts read, and who writes it; what only one part knows, that part keeps to itself.
-- What was written and the own stream has not confirmed stands in `_pending`, in order.
+
+- The parts (leader.py, follower.py, candidate.py, in_sync.py, operator_requests.py) import this module and not node.py, which combines them.
+- This class holds state that several parts read, and names its writer; state of one part stays in that part.
+- `_pending` holds, in order, the writes that the own stream has not confirmed.
 - A promise holds from the moment its FENCE is written, not from the moment it is confirmed.
 
 Invariants: applied <= safe <= durable <= log.end on a leader; a batch below `log.top` is never accepted.
@@ -23,20 +24,20 @@ from .positions import epoch_name, owner_of
 from .roles import Role, require_legal
 from .settings import NodeSettings, unnamed
 
-#: Who has been silent for so many of its heartbeats is not heard any more. Shorter than a link takes to notice that nobody is at its other end.
+#: A node that has been silent for this many of its heartbeats is not heard any more. Shorter than a link takes to notice a dead peer.
 HEARD_HEARTBEATS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A write to the own stream that is not confirmed yet; `then` runs when it is. `last`: of a batch, its last entry, else 0."""
+    """A write to the own stream that is not confirmed yet; `then` runs when it is. `last`: the last entry of a batch, else 0."""
 
     last: int
     then: Callable[[float], None] | None = None
 
 
 class NodeBase:
-    """See above. Args: see Node."""
+    """The state that all parts of a node share. Args: see Node."""
 
     def __init__(self, settings: NodeSettings, *, paused: bool = False) -> None:
         self.settings = settings
@@ -49,16 +50,16 @@ class NodeBase:
         self.leader_epoch = 0  # the epoch of the primary that this node has heard: by Follower
         self.following = False  # that primary's pushes are taken: by Follower
         self.last_heard_leader: float | None = None  # by Follower
-        self.last_heard_epoch = 0  # likewise: of that leader
+        self.last_heard_epoch = 0  # by Follower: the epoch of that leader
         self.durable = 0
-        """End of what the own stream has confirmed."""
+        """End of the own stream's confirmed part."""
         self.safe = 0
         self.applied = 0  # by the driver
         self.lost_host = False
         self.head = 0  # first entry that the own stream still has, as far as is known
         self.paused = paused
         self.lacks = ""
-        """What the own broker lacks of what the log needs: by the driver. A node that lacks something leads only where an operator insists."""
+        """Features that the own broker lacks and the log needs: by the driver. A node that lacks one leads only if an operator insists."""
         self._pending: deque[Written] = deque()
         self._effects: list[Effect] = []
 
@@ -75,11 +76,11 @@ class NodeBase:
 
     @property
     def in_sync(self) -> Members:
-        """Who is in the set and not out of it (RemoteBackup.left): a leader may rely on what they have."""
+        """The members in the set that are not out of it (RemoteBackup.left): a leader may rely on their logs."""
         return self.log.members - {number for number, peer in self.peers.items() if peer.left}
 
     def nothing_is_safe(self) -> str:
-        """Why nothing becomes safe for now, as members are out (mode strict); empty if none is."""
+        """Why nothing becomes safe for now: the members that are out (mode strict); empty if none is."""
         out = self.names(sorted(self.log.members - self.in_sync))
         todo = "wait until it has, or take it out of the set with lrq-ha remove"
         return f"{out} has not caught up, and nothing is safe without it: {todo}" if out else ""
@@ -93,7 +94,7 @@ class NodeBase:
         return 0
 
     def hears(self, peer: int, now: float) -> bool:
-        """Whether `peer` speaks to this node, which may not be able to answer."""
+        """Whether `peer` speaks to this node, even if this node cannot answer."""
         return now - self.peers[peer].heard_at <= HEARD_HEARTBEATS * self.settings.heartbeat_s
 
     def hear_leader(self, epoch: int, now: float) -> None:
@@ -116,23 +117,23 @@ class NodeBase:
         )
 
     def lacking(self) -> dict[int, str]:
-        """Nodes whose brokers lack something, as far as they have been heard, and what."""
+        """The nodes, as far as they have been heard, whose brokers lack a feature of the log, and the feature."""
         known = {number: peer.hello.lacks for number, peer in self.peers.items() if peer.hello} | {self.me: self.lacks}
         return {number: lacks for number, lacks in known.items() if lacks}
 
     @property
     def group_paused(self) -> bool:
-        """Whether this node, or another as far as it has been heard, is paused."""
+        """Whether this node, or another node that has been heard, is paused."""
         return self.paused or any(peer.hello.paused for peer in self.peers.values() if peer.hello)
 
     def end_pause(self) -> None:
-        """An operator has promoted a node: epochs are taken by themselves again."""
+        """An operator has promoted a node: nodes take epochs by themselves again."""
         if self.paused:
             self.paused = False
             self.send_all(self.hello(wants_answer=False))
 
     def how_to_join(self, follower: int, leader: int, follower_log: LogState, leader_log: LogState) -> str:
-        """What an operator does where the leader's log lacks what a follower needs (R17)."""
+        """The operator's steps if the leader's log lacks entries that a follower needs (R17)."""
         name = self.name(follower)
         lacks = f"the log of {self.name(leader)} begins at entry {leader_log.head}, its broker has dropped what was before"
         # Nothing would be safe before it has joined, and no renewal would end.
@@ -146,18 +147,18 @@ class NodeBase:
     # ---- effects and role --------------------------------------------------------------------------------------------
 
     def emit(self, *effects: Effect) -> None:
-        """To be carried out after what was emitted before."""
+        """Adds effects, to be carried out after those emitted before."""
         self._effects += effects
 
     def send(self, peer: int, message: Message) -> None:
         self._effects.append(Send(peer, message))
 
     def send_all(self, message: Message) -> None:
-        """To every node that can be sent to."""
+        """Sends a message to every reachable node."""
         self._effects += [Send(node, message) for node, peer in self.peers.items() if peer.connected]
 
     def set_role(self, role: Role, reason: str) -> None:
-        """Says so if role or reason is another. Raises IllegalEvent as `require_legal` does."""
+        """Emits the change if role or reason differs. Raises IllegalEvent as `require_legal` does."""
         if role is not self.role:
             require_legal(self.role, role)
         elif reason == self.reason:
@@ -186,21 +187,21 @@ class NodeBase:
         self.write_batch(batch, kind, body)
 
     def write_batch(self, batch: BatchHeader, kind: EntryKind, body: object) -> None:
-        """Writes what the log has accepted to the own stream."""
+        """Writes a batch that the log has accepted to the own stream."""
         if batch.sets:
             self.log.merge_sets(self.safe, self.settings.sets_kept)
         self._pending.append(Written(batch.last))
         self._effects.append(WriteBatch(batch, kind, body))
 
     def write_fence(self, epoch: int, out_end: int, then: Callable[[float], None]) -> None:
-        """Promises `epoch` (`out_end`: as in LogIndex.fence); `then` is called with the time when the own stream has the FENCE."""
+        """Promises `epoch` (`out_end`: as in LogIndex.fence); `then` is called with the time at which the own stream has the FENCE."""
         # The promise holds from this moment, before FENCE is sent: nothing lower is accepted while it is under way (R2).
         self.log.fence(epoch, out_end)
         self._pending.append(Written(0, then))
         self._effects.append(WriteFence(epoch, out_end))
 
     def confirm_writes(self, count: int, now: float) -> None:
-        """The own stream has the `count` oldest writes. Raises IllegalEvent, and changes nothing, if there are not so many."""
+        """The own stream has the `count` oldest writes. Raises IllegalEvent, and changes nothing, if there are fewer."""
         if count > len(self._pending):
             raise IllegalEvent(f"{count} writes confirmed, {len(self._pending)} are open")
         for _ in range(count):
@@ -211,7 +212,7 @@ class NodeBase:
                 written.then(now)
 
     def cut_tail(self, first: int) -> None:
-        """The log has replaced what stood from entry `first` on."""
+        """The log has replaced its entries from `first` on."""
         self.durable = min(self.durable, first - 1)
         self._effects.append(CutTail(first))
 

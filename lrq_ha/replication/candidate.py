@@ -1,12 +1,13 @@
-"""Taking an epoch, and promising one to somebody else (R1, R12–R14).
+"""Takes an epoch, and promises epochs to other nodes (R1, R12–R14).
 
 Theory of operation:
-- A node that takes an epoch promises it first (FENCE), as does every node that answers; when its own stream and all that are not said to be
-  down have it, its log is compared with theirs, and it leads.
-- By itself a node takes an epoch only when every other configured node answers, none leads, and no other has a better right to it. (With
-  `restart_alone` a leader that was restarted does not wait for answers, unless its host went down.)
+
+- A node that takes an epoch promises it first (FENCE), as does every node that answers. When the own stream and all nodes that are not
+  declared down have the promise, the node compares its log with theirs, and leads.
+- A node takes an epoch by itself only when every other configured node answers, none leads, and none has a better right to the epoch.
+  (With `restart_alone` a restarted leader does not wait for answers, unless its host went down.)
   Without the answers of all other nodes it needs the operator's word that the silent ones are down.
-- A leader that hands over says to whom: that one has the first right to the next epoch, for a while.
+- A leader that hands over names its successor, which has the first right to the next epoch for a while.
 
 Invariants: at most one campaign at a time; none while this node leads or follows.
 """
@@ -23,8 +24,8 @@ from .log import LogState, refuses_cut
 from .positions import epoch_name, epoch_number, owner_of, term_of
 from .roles import Role
 
-# What a node that lost the end of its log, or all of it, may have promised or led before. Its next epoch must not be one of those: two
-# histories with the same epoch numbers would pass for one.
+# Epochs that a node which lost its log, or the log's end, may have promised or led before. Its next epoch must not be one of them: two
+# histories with equal epoch numbers would be taken for one.
 FORGOTTEN_TERMS_MAX = 1 << 16
 
 
@@ -32,7 +33,8 @@ FORGOTTEN_TERMS_MAX = 1 << 16
 class Campaign:
     """An epoch that is being taken.
 
-    `holds`: who has not promised it yet; `logs`: of those who have; `fenced`: the own stream has the promise; `at_stake`: what an operator is told.
+    `holds`: nodes that have not promised it yet; `logs`: logs of the nodes that have; `fenced`: the own stream has the promise;
+    `at_stake`: text for the operator.
     """
 
     epoch: int
@@ -42,17 +44,17 @@ class Campaign:
     operator: bool
     force: bool
     at_stake: str
-    tail: str  # of a node that is diverged: what it keeps
+    tail: str  # of a node that is diverged: the tail that it keeps
     fenced: bool = False
     logs: dict[int, LogState] = field(default_factory=dict)
 
 
 class Candidate:
-    """See above. Args: `defers_to`: as of Node."""
+    """Takes epochs for this node, and answers other candidates. Args: `defers_to`: as of Node."""
 
     def __init__(self, node: NodeBase, leader: Leader, follower: Follower, defers_to: int) -> None:
         self.handed: Handover | None = None
-        """What the primary said that this node follows, when it handed over to it."""
+        """The handover message of the primary that this node follows."""
         self._node = node
         self._leader = leader
         self._follower = follower
@@ -72,7 +74,7 @@ class Candidate:
         self._defers_until = now + self._node.settings.handover_timeout_s
 
     def consider(self, now: float) -> None:
-        """R12 step 1 without an operator: every other configured node answers, none leads, and nobody has a longer log."""
+        """R12 step 1 without an operator: every other configured node answers, none leads, and none has a longer log."""
         node = self._node
         if node.leading or self._campaign or node.leader_epoch or node.role not in (Role.CATCH_UP, Role.READY):
             return
@@ -91,7 +93,7 @@ class Candidate:
             node.set_role(node.role, obstacle)
 
     def _goes_on_without(self, silent: frozenset[int]) -> bool:
-        """Whether a restarted leader may go on alone. Not one whose host went down (R16): the silent may have what it lost, and would drop it."""
+        """Whether a restarted leader may go on alone. Not if its host went down (R16): a silent node may have its lost entries, and drop them."""
         node = self._node
         if not (node.settings.restart_alone and node.led_last):
             return False
@@ -121,7 +123,7 @@ class Candidate:
             outranked = hello.log.rank > mine.rank if takes_none else (hello.log.rank, last_leader == number, False, -number) > order
             if outranked and hello.log.joining:
                 return f"{node.name(number)} has joined only in part, and has a longer log: an operator must choose"
-            # Whoever of the two has the longer log takes it, and the other drops what that lacks.
+            # The node with the longer log takes the epoch, and the other drops the entries that this log lacks.
             tail, owner, leader, taker = (mine, node.me, hello.log, number) if outranked else (hello.log, number, mine, node.me)
             if refuses_cut(tail, leader, taker):
                 return f"{node.name(owner)} would refuse to drop its tail: an operator must choose"
@@ -135,13 +137,13 @@ class Candidate:
             self.handed = message
 
     def _handover(self) -> Handover | None:
-        """What was handed over to this node, if its log still ends there."""
+        """The handover to this node, if its log still ends there."""
         return self.handed if self.handed and self.handed.end == self._node.log.end else None
 
     # ---- promising ---------------------------------------------------------------------------------------------------
 
     def promise(self, peer: int, message: Prepare, now: float) -> None:
-        """`peer` asks for a promise: given when the own stream has it."""
+        """`peer` asks for a promise: the answer goes out when the own stream has it."""
         node, epoch = self._node, message.epoch
         if epoch <= node.log.top:
             node.send(peer, Superseded(node.log.top))
@@ -157,7 +159,7 @@ class Candidate:
         node.write_fence(epoch, 0, lambda _now: node.send(peer, Promise(epoch, node.state())))
 
     def give_way(self, peer: int, epoch: int) -> None:
-        """`peer` leads: this node takes no epoch, and what it knew of a handover is over."""
+        """`peer` leads: this node takes no epoch, and forgets an earlier handover."""
         self._abort(f"{self._node.name(peer)} leads epoch {epoch_name(epoch)}")
         self._defers_to = 0
         self.handed = None
@@ -165,8 +167,8 @@ class Candidate:
     def gives_way_to(self, log: LogState, down: frozenset[int]) -> bool:
         """Whether a node that answers is to be promoted instead of this one, as its log is longer.
 
-        Not where it would be refused, too, as others are down and it was not in sync, and this node was: then what this one lacks was never safe
-        if this one, or who led the history that it has, is in every set over it (R14).
+        Not if that node would be refused, too, because others are down and it was not in sync, while this node was. Then the entries that this
+        node lacks were never safe if this node, or the leader of its history, is in every set over them (R14).
         """
         node, mine = self._node, self._node.state()
         if log.rank <= mine.rank:
@@ -181,10 +183,10 @@ class Candidate:
 
         Args:
             down: Nodes that are down, or silent.
-            operator: An operator wants it, and waits for the Answer; a tail that is refused to be cut is his to drop.
-            force: Although others have a longer log.
+            operator: An operator asks for it, and waits for the Answer; the operator decides on a tail that is refused to be cut.
+            force: Take the epoch even if other nodes have a longer log.
             now: Monotonic time in seconds.
-            at_stake: What the operator is told of what this node may lack.
+            at_stake: Text for the operator: what this node may lack.
         """
         node = self._node
         seen = max([node.log.top, *(peer.hello.log.top for peer in node.peers.values() if peer.hello)])
@@ -214,7 +216,7 @@ class Candidate:
             self._conclude(campaign, now)
 
     def _conclude(self, campaign: Campaign, now: float) -> None:
-        """Leads, if all have promised and nobody's log is in the way."""
+        """Leads, if all have promised and no other log prevents it."""
         if campaign is not self._campaign or campaign.waiting or not campaign.fenced:
             return
         node, mine = self._node, self._node.state()
@@ -257,7 +259,7 @@ class Candidate:
             self._abort(f"no promise from {names} within {self._node.settings.campaign_timeout_s:g} s")
 
     def _abort(self, reason: str) -> None:
-        """Ends the campaign, if there is one. Who was diverged before it still is."""
+        """Ends the campaign, if there is one. A node that was diverged before it still is."""
         campaign, self._campaign = self._campaign, None
         if campaign:
             if campaign.tail:

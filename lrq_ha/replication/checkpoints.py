@@ -1,7 +1,10 @@
-"""Where the CHECKPOINTs of a node's own log stand: at which of them a restart begins to read, and from where a backup is caught up (R7).
+"""The CHECKPOINTs of a node's own log: where a restart begins to read, and from where a backup catches up (R7).
 
-Rules: a CHECKPOINT is noted when it is appended to the own stream or read from it, with what only this stream says of the log there. It may be a
-restart's start once its place in the stream is known and everything up to it is applied here: then it is safe, and nothing before it is needed.
+Rules:
+
+- A CHECKPOINT is noted when it is appended to the own stream or read from it, with the state of the log that only this stream knows there.
+- A CHECKPOINT may be a restart's start once its offset in the stream is known and everything up to it is applied here: then it is safe,
+  and no entry before it is needed.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ class StartPoint:
     """A CHECKPOINT in the own stream.
 
     Args:
-        sequence, epoch: Of the entry.
-        leader: Epoch of the primary that wrote or pushed it; all that this stream had seen was not higher (R2).
+        sequence, epoch: Sequence and epoch of the entry.
+        leader: Epoch of the primary that wrote or pushed it; no higher epoch stands before it in this stream (R2).
         offset: Of its record in the stream; UNKNOWN if it was not looked up.
-        in_set: Whether this node's stream says that it is in the set.
-        out_since: (epoch, end) of the leader that told this node that it is not (R13); (0, 0) if none did.
+        in_set: Whether this node's stream says that the node is in the set.
+        out_since: (epoch, end) of the leader that told this node that it is out of the set (R13); (0, 0) if none did.
         base: The CHECKPOINT at which the log began, if the node was joining there (R17); else 0.
     """
 
@@ -41,14 +44,14 @@ def _by_sequence(point: StartPoint) -> int:
 
 
 class Checkpoints:
-    """See above. `_points` ascend in sequence."""
+    """The CHECKPOINTs of the own log. `_points` ascend in sequence."""
 
     def __init__(self) -> None:
         self._points: list[StartPoint] = []
 
     @property
     def last(self) -> int:
-        """Sequence of the newest; 0 if there is none."""
+        """Sequence of the newest CHECKPOINT; 0 if there is none."""
         return self._points[-1].sequence if self._points else 0
 
     def noted(self, point: StartPoint) -> None:
@@ -63,16 +66,16 @@ class Checkpoints:
             self._points.pop()
 
     def to_locate(self, durable: int) -> StartPoint | None:
-        """The newest one whose place in the stream is not known, if the stream has confirmed it."""
+        """The newest CHECKPOINT, if its offset is unknown and the stream has confirmed it."""
         index = bisect_right(self._points, durable, key=_by_sequence) - 1
         return self._points[index] if index >= 0 and self._points[index].offset == UNKNOWN else None
 
     def located(self, point: StartPoint, offset: int) -> None:
-        """`point` stands at `offset`."""
+        """The CHECKPOINT `point` stands at `offset`."""
         if point in self._points:
             self._points[self._points.index(point)] = replace(point, offset=offset)
 
     def start(self, applied: int) -> StartPoint | None:
-        """Where a restart begins to read that has applied everything up to `applied`; None: at the first record."""
+        """The start for a restart that has applied everything up to `applied`; None: the first record."""
         upto = bisect_right(self._points, applied, key=_by_sequence)
         return next((point for point in reversed(self._points[:upto]) if point.offset != UNKNOWN), None)

@@ -1,9 +1,10 @@
-"""Where a copy of a message has been, and what is known of its visits: dead letters and retry loops (R10).
+"""The visits of a message's copies to queues, by their `x-death` headers: dead letters and retry loops (R10).
 
 Rules:
-- `visit` is a copy's `x-death` count for the queue. `origin` is the queue of its first death ("" for a copy that never died): one publish may be
-  routed to two queues whose dead letters meet in a third, and these two copies must not be taken for one.
-- Visits of a copy at a queue only grow. So REJECT or MOVED at visit v says that all visits up to v are behind it, and DEQUEUE at visit v that it
+
+- `visit` is a copy's `x-death` count for the queue. `origin` is the queue of the copy's first death ("" for a copy that never died): one publish
+  may be routed to two queues whose dead letters meet in a third, and these two copies must stay distinct.
+- Visits of a copy at a queue only grow. REJECT or MOVED at visit v says that all visits up to v are over; DEQUEUE at visit v says that the copy
   is gone from there on.
 """
 
@@ -38,10 +39,10 @@ class Visits:
 
     def __init__(self) -> None:
         self.done: dict[int, BitMap64] = {}
-        self.moved: dict[int, BitMap64] = {}  # a sequence stands at its greatest visit only: the lower ones follow from it
+        self.moved: dict[int, BitMap64] = {}  # a sequence stands at its greatest visit only, which implies the lower ones
 
     def add(self, first: int, last: int, visit: int, *, dequeued: bool) -> BitMap64:
-        """Notes an operation; returns the sequences for which it says something new."""
+        """Notes an operation; returns the sequences for which it is new information."""
         fresh = BitMap64()
         fresh.add_range(first, last + 1)
         table = self.done if dequeued else self.moved
@@ -71,11 +72,11 @@ class Visits:
         return any(v > visit and seq in members for table in (self.done, self.moved) for v, members in table.items())
 
     def members(self) -> BitMap64:
-        """All sequences that an operation is known of."""
+        """All sequences with a known operation."""
         return BitMap64.union(*self.done.values(), *self.moved.values())
 
     def forget(self, before: int) -> None:
-        """What is known of sequences below `before` is not needed any more."""
+        """Operations on sequences below `before` are not needed any more."""
         for table in (self.done, self.moved):
             for members in table.values():
                 members.remove_range(0, before)

@@ -1,10 +1,13 @@
-"""Replication IDs, and the set of those that are in the log (R6: an ID in the log is not appended again).
+"""The replication IDs in the log (R6: an ID in the log is not appended again).
 
-Rules: an ID is `<producer>/<sequence>`, given to a message before it is enqueued. What is remembered per producer are the numbers
-(`Numbers`), and runs of IDs whose entries are not completed yet; never an object per message. Both follow the log, its
-unsafe end included: `add` and `forget` are called in log order when the entry is appended, `cut` takes back what was cut off.
-Numbers are remembered for ever. Consecutive ones cost nothing, dense ones a bit each, those that are strewn wide much more; so whoever
-appends asks first whether one more gap between them is allowed (`may_add`, `may_leave`).
+An ID is `<producer>/<sequence>`, given to a message before it is enqueued. Per producer, memory holds the numbers (`Numbers`), and runs of IDs
+whose entries are not completed yet; never an object per message. Both follow the log, its unsafe end included: `add` and `forget` are called
+in log order when the entry is appended, `cut` undoes them for entries that were cut off.
+
+Rules:
+
+- Numbers are never dropped. Consecutive numbers cost nothing, dense ones a bit each, widely scattered ones much more; so the caller asks
+  before an append whether one more gap is allowed (`may_add`, `may_leave`).
 """
 
 from __future__ import annotations
@@ -24,18 +27,18 @@ PRODUCER_MAX_BYTES = 128
 """A longer name could make the header frame of a publish too large once the door has added its own header."""
 SEQUENCE_MAX = 2**63 - 1
 SHARE = 4
-"""The numbers of one producer may take this part of what those of all may."""
+"""The part of all producers' limit that the numbers of one producer may take."""
 FEW_BYTES = 256
-"""And so much though all is used up."""
+"""The part that one producer may take even if all is used up."""
 FREE_BYTES = 64
-"""What consecutive numbers take at most: it does not count."""
+"""The most that consecutive numbers take: it does not count."""
 GAP_BYTES = 32
-"""What a gap may take at most: it counts as so much until it is measured."""
+"""The most that a gap may take: each gap counts as this much until it is measured."""
 GUESSED_PART = 16
-"""Nobody is refused over more than this part of what one producer may take that is guessed, not measured."""
+"""No producer is refused if more than this part of its limit is guessed, not measured."""
 
 FEW_RUNS = 32
-"""So many runs are looked for one by one; to take out more, all of a producer's are gone through."""
+"""Up to this many runs are looked up one by one; beyond it, all runs of a producer are scanned."""
 
 CHUNK_BITS = 16  # as in a container of the bitmap
 CHUNK_MASK = (1 << CHUNK_BITS) - 1
@@ -44,7 +47,7 @@ _ID = re.compile(rb"([^/\x00-\x20\x7f]{1,%d})/([1-9][0-9]{0,18})" % PRODUCER_MAX
 _PRODUCER = re.compile(rb"[^/\x00-\x20\x7f]{1,%d}" % PRODUCER_MAX_BYTES)
 
 Snapshot = tuple[tuple[str, tuple[int, ...], bytes], ...]
-"""(producer, (first, last, first, last, …), roaring bitmap of all others) for each producer: what a CHECKPOINT holds."""
+"""(producer, (first, last, first, last, …), roaring bitmap of all others) for each producer: the form in a CHECKPOINT."""
 
 
 class ReplicationId(NamedTuple):
@@ -77,7 +80,7 @@ def producer_name(value: bytes) -> str:
     """Checks a producer's name: 1 to 128 bytes of UTF-8 without slash, blank or control characters.
 
     Raises:
-        MalformedInput: It is none.
+        MalformedInput: The value is no such name.
     """
     if _PRODUCER.fullmatch(value) is None:
         raise MalformedInput(f"a producer name of {len(value)} bytes is none", todo=f"use 1 to {PRODUCER_MAX_BYTES} bytes without slash or blank")
@@ -102,7 +105,7 @@ def _malformed(value: bytes) -> MalformedInput:
 
 
 class _Run:
-    """IDs first .. first + count - 1 of a producer are the entries position .. position + count - 1. `count >= 1`."""
+    """IDs first .. first + count - 1 of a producer, which are the entries position .. position + count - 1. `count >= 1`."""
 
     __slots__ = ("count", "first", "position", "producer")
 
@@ -122,7 +125,7 @@ def _by_position(run: _Run) -> int:
 
 
 class _Forgotten(NamedTuple):
-    """A `forget` that may still be cut off: what must be put back then."""
+    """A `forget` that may still be cut off: the state to restore then."""
 
     at: int
     id: ReplicationId
@@ -130,11 +133,11 @@ class _Forgotten(NamedTuple):
 
 
 class Numbers:
-    """A set of numbers, for ever: ranges of whole chunks, all of whose numbers are in it, and a bitmap of what is in other chunks.
+    """A set of numbers that only grows: ranges of whole chunks (every number is in the set), and a bitmap of the numbers in other chunks.
 
     Attributes:
-        top: Nothing above it is in the set.
-        bytes: What it takes in a CHECKPOINT, without FREE_BYTES; no less than that, but for what came since it was measured and adjoins.
+        top: No number above it is in the set.
+        bytes: Size in a CHECKPOINT, without FREE_BYTES; at least that, except for numbers that came since it was measured and adjoin.
     """
 
     __slots__ = ("_others", "_whole", "bytes", "top")
@@ -153,14 +156,14 @@ class Numbers:
 
     @property
     def last(self) -> int:
-        """The greatest; 0 if there is none."""
+        """The greatest number; 0 if there is none."""
         if self.top not in self:
             others = self._others.max() if self._others else 0
             self.top = max(others, (self._whole.last + 1 << CHUNK_BITS) - 1 if self._whole else 0)
         return self.top
 
     def touches(self, first: int, last: int) -> bool:
-        """Whether first .. last leave no gap that is not there: `first`, the number before it or the one after `last` is in the set."""
+        """Whether first .. last leave no new gap: `first`, the number before it or the one after `last` is in the set."""
         return first - 1 in self or last + 1 in self or first in self
 
     def add(self, first: int, last: int) -> None:
@@ -199,7 +202,7 @@ class Numbers:
         self._others.remove_range(first, last + 1)
 
     def measure(self) -> tuple[tuple[int, ...], bytes]:
-        """How it stands in a CHECKPOINT: flattened ranges, a bitmap of the others. Sets `bytes`."""
+        """The form in a CHECKPOINT: flattened ranges, a bitmap of the others. Sets `bytes`."""
         self._others.run_optimize()
         ranges = tuple(n for low, high in self._whole for n in (low << CHUNK_BITS, (high + 1 << CHUNK_BITS) - 1))
         others = self._others.serialize() if self._others else b""
@@ -208,7 +211,7 @@ class Numbers:
 
     @classmethod
     def restored(cls, ranges: Iterable[int], others: bytes) -> Numbers:
-        """From what a CHECKPOINT holds."""
+        """From the form in a CHECKPOINT."""
         new = cls()
         if others:
             new._others = BitMap64.deserialize(others)
@@ -221,7 +224,7 @@ class Numbers:
 
 
 class Dedup:
-    """Which replication IDs are in the log, and where those are that are not completed.
+    """The replication IDs in the log, and the entries of those that are not completed.
 
     Producers are keys chosen by the caller (vhost, user and announced name). Log positions are sequences of the group's log.
     """
@@ -229,27 +232,27 @@ class Dedup:
     def __init__(self) -> None:
         self._ids: dict[str, Numbers] = {}
         self._bytes = 0  # of all producers
-        self._guessed: set[str] = set()  # those of whom some gaps are not measured,
-        self._guesses = 0  # and how many gaps these are
-        # Entries that are not completed, by position. Whatever can be cut off is unsafe, so not completed, so among them.
+        self._guessed: set[str] = set()  # producers with gaps that are not measured
+        self._guesses = 0  # number of these gaps
+        # Entries that are not completed, by position. An entry that can be cut off is unsafe, so not completed, so among them.
         self._open: list[_Run] = []
-        self._open_of: dict[str, list[_Run]] = {}  # the same runs by ID
+        self._open_of: dict[str, list[_Run]] = {}  # these runs by producer
         self._completed = 0
         self._safe = 0
         self._forgotten: deque[_Forgotten] = deque()  # in log order, above _safe
 
     def seen(self, producer: str, seq: int) -> bool:
-        """Whether this ID is in the log: a repeat, not to be appended again."""
+        """Whether this ID is in the log: a duplicate, not to be appended again."""
         ids = self._ids.get(producer)
         return ids is not None and seq <= ids.top and seq in ids
 
     def last(self, producer: str) -> int:
-        """The greatest sequence in the log; 0 for a producer that has none."""
+        """The greatest sequence of a producer in the log; 0 if there is none."""
         ids = self._ids.get(producer)
         return ids.last if ids is not None else 0
 
     def producers(self) -> Collection[str]:
-        """All that have an ID in the log, or had, in the order in which they came: one and the same collection, which only grows."""
+        """All producers that have or had an ID in the log, in the order of their first one: always one collection object, which only grows."""
         return self._ids
 
     def has_room(self, producer: str, limit: int) -> bool:
@@ -257,21 +260,21 @@ class Dedup:
         return producer in self._ids or len(self._ids) < limit
 
     def may_add(self, producer: str, seq: int, limit: int) -> bool:
-        """Whether this ID, which is not in the log, may be appended, as it leaves no gap or there is room for one (`may_leave`).
+        """Whether this ID, which is not in the log, may be appended: it leaves no gap, or there is room for one (`may_leave`).
 
-        What the broker refuses leaves gaps, too, and nobody is asked then. There is a quarter more room for these; a producer that has used
-        that may only close some.
+        Publishes that the broker refuses leave gaps, too, without a check. A quarter more room is there for these gaps; a producer that has used
+        it may only close some.
         """
-        if self._bytes < limit // SHARE:  # enough for any: in the usual case nothing else is looked at
+        if self._bytes < limit // SHARE:  # enough for any producer: the usual case ends here
             return True
         if self.may_leave(producer, 1, limit):
             return True
         return self.adjoins(producer, seq) and (seq <= self._ids[producer].top or self.may_leave(producer, 0, limit + limit // 4))
 
     def may_leave(self, producer: str, gaps: int, limit: int) -> bool:
-        """Whether this producer may leave so many more gaps between its IDs.
+        """Whether this producer may leave this many more gaps between its IDs.
 
-        All together may take `limit` bytes, one of them a part of these. Whoever numbers consecutively goes on, whatever others have done.
+        All producers together may take `limit` bytes, one of them a part of that. A producer with consecutive numbers is never refused.
         """
         if self._guesses * GAP_BYTES * GUESSED_PART * SHARE >= limit and not self._has_left(producer, gaps, limit):
             for each in self._guessed:
@@ -285,14 +288,14 @@ class Dedup:
         return (ids.bytes if ids is not None else 0) + gaps * GAP_BYTES <= allowed
 
     def adjoins(self, producer: str, seq: int) -> bool:
-        """Whether this ID leaves no gap that is not there: it, the one before it or the one after it is in the log, or none is."""
+        """Whether this ID leaves no new gap: the ID, its predecessor or its successor is in the log, or the producer has none."""
         ids = self._ids.get(producer)
         return not ids or ids.touches(seq, seq)
 
     def add(self, producer: str, first: int, count: int, position_seq: int) -> None:
         """IDs first .. first + count - 1 were appended as the entries position_seq .. position_seq + count - 1.
 
-        An entry has one ID at most. Adding what is there already (a log read over a CHECKPOINT) changes nothing but the open positions.
+        An entry has one ID at most. Adding an ID that is there already (a log read over a CHECKPOINT) changes only the open positions.
         """
         ids = self._ids.get(producer)
         if ids is None:
@@ -310,7 +313,7 @@ class Dedup:
             self._insert(_Run(producer, first, position_seq, count))
 
     def forget(self, producer: str, seq: int, at_seq: int) -> None:
-        """The entry with this ID was refused by the broker; the REFUSED that says so is entry `at_seq`. The ID may be used again."""
+        """The broker refused the entry with this ID; entry `at_seq` is the REFUSED entry for it. The ID may be used again."""
         ids = self._ids.get(producer)
         if ids is None or seq not in ids:
             return
@@ -327,13 +330,13 @@ class Dedup:
     def position_of(self, producer: str, seq: int) -> int | None:
         """The entry of this ID; None if it is completed or not in the log.
 
-        Ask the `AppliedTracker`, too: of what was forgotten, and is back since the log was cut, it may know more.
+        Ask the `AppliedTracker`, too: it may know more of an ID that was forgotten and is back since the log was cut.
         """
         run = self._run_of(producer, seq)
         return None if run is None else run.position + seq - run.first
 
     def ids_of(self, first: int, last: int) -> list[tuple[str, int, int]]:
-        """(producer, first ID, last ID) of the entries first .. last that are open and have IDs: what a REFUSED must name."""
+        """(producer, first ID, last ID) of the open entries of first .. last that have IDs: a REFUSED must name them."""
         found = []
         begin, end = bisect_left(self._open, first, key=_by_position), bisect_right(self._open, last, key=_by_position)
         for run in self._open[max(0, begin - 1) : end]:
@@ -343,7 +346,7 @@ class Dedup:
         return found
 
     def completed(self, upto: int) -> None:
-        """All entries up to `upto` are completed: repeats of their IDs are confirmed at once."""
+        """All entries up to `upto` are completed: duplicates of their IDs are confirmed at once."""
         if upto > self._completed:
             self._completed = upto
             self._close(0, upto)
@@ -353,7 +356,7 @@ class Dedup:
         self._close(first, last)
 
     def safe(self, upto_seq: int) -> None:
-        """Nothing up to `upto_seq` can be cut off any more."""
+        """No entry up to `upto_seq` can be cut off any more."""
         if upto_seq <= self._safe:
             return
         self._safe = upto_seq
@@ -361,7 +364,7 @@ class Dedup:
             self._forgotten.popleft()
 
     def cut(self, from_seq: int) -> None:
-        """The entries from `from_seq` on were cut off the log: their IDs are free, what they made us forget is back.
+        """The entries from `from_seq` on were cut off the log: their IDs are free, and IDs that they made us forget are back.
 
         Raises:
             IllegalEvent: An entry that was safe or completed would be cut off. Nothing was changed.
@@ -387,13 +390,13 @@ class Dedup:
 
     def snapshot(self) -> Snapshot:
         """The IDs in the log, for a CHECKPOINT."""
-        found = [(producer, *self._measure(ids)) for producer, ids in self._ids.items()]  # of who has none left, too: it was guessed
+        found = [(producer, *self._measure(ids)) for producer, ids in self._ids.items()]  # of producers without IDs, too: their size was guessed
         self._measured()
         return tuple(form for form in found if any(form[1:]))
 
     @classmethod
     def restored(cls, snapshot: Iterable[tuple[str, Iterable[int], bytes]]) -> Dedup:
-        """From what a CHECKPOINT holds. Nothing is open: read the log from R on to have that again."""
+        """From the form in a CHECKPOINT. No run is open: read the log from R on to restore the runs."""
         new = cls()
         for producer, ranges, others in snapshot:
             new._ids[producer] = ids = Numbers.restored(ranges, others)
@@ -406,7 +409,7 @@ class Dedup:
         ids.add(first, last)
 
     def _guess(self, producer: str, ids: Numbers) -> None:
-        """One more gap may be left: what all take is measured now and then only."""
+        """One more gap may be left: the total size is measured only now and then."""
         ids.bytes += GAP_BYTES
         self._bytes += GAP_BYTES
         self._guesses += 1
@@ -442,7 +445,7 @@ class Dedup:
             del self._open_of[run.producer]
 
     def _close(self, first: int, last: int) -> None:
-        """Takes out what the entries first .. last are."""
+        """Removes the runs of the entries first .. last."""
         begin, end = bisect_left(self._open, first, key=_by_position), bisect_right(self._open, last, key=_by_position)
         if begin:
             run = self._open[begin - 1]
@@ -457,7 +460,7 @@ class Dedup:
             self._drop(begin, end)
 
     def _take_out(self, at: int, skip: int, count: int) -> None:
-        """Takes so many IDs out of `_open[at]`, behind the first `skip`."""
+        """Removes `count` IDs of `_open[at]`, behind the first `skip`."""
         run = self._open[at]
         rest = run.count - skip - count
         if skip:
@@ -470,7 +473,7 @@ class Dedup:
             self._drop(at, at + 1)
 
     def _drop(self, begin: int, end: int) -> None:
-        """Takes `_open[begin:end]` out, whole."""
+        """Removes the runs `_open[begin:end]`."""
         gone = self._open[begin:end]
         del self._open[begin:end]
         if len(gone) <= FEW_RUNS:

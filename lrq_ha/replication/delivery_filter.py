@@ -1,11 +1,14 @@
-"""What to do with a copy of a message that a broker hands out: give it, ack it away, move it, or wait (R9, R10). No I/O.
+"""Decides on each copy of a message that a broker delivers: give it, ack it away, move it, or wait (R9, R10). No I/O.
 
-Used by the door (primary) and by the sweeper (backup). What it means for one queue is `queue_filter`'s. Rules:
+The door (primary) and the sweeper (backup) use it. The rules for one queue are in `queue_filter`.
+
+Rules:
+
 - An operation is noted when its entry is appended, and decides when that entry is safe. In between, copies that it may concern
-  are held. `cut` takes back what was cut off the log.
-- Operations go with their queue. When everything up to its deletion is applied, no copy from before can be in it, nor come to it. Only where it may
-  have dead-lettered some of them may live on elsewhere: such queues are kept, the last DEPARTED_MAX. So are queues that the log does not declare
-  (they may be gone, too), from their last operation on. One in which something is due stays until it is found.
+  are held. `cut` removes operations that were cut off the log.
+- Operations go with their queue. When everything up to the queue's deletion is applied, no older copy can be in it, nor come to it. Only copies
+  that the queue dead-lettered may live on elsewhere: such queues are kept, the last DEPARTED_MAX. Queues that the log does not declare
+  (they may be gone, too) are also kept, from their last operation on. A queue with a due copy stays until that is found.
 """
 
 from __future__ import annotations
@@ -24,53 +27,53 @@ from .queue_filter import Kind, Op, QueueFilter, Verdict
 from .queues import QueueKey
 
 DEPARTED_MAX = 1_000
-"""Queues that are gone, or that the log does not declare, of which something is known. Of the one beyond it what is known is forgotten: a copy of
-it that a crashed broker brings back, or that died into another queue before a sweeper found it, is given to a client once more."""
+"""Number of queues kept that are gone, or that the log does not declare. The operations on older ones are forgotten: a copy of such a queue that a
+crashed broker brings back, or that died into another queue before a sweeper found it, is given to a client once more."""
 EMPTY = BitMap64().serialize()
 
 
 class DeliveryFilter:
-    """The operations of the log, by queue, and what they mean for the copies on this node's broker."""
+    """The operations of the log, by queue, and their verdicts on the copies on this node's broker."""
 
     def __init__(self, generations: Generations) -> None:
         self.generations = generations
-        self._queues: dict[QueueKey, QueueFilter] = {}  # of which something is known
-        self._at_hand: WeakValueDictionary[QueueKey, QueueFilter] = WeakValueDictionary()  # and all that somebody has
-        self._departed: dict[QueueKey, None] = {}  # of the former, those that are gone or not declared, by when they went or were used last
+        self._queues: dict[QueueKey, QueueFilter] = {}  # queues with known operations
+        self._at_hand: WeakValueDictionary[QueueKey, QueueFilter] = WeakValueDictionary()  # and every filter that a caller holds
+        self._departed: dict[QueueKey, None] = {}  # of the former, those that are gone or not declared, by departure or last use
         self.followers: dict[QueueKey, list[QueueFilter]] = {}  # by queue of the first death: where operations on its dead letters are known
         self._noted: deque[Op] = deque()  # in log order, all above _safe
         self._safe = 0
         self.reached: Callable[[], int] = lambda: EVERY_SEQUENCE
-        """The entry that this node has come to: it has carried out all before it, but for what full queues refuse."""
+        """The entry that this node has reached: it has carried out all before it, except entries that full queues refuse."""
         self.known = 0
-        """No entry behind it has decided anything yet; what a record says may come from entries that are safe, and are not known to be so again."""
+        """No entry behind it has decided anything yet; a record may include safe entries that are not yet known again to be safe."""
         self._changes: deque[int] = deque()  # declarations and purges, in log order, all above _safe
-        self.changed = 0  # the last of them before what is decided now
+        self.changed = 0  # the last declaration or purge before the operation that is decided now
         self.recorded = 0  # operations up to it were known before they are noted again
-        self.to_move: set[QueueFilter] = set()  # where something may have been rejected that is still to be found
+        self.to_move: set[QueueFilter] = set()  # queues in which a rejected copy may still have to be found
         self.refused = QueueFilter(("", ""), self)
-        """Stands for every queue: what was REFUSED is dequeued everywhere."""
+        """Stands for every queue: a REFUSED entry is dequeued everywhere."""
 
     def queue(self, key: QueueKey) -> QueueFilter:
-        """The filter of a queue. Where nothing is known of it, it is kept as long as the caller keeps it."""
+        """The filter of a queue. A filter without operations lives as long as the caller keeps it."""
         found = self._queues.get(key) or self._at_hand.get(key)
         if found is None:
             found = self._at_hand[key] = QueueFilter(key, self)
         return found
 
     def _known(self, key: QueueKey) -> QueueFilter:
-        """The filter of a queue of which something is to be known."""
+        """The filter of a queue, created to note an operation."""
         found = self._queues.get(key)
         if found is None:
             found = self._queues[key] = self.queue(key)
         return found
 
     def find(self, key: QueueKey) -> QueueFilter | None:
-        """The filter of a queue, if anything is known of it."""
+        """The filter of a queue, if an operation on it is known."""
         return self._queues.get(key)
 
     def queues(self) -> tuple[QueueFilter, ...]:
-        """All of which something is known: what a sweeper goes through."""
+        """All queues with known operations: a sweeper goes through them."""
         return tuple(self._queues.values())
 
     def note(
@@ -88,13 +91,13 @@ class DeliveryFilter:
 
         Args:
             op_seq: Its sequence; grows from call to call, several calls may share one (TX).
-            kind: PURGE takes ranges from 0 to the last sequence that goes; between them is what it spares.
+            kind: PURGE takes ranges from 0 to the last sequence that goes; it spares the gaps between them.
             queue: None for REFUSED only.
             ranges: Sequences, flattened inclusive ranges: first, last, first, last, …
             visit: Of the copies at `queue` (`visit_of`); 0 for REFUSED and PURGE.
             origin: `origin_of` the copies' deaths; "" for REFUSED and PURGE.
-            sweep: Whether this node's own copy must be found and removed: true for what other nodes' clients did, false where
-                a client of this node did it to the very copy it was given.
+            sweep: Whether this node's own copy must be found and removed: true for operations of other nodes' clients, false where
+                a client of this node settled the very copy it was given.
 
         Raises:
             IllegalEvent: `op_seq` goes back. Nothing was changed.
@@ -115,7 +118,7 @@ class DeliveryFilter:
             target.hold(ranges)
 
     def note_change(self, sequence: int) -> None:
-        """Entry `sequence`, a declaration, deletion or purge, was appended, or read again: dead letters may go elsewhere from then on."""
+        """Entry `sequence`, a declaration, deletion or purge, was appended, or read again: it may change where dead letters go."""
         if sequence <= self._safe:
             self.changed = max(self.changed, sequence)
         else:
@@ -126,10 +129,10 @@ class DeliveryFilter:
             self.changed = self._changes.popleft()
 
     def moving(self, vhost: str | None, upto: int, parked: Iterable[tuple[int, int]] = ()) -> list[tuple[QueueFilter, int]]:
-        """Queues from which what was rejected or moved on before entry `upto` has still to go, and how much. Ask when the node has come to it.
+        """Queues that rejected or moved copies must still leave, by operations before entry `upto`, and how many. Ask when the node has reached it.
 
         Args:
-            vhost: Theirs; None: every one.
+            vhost: Vhost of the queues; None: all.
             upto: The entry.
             parked: As for `QueueFilter.moves_due`.
         """
@@ -186,7 +189,7 @@ class DeliveryFilter:
     def verdict(self, queue: QueueKey, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """`QueueFilter.verdict` by name."""
         target = self._queues.get(queue)
-        if target is None:  # of a copy that never died only what concerns every queue is known
+        if target is None:  # for a copy that never died, only operations on every queue are known
             target = self.queue(queue) if deaths else self.refused
         return target.verdict(seq, generation, deaths)
 
@@ -205,9 +208,9 @@ class DeliveryFilter:
         return target is not None and target.is_done(seq)
 
     def lose(self, end: int) -> None:
-        """The log ends at `end`: a host that went down has lost what came after it (R16), and kept a record that knows of it.
+        """The log ends at `end`: a host that went down lost the entries after it (R16), and kept a record that includes them.
 
-        Other entries will take these sequences: what is known of the lost ones must not be taken for theirs.
+        Other entries will take these sequences: operations on the lost ones must not be applied to them.
         """
         for target in (self.refused, *self._queues.values()):
             target.lose(end, known=self.known > end)
@@ -215,14 +218,14 @@ class DeliveryFilter:
         self._departed = {key: None for key in self._departed if self._queues[key].departed}
 
     def lose_refusals(self, first: int, kept: Iterable[tuple[int, int]]) -> int:
-        """Forgets what was refused by entries that are lost: the record knew of them, and the log does not.
+        """Forgets refusals by entries that are lost: the record has them, and the log does not.
 
-        What an operation did to a copy stays done. But what was refused is in no queue, and its ID is free only as long as the log says so: a repeat
-        would be confirmed that nobody ever gets. So it counts as published, and is to be published again.
+        The effect of an operation on a copy remains. But a refused message is in no queue, and its ID is free only as long as the log says so: a
+        duplicate would be confirmed and never delivered. So the message counts as published, and is published again.
 
         Args:
-            first: The first entry that the log still has. What was refused before it cannot be published again.
-            kept: What the log still refuses: inclusive ranges.
+            first: The first entry that the log still has. Messages refused before it cannot be published again.
+            kept: Refusals that are still in the log: inclusive ranges.
 
         Returns:
             The least sequence that is no longer refused; 0 if there is none.
@@ -230,12 +233,12 @@ class DeliveryFilter:
         return self.refused.take_back(first, kept)
 
     def forget_queue(self, queue: QueueKey, at_seq: int, *, dead_letters: bool = True) -> None:
-        """The queue was deleted by entry `at_seq`, and everything up to there is applied; a new one of the same name may have come after it.
+        """The queue was deleted by entry `at_seq`, and everything up to there is applied; a new queue of that name may have followed.
 
         Args:
             queue: Its key.
-            at_seq: What was published before this entry is gone from it.
-            dead_letters: Whether it may have dead-lettered: copies whose `x-death` names it may live on, and what is known of them is kept.
+            at_seq: Messages published before this entry are gone from the queue.
+            dead_letters: Whether it may have dead-lettered: copies whose `x-death` names it may live on, and their operations are kept.
         """
         target = self._queues.get(queue)
         if target is None:
@@ -247,7 +250,7 @@ class DeliveryFilter:
             self._forget(target, at_seq)
 
     def undeclared(self, queue: QueueKey, at_seq: int) -> None:
-        """Entry `at_seq`, up to which everything is applied, is an operation on a queue that the log did not declare then: it may be gone.
+        """Entry `at_seq`, up to which everything is applied, is an operation on a queue that the log did not declare: the queue may be gone.
 
         Args:
             queue: Its key.
@@ -282,7 +285,7 @@ class DeliveryFilter:
             del self._queues[target.key]
 
     def export(self) -> tuple[tuple[QueueRecord, ...], bytes]:
-        """(queues, refused) for the applied record: all operations that are safe. What has not changed since is the same object again."""
+        """(queues, refused) for the applied record: all safe operations. An unchanged record is the identical object."""
         records = tuple(target.export() for target in self._queues.values() if not target.is_empty())
         return records, self.refused.export().done
 

@@ -1,7 +1,10 @@
-"""What goes into a node (events), what comes out (effects), and what nodes say to each other (messages). Closed sets of types.
+"""Events (into a node), effects (out of a node) and messages (between nodes). Closed sets of types.
 
-The driver's duties, in this order: carry out the effects of one `handle` call in the order given, before the next event goes in;
-report every own write that the stream confirmed (`OwnConfirmed`), in order; deliver messages of one connection in order.
+The driver's duties:
+
+- Carry out the effects of one `handle` call in the order given, before the next event goes in.
+- Report every own write that the stream confirmed (`OwnConfirmed`), in order.
+- Deliver messages of one connection in order.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ class Hello:
         leading: The epoch that the sender leads, 0 if none.
         following: The epoch that the sender follows, 0 if none.
         wants_answer: The receiver answers with a Hello of its own.
-        paused: An operator has said that no node takes an epoch by itself.
-        lacks: What the sender's broker lacks of what the log needs, and what mends it, for people; empty if nothing.
+        paused: An operator has paused automatic epochs.
+        lacks: Text: features that the log needs and the sender's broker lacks, and the remedy; empty if none.
         software: The sender's version.
-        shared: Keys of its configuration that are to be equal on all nodes, and their values.
+        shared: Configuration keys that must be equal on all nodes, and their values.
     """
 
     role: Role
@@ -60,7 +63,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A leader calls a node to follow. `in_set`: whether the leader counts it in."""
+    """A leader calls a node to follow. `in_set`: whether the leader counts that node in."""
 
     epoch: int
     in_set: bool
@@ -69,7 +72,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Answer to Lead: send from the entry after `start`. `diverged`: it refuses to be cut there (R14)."""
+    """Answer to Lead: send from the entry after `start`. `diverged`: the sender refuses to be cut there (R14)."""
 
     epoch: int
     start: int
@@ -79,11 +82,11 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent a few times a second. From a leader: safe and end of its log; from a follower: what it has applied.
+    """Sent a few times a second. From a leader: safe and end of its log; from a follower: its applied position.
 
     Args:
-        epoch: That the sender leads, or follows, or hears from who leads it; 0 if none.
-        arriving: Bytes that a follower has of the batch behind `end`: over a slow link it comes for long.
+        epoch: The epoch that the sender leads, or follows, or hears from its leader; 0 if none.
+        arriving: Bytes that a follower has of the batch behind `end`: a batch takes long over a slow link.
     """
 
     epoch: int
@@ -145,7 +148,7 @@ class PeerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """The connection on which `peer` spoke is lost, and not because this node refused a push of it."""
+    """The connection on which `peer` spoke is lost, and not because this node refused one of its pushes."""
 
     peer: int
 
@@ -196,14 +199,14 @@ class HeadMoved:
 
 @dataclass(frozen=True, slots=True)
 class CannotSend:
-    """The own stream has no longer what `peer` needs next."""
+    """The own stream no longer has the entries that `peer` needs next."""
 
     peer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The driver has done what a new epoch needs before the door may open (R12, steps 6 and 7)."""
+    """The driver has finished the steps that a new epoch needs before the door may open (R12, steps 6 and 7)."""
 
     epoch: int
 
@@ -227,16 +230,16 @@ class RemoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class SwitchoverRequest:
-    """May this leader hand over to `node` (0: to the in-sync backup with the smallest id)? Nothing is changed yet."""
+    """May this leader hand over to `node` (0: to the in-sync backup with the smallest id)? This request changes nothing."""
 
     node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepDown:
-    """The driver has closed the door and everything is safe: this leader's epoch ends, for `node` to take the next (0: for nobody).
+    """The driver has closed the door and everything is safe: this leader's epoch ends, for `node` to take the next (0: no node).
 
-    `given`: what clients may have been given before, of what is still in a queue; inclusive ranges of entries. None: anything.
+    `given`: of the entries still in a queue, those that clients may have been given before; inclusive ranges. None: any of them.
     """
 
     node: int
@@ -245,14 +248,14 @@ class StepDown:
 
 @dataclass(frozen=True, slots=True)
 class PauseRequest:
-    """From now on no node takes an epoch by itself, or may again."""
+    """Stops or resumes automatic epochs."""
 
     paused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLacks:
-    """The own broker lacks this of what the log needs: see `Hello`. Empty: nothing any more."""
+    """Features that the own broker lacks and the log needs: see `Hello`. Empty: none any more."""
 
     text: str
 
@@ -262,7 +265,7 @@ class Tick:
     """Time has passed; comes a few times a second.
 
     Args:
-        arriving: Bytes that have come of the batch behind the end of the log, from the primary that this node follows.
+        arriving: Bytes received of the batch behind the end of the log, from the primary that this node follows.
     """
 
     arriving: int = 0
@@ -301,7 +304,7 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """Append to the own stream. `kind` ENTRIES: `body` is what the event brought; else the driver encodes `batch.sets`."""
+    """Append to the own stream. `kind` ENTRIES: `body` is the event's body; else the driver encodes `batch.sets`."""
 
     batch: BatchHeader
     kind: EntryKind
@@ -324,7 +327,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Start sending the log to `peer`, beginning with the entry after `start`; whatever was being sent to it before ends."""
+    """Start sending the log to `peer`, beginning with the entry after `start`; an earlier subscription of it ends."""
 
     peer: int
     start: int
@@ -332,7 +335,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Stop sending the log to `peer`; it is subscribed again when it has answered a new Lead."""
+    """Stop sending the log to `peer`; a Following to a new Lead subscribes it again."""
 
     peer: int
 
@@ -354,7 +357,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class RefusePush:
-    """A push that cannot be accepted: close the connection it came on."""
+    """The push cannot be accepted: close its connection."""
 
     peer: int
     reason: str
@@ -382,9 +385,9 @@ class RoleChanged:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """The MARKER of `epoch` is safe: do what must be done before the door opens, then report Recovered.
+    """The MARKER of `epoch` is safe: do the steps that must precede the opening of the door, then report Recovered.
 
-    `given`: of earlier epochs' messages, what clients may have been given: as of `StepDown`, if the leader before handed over in order.
+    `given`: messages of earlier epochs that clients may have been given: as of `StepDown`, if the leader before handed over in order.
     """
 
     epoch: int
@@ -400,7 +403,7 @@ class OpenDoor:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """This incarnation is over: close everything and start again from what the broker holds. `defers_to`: see Node."""
+    """This incarnation is over: close everything and start again from the broker's streams. `defers_to`: see Node."""
 
     reason: str
     defers_to: int = 0
@@ -408,7 +411,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to the operator's request. `node`: which one a switchover would go to; `at_stake`: what a promotion may have lost."""
+    """Answer to the operator's request. `node`: the target of a switchover; `at_stake`: what a promotion may have lost."""
 
     ok: bool
     text: str

@@ -1,9 +1,10 @@
-"""Following a primary: answering its call, taking its pushes by R2, acknowledging what the own stream has (R2, R5, R13, R14, R17).
+"""Follows a primary: answers its call, takes its pushes by R2, acknowledges what the own stream has (R2, R5, R13, R14, R17).
 
 Rules:
+
 - FENCE first: the answer to Lead goes out when the own stream has the promise, and says where this log parts from the leader's.
-- A tail that this node may have confirmed alone is not dropped: it is diverged, and an operator chooses (R14).
-- Only what both the own stream and the leader's log are known to hold is acknowledged, and only that can be safe.
+- A node does not drop a tail that it may have confirmed alone: it is diverged, and an operator chooses (R14).
+- A node acknowledges only entries known to be in both the own stream and the leader's log, and only these can be safe.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from .roles import Role
 
 
 class Follower:
-    """See above. 0 <= acked <= agreed <= log.end while following, but for what is pushed again."""
+    """The follower's side of an epoch. 0 <= acked <= agreed <= log.end while following, except for entries that are pushed again."""
 
     def __init__(self, node: NodeBase) -> None:
         self.tail_from = 0
         """First entry that this node refuses to drop, while it is diverged."""
         self._node = node
         self._leader_safe = 0
-        self._agreed = 0  # up to here this log is the leader's
+        self._agreed = 0  # up to here this log equals the leader's
         self._acked = 0
 
     def follows(self, peer: int, epoch: int) -> bool:
@@ -47,10 +48,10 @@ class Follower:
         node = self._node
         if node.leader_epoch != lead.epoch or node.log.top != lead.epoch:
             return
-        node.hear_leader(lead.epoch, now)  # not before it stands in the own stream whether this node is in the set
+        node.hear_leader(lead.epoch, now)  # not before the own stream says whether this node is in the set
         mine = node.state()
         start = common_end(mine, lead.log)
-        # Never cut below the applied record, or what it knows to be safe and may be applying: a leader that lacks it lost something.
+        # Never cut below the applied record, or below a known safe entry, which may be in application: a leader that lacks it lost it.
         diverged = refuses_cut(mine, lead.log, peer) or start < min(node.safe, mine.end)
         if diverged:
             self.tail_from = start + 1
@@ -67,14 +68,14 @@ class Follower:
         node.send(peer, Following(lead.epoch, start, diverged, mine))
 
     def stop(self) -> None:
-        """Follows nobody, and knows of no primary. The others hear what log this node has: only its primary knew how it grew."""
+        """Follows no node, and knows of no primary. The others hear the state of this log: only the primary knew how it grew."""
         node = self._node
         had_leader, node.leader_epoch, node.following = node.leader_epoch > 0, 0, False
         if had_leader:
             node.send_all(node.hello(wants_answer=False))
 
     def connected_anew(self, peer: int) -> None:
-        """What was on its way from `peer` on the connection before is lost."""
+        """Pushes that were on their way from `peer` on the connection before are lost."""
         if self._is_of(peer):
             self._node.following = False
 
@@ -136,7 +137,7 @@ class Follower:
     # ---- what this node has ------------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Tells the primary what the own stream has, as far as the logs agree; says whether this node is in sync."""
+        """Tells the primary how far the own stream has come, as far as the logs agree; says whether this node is in sync."""
         node, leader = self._node, owner_of(self._node.leader_epoch)
         held = min(node.durable, self._agreed)
         if held > self._acked:
@@ -147,7 +148,7 @@ class Follower:
             node.wait(self._following(leader, node.leader_epoch))
         if node.log.in_set:
             node.lost_host = False
-            # Ready only once everything that was safe when it was admitted is here, which the admission itself guarantees.
+            # Ready only once every entry that was safe at the admission is here; the admission itself guarantees it.
             if node.role is Role.CATCH_UP:
                 node.set_role(Role.READY, f"in-sync backup of {node.name(leader)}")
         elif node.role is Role.READY:

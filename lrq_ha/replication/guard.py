@@ -1,9 +1,14 @@
-"""The states of an entry on its way to one receiver, and the guard that withholds completion until it is safe there.
+"""The states of an entry on its way to one receiver, and the guard that withholds completion until the entry is safe there.
 
-Rules: TRANSITIONS is the whole of it; what is not in it is illegal and changes nothing. `QueueGuard` says the same of all
-entries of a routing queue at once (Qpid HA: QueueGuard, ReplicatingSubscription): entries up to a boundary are safe, above it three
-sets tell the states apart. They are bitmaps: ten million entries cost no more than a few MB, in whatever pattern they become safe, and
-an event costs as little however many there are (P6 of the benchmarks). The diagram in the docs is made from the table by `mermaid`.
+Rules:
+
+- TRANSITIONS is complete; a transition outside it is illegal and changes nothing.
+- `QueueGuard` keeps the states of all entries of a routing queue at once (Qpid HA: QueueGuard, ReplicatingSubscription): entries up to a
+  boundary are safe, above it three sets tell the states apart.
+- The sets are bitmaps: ten million entries cost no more than a few MB, in whatever pattern they become safe, and an event's cost does
+  not depend on their number (P6 of the benchmarks).
+
+`mermaid` makes the diagram in the docs from the table.
 """
 
 from __future__ import annotations
@@ -14,12 +19,12 @@ from pyroaring import BitMap64
 
 from lrq_ha.errors import IllegalEvent
 
-#: What a bitmap takes as the end of a range, which is not part of it.
+#: A bitmap's exclusive end of a range.
 _END_MAX = 2**64 - 1
 
 
 class State(Enum):
-    """Where an entry is on its way to one RemoteBackup."""
+    """The states of an entry on its way to one RemoteBackup."""
 
     NEW = "new"
     SENT = "sent"
@@ -29,12 +34,12 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to an entry."""
+    """The events of an entry."""
 
     ENQUEUE = "enqueue"  # appended while the guard is set
     DELIVER = "deliver"  # sent to the receiver
     ACKNOWLEDGED = "acknowledged"  # by the receiver: on its stream
-    DEQUEUED = "dequeued"  # not for this receiver, held by it already, or trimmed
+    DEQUEUED = "dequeued"  # not for this receiver, already on it, or trimmed
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -67,7 +72,7 @@ class QueueGuard:
 
     Args:
         first_guarded: From this entry on completion waits for the receiver (>= 1).
-        held_upto: What the receiver has already: pre-acknowledged, so safe and never sent.
+        held_upto: The receiver has the log up to here: pre-acknowledged, so safe and never sent.
     """
 
     __slots__ = ("_delivered", "_enqueued", "_safe", "_safe_upto", "first_guarded")
@@ -86,7 +91,7 @@ class QueueGuard:
         return self._safe_upto
 
     def is_ready(self) -> bool:
-        """It has reached the entry before the first guarded one, and all before that is safe."""
+        """Whether the receiver has reached the entry before the first guarded one, and all before that is safe."""
         return self._safe_upto >= self.first_guarded - 1
 
     def state(self, seq: int) -> State:
@@ -126,7 +131,7 @@ class QueueGuard:
         first = self._safe_upto + 1
         if upto < first:
             return
-        # No entry is in both sets, so counting is enough: it takes no longer where every second one is safe already.
+        # No entry is in both sets, so a count is enough: its cost does not grow if every second entry is safe already.
         if _count(self._delivered, first, upto) + _count(self._safe, first, upto) <= upto - first:
             missing = _run_end(self._delivered | self._safe, first) + 1
             raise self._illegal(Event.ACKNOWLEDGED, missing, missing)
@@ -163,7 +168,7 @@ def _count(members: BitMap64, first: int, last: int) -> int:
 
 
 def _run_end(members: BitMap64, start: int) -> int:
-    """The greatest n such that all of start .. n are members; start - 1 if `start` is not. A bitmap does not tell: asked in growing steps."""
+    """The greatest n such that all of start .. n are members; start - 1 if `start` is not. A bitmap has no such query: asked in growing steps."""
     step = 1
     while members.contains_range(start, start + step):
         start += step

@@ -1,12 +1,13 @@
-"""The in-sync set of the epoch that this node leads: who comes in, who goes out, whom safe waits for a moment (R13, R15, R16).
+"""The in-sync set of the epoch that this node leads: additions, removals, and the newcomer that safe waits for (R13, R15, R16).
 
 Rules:
+
 - One change at a time: the set is changed by appending MEMBERS, and the next newcomer waits until the last change is safe.
-- An addition is appended only when the newcomer has all that is safe.
-- Who is removed is disconnected: it is called again, and told that it is out.
-- Mode available: who leaves and comes back over and over is out until it has stayed for a while, as all confirms wait for it each time.
-- Who has lost its log, or its end, is out until it has all that is safe (R16). In mode strict it is told so and stays in the set: nothing is safe
-  without it, whoever leads meanwhile; the set that is appended when it is back is the same once more.
+- An addition is appended only when the newcomer has everything that is safe.
+- A removed node is disconnected: the leader calls it again, and tells it that it is out.
+- Mode available: a node that leaves and returns repeatedly is out until it has stayed for a while, as all confirms wait for it each time.
+- A node that has lost its log, or its end, is out until it has everything that is safe (R16). In mode strict it is told that it is out and stays in
+  the set: nothing is safe without it, whichever node leads; the set that is appended when it is back has equal members.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from .base import NodeBase
 from .events import Disconnect, EntryKind
 from .log import Members
 
-# After a newcomer was waited for in vain, the next attempt comes so many times admit_timeout_s later.
+# After a newcomer was waited for in vain, the next attempt comes after this many times admit_timeout_s.
 ADMIT_PAUSE_TIMES = 10
-# Who comes and goes is looked at, and has to stay before it comes in again, for so many times backup_timeout_s.
+# A flapping node is observed, and must stay before it comes in again, for this many times backup_timeout_s.
 STEADY_TIMES = 6
 STEADY_MAX_S = 60.0
 
 
 class InSyncSet:
-    """See above. Used by a leader; at most one newcomer is waited for at a time."""
+    """The set's changes, made by a leader; at most one newcomer is waited for at a time."""
 
     def __init__(self, node: NodeBase) -> None:
         self._node = node
-        self._admitting: tuple[int, float] | None = None  # newcomer, and until when it is waited for
+        self._admitting: tuple[int, float] | None = None  # newcomer, and the time until which safe waits for it
 
     # ---- coming in ---------------------------------------------------------------------------------------------------
 
     def consider_admitting(self, newcomer: int, now: float) -> bool:
-        """Whether safe is to be held from now on until `newcomer` has reached it.
+        """Whether safe is held from now on until `newcomer` has reached it.
 
-        Under load a newcomer's acknowledgement is always a little behind. So safe is held where it is for a moment (nothing is
+        Under load a newcomer's acknowledgement is always a little behind. So safe stays in its place for a moment (no publish is
         confirmed meanwhile) until the newcomer has reached it.
         """
         node, peer = self._node, self._node.peers[newcomer]
@@ -47,14 +48,14 @@ class InSyncSet:
             peer.losses.clear()
         if newcomer in node.log.members:
             if peer.acknowledged < node.safe:
-                return False  # safe is held by its being in the set
+                return False  # its membership in the set holds safe
         elif node.log.end - peer.acknowledged > node.settings.admit_lag_entries_max:
             return False
         self._admitting = (newcomer, now + node.settings.admit_timeout_s)
         return True
 
     def holds_safe(self, now: float) -> bool:
-        """Whether safe must stay where it is; before that, admits the newcomer that has reached it, or gives it up."""
+        """Whether safe must stay in its place; first admits the newcomer that has reached it, or gives the newcomer up."""
         if self._admitting:
             self._admit(*self._admitting, now)
         return self._admitting is not None
@@ -70,14 +71,14 @@ class InSyncSet:
             peer.begin(peer.acknowledged, now)
             self._change(node.log.members | {newcomer})
         elif now >= deadline:
-            # What stalls must not hold back everybody's confirms over and over: it may try again when it has had time to catch up.
+            # A stalled node must not delay all confirms over and over: it may try again when it has had time to catch up.
             self._admitting = None
             peer.admit_after = now + ADMIT_PAUSE_TIMES * node.settings.admit_timeout_s
 
     # ---- going out ---------------------------------------------------------------------------------------------------
 
     def leaves(self, member: int, reason: str) -> None:
-        """Takes a member out of the set; `reason`: what an operator is told."""
+        """Takes a member out of the set; `reason`: text for the operator."""
         if member in self._node.peers:
             self._node.peers[member].left = reason
         self._change(self._node.log.members - {member})
@@ -91,14 +92,14 @@ class InSyncSet:
             self.leaves(member, reason)
 
     def remove(self, member: int, reason: str) -> None:
-        """Takes a member out of the set, and tells it."""
+        """Takes a member out of the set, and informs it."""
         self.leaves(member, reason)
         if member in self._node.peers:
             # The connection is opened again and the node told that it is out: its FENCE records it (R13).
             self.disconnect(member)
 
     def remove_silent(self, now: float) -> None:
-        """Mode available: a member that makes no progress is taken out of the set, and says so (R15)."""
+        """Mode available: takes a member without progress out of the set, and says so (R15)."""
         node, settings = self._node, self._node.settings
         if settings.strict:
             return
@@ -113,14 +114,14 @@ class InSyncSet:
                 self.remove(member, f"it made no progress for {settings.backup_timeout_s:g} s")
 
     def lost_link(self, member: int, now: float) -> None:
-        """The link to a node is lost: that is remembered, until it is back."""
+        """The link to a node is lost: remembered until the node is back."""
         node, peer = self._node, self._node.peers[member]
         if node.leading and peer.subscribed and not node.settings.strict:
             peer.losses.append(now)
             peer.unsteady = peer.unsteady or peer.flaps(now - self._steady_s)
 
     def is_back(self, member: int) -> None:
-        """A node follows again. Mode available: one that comes and goes is taken out of the set now, when it has said that nobody else leads."""
+        """A node follows again. Mode available: a flapping node is taken out of the set now, when it has said that no other node leads."""
         node, peer = self._node, self._node.peers[member]
         if peer.unsteady and member in node.log.members:
             self.leaves(member, f"it was lost {len(peer.losses)} times in {self._steady_s:g} s, and has to stay for as long")
@@ -130,20 +131,20 @@ class InSyncSet:
         return min(STEADY_TIMES * self._node.settings.backup_timeout_s, STEADY_MAX_S)
 
     def keeps_up(self, member: int, now: float) -> bool:
-        """Whether a member would be admitted again as soon as it was removed: it lives, and has everything or acks more and more."""
+        """Whether a member would be admitted again right after a removal: it lives, and has everything or acks more and more."""
         peer, timeout_s = self._node.peers.get(member), self._node.settings.backup_timeout_s
         if peer is None or peer.left or not peer.subscribed or now - peer.heard_at > timeout_s:
             return False
         return peer.acknowledged >= self._node.log.end or now - peer.acked_at <= timeout_s
 
     def unsubscribe(self, peer: int) -> None:
-        """Its acknowledgements count for nothing until it is subscribed again; safe waits for it no longer."""
+        """The node's acknowledgements count for nothing until it is subscribed again; safe does not wait for it any longer."""
         self._node.peers[peer].subscribed = False
         if self._admitting and self._admitting[0] == peer:
             self._admitting = None
 
     def disconnect(self, peer: int) -> None:
-        """Closes the connection to a node: it is called again when that is open again."""
+        """Closes the connection to a node: the leader calls it again when the connection is open again."""
         self.unsubscribe(peer)
         self._node.emit(Disconnect(peer))
 

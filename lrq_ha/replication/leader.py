@@ -1,13 +1,14 @@
-"""Leading an epoch: its MARKER, the door, calling the others and sending them the log, what is safe (R4, R12, R13, R15–R17).
+"""Leads an epoch: its MARKER, the door, the calls to other nodes and the log sent to them, the safe position (R4, R12, R13, R15–R17).
 
 Theory of operation:
+
 - An epoch begins with MARKER. Once that is safe the driver recovers, and then the door opens.
-- A new primary's door opens in the role RECOVERING; it is ACTIVE, and confirms what it takes, when the expected backups are in the set, or
-  their time is over (Qpid HA: a recovering primary takes clients, and delays completion until its expected backups are ready).
-- Whoever connects is called (Lead), answers where its log parts from this one (Following), and is sent the log from there on.
+- A new primary's door opens in the role RECOVERING. The primary becomes ACTIVE, and confirms publishes, when the expected backups are in the set,
+  or their time is over (Qpid HA: a recovering primary takes clients, and delays completion until its expected backups are ready).
+- A node that connects is called (Lead), answers where its log parts from this one (Following), and is sent the log from there on.
 - A leader that learns of a higher epoch ends this incarnation and starts again as a follower.
 
-Invariants: serving only while leading; ACTIVE only while serving. A stage is never gone back to.
+Invariants: serving only while leading; ACTIVE only while serving. A stage never goes back.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SLOW_MARKER_S = 5.0
 
 
 class Stage(Enum):
-    """How far this node has come in its epoch, in this order."""
+    """The stages of this node in its epoch, in order."""
 
     NONE = "it leads no epoch"
     MARKING = "its MARKER is not safe yet"
@@ -52,7 +53,7 @@ class Stage(Enum):
 
 
 class Leader:
-    """See above. Without an epoch it does nothing."""
+    """The leader's side of an epoch; without one it does nothing."""
 
     def __init__(self, node: NodeBase) -> None:
         self.set = InSyncSet(node)
@@ -60,8 +61,8 @@ class Leader:
         self._node = node
         self._stage = Stage.NONE
         self._marker = 0
-        self._base_told = 0  # where the log began (R17) when the others were called, or told of it
-        self._slow_at = 0.0  # from then on it is said whom the MARKER waits for
+        self._base_told = 0  # the beginning of the log (R17) that the other nodes were told
+        self._slow_at = 0.0  # from then on the log names the nodes that the MARKER waits for
         self._backups_by = 0.0
 
     @property
@@ -79,7 +80,7 @@ class Leader:
     # ---- from MARKER to confirms (R12) -------------------------------------------------------------------------------
 
     def begin(self, epoch: int, members: Members, given: Given) -> None:
-        """Takes an epoch that all have promised. Call `call_all` next. Args: `members`: the set it begins with; `given`: see `Recover`."""
+        """Takes an epoch that all have promised. Call `call_all` next. Args: `members`: its first set; `given`: see `Recover`."""
         node = self._node
         node.leading = epoch
         self._given = given
@@ -88,7 +89,7 @@ class Leader:
         node.append(EntryKind.MARKER, 1, ((self._marker, members),))
 
     def call_all(self, now: float) -> None:
-        """Calls all that answer."""
+        """Calls all nodes that answer."""
         self._base_told = self._node.state().base
         self._slow_at = now + SLOW_MARKER_S
         for number, peer in self._node.peers.items():
@@ -97,7 +98,7 @@ class Leader:
         self.advance_safe(now)
 
     def advance_safe(self, now: float) -> None:
-        """Whatever safe depends on may have changed."""
+        """Advances safe after a change of anything that it depends on."""
         if self.set.holds_safe(now):
             return
         node = self._node
@@ -114,7 +115,7 @@ class Leader:
         return f"taking epoch {epoch_name(self._node.leading)}"
 
     def _tell_who_holds_the_marker(self) -> None:
-        """Nobody is served meanwhile, so an operator is told whom it waits for."""
+        """Names for the operator the nodes that the MARKER waits for: no client is served meanwhile."""
         node = self._node
         last_set, members = node.log.sets[-1]
         acknowledged = {number: peer.acknowledged for number, peer in node.peers.items()}
@@ -131,7 +132,7 @@ class Leader:
             self._consider_confirming(now)
 
     def _consider_confirming(self, now: float) -> None:
-        """A primary whose door is open confirms when the expected backups have everything that is safe: those in the set do (R15)."""
+        """Starts to confirm, with an open door, when the expected backups have everything that is safe: those in the set do (R15)."""
         node, settings = self._node, self._node.settings
         if not self.serving or node.role is Role.ACTIVE:
             return
@@ -160,11 +161,11 @@ class Leader:
     # ---- the other nodes ---------------------------------------------------------------------------------------------
 
     def call(self, peer: int) -> None:
-        """Calls a node that answers to follow; who has lost its log, or its end, is out first (R16)."""
+        """Calls a node that answers to follow; a node that has lost its log, or its end, is out first (R16)."""
         node, remote = self._node, self._node.peers[peer]
         if remote.connected and remote.hello:
             if remote.subscribed:
-                # From its FENCE to its answer it would refuse a push, and end the connection: it would have to be called once more.
+                # From its FENCE to its answer it would refuse a push and end the connection, and a second call would be needed.
                 self.set.unsubscribe(peer)
                 node.emit(Unsubscribe(peer))
             if peer in node.log.members and (lost := self._has_lost(remote.hello.log)):
@@ -173,18 +174,18 @@ class Leader:
             node.send(peer, Lead(node.leading, peer in node.in_sync, node.state()))
 
     def _has_lost(self, log: LogState) -> str:
-        """Why a member with this log may lack what is safe; empty if it does not."""
+        """Why a member with this log may lack safe entries; empty if it does not."""
         if log.lost_host:
             return "its broker went down"
         if not log.end:
             return "it was rebuilt"
-        # Only strict keeps such a one in the set: it has been told that it is out, and has not read yet that it is back.
+        # Only strict keeps such a node in the set: it has been told that it is out, and has not yet read that it is back.
         return "it had not caught up" if self._node.settings.strict and not log.in_set else ""
 
     def on_following(self, peer: int, message: Following, now: float) -> None:
         node, remote = self._node, self._node.peers[peer]
         remote.learn_log(message.log)
-        # Nobody is called in epoch 0, so who answers it is wrong: what it says it has would make something safe here that nobody has confirmed (R4).
+        # No node is called in epoch 0, so an answer to it is wrong: it would make entries safe here that no node has confirmed (R4).
         if self.superseded_by(message.log.top, peer) or not node.leading or message.epoch != node.leading:
             return
         remote.called = False
@@ -248,7 +249,7 @@ class Leader:
             self.advance_safe(now)
 
     def _call_who_may_join(self) -> None:
-        """R17: a renewal has ended: an empty log may begin there. And all are told, so that nobody's operator is asked for another."""
+        """R17: a renewal has ended: an empty log may begin there. All nodes are told, so that none asks its operator for another."""
         base, told = self._node.state().base, self._base_told
         self._base_told = base
         for number, peer in self._node.peers.items():

@@ -1,6 +1,7 @@
 """How much of a queue the other nodes get: its level. Pure.
 
 Rules:
+
 - `all`: its declaration, bindings and messages. `configuration`: its declaration and bindings; its messages are this broker's alone. `none`: nothing.
 - A queue's level is settled when it is declared: by the argument `x-lrq-replicate`, else by the first pattern that its name matches, else `none`.
   What stands in the log then counts until the queue is deleted: neither a later declaration without the argument nor other patterns change it.

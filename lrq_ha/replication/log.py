@@ -1,13 +1,14 @@
-"""What a node knows of a replicated log: epochs, end, sets, and the rule by which a batch is read and accepted (R1, R2).
+"""A node's index of a replicated log: epochs, end, sets, and the rule by which a batch is read and accepted (R1, R2).
 
-Rules held here:
-- The entries themselves live in the stream; this is their index: a few numbers per epoch, whatever the log's length.
-- Streams cannot be truncated, so the reader does it: an entry whose predecessor matches replaces everything from its sequence
-  on. The door accepts a push by the same function, so a node's memory is always what its stream will say.
+Rules:
+
+- The entries themselves live in the stream; this index is a few numbers per epoch, whatever the log's length.
+- Streams cannot be truncated, so the reader truncates: an entry whose predecessor matches replaces everything from its sequence
+  on. The door accepts a push by that function too, so a node's memory always equals its stream.
 - `top` is the highest leader epoch or FENCE seen. A batch with a lower leader is ignored.
 - A log begins at entry 1, or at a CHECKPOINT that began a renewal: everything live was published again behind it (R17). Until its log holds the
   end of such a renewal the node is joining: it lacks something that is live.
-- Two logs that hold the same (epoch, sequence) are equal up to it, because no entry is accepted without its predecessor.
+- Two logs that hold one (epoch, sequence) are equal up to it, because no entry is accepted without its predecessor.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LogState:
         head: First entry that the own stream still has; 0 or 1: nothing was dropped.
         base: Newest CHECKPOINT in the stream behind which everything live stands (R17); 0: none.
         joining: The log began at such a CHECKPOINT and lacks the end of that renewal.
-        renewals: (sequence, BatchHeader.renewal) of what began and ended renewals; told to no other node.
+        renewals: (sequence, BatchHeader.renewal) of each begin and end of a renewal; told to no other node.
     """
 
     top: int = 0
@@ -81,17 +82,17 @@ class LogState:
     renewals: tuple[tuple[int, int], ...] = ()
 
     def lacks(self, start: int) -> bool:
-        """Whether what a follower needs that has everything up to `start` was dropped."""
+        """Whether entries were dropped that a follower needs which has everything up to `start`."""
         return start + 1 < self.head
 
     @property
     def rank(self) -> tuple[int, int]:
-        """What makes a log longer than another: last epoch, then length."""
+        """The order of logs by length: last epoch, then end."""
         return (self.epochs[-1][0] if self.epochs else 0, self.end)
 
 
 class Acceptance(Enum):
-    """What the accept rule says of a batch."""
+    """The accept rule's answer for a batch."""
 
     APPEND = "append"
     REPEAT = "repeat"
@@ -149,7 +150,7 @@ class LogIndex:
         self._node = node
         self._epochs: list[tuple[int, int]] = []
         self._sets: list[tuple[int, Members]] = []
-        self._renewals: list[tuple[int, int]] = []  # (sequence, BatchHeader.renewal) of what begins and ends renewals
+        self._renewals: list[tuple[int, int]] = []  # (sequence, BatchHeader.renewal) of each begin and end of a renewal
         self.base = 0  # the CHECKPOINT at which this log began; 0: at entry 1, or so long ago that it does not matter
         self.out_since = (0, 0)  # epoch and end of the log of the leader that said that this node is not in the set
         self.end = 0
@@ -157,7 +158,7 @@ class LogIndex:
         self.in_set = False
 
     def restore(self, state: LogState, out_since: tuple[int, int] = (0, 0), base: int = 0) -> None:
-        """Starts from a CHECKPOINT instead of from the first entry. `out_since`: as it was then. `base`: it is joining since then."""
+        """Starts from a CHECKPOINT instead of from the first entry. `out_since`: as at the CHECKPOINT. `base`: it has been joining since then."""
         self.base = base
         self._epochs, self._sets, self._renewals = list(state.epochs), list(state.sets), list(state.renewals)
         self.end, self.top, self.in_set = state.end, state.top, state.in_set
@@ -215,7 +216,7 @@ class LogIndex:
         return self._epochs[i - 1][0] if i else 0
 
     def holds(self, batch: BatchHeader) -> bool:
-        """Whether a batch that was read from a stream of this log is part of it: one that was replaced or cut still stands there."""
+        """Whether a batch read from a stream of this log is part of it: a replaced or cut batch still stands in the stream."""
         return batch.last <= self.end and self.epoch_at(batch.last) == batch.epoch
 
     @property
@@ -232,14 +233,15 @@ class LogIndex:
         return self._sets[-1][1] if self._sets else frozenset()
 
     def merge_sets(self, upto: int, keep: int) -> None:
-        """Makes one of the oldest sets, of those that were over by `upto`, which is safe.
+        """Merges one of the oldest sets into another, of the sets that were over by `upto`, which is safe.
 
-        All stand in each CHECKPOINT and Hello, and one more comes whenever a node leaves the set or is back. The one that is made of them holds who
-        was in all of them: by R14 it refuses what any of them did. What it refuses beyond that begins before what is safe, and is refused anyway.
+        All sets stand in each CHECKPOINT and Hello, and one more comes whenever a node leaves the set or is back. The merged set holds the nodes
+        that were in both: by R14 it refuses every cut that either refused. The additional refusals begin before the safe position, and are
+        refused anyway.
 
         Args:
             upto: Safe position.
-            keep: So many stay as they are, the newest ones (>= 1).
+            keep: This many of the newest sets stay as they are (>= 1).
         """
         count = len(self._sets) - keep
         while count > 1 and self._sets[count][0] > upto:
@@ -249,7 +251,7 @@ class LogIndex:
             self._sets[:count] = [(self._sets[0][0], in_all)]
 
     def in_set_upto(self, node: int) -> int:
-        """The last entry at which a set with `node` was in force, as far as this log tells; 0 if there is none. The node has no more of it."""
+        """The last entry at which a set with `node` was in force, as far as this log tells; 0 if there is none. The node has no entry behind it."""
         upto = self.end
         for sequence, members in reversed(self._sets):
             if node in members:
@@ -258,7 +260,7 @@ class LogIndex:
         return 0
 
     def judge(self, batch: BatchHeader) -> Acceptance:
-        """R2, without changing anything."""
+        """R2, without a change."""
         if batch.leader < self.top:
             return Acceptance.STALE
         if batch.first - 1 > self.end or self.epoch_at(batch.first - 1) != batch.previous_epoch:
@@ -268,7 +270,7 @@ class LogIndex:
         return Acceptance.APPEND
 
     def accept(self, batch: BatchHeader) -> Acceptance:
-        """R2: judges a batch and takes it if it is to be appended (what it replaces falls out)."""
+        """R2: judges a batch and takes it if it is to be appended (the entries that it replaces fall out)."""
         verdict = self.judge(batch)
         if verdict in (Acceptance.STALE, Acceptance.GAP):
             return verdict
@@ -296,7 +298,7 @@ class LogIndex:
             self.out_since = (epoch, out_end)
 
     def start_point(self, checkpoint: BatchHeader, offset: int = UNKNOWN) -> StartPoint:
-        """What a restart needs to begin at this CHECKPOINT, which was accepted last, and stands at `offset` of the stream."""
+        """The data for a restart at this CHECKPOINT, which was accepted last, and stands at `offset` of the stream."""
         base = self.base if self.joining else 0
         return StartPoint(checkpoint.first, checkpoint.epoch, checkpoint.leader, offset, self.in_set, self.out_since, base)
 

@@ -1,11 +1,12 @@
-"""One node of a group: who leads, what it has promised, what is safe. Pure: `handle(event, now) -> effects` (R1, R2, R4, R12–R17).
+"""One node of a group: its role, its promises, its safe position. Pure: `handle(event, now) -> effects` (R1, R2, R4, R12–R17).
 
 Theory of operation:
-- Every node keeps the index of its log (log.py), and what it wrote to its own stream (base.py).
-- It follows a primary (follower.py), or takes an epoch and promises one to others (candidate.py), or leads (leader.py, with in_sync.py for
-  who counts). What an operator asks is answered in requests.py.
-- This file brings events and messages to the part that they concern, and holds what concerns several: the start, connections, time.
-- The tables in `__init__` say who takes what.
+
+- Every node keeps the index of its log (log.py), and its writes to its own stream (base.py).
+- A node follows a primary (follower.py), or takes an epoch and promises epochs to others (candidate.py), or leads (leader.py, with in_sync.py
+  for the set). Requests of an operator are answered in operator_requests.py.
+- This module passes each event and message to the part that handles it, and holds the shared steps: the start, connections, time.
+- The tables in `__init__` map events and messages to their handlers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from .positions import owner_of
 from .roles import Role
 from .settings import NodeSettings
 
-PROMOTED_OVER_S = 2.0  # nobody who stood still for less was taken for down by the others, and promoted over
+PROMOTED_OVER_S = 2.0  # a node that stood still for less was not taken for down by the others, and no other was promoted
 
 
 class Node(NodeBase):
@@ -63,10 +64,10 @@ class Node(NodeBase):
 
     Args:
         settings: Of the group.
-        paused: An operator has said that no node takes an epoch by itself (until he says otherwise, or promotes a node).
+        paused: An operator has paused automatic epochs (until a resume, or a promotion).
         defers_to: The node to which the incarnation before this one has handed over; 0: none.
-        heard_before: The epoch of the primary that the incarnation before this one last heard, and when; None: it heard none. It counts where the
-            own stream knows of nobody who has led since.
+        heard_before: The epoch of the primary that the incarnation before this one last heard, and when; None: it heard none. It counts if the
+            own stream knows of no later leader.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Node(NodeBase):
     def _opened(self, event: Opened, now: float) -> None:
         if self.role is not Role.STANDALONE:
             raise IllegalEvent("Opened twice")
-        # A host that went down may have lost the end of the log and kept the record: what is not in the log is not safe.
+        # A host that went down may have lost the end of the log and kept the record: entries that are not in the log are not safe.
         self.applied = self.safe = min(event.applied, self.log.end)
         self.lost_host = event.lost_host
         if self._heard_before is not None and self._heard_before[0] == self.log.top:
@@ -186,7 +187,7 @@ class Node(NodeBase):
     def _head_moved(self, event: HeadMoved, now: float) -> None:
         if event.first > self.head:
             self.head = event.first
-            if self.leading:  # an operator may ask a backup how it would join if it had nothing any more
+            if self.leading:  # an operator may ask a backup how it would join with an empty log
                 self.send_all(self.hello(wants_answer=False))
 
     def _broker_lacks(self, event: BrokerLacks, now: float) -> None:
@@ -220,7 +221,7 @@ class Node(NodeBase):
         peer.hello, peer.lacked = message, message.lacks
         peer.diverged = message.role is Role.DIVERGED
         if message.wants_answer:
-            # A new connection: what was on its way on the old one is lost, an answer to Lead and pushes among it.
+            # A new connection: messages under way on the old one are lost, an answer to Lead and pushes among them.
             peer.called = False
             self._follower.connected_anew(node)
             if peer.connected:
@@ -236,11 +237,11 @@ class Node(NodeBase):
         if message.epoch < self.log.top or owner_of(message.epoch) != node:
             self.send(node, Superseded(self.log.top))
         elif not self._leader.superseded_by(message.epoch, node) and self.peers[node].connected:
-            # Else it could not be answered; and if that node is gone, nobody would say so: this one would name it as its primary for ever, and
-            # the others would refuse to be promoted. It calls again when it is reached.
+# Else the node could not be answered. If it is gone, this node would name it as its primary without end, and
+            # the others would refuse to be promoted. The leader calls again when this node can send to it.
             self._candidate.give_way(node, message.epoch)
             if message.epoch > self.log.last_epoch:
-                self.end_pause()  # nobody has taken it by himself
+                self.end_pause()  # no node has taken the epoch by itself
             self._follower.follow(node, message, now)
 
     def _on_heartbeat(self, node: int, message: Heartbeat, now: float) -> None:
@@ -269,11 +270,11 @@ class Node(NodeBase):
             self.send_all(Heartbeat(epoch, self.safe, self.log.end, self.applied, event.arriving))
 
     def _discount_own_silence(self, now: float) -> None:
-        """Time in which this node itself stood still (a stopped process, a frozen machine) is nobody else's silence.
+        """Time in which this node itself stood still (a stopped process, a frozen machine) does not count as silence of the others.
 
-        It may have been promoted over meanwhile, and has not read yet what the others said. Counted as theirs, that time would take them
-        out of the set at the first tick, and all that waits for them would be confirmed by a leader whose epoch is over. So after a time that
-        was enough for that, they have all of backup_timeout_s again.
+        Another node may have been promoted meanwhile, and its messages are not read yet. If that time counted, the first tick would remove
+        the others from the set, and a leader whose epoch is over would confirm everything that waits for them. So after such a time
+        the others have all of backup_timeout_s again.
         """
         stood_still = now - self._ticked_at - self.settings.heartbeat_s
         self._ticked_at = now

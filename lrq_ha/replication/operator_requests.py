@@ -1,8 +1,9 @@
-"""What an operator may ask of a node: promote, remove, switch over, pause. Each is answered with what was done, or why not and what to do instead.
+"""An operator's requests to a node: promote, remove, switch over, pause. The answer is the result, or the reason for a refusal and the remedy.
 
 Rules:
-- What would lose something that was confirmed, as far as this node can tell, is refused, and done only with `force`; what contradicts what this node
-  sees is refused always. A node that was in sync when it last heard its primary cannot tell whether that went on without it, and says so.
+
+- A request is refused if, as far as this node can tell, it would lose a confirmed entry; `force` overrides that. A request that contradicts this
+  node's view is always refused. A node that was in sync when it last heard its primary cannot tell whether the primary went on alone, and says so.
 - A dry run changes nothing, and says what is at stake.
 """
 
@@ -19,7 +20,7 @@ from .roles import Role
 
 
 class Requests:
-    """See above."""
+    """Answers the requests of an operator."""
 
     def __init__(self, node: NodeBase, leader: Leader, candidate: Candidate) -> None:
         self._node = node
@@ -30,7 +31,7 @@ class Requests:
         self._node.emit(Answer(ok, text, node))
 
     def _ask(self) -> str:
-        """Whom to ask what only a primary can do."""
+        """The node to ask for an action of a primary."""
         primary = self._node.primary()
         return f"{self._node.name(self._node.me)} is not primary: ask {self._node.name(primary) if primary else 'the primary'}"
 
@@ -50,7 +51,7 @@ class Requests:
             self._candidate.start(event.down, operator=True, force=event.force, now=now, at_stake=self._stakes(event, now))
 
     def _contradicted(self, event: PromoteRequest, now: float) -> str:
-        """What this node and those that it hears are: the operator's word must agree with it, also with `force`. Empty if it does."""
+        """The state of this node and of the nodes that it hears, if the operator's word contradicts it, also with `force`; else empty."""
         node, me = self._node, self._node.name(self._node.me)
         if node.leading and node.role in (Role.ACTIVE, Role.RECOVERING):
             return f"{me} is primary already (epoch {epoch_name(node.leading)})"
@@ -65,7 +66,7 @@ class Requests:
                 return f"{node.name(down)} is said to be down, but it answers: stop it first, or use switchover"
             if half := self._half_answers(down, now):
                 return half
-            # To ask for promises would end its epoch, though those who hear it would not let this node lead.
+            # A request for promises would end the epoch, though the nodes that hear its leader would not let this node lead.
             heard = {number: peer for number, peer in node.peers.items() if peer.answers or node.hears(number, now)}
             if hear_it := [number for number, peer in heard.items() if owner_of(peer.epoch) == down]:
                 return f"{node.name(down)} is said to be down, but it answers {self._node.names(hear_it)}: stop it first, or use switchover"
@@ -73,7 +74,7 @@ class Requests:
         if silent:
             if half := next(filter(None, (self._half_answers(number, now) for number in silent)), ""):
                 return half
-            names = self._node.names(sorted(event.down.union(silent)))  # with what was said, so that the proposal can be pasted
+            names = self._node.names(sorted(event.down.union(silent)))  # with the nodes given, so that the proposal can be pasted
             return f"{self._node.names(silent)} does not answer: if it is down, say so with --down {names}"
         for number, hello in self._hellos():
             if hello.leading or node.primary() == number:
@@ -81,7 +82,7 @@ class Requests:
         return ""
 
     def _half_answers(self, number: int, now: float) -> str:
-        """That a node which does not answer is there all the same: only one of the two connections stands. Empty if neither does."""
+        """Text: a node that does not answer is up, as one of the two connections stands. Empty if neither does."""
         node, me, name, reached = self._node, self._node.name(self._node.me), self._node.name(number), self._node.peers[number].connected
         if not (reached or node.hears(number, now)):
             return ""
@@ -89,23 +90,23 @@ class Requests:
         return f"{name} does not answer {me}, but is not down: {me} {what}. Mend that (lrq-ha list says what it is), or stop {name} first"
 
     def _hellos(self) -> Iterator[tuple[int, Hello]]:
-        """What the nodes that answer have said of themselves."""
+        """The Hello of each node that answers."""
         return ((number, peer.hello) for number, peer in self._node.peers.items() if peer.connected and peer.hello)
 
     def _longer_log(self, event: PromoteRequest) -> str:
-        """Who is to be promoted instead; empty if nobody."""
+        """Text: the node to promote instead; empty if there is none."""
         for number, hello in self._hellos():
             if hello.role is not Role.DIVERGED and self._candidate.gives_way_to(hello.log, event.down):
                 return f"{self._node.name(number)} answers and has a longer log: promote {self._node.name(number)} instead"
         return ""
 
     def _own_log_lacks(self, event: PromoteRequest) -> str:
-        """What this node's log may lack that was confirmed; empty if nothing."""
+        """Text: confirmed entries that this node's log may lack; empty if there are none."""
         node, me, down = self._node, self._node.name(self._node.me), self._node.names(sorted(event.down))
         if node.log.joining:
             return f"{me} has joined only in part: what it lacks would be lost. Wait until it has joined, or repeat with --force"
         if not event.down:
-            return ""  # nobody can have gone on without it: all others answer, and none has more
+            return ""  # no node can have gone on without it: all others answer, and none has more
         if not node.log.end:
             return f"the log of {me} is empty: what {down} holds would be lost. Bring {down} back, or repeat with --force"
         if not node.log.in_set:
@@ -123,12 +124,12 @@ class Requests:
         return ""
 
     def _own_broker_lacks(self) -> str:
-        """What of the log this node's broker has not got; empty if it lacks nothing."""
+        """Text: features of the log that this node's broker lacks; empty if none."""
         node, me = self._node, self._node.name(self._node.me)
         return f"the queues of {me} are not whole: {node.lacks}. Mend that first, or repeat with --force" if node.lacks else ""
 
     def _stakes(self, event: PromoteRequest, now: float) -> str:
-        """What this node knows of what its log may lack, and what only the operator can: whether who is down went on without it before that."""
+        """Text: the risk as far as this node knows it, and the operator's part: whether a node that is down went on without this one before."""
         node, last = self._node, self._node.last_heard_leader
         if last is None:
             heard = "has heard no primary since it started"

@@ -1,4 +1,4 @@
-"""What a node knows of another node of its group, and of the connection to it. Rule: nothing is decided here, only remembered."""
+"""A node's view of another node of its group, and of the connection to it. Rule: this class decides nothing, it only remembers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from .events import Hello
 from .log import LogState
 
-LOSSES_MAX = 4  # so many in a while, and it is out of the set
-ARRIVES_MIN_BYTES = 64 << 10  # so much of a batch must come in backup_timeout_s
+LOSSES_MAX = 4  # this many losses in a while, and the node is out of the set
+ARRIVES_MIN_BYTES = 64 << 10  # this much of a batch must come in backup_timeout_s
 
 
 @dataclass
@@ -19,27 +19,27 @@ class RemoteBackup:
 
     connected: bool = False
     hello: Hello | None = None
-    lacked: str = ""  # what its broker lacked when it was last heard
+    lacked: str = ""  # features that its broker lacked when it was last heard
     called: bool = False  # Lead was sent on this connection and not answered yet
     subscribed: bool = False
     diverged: bool = False
-    fallen: bool = False  # the log no longer has what it needs next
-    left: str = ""  # why this primary took it out of the set, or (mode strict) says that it is out and waits for it; empty again when it is back
+    fallen: bool = False  # the log no longer has the entries that it needs next
+    left: str = ""  # why this primary took it out of the set, or (mode strict) says that it is out and waits for it; empty when it is back
     acknowledged: int = 0
-    reached: int = 0  # the most of that since `progress_at` began to be counted
-    arrived: int = 0  # the most bytes that it has had of the batch behind that, as far as they count
+    reached: int = 0  # its greatest `acknowledged` since `progress_at` began to be counted
+    arrived: int = 0  # the most bytes that it has had of the batch behind `reached`, as far as they count
     applied: int = 0
-    epoch: int = 0  # it leads, follows or hears this one, as its last heartbeat on this connection said
-    heard_at: float = -math.inf  # what it says comes on a connection of its own: it may be heard, and not be sent to
+    epoch: int = 0  # the epoch that it leads, follows or hears, by its last heartbeat on this connection
+    heard_at: float = -math.inf  # its messages come on a connection of their own: it may be heard, and not be sent to
     progress_at: float = 0.0
-    acked_at: float = 0.0  # the same, without what has only arrived
+    acked_at: float = 0.0  # as `progress_at`, without bytes that have only arrived
     admit_after: float = 0.0
-    unsteady: bool = False  # it comes and goes
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_MAX))  # when it was lost while the log was sent to it, the last ones
+    unsteady: bool = False  # it is flapping
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_MAX))  # times of its last losses while the log was sent to it
 
     @property
     def answers(self) -> bool:
-        """Whether it can be sent to, and has said what it has."""
+        """Whether this node can send to it, and has its Hello."""
         return self.connected and self.hello is not None
 
     def connect(self) -> None:
@@ -57,7 +57,7 @@ class RemoteBackup:
         self.heard_at = -math.inf
 
     def learn_log(self, log: LogState) -> None:
-        """Its log has changed since its Hello: whoever compares logs must not compare with what it was."""
+        """The node's log has changed since its Hello: comparisons use the new state."""
         if self.hello:
             self.hello = replace(self.hello, log=log)
 
@@ -77,7 +77,7 @@ class RemoteBackup:
         self.progress_at = self.acked_at = now
 
     def progress(self, upto: int, now: float) -> None:
-        """It has everything up to `upto`, as of `now`. Only what it did not have before counts: one whose link comes and goes says the same again."""
+        """The node has everything up to `upto`, as of `now`. Only new entries count: a flapping node acknowledges its old ones again."""
         self.acknowledged = upto
         if upto > self.reached:
             self.reached = upto
@@ -85,10 +85,10 @@ class RemoteBackup:
             self.progress_at = self.acked_at = now
 
     def receive(self, end: int, arriving: int, now: float) -> None:
-        """It has so many bytes of the batch behind entry `end`: progress, as over a slow link the whole may take longer than it has for any.
+        """The node has this many bytes of the batch behind entry `end`: progress, as a slow link may take longer for a batch than the timeout.
 
-        Not where a link comes and goes, and the batch each time no further; nor where the entry is not in its stream yet; nor where it trickles, as
-        confirms would wait for it for hours.
+        It does not count if a flapping link brings the batch no further each time, if the entry is not in the node's stream yet, or if the batch
+        trickles: confirms would wait for it for hours.
         """
         if end == self.reached and arriving >= self.arrived + ARRIVES_MIN_BYTES:
             self.arrived = arriving

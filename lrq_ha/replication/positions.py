@@ -1,7 +1,10 @@
 """Positions in a replicated log, and sets of them.
 
-Rules: a sequence grows by one with each entry of the log and starts at 1; 0 is "before the first". An epoch number contains
-the node that owns it, so two nodes can never take the same one (R1). Sets of sequences are ranges, never an object per message.
+Rules:
+
+- A sequence grows by one with each entry of the log and starts at 1; 0 is "before the first".
+- An epoch number contains the node that owns it, so two nodes can never take one epoch (R1).
+- Sets of sequences are ranges, never an object per message.
 """
 
 from __future__ import annotations
@@ -33,12 +36,12 @@ def term_of(epoch: int) -> int:
 
 
 def owner_of(epoch: int) -> int:
-    """The node that owns an epoch; 0 for epoch 0, which nobody owns."""
+    """The node that owns an epoch; 0 for epoch 0, which has no owner."""
     return epoch & NODE_ID_MAX
 
 
 def epoch_name(epoch: int) -> str:
-    """How an epoch is shown to people: term.owner."""
+    """The form of an epoch for people: term.owner."""
     return f"{term_of(epoch)}.{owner_of(epoch)}"
 
 

@@ -1,18 +1,20 @@
-"""The filter of one queue: what the log's operations mean for the copies in it (R9, R10). No I/O.
+"""The filter of one queue: applies the log's operations to the copies in it (R9, R10). No I/O.
 
 Rules:
-- A copy that does not count (R8) is acked away. Whatever follows speaks of copies that count.
-- The key of an operation is (queue, sequence, origin, visit): see visits.py. A copy met at a visit that is behind it is rejected, so that
+
+- A copy that does not count (R8) is acked away. The other rules are about copies that count.
+- The key of an operation is (queue, sequence, origin, visit): see dead_letters.py. A copy met at a visit that is over is rejected, so that
   this broker moves it too; a DEQUEUE voids also every copy whose `x-death` says that it has been there.
-- A PURGE voids copies that never died, but for those that clients held then. Dead-lettered ones may have come after it; the driver purges the
-  broker's queue instead, if clients held nothing. What was rejected or moved goes its way all the same: it had left the queue, and had not yet here.
-- What was rejected goes to where dead letters went at the primary then. So a sweeper moves it only when its node has come to that entry, and has
-  carried out the declarations and purges before it; and the next declaration or purge waits for that. So what was rejected is remembered in turns:
-  none reaches over a declaration or purge, and what comes all the time does not put off what came before. A turn names copies, (origin, visit) and
+- A PURGE voids copies that never died, except copies that clients held then. Dead-lettered copies may have come after it; the driver purges the
+  broker's queue instead, if clients held nothing. Rejected or moved copies still move on: they had left the primary's queue, and not yet
+  this one.
+- A rejected copy goes to the dead-letter target that the primary had then. So a sweeper moves it only when its node has reached that entry, and
+  has carried out the declarations and purges before it; and the next declaration or purge waits for the sweeper. So rejected copies are kept in
+  turns: no turn reaches over a declaration or purge, and new rejections do not delay older ones. A turn names copies, (origin, visit) and
   sequence: a message may come back and be rejected again, or die in two queues and come to a third twice, with a purge in between.
-- A sweeper that has moved a copy, or no longer finds it, looks again where more is known of its line: round a retry loop it may come to a
-  queue that was gone through, without finding it, a moment before.
-- Operations are never forgotten one by one: a broker that crashed may bring back what it had taken an ack for. They are bitmaps
+- A sweeper that has moved a copy, or no longer finds it, looks again in other queues with operations on its line: round a retry loop the copy
+  may come to a queue that was searched a moment before.
+- Operations are never forgotten one by one: a crashed broker may bring back a copy whose ack it had taken. They are bitmaps
   of sequences.
 """
 
@@ -30,11 +32,11 @@ from .queues import QueueKey
 
 """(vhost, queue)"""
 Stay = tuple[str, int]
-"""Of a copy in a queue: that of its first death, or this one if it never died, and its visit here."""
+"""(queue of the copy's first death, or this queue if it never died; its visit here)"""
 
 
 class Verdict(Enum):
-    """What to do with a copy."""
+    """The filter's decisions on a copy."""
 
     GIVE = "give"  # give it to the client; a sweeper gives it back
     ACK = "ack"  # ack it away
@@ -78,7 +80,7 @@ class Filters(Protocol):
 class QueueFilter:
     """The filter of one queue; `DeliveryFilter.queue` makes it.
 
-    `due`: sequences with an operation whose copy the sweeper of this node has still to find.
+    `due`: sequences with an operation whose copy this node's sweeper has still to find.
     """
 
     __slots__ = (
@@ -109,22 +111,22 @@ class QueueFilter:
         self.name = key[1]
         self._filter = parent
         self._generations = parent.generations
-        self._top = 0  # nothing is known of sequences above it: nearly all that a client is given for the first time
+        self._top = 0  # no operation above it is known, as for nearly all copies that a client is given for the first time
         self._done = BitMap64()  # DEQUEUE of copies that never died
         self._moved = BitMap64()  # REJECT or MOVED of such copies
-        self._purged = 0  # PURGE: of such copies, all below,
-        self._spared = BitMap64()  # but for these
+        self._purged = 0  # PURGE: of such copies, all below it
+        self._spared = BitMap64()  # except these
         self._visits: dict[str, Visits] = {}  # of copies that died, by origin
-        # What unsafe operations name, whatever the visit: too many in it only means to wait a little.
+        # Sequences of unsafe operations, whatever the visit: one too many only costs a short wait.
         self._held = BitMap64()
-        self.overlap = False  # two unsafe operations name the same sequence
+        self.overlap = False  # two unsafe operations name one sequence
         self._due = BitMap64()
-        self._again = BitMap64()  # of these, what another queue missed: it is looked for here once more, and then given up
-        self._early: list[_Turn] = []  # what is to move by operations that this node may not have come to; in log order
-        self._lost: dict[Stay, BitMap64] = {}  # of these, what the record knows of entries that the log has lost: they may be read again
-        self._moving: dict[Stay, BitMap64] = {}  # and by those that it has come to: copies that were not seen to leave
-        self.departed = 0  # what is known of entries before this one is on its way out; 0: nothing is
-        self._record: QueueRecord | None = None  # what stands in the applied record, as long as nothing changes; it is written several times a second
+        self._again = BitMap64()  # of these, copies that another queue missed: they are looked for here once more, and then given up
+        self._early: list[_Turn] = []  # moves by operations that this node may not have reached; in log order
+        self._lost: dict[Stay, BitMap64] = {}  # of these, moves that the record has from entries that the log has lost: they may be read again
+        self._moving: dict[Stay, BitMap64] = {}  # and by operations that it has reached: copies that were not seen to leave
+        self.departed = 0  # operations on entries before this one will be forgotten; 0: none
+        self._record: QueueRecord | None = None  # the state in the applied record, until something changes; it is written several times a second
 
     def verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
         """What to do with a copy in this queue.
@@ -164,9 +166,9 @@ class QueueFilter:
         return Verdict.REJECT if here is not None and here.moved_from(seq, visit) else Verdict.GIVE
 
     def implied_moves(self, seq: int, deaths: Deaths) -> list[tuple[str, int]]:
-        """(queue, visit) of the MOVED entries that must precede, in the same batch, an operation on this copy (R10).
+        """(queue, visit) of the MOVED entries that must precede, in one batch, an operation on this copy (R10).
 
-        One per queue is enough: MOVED at a visit stands for all visits before it too, so a message that went round a
+        One per queue is enough: MOVED at a visit implies all visits before it, so a message that went round a
         thousand times costs no more. Note each with origin `origin_of(deaths)`.
         """
         moves = []
@@ -197,15 +199,15 @@ class QueueFilter:
 
     @property
     def spares(self) -> bool:
-        """Whether a purge has spared something: other copies that it took may be left."""
+        """Whether a purge has spared copies: others that it took may be left."""
         return bool(self._spared)
 
     def due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
         """How many sequences have an operation whose copy is to be found now.
 
         Args:
-            upto: Only up to this entry: R, or what the node has come to.
-            parked: Inclusive ranges of entries that do not count, as they may wait for room in this very queue.
+            upto: Only up to this entry: R, or the entry that the node has reached.
+            parked: Inclusive ranges of entries that do not count, as they may wait for room in this queue.
         """
         early = self._too_early()
         if not early and not parked:
@@ -216,7 +218,7 @@ class QueueFilter:
         return int(due.rank(upto))
 
     def moves_due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
-        """How many of those up to an entry were rejected or moved on: a copy is to leave this queue for others now.
+        """How many of the due copies, up to an entry, were rejected or moved on: they are to leave this queue for others now.
 
         Args:
             upto: The entry.
@@ -229,7 +231,7 @@ class QueueFilter:
         return int(moving.rank(upto))
 
     def to_move(self) -> BitMap64:
-        """The sequences of which a copy was rejected or moved on, and is still to be found."""
+        """The sequences with a rejected or moved copy that is still to be found."""
         moving = self._due & self._moved
         for here in self._visits.values():
             for members in here.moved.values():
@@ -237,14 +239,14 @@ class QueueFilter:
         return moving
 
     def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
-        """`verdict` for a sweeper: HOLD also where this node has not come to the operation that moves the copy on."""
+        """`verdict` for a sweeper: HOLD also if this node has not reached the operation that moves the copy on."""
         verdict = self.verdict(seq, generation, deaths)
         return Verdict.HOLD if verdict is Verdict.REJECT and self.is_early(seq, deaths) else verdict
 
     def is_early(self, seq: int, deaths: Deaths = ()) -> bool:
-        """Whether this node has not come to the operation that moves this copy on.
+        """Whether this node has not reached the operation that moves this copy on.
 
-        One at an earlier visit than any operation that is known of has moved on by itself at the primary: nobody knows when, and it need not wait.
+        A copy at an earlier visit than every known operation moved on by itself at the primary: the time is unknown, and it need not wait.
         """
         turns = self._turns()
         if not turns:
@@ -273,13 +275,13 @@ class QueueFilter:
         return self._early
 
     def skipped(self, first: int, last: int) -> None:
-        """first .. last were never applied here, so nothing is to be found."""
+        """Entries first .. last were never applied here, so no copy is to be found."""
         self._record = None
         self._due.remove_range(first, last + 1)
         self._again.remove_range(first, last + 1)
 
     def gone(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
-        """A copy was removed or moved as its verdict said, for certain: a later reply on the channel has shown it.
+        """A copy was certainly removed or moved as its verdict said: a later reply on the channel has shown it.
 
         Copies that do not count settle nothing and are ignored.
         """
@@ -296,7 +298,7 @@ class QueueFilter:
                     peer._again.discard(seq)
 
     def met(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
-        """A copy was met that stays for now, at a later visit than one that it was moved on from: that it left then, a restart has forgotten."""
+        """A copy was met that stays for now, at a later visit than one that it was moved on from: a restart has forgotten that it left then."""
         if self._generations.counts(seq, generation):
             self._has_moved(seq, origin_of(deaths) or self.name, visit_of(self.name, deaths) - 1)
 
@@ -304,7 +306,7 @@ class QueueFilter:
         """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`.
 
         Args:
-            upto: Everything up to this entry has been written, but for
+            upto: Everything up to this entry has been written, except
             parked: inclusive ranges of entries that wait for room.
         """
         expected = self._due.copy()
@@ -314,9 +316,9 @@ class QueueFilter:
         return expected
 
     def end_pass(self, expected: BitMap64, undecided: Collection[tuple[int, str]] = ()) -> BitMap64:
-        """The pass has met every copy in the queue. Returns what it did not find; that is not due here any more.
+        """The pass has met every copy in the queue. Returns the expected copies that it did not find; they are not due here any more.
 
-        The operations stay: the door still acts on them, also where the copies have expired into dead-letter queues.
+        The operations stay: the door still acts on them, also if the copies have expired into dead-letter queues.
 
         Args:
             expected: Of `start_pass`.
@@ -343,7 +345,7 @@ class QueueFilter:
     # Within this module.
 
     def _look_again(self, sequences: BitMap64) -> None:
-        """They may come here, from where a sweeper has met them, or has not."""
+        """Copies of these sequences may come here from a queue in which a sweeper has met or missed them."""
         self._record = None
         self._due |= sequences
         self._filter.to_move.add(self)
@@ -353,7 +355,7 @@ class QueueFilter:
         return [(peer, count) for name, count in deaths if (peer := find((vhost, name))) is not None]
 
     def followers(self, line: str) -> list[QueueFilter]:
-        """The other queues of which operations on dead-lettered copies of this line are known."""
+        """The other queues with known operations on dead-lettered copies of this line."""
         known = self._filter.followers.get((self.key[0], line), ())
         return [peer for peer in known if peer is not self and line in peer._visits]
 
@@ -379,14 +381,14 @@ class QueueFilter:
         return here is not None and here.moved_from(seq, visit)
 
     def _has_moved(self, seq: int, line: str, visit: int) -> None:
-        """It has left this queue's `visit`, and all before it: nothing waits for that."""
+        """The copy has left this queue's `visit`, and all before it: no operation waits for it."""
         for stay in [each for each, members in self._moving.items() if each[0] == line and each[1] <= visit and seq in members]:
             self._moving[stay].discard(seq)
             if not self._moving[stay]:
                 del self._moving[stay]
 
     def _left(self, seq: int, line: str, visit: int) -> None:
-        """The copy of this line has left this queue's `visit`: nothing is due for it, unless something else is known of it."""
+        """The copy of this line has left this queue's `visit`: it is not due any more, unless another operation is known."""
         self._has_moved(seq, line, visit)
         if seq not in self._due:
             return
@@ -397,23 +399,23 @@ class QueueFilter:
             self._again.discard(seq)
 
     def concerns(self, ranges: Sequence[int]) -> None:
-        """An operation on these was noted."""
+        """An operation on these ranges was noted."""
         self._top = max((self._top, *ranges[1::2]))
 
     def hold(self, ranges: Sequence[int]) -> None:
-        """An operation on these is not safe yet."""
+        """An operation on these ranges is not safe yet."""
         for first, last in _pairs(ranges):
             if self._held.range_cardinality(first, last + 1):
                 self.overlap = True
             self._held.add_range(first, last + 1)
 
     def hold_nothing(self) -> None:
-        """What is not safe is told anew."""
+        """Clears the unsafe operations; the caller adds them again."""
         self._held.clear()
         self.overlap = False
 
     def release(self, ranges: Sequence[int]) -> None:
-        """It is safe."""
+        """The operation on these ranges is safe."""
         for first, last in _pairs(ranges):
             self._held.remove_range(first, last + 1)
 
@@ -436,7 +438,7 @@ class QueueFilter:
             self.take_turn(op, self._filter.changed)
 
     def take_turn(self, op: Op, behind: int) -> None:
-        """What an operation moves on has its turn when the node has come to it. `behind`: the last declaration or purge before it."""
+        """Adds an operation's moves to a turn, due when the node has reached it. `behind`: the last declaration or purge before it."""
         self._filter.to_move.add(self)
         turn = self._early[-1] if self._early else None
         if turn is None or not turn.grows or turn.behind != behind:
@@ -465,7 +467,7 @@ class QueueFilter:
         self._again &= self._due
 
     def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
-        if sweep and members.range_cardinality(first, last + 1):  # read again: what is known may have been found already
+        if sweep and members.range_cardinality(first, last + 1):  # read again: a known copy may have been found already
             fresh = BitMap64()
             fresh.add_range(first, last + 1)
             self._due |= fresh - members
@@ -480,12 +482,12 @@ class QueueFilter:
 
     @property
     def is_looked_for(self) -> bool:
-        """Whether anything of this queue, or of its line in another, is still to be found."""
+        """Whether a copy of this queue, or of its line in another, is still to be found."""
         lines = ((peer._visits[self.name].members(), peer._due) for peer in self.followers(self.name))
         return bool(self._due) or any(members.intersect(due) for members, due in lines)
 
     def forget(self, before: int) -> None:
-        """Nothing of what was published before this entry can be here any more, nor anywhere else."""
+        """No copy published before this entry can be here any more, nor in any other queue."""
         self._record = None
         self.departed = 0
         for members in (self._done, self._moved):
@@ -499,12 +501,12 @@ class QueueFilter:
             self.forget_line(line, before)
 
     def depart(self, at_seq: int) -> None:
-        """What is known of entries before this one is on its way out."""
+        """Operations on entries before this one will be forgotten."""
         self._record = None
         self.departed = at_seq
 
     def take_back(self, first: int, kept: Iterable[tuple[int, int]]) -> int:
-        """Nothing is done but these inclusive ranges, and what was published before entry `first`. Returns the least that is no more; 0: none."""
+        """Keeps as dequeued only these inclusive ranges, and entries before `first`. Returns the least sequence that is dequeued no more; 0: none."""
         lost = self._done.copy()
         lost.remove_range(0, first)
         for begin, end in kept:
@@ -514,7 +516,7 @@ class QueueFilter:
         return int(lost.min()) if lost else 0
 
     def forget_line(self, line: str, before: int) -> None:
-        """Of copies of this line that died, nothing before this entry can be anywhere."""
+        """Of the dead-lettered copies of this line, none before this entry can be left."""
         here = self._visits[line]
         self._record = None
         here.forget(before)
@@ -528,7 +530,7 @@ class QueueFilter:
             del self._filter.followers[key]
 
     def lose(self, end: int, *, known: bool) -> None:
-        """The log ends at `end`. `known`: what lost entries have rejected is known; what is left of the log has been noted again."""
+        """The log ends at `end`. `known`: rejections by lost entries are known; the remaining log has been noted again."""
         self._record = None
         if self.departed > end:
             self.departed = 0
@@ -545,7 +547,7 @@ class QueueFilter:
             self._early.append(turn)
 
     def is_empty(self) -> bool:
-        """Whether nothing is known."""
+        """Whether no operation is known."""
         return not (self._done or self._moved or self._held or self._due or self._visits or self._purged or self.departed)
 
     @property
@@ -554,7 +556,7 @@ class QueueFilter:
         return bool(self._moving)
 
     def export(self) -> QueueRecord:
-        """For the applied record; the same object as long as nothing changes."""
+        """The filter's state for the applied record; the identical object as long as nothing changes."""
         if self._record is None:
             self._record = self._as_record()
         return self._record
@@ -588,9 +590,9 @@ class QueueFilter:
 
 
 class _Turn:
-    """Copies that operations move on: all of them are to be carried out when the node has come to entry `last`.
+    """Copies that operations move on: all these operations are to be carried out when the node has reached entry `last`.
 
-    `behind`: the last declaration or purge before them. `grows`: more may come into it. `moves`: their sequences.
+    `behind`: the last declaration or purge before them. `grows`: more may be added. `moves`: their sequences.
     """
 
     __slots__ = ("behind", "grows", "last", "moves")

@@ -1,13 +1,14 @@
-"""How far a renewal has come with each queue (R17), from the log: which queues are being moved, and when nothing old can be left. No I/O.
+"""The progress of a renewal with each queue (R17), from the log: which queues are being moved, and when no old message can be left. No I/O.
 
 Rules:
-- MOVING says that what stands in a queue before that entry is being moved behind it. Whoever goes on in the middle of it goes on with that entry:
-  with a later one, what was moved already would be moved once more, before the rest. When it is done, the next pass is one of its own.
-- Nothing old can be left when two rounds over all queues, one after the other, have found nothing, and no client has sent an old message on in
-  either: rejected it, which makes a dead letter, or given it back. (A message may be in each queue just when nobody looks there.)
-- A queue too long to look behind is known to have nothing new of others if it is as long as what came by its name and what left it say. Publishes
-  by exchanges are not counted: such a queue is longer. What was refused, or purged, makes the count void; so does what was given back to a queue
-  that may have a delivery limit, and so drop it, and a change of primary: the log does not tell of either.
+
+- MOVING says that the messages in a queue before that entry are being moved behind it. A node that continues an interrupted pass uses its
+  entry: with a later one, messages that were moved already would be moved once more, before the rest. A pass after a finished one is new.
+- No old message can be left when two rounds over all queues, one after the other, have found none, and no client has sent an old message on in
+  either: rejected it, which makes a dead letter, or requeued it. (A message may be in each queue just when the round is elsewhere.)
+- A queue deeper than the scan window counts as clean if its length equals (published by name − removed) since its last pass. Publishes
+  by exchanges are not counted: such a queue is longer. A refusal or a purge voids the count; a requeue to a queue that may have a
+  delivery limit (it may drop the message) and a change of primary void it too: the log records neither.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ CLEAN_ROUNDS = 2
 
 
 class Passes:
-    """Of the renewal that began last.
+    """The queues of the renewal that began last.
 
     Attributes:
         checkpoint: The CHECKPOINT that began it, while it is not over; else 0.
-        old_moves: How often clients have sent on a message from before it.
+        old_moves: Number of times that clients have sent on a message from before it.
     """
 
     __slots__ = ("_begun", "_counts", "_noted", "_renewals", "_unfinished", "checkpoint", "old_moves")
@@ -32,9 +33,9 @@ class Passes:
     def __init__(self) -> None:
         self.checkpoint = 0
         self.old_moves = 0
-        self._renewals: list[tuple[int, int]] = []  # (entry, the CHECKPOINT that counts from it on)
+        self._renewals: list[tuple[int, int]] = []  # (entry, the CHECKPOINT that counts from that entry on)
         self._noted: list[tuple[int, QueueKey, bool]] = []
-        self._unfinished: dict[QueueKey, int] = {}  # what those say: there may be ten thousand, and each look is at one
+        self._unfinished: dict[QueueKey, int] = {}  # the MOVING entries' result: there may be ten thousand queues, and each look-up is for one
         self._begun: set[QueueKey] = set()
         self._counts: dict[QueueKey, tuple[int, int]] = {}  # (MOVING, messages that came since and have not left)
 
@@ -48,20 +49,20 @@ class Passes:
         self._counts.clear()
 
     def restore(self, checkpoint: int, unfinished: Mapping[QueueKey, int]) -> None:
-        """From a CHECKPOINT in the middle of the renewal that `checkpoint` began. Queues that are done are taken for such as have had no turn."""
+        """From a CHECKPOINT in the middle of the renewal that `checkpoint` began. Queues that are done count as not begun."""
         self._renewals = [(checkpoint, checkpoint)]
         self.checkpoint = checkpoint
         self._note_all(sorted((before, queue, False) for queue, before in unfinished.items()))
         self._counts.clear()
 
     def end(self, sequence: int) -> None:
-        """RENEWED: it is over."""
+        """RENEWED: the renewal is over."""
         self._renewals.append((sequence, 0))
         self.checkpoint = 0
         self._counts.clear()
 
     def noted(self, sequence: int, queue: QueueKey, *, done: bool) -> None:
-        """MOVING."""
+        """MOVING: a queue's pass begins, or is done."""
         self._noted.append((sequence, queue, done))
         self._begun.add(queue)
         if done:
@@ -71,7 +72,7 @@ class Passes:
             self._counts[queue] = (sequence, 0)
 
     def _note_all(self, noted: list[tuple[int, QueueKey, bool]]) -> None:
-        """These and no others."""
+        """Replaces the noted entries."""
         self._noted = []
         self._begun.clear()
         self._unfinished.clear()
@@ -90,11 +91,11 @@ class Passes:
     # ---- what is under way -------------------------------------------------------------------------------------------
 
     def unfinished(self) -> dict[QueueKey, int]:
-        """The queues that are being moved, and the entry before which they are."""
+        """The queues that are being moved, each with the entry before which its messages are moved."""
         return self._unfinished.copy() if self.checkpoint else {}
 
     def is_unfinished(self, queue: QueueKey) -> int:
-        """The entry before which what stands in a queue is being moved; 0: it is not."""
+        """The entry before which a queue's messages are being moved; 0: none."""
         return self._unfinished.get(queue, 0) if self.checkpoint else 0
 
     def begun(self, queue: QueueKey) -> bool:
@@ -102,7 +103,7 @@ class Passes:
         return queue in self._begun
 
     def stirred(self, sequence: int) -> None:
-        """A client has rejected an entry, or given it back; or the door has rejected it, as a client had on another node."""
+        """A client has rejected or requeued an entry; or the door has rejected it, as a client had on another node."""
         if sequence <= self.checkpoint:
             self.old_moves += 1
 
@@ -119,7 +120,7 @@ class Passes:
             self._counts[queue] = (known[0], known[1] + 1)
 
     def left(self, queue: QueueKey, ranges: Sequence[int]) -> None:
-        """These left a queue by a client's word: flattened inclusive ranges. What stood there before was moved and is not counted."""
+        """Entries of these flattened inclusive ranges left a queue by a client's command. Older entries were moved and are not counted."""
         known = self._counts.get(queue)
         if known is not None:
             since, count = known
@@ -127,23 +128,23 @@ class Passes:
             self._counts[queue] = (since, count - gone)
 
     def count_no_more(self, queue: QueueKey | None = None) -> None:
-        """What is in a queue (None: in any) is not known any more."""
+        """The length of a queue (None: of every queue) is not known any more."""
         if queue is None:
             self._counts.clear()
         else:
             self._counts.pop(queue, None)
 
     def holds(self, queue: QueueKey) -> int:
-        """How long a queue is if nothing came or went unseen; -1: nobody knows."""
+        """The length of a queue if no message came or went unseen; -1: unknown."""
         return self._counts.get(queue, (0, -1))[1]
 
 
 class Rounds:
-    """Over all queues, until nothing old can be left.
+    """Rounds over all queues, until no old message can be left.
 
     Args:
         passes: Of this node.
-        limit: After so many rounds that found something it is enough.
+        limit: The renewal stops after this many rounds that found something.
     """
 
     __slots__ = ("_clean", "_dirty", "_limit", "_passes", "_stirred")
@@ -155,7 +156,7 @@ class Rounds:
         self._stirred = passes.old_moves
 
     def ended(self, *, found: bool) -> None:
-        """A round is over; `found`: something old was met in it."""
+        """A round is over; `found`: it met an old message."""
         if found or self._passes.old_moves != self._stirred:
             self._clean = 0
             self._dirty += 1

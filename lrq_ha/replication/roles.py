@@ -1,11 +1,11 @@
 """Roles of a node and the legal ways between them, as data. An illegal transition raises and changes nothing.
 
-    standalone   not started yet, or stopped: it serves nobody
+    standalone   not started yet, or stopped: it serves no client
     joining      its log begins at a renewal and lacks the end of it (R17)
-    catch-up     it follows, or waits for somebody to follow, and is not in sync
+    catch-up     it follows, or waits for a node to follow, and is not in sync
     ready        an in-sync backup: may be promoted
     recovering   it is taking an epoch, and the door is still closed; or the door is open, and confirms wait for the expected backups
-                 (Qpid HA: Primary, expectedBackups). `Node.serving` tells the one from the other
+                 (Qpid HA: Primary, expectedBackups). `Node.serving` tells these apart
     active       primary: the door is open
     diverged     it refuses to drop a tail that it may have confirmed alone; an operator must choose (R14)
 """

@@ -1,4 +1,4 @@
-"""What one group is configured to do, as far as the core needs to know: static coordination. Rule: nothing here changes while a node runs."""
+"""The configuration of one group, as far as the core needs it: static coordination. Rule: no value changes while a node runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 
 def unnamed(node: int) -> str:
-    """What a node is called that is not configured."""
+    """The name of a node that is not configured."""
     return f"node {node}"
 
 
 def id_of_unnamed(text: str) -> int:
-    """The id of a node that is called so, or by its id alone; 0 if nobody is."""
+    """The id of a node by such a name, or by its id alone; 0 if the text is neither."""
     found = re.fullmatch("(?:node )?([0-9]{1,3})", text)
     return int(found[1]) if found else 0
 
@@ -24,22 +24,22 @@ class NodeSettings:
     Args:
         node: This node's id, 1 to 255.
         names: Name of every configured node of the group by id, this one included.
-        strict: mode "strict": a backup stays in the set until the operator removes it, whether it is silent or has lost what it had.
+        strict: mode "strict": a backup stays in the set until the operator removes it, even if it is silent or has lost its log.
         restart_alone: A restarted leader takes a new epoch although others are silent. It redefines the operator's word "down" as
             "down, and stays down until it has reached the new primary".
-        backup_timeout_s: A member that makes no progress for so long is taken out of the set (mode "available"). It is counted in ticks:
-            they come at least every heartbeat_s, or else this node stood still, which does not count.
+        backup_timeout_s: A member without progress for this long is taken out of the set (mode "available"). It is counted in ticks,
+            which come at least every heartbeat_s; a longer gap means that this node stood still, and does not count.
         heartbeat_s: Interval of heartbeats when there is nothing else to send.
         campaign_timeout_s: How long a candidate waits for promises.
         admit_timeout_s: How long safe may be held back so that a newcomer catches the last entries.
         admit_lag_entries_max: A newcomer that lacks no more than this may be waited for.
         handover_timeout_s: How long a leader that has handed over leaves the next epoch to the other node.
-        expected_backups: So many backups must be in the set before a new primary confirms anything.
+        expected_backups: Number of backups that must be in the set before a new primary confirms anything.
         expected_backups_timeout_s: How long it waits for them, from the moment its door opens.
-        local_completion: Some publishes are confirmed before they are safe (what an operator is told of a promotion).
+        local_completion: Some publishes are confirmed before they are safe (an operator is told so at a promotion).
         software: This node's version.
-        shared: Keys of the configuration that are to be equal on all nodes, and their values.
-        sets_kept: So many of the log's sets, the newest ones, are told of one by one, older ones as one (LogIndex.merge_sets).
+        shared: Configuration keys that must be equal on all nodes, and their values.
+        sets_kept: Number of the log's newest sets that are told one by one; older ones are told as one (LogIndex.merge_sets).
     """
 
     node: int

@@ -1,7 +1,8 @@
-"""What is sent to one receiver of a log: from memory while it keeps up, from the stream when it is behind. Pure.
+"""The batches sent to one receiver of a log: from memory while it keeps up, from the stream when it is behind. Pure.
 
 Rules:
-- A batch is kept once, as the bytes that went to the own stream; every receiver is sent those same bytes.
+
+- A batch is kept once, as the bytes that went to the own stream; every receiver is sent these bytes.
 - Memory holds the newest batches up to a limit in bytes. A receiver that needs older ones is fed from the stream until it has reached memory.
 - At most `in_flight_bytes_max` are on their way to a receiver.
 - Completion waits for the guard of every receiver in the set (guard.py); acknowledgements are cumulative.
@@ -33,7 +34,7 @@ class RoutingQueue:
     """The newest batches of a routing queue, kept in memory for the receivers that keep up.
 
     Args:
-        memory_bytes_max: What the batches kept may cost. The newest one is always kept.
+        memory_bytes_max: Cost limit of the batches kept. The newest one is always kept.
     """
 
     def __init__(self, memory_bytes_max: int = 64 << 20) -> None:
@@ -59,7 +60,7 @@ class RoutingQueue:
 
     @property
     def bytes(self) -> int:
-        """What the batches in memory cost."""
+        """Cost of the batches in memory."""
         return self._bytes
 
     def starting_at(self, sequence: int) -> int | None:
@@ -88,7 +89,7 @@ class ReplicatingSubscription:
     """
 
     def __init__(self, start: int, end: int, in_flight_bytes_max: int = 16 << 20) -> None:
-        self.guard = QueueGuard(end + 1, held_upto=start)  # what it has already is pre-acknowledged: safe, and not sent again
+        self.guard = QueueGuard(end + 1, held_upto=start)  # entries that the receiver has already are pre-acknowledged: safe, and not sent again
         self.sent = start
         self.in_flight_bytes = 0
         self._limit = in_flight_bytes_max
@@ -126,5 +127,5 @@ class ReplicatingSubscription:
             self.in_flight_bytes -= self._sizes.popleft()[1]
 
     def is_ready(self) -> bool:
-        """It has reached the position before the first guarded one, and all before that is safe."""
+        """Whether the receiver has reached the position before the first guarded one, and all before that is safe."""
         return self.guard.is_ready()

@@ -1,10 +1,11 @@
-"""What stands in a receive queue: one destination's share of a transaction, and the markers of snapshots.
+"""The transactions of a receive queue: one destination's share of each transaction, and the markers of snapshots.
 
 Rules:
-- Only payloads for the destination travel, in the order of the transaction's entries; a transaction is never split. The chain's own rules are in the
-  package's docstring.
-- A payload stands in a transaction once, and in a destination's share as often as entries name it: so what is bounded is each share, and how many
-  addressees there are. A sink gets a share in one message, and its broker must take it.
+
+- Only payloads for the destination travel, in the order of the transaction's entries; a transaction is never split. The chain's own rules
+  are in the package's docstring.
+- A payload stands in a transaction once, and in a destination's share as often as entries name it: so the size of each share is bounded, and
+  the number of addressees. A sink gets a share in one message, and its broker must take it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from lrq_ha.routing.names import check_client_name, check_remote_id
 START = Position(0, 0)  # before the first transaction of a queue
 #: The end of the year 9999: readers' calendars know no later time.
 TIMESTAMP_US_MAX = 253_402_300_799_999_999
-BATCH_BYTES_MAX = 16 << 20  # of what a sink takes, and its view gets, in one message: the default limit of RabbitMQ 4
+BATCH_BYTES_MAX = 16 << 20  # of a batch that a sink takes, and of its view, in one message: the default limit of RabbitMQ 4
 TRANSMISSION_BYTES_MAX = BATCH_BYTES_MAX - (64 << 10)  # of a transaction, and of each share: views, batches and the log add to it
-ADDRESSEES_MAX = 20_000  # entries times destinations of a transaction: the event loop is held up for less than 0.1 s
+ADDRESSEES_MAX = 20_000  # entries times destinations of a transaction: the event loop is blocked for less than 0.1 s
 PAYLOAD_FRAMING_BYTES = 6  # at most
 
 _OF_SNAPSHOTS = (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
@@ -32,11 +33,11 @@ def position_of(message: pb.Position) -> Position:
 
 
 def check(transaction: pb.Transaction) -> Iterable[str]:
-    """Whether a transaction from a client can be sent on at all. Returns its destinations.
+    """Checks that a transaction from a client can be sent on. Returns its destinations.
 
     Raises:
-        MalformedInput: A name is not valid, an entry refers to no payload, it is too large for a destination, the time is none that readers know, or
-            the type and the request do not go together.
+        MalformedInput: A name is not valid, an entry refers to no payload, the transaction is too large for a destination, readers have no such
+            time, or the type and the request do not go together.
     """
     check_client_name(transaction.client_name)
     if max(len(transaction.entries), len(transaction.payloads)) > ADDRESSEES_MAX:
@@ -64,13 +65,13 @@ def check(transaction: pb.Transaction) -> Iterable[str]:
 
 
 def check_shares(entries: Iterable[tuple[int, Collection[str]]]) -> Iterable[str]:
-    """Whether each destination can be sent its share of a transaction. Returns the destinations.
+    """Checks that each destination can be sent its share of a transaction. Returns the destinations.
 
     Args:
         entries: Of each entry the size of its payload in bytes, and its destinations.
 
     Raises:
-        MalformedInput: It cannot.
+        MalformedInput: A share is too large.
     """
     shares: dict[str, int] = {}
     addressees = 0
@@ -97,15 +98,15 @@ def _too_many(found: int) -> MalformedInput:
 
 
 def share(transaction: pb.Transaction, remote_id: str) -> list[bytes]:
-    """The payloads of `transaction`, which was checked, that `remote_id` is to have."""
+    """The payloads of `transaction`, which was checked, for `remote_id`."""
     return [transaction.payloads[entry.payload] for entry in transaction.entries if remote_id in entry.destinations]
 
 
 def received(transaction: pb.Transaction, position: Position, remote_id: str) -> pb.ReceivedTransaction | None:
-    """`transaction`, which stands at `position` in the source's log, as `remote_id` gets it; None if nothing is for it.
+    """The form of `transaction`, which stands at `position` in the source's log, for `remote_id`; None if nothing is for it.
 
-    An end marker belongs to whoever asked for its request, payloads or not. Its publisher names the destination with an empty payload, which
-    is no data and goes no further.
+    An end marker belongs to the destination that requested the snapshot, payloads or not. Its publisher names the destination with an empty
+    payload, which is no data and is not sent.
     """
     payloads = share(transaction, remote_id)
     if transaction.type == pb.LAST_FULL_SYNC_ENTRY:
@@ -129,5 +130,5 @@ def marker(position: Position, kind: pb.ReplicationType, request_id: str) -> pb.
 
 
 def may_restart(transaction: pb.ReceivedTransaction) -> bool:
-    """Whether a chain may start anew with this transaction: a snapshot begins with it, or it is a whole one."""
+    """Whether a chain may restart with this transaction: a start marker, or a whole snapshot."""
     return not transaction.payloads and transaction.type in _OF_SNAPSHOTS

@@ -1,7 +1,10 @@
-"""Merges what is read from several views of one log back into log order.
+"""Merges transactions that are read from several views of one log back into log order.
 
-Rule: an item may go only when no open stream can still bring an earlier one: each has a later item waiting, or was read
-through to that position. Bounded by its user: `waiting_bytes` says how much waits per stream.
+Rules:
+
+- An item may go only when no open stream can still bring an earlier one: each has a later item waiting, or was read
+  through to that position.
+- The user bounds it: `waiting_bytes` is the size of the waiting items per stream.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ class _Input:
 
 
 class Merge:
-    """Streams are opened at a position and give what comes after it."""
+    """Streams, each opened at a position, and their items in log order."""
 
     def __init__(self) -> None:
         self._inputs: dict[Stream, _Input] = {}
 
     def open(self, stream: Stream, after: Position) -> None:
-        """From now on `stream` counts, from behind `after`; what waited of it is dropped."""
+        """From now on `stream` counts, from behind `after`; its waiting items are dropped."""
         self._inputs[stream] = _Input(after)
 
     def close(self, stream: Stream) -> None:
@@ -55,7 +58,7 @@ class Merge:
         return self._inputs[stream].waiting_bytes
 
     def add(self, stream: Stream, items: Iterable[Item], through: Position) -> None:
-        """`items` of `stream` in log order, which was read up to `through`. What was given before is skipped."""
+        """`items` of `stream` in log order, which was read up to `through`. Items that were given before are skipped."""
         source = self._inputs[stream]
         for item in items:
             if item.position > source.through:
@@ -64,7 +67,7 @@ class Merge:
         source.through = max(source.through, through)
 
     def head(self) -> Item | None:
-        """The earliest item that waits; it may go if `ready` says so."""
+        """The earliest waiting item; it may go if `ready` says so."""
         return min((source.waiting[0] for source in self._inputs.values() if source.waiting), default=None, key=_position)
 
     def ready(self, position: Position) -> bool:

@@ -1,13 +1,14 @@
-"""What goes into a session (events) and what comes out of it (effects). Positions are the source group's log positions.
+"""Events (into a session) and effects (out of a session). Positions are the source group's log positions.
 
 Duties of the driver:
-  1. A session is told of every status entry of its client in log order, as `Statuses` has them (at its start: of what that knows), and of one at
+
+  1. A session is told of every status entry of its client in log order, as `Statuses` has them (at its start: of its known ones), and of one at
      position p before it is given anything read from behind p. It may be told of one again.
   2. A reader that it starts gives every transaction of that view from `from_sequence` on, whole, in log order, or says
-     `Trimmed` and ends. When it has reached the end it says so (`ReadEnd`), again whenever the view's end has moved on.
+     `Trimmed` and ends. A reader at the end says so (`ReadEnd`), again whenever the view's end has moved on.
   3. Only safe entries are given (views hold nothing else).
-  4. A log position holds at most one transaction, or one status entry: an atomic TX entry with more is refused or put together
-     at the door. A transaction is checked there (`chain.check`) before it is logged.
+  4. A log position holds at most one transaction, or one status entry: the door refuses an atomic TX entry with more, or combines
+     it. The door checks a transaction (`chain.check`) before it is logged.
   5. Batches of one session go out in order, on one channel. An ack is passed on when the sink's log entry is safe there.
 """
 
@@ -39,12 +40,12 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The link is gone, and with it whatever was not acked."""
+    """The link is gone, and with it every batch that was not acked."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkReport:
-    """What the sink holds: the answer to AskSink (`SinkStatus`).
+    """The state of the sink: the answer to AskSink (`SinkStatus`).
 
     Args:
         last: Last transaction that is safe there; (0, 0): none.
@@ -79,7 +80,7 @@ class ReadEnd:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """The reader has ended: of what comes next, all before sequence `first_available` may be gone."""
+    """The reader has ended: of the next transactions, all before sequence `first_available` may be gone."""
 
     reader: int
     first_available: int
@@ -87,7 +88,7 @@ class Trimmed:
 
 @dataclass(frozen=True, slots=True)
 class StatusEntry:
-    """A status entry of this session's client in the group's log. Those about other destinations are ignored."""
+    """A status entry of this session's client in the group's log. Entries about other destinations are ignored."""
 
     position: Position
     status: pb.Status
@@ -107,7 +108,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A reader has given an entry after its ReadEnd beyond it: a full sync has to bring what is missing."""
+    """A reader has given an entry after its ReadEnd beyond it: a full sync has to bring the missing transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +125,19 @@ Event = Connected | Disconnected | SinkReport | Read | ReadEnd | Trimmed | Statu
 
 @dataclass(frozen=True, slots=True)
 class AskSink:
-    """Ask the sink what it holds of `queue`."""
+    """Ask the sink for its state of `queue`."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveDoor:
-    """End the link and try the next door: this one answers, and acks nothing."""
+    """End the link and try the next door: this door answers, and acks nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """Read `stream` from `from_sequence` (of the log) on. It replaces the reader that the stream had."""
+    """Read `stream` from `from_sequence` (of the log) on. The reader replaces the stream's earlier one."""
 
     stream: Stream
     from_sequence: int
@@ -150,7 +151,7 @@ class StopRead:
 
 @dataclass(frozen=True, slots=True)
 class PauseRead:
-    """Enough for now: what is under way is still taken."""
+    """Enough for now: transactions under way are still taken."""
 
     stream: Stream
 

@@ -1,8 +1,10 @@
-"""The names of the routing queues, and who may be in them.
+"""The names of the routing queues, and their parts.
 
-Rules: client names and remote ids hold no underscore, so `LRQ_Recv_<client_name>_<remote_id>` parses in one way only and the
-prefix `LRQ_Recv_<client_name>_` finds the queues of that client and no other's. A producer name holds no slash, so
-`<producer>/<sequence>` parses in one way only.
+Rules:
+
+- Client names and remote ids hold no underscore, so `LRQ_Recv_<client_name>_<remote_id>` parses in one way only and the
+  prefix `LRQ_Recv_<client_name>_` finds the queues of that client and no other's.
+- A producer name holds no slash, so `<producer>/<sequence>` parses in one way only.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _PRODUCER_RULE = "1 to %d of letters, digits and ._:@-, a letter or digit first"
 
 
 class RecvQueue(NamedTuple):
-    """What the name of a receive queue says."""
+    """The parts of a receive queue's name."""
 
     client_name: str
     remote_id: str
@@ -61,7 +63,7 @@ def check_producer(text: str) -> str:
 
 
 def recv_queue(client_name: str, remote_id: str) -> str:
-    """The receive queue at the sink for what `client_name` transmits at the source `remote_id`."""
+    """The receive queue at the sink for the transactions of `client_name` at the source `remote_id`."""
     return f"{RECV_PREFIX}{check_client_name(client_name)}_{check_remote_id(remote_id)}"
 
 
@@ -79,7 +81,7 @@ def client_key(client_name: str) -> str:
 
 
 def full_sync_key(client_name: str, destination: str) -> str:
-    """Key of the last full sync request in LRQ_Status. Not checked: a request names both as the log has them."""
+    """Key of the last full sync request in LRQ_Status. Not checked: a request has both names as they are in the log."""
     return f"fullsync/{client_name}/{destination}"
 
 
@@ -89,12 +91,12 @@ def producer_queue(producer: str) -> str:
 
 
 def last_sequence(message_count: int, consumer_count: int) -> int:
-    """The door's answer to that: the last sequence, in the two counts of declare-ok (low and high 32 bits)."""
+    """The door's answer to such a declaration: the last sequence, in the two counts of declare-ok (low and high 32 bits)."""
     return message_count | consumer_count << 32
 
 
 def parse_producer_queue(queue: str) -> str | None:
-    """The producer that asks; None if this is no such name."""
+    """The producer that asks; None if the text is no such name."""
     producer = queue.removeprefix(PRODUCER_PREFIX)
     return producer if producer != queue and is_producer(producer) else None
 
@@ -105,7 +107,7 @@ def numbers_queue(producer: str, first: int, last: int) -> str:
 
 
 def parse_numbers_queue(queue: str) -> tuple[str, int, int] | None:
-    """Producer, first and last number; None if this is no such name."""
+    """Producer, first and last number; None if the text is no such name."""
     found = _NUMBERS.fullmatch(queue)
     if found is None or (producer := parse_producer_queue(found[1])) is None:
         return None

@@ -1,9 +1,10 @@
-"""A session's readers of the views, and what they have read ahead.
+"""A session's readers of the views, and the transactions that they have read ahead.
 
 Rules:
-  - One reader per view counts, the one that was started last; what an older one still gives is left out.
-  - Of what is read only the client's own transactions count, and only the destination's share of them.
-  - Bounded: a reader pauses when more than `read_ahead_bytes_max` waits, and goes on when half of that is left.
+
+  - One reader per view counts, the newest; output of an older one is ignored.
+  - Only the client's own transactions count, and only the destination's share of them.
+  - Bounded: a reader pauses when more than `read_ahead_bytes_max` waits, and resumes when half of that is left.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ FRAMING_BYTES = 6  # of a transaction in a batch, at most
 
 
 class Reading:
-    """See above.
+    """The readers of one session.
 
     Args:
-        route: Whose transactions are read, for whom.
-        merge: Gets what is read.
-        read_ahead_bytes_max: Per view, plus what the reader has under way.
-        emit: Called with what the driver is to do.
+        route: The source, client and destination.
+        merge: Gets the transactions.
+        read_ahead_bytes_max: Per view, plus the bytes that the reader has under way.
+        emit: Called with the driver's effects.
     """
 
     def __init__(self, route: Route, merge: Merge, read_ahead_bytes_max: int, emit: Callable[[Effect], None]) -> None:
@@ -40,7 +41,7 @@ class Reading:
         self._paused: set[Stream] = set()
 
     def start(self, stream: Stream, after: Position, from_sequence: int) -> None:
-        """Starts a reader at `from_sequence`; what it gives up to `after` is left out."""
+        """Starts a reader at `from_sequence`; its transactions up to `after` are left out."""
         self._forget(stream)
         self._merge.open(stream, after)
         self._newest += 1
@@ -48,7 +49,7 @@ class Reading:
         self._emit(m.StartRead(stream, from_sequence, self._newest))
 
     def stop(self, stream: Stream) -> None:
-        """Stops the reader of a view, if there is one; what it has read is dropped."""
+        """Stops the reader of a view, if there is one; its transactions are dropped."""
         if self._merge.is_open(stream):
             self._merge.close(stream)
             self._forget(stream)
@@ -59,14 +60,14 @@ class Reading:
         self._paused.discard(stream)
 
     def trimmed(self, event: m.Trimmed) -> Stream | None:
-        """A reader has ended. Returns the view that is not read any more; None if the reader did not count."""
+        """A reader has ended. Returns the view that has no reader any more; None if the reader did not count."""
         stream = self._readers.pop(event.reader, None)
         if stream is not None:
             self._merge.close(stream)
         return stream
 
     def read(self, event: m.Read) -> Position | None:
-        """Takes what a reader gives. Returns up to where it was read; None if nothing was, or the reader does not count."""
+        """Takes transactions of a reader. Returns the position up to which it has read; None if it read nothing, or does not count."""
         stream = self._readers.get(event.reader)
         if stream is None or not event.entries:
             return None
@@ -90,7 +91,7 @@ class Reading:
         return event.through
 
     def regulate(self) -> None:
-        """Lets readers pause or go on."""
+        """Pauses or resumes readers."""
         for stream in Stream:
             if self._merge.is_open(stream):
                 self._regulate(stream)

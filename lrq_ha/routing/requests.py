@@ -1,7 +1,10 @@
 """The full sync requests of one (client, destination), as they stand in the source group's log.
 
-Rules: a request counts where it stands (its position is its snapshot's base), so marks are kept in log order, also those that the
-chain has passed: a sink may fall back behind them. Only the newest `marks_max` are kept; a request that was forgotten is asked for again.
+Rules:
+
+- A request counts at its position, which is its snapshot's base. So marks are kept in log order, also marks that the
+  chain has passed: a sink may fall back behind them.
+- Only the newest `marks_max` are kept; a forgotten request is asked for again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncReque
 
 
 class Mark(NamedTuple):
-    """A status entry about a full sync: asked for, cancelled, or its data is complete in the log."""
+    """A status entry about a full sync: a request, a cancellation, or the end of its data in the log."""
 
     position: Position
     request_id: str
@@ -24,7 +27,7 @@ class Mark(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the marker that it becomes, about."""
+        """Approximate bytes of its marker."""
         return 64 + len(self.request_id)
 
 
@@ -35,18 +38,18 @@ class Requests:
         self._marks: deque[Mark] = deque(maxlen=marks_max)  # ascending
 
     def add(self, mark: Mark) -> bool:
-        """Whether it is news; what is not behind the newest mark is not."""
+        """Adds a mark behind the newest one. Returns whether it was added."""
         if self._marks and mark.position <= self._marks[-1].position:
             return False
         self._marks.append(mark)
         return True
 
     def next_after(self, position: Position) -> Mark | None:
-        """The next one that means something to the chain: a request or a cancellation."""
+        """The next mark that matters to the chain: a request or a cancellation."""
         return next((mark for mark in self._marks if mark.position > position and mark.state != COMPLETED), None)
 
     def goes_on(self, request_id: str, after: Position) -> bool:
-        """Whether what comes behind `after` still belongs to a request: it is known, and was not cancelled up to there."""
+        """Whether data behind `after` still belongs to a request: it is known, and was not cancelled up to there."""
         states = {mark.state for mark in self._marks if mark.request_id == request_id and mark.position <= after}
         return REQUESTED in states and CANCELLED not in states
 
@@ -61,9 +64,9 @@ class Requests:
         """The newest request, if a chain can start at it.
 
         Args:
-            after: The sink has entries up to here: it must lie behind.
-            from_sequence: What comes behind it must not begin before this sequence, which is the first that is left.
-            provider: Whether somebody may still answer it; if not, its data must be complete in the log.
+            after: The sink has entries up to here: the request must lie behind.
+            from_sequence: The first sequence that is left: the data behind the request must not begin before it.
+            provider: Whether a provider may still answer it; if not, its data must be complete in the log.
         """
         newest = next((mark for mark in reversed(self._marks) if mark.state == REQUESTED), None)
         if newest is None or newest.position <= after or newest.position.sequence + 1 < from_sequence:

@@ -1,4 +1,4 @@
-"""What a session is given once: from whom to whom it sends, and what it may use."""
+"""A session's constants: its source, client and destination, and its limits."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from lrq_ha.routing import names
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a session may use, and how long it waits (seconds)."""
+    """The resources of a session, and its times (seconds)."""
 
     batch_bytes_max: int = 1 << 20
     in_flight_bytes_max: int = 8 << 20
     read_ahead_bytes_max: int = 4 << 20
     marks_max: int = 256
-    answer_timeout_s: float = 10.0  # for the sink's report; then it is asked again
-    ack_timeout_s: float = 60.0  # for the next ack; then the sink is asked where it stands
-    snapshot_timeout_s: float = 60.0  # for the next snapshot data, or the client's first word
-    backoff_first_s: float = 1.0  # before a full sync is asked for again; doubles each time
+    answer_timeout_s: float = 10.0  # for the sink's report; then the session asks again
+    ack_timeout_s: float = 60.0  # for the next ack; then the session asks the sink for its state
+    snapshot_timeout_s: float = 60.0  # for the next snapshot data, or the client's first status
+    backoff_first_s: float = 1.0  # before another full sync request; doubles each time
     backoff_max_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """From whom to whom.
+    """The source, client and destination of a session.
 
     Args:
         source: remote_id of the own group.
-        client_name: Whose entries.
-        destination: remote_id of the group that is to have them.
+        client_name: The client whose entries are sent.
+        destination: remote_id of the group that receives them.
     """
 
     source: str

@@ -1,13 +1,14 @@
 """A session: sends one client's entries to one destination. It runs at the source's primary; another primary starts a new one.
 
 Rules:
-  - What is sent, in what order, with which markers, and what a reader makes of it: the package's docstring ("The chain").
-  - States, steps and what the sink's word means are tables in tables.py; the driver's duties are in messages.py.
-  - Full sync requests are entries of the group's log, so they outlive this session. A request counts where it stands in the log,
-    not where it is heard of: an older one's data is left out from there on.
-  - What is read of the views, and how far ahead, is reading.py's; what comes next of it, in log order, merge.py's.
+
+  - The order of transactions, the markers, and the rule for readers: the package's docstring ("The chain").
+  - States, steps and the meaning of the sink's report are tables in tables.py; the driver's duties are in messages.py.
+  - Full sync requests are entries of the group's log, so they outlive this session. A request counts at its position in the log,
+    not at the time of its arrival: an older request's data is left out from there on.
+  - reading.py reads the views ahead; merge.py puts their transactions in log order.
   - Bounded: bytes sent and not acked (`in_flight_bytes_max`; one transaction may exceed it, alone), remembered requests (`marks_max`).
-  - An illegal event raises IllegalEvent and changes nothing. One that comes too late for its state is ignored.
+  - An illegal event raises IllegalEvent and changes nothing. An event that comes too late for its state is ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _HEARD: dict[type[Any], frozenset[State]] = {
     m.Demand: frozenset(State),
     m.Tick: frozenset(State),
 }
-# Everything else that is not heard is merely late: the link, a reader or the sink had it under way.
+# Every other unexpected event is merely late: the link, a reader or the sink had it under way.
 _ILLEGAL = frozenset((state, m.Connected) for state in State if state is not State.WAITING_FOR_CONNECTION)
 
 
@@ -51,7 +52,7 @@ class Session:
     """One (client, destination) at the source's primary.
 
     Args:
-        route: From whom to whom.
+        route: The source, client and destination.
         log_end: The end of the group's log as known now; request ids are made from positions.
         now: Seconds, as in Tick.
         limits: Bounds and times.
@@ -75,35 +76,35 @@ class Session:
         self._reading = Reading(route, self._merge, self.limits.read_ahead_bytes_max, self._emit)
         self._taken = START  # marks and items up to here are sent or left out
         self._left_at = START  # `_taken` before the chain was to start at a request
-        self._passed = START, START  # the last position sent when the chain was dropped, and up to where nothing else was to be sent
+        self._passed = START, START  # the last position sent when the chain was dropped, and the position up to which nothing else was to be sent
         self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch without ack, ascending
         self._in_flight_bytes = 0
         # Full syncs.
-        self._provider: bool | None = None  # None: the client was not heard of
+        self._provider: bool | None = None  # None: no status of the client has come
         self._requests = Requests(self.limits.marks_max)
-        self._active = _NO_REQUEST  # whose data is sent: its marker went last and it has not ended
+        self._active = _NO_REQUEST  # the request whose data is sent: its marker went last and it has not ended
         self._begun = False  # the sink may have rows of it
         self._restarting: Reason | None = None  # why the chain is to start at a mark or an empty snapshot that is not there yet
         self._grounded = False  # the sink has, or is being sent, a whole snapshot and everything since its base
         self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
         self._empty = _NO_REQUEST  # an empty snapshot of this id is to start the chain
-        self._asked = _NO_REQUEST  # what this session wrote into the log, if no request has been heard of since
+        self._asked = _NO_REQUEST  # this session's last request in the log, if no other has come since
         self._cancelling = _NO_REQUEST
         self._end_marker = START
         self._asks = 0  # in a row without a whole snapshot
-        self._snapshots_trimmed = 0  # the same
+        self._snapshots_trimmed = 0  # in a row without a whole snapshot
         self._refusals = self._overdue = 0  # in a row without an ack
         # Times.
-        self._ask_at: float | None = None  # a full sync is to be asked for then
-        self._since = now  # of the last progress of what the state waits for
+        self._ask_at: float | None = None  # time of the next full sync request
+        self._since = now  # time of the last progress that the state waits for
         self._known_then = log_end  # `_known` at `_since`
         self._ack_since = now
 
     def handle(self, event: Event) -> list[Effect]:
-        """Takes an event and says what is to be done, in this order.
+        """Takes an event. Returns the effects in order.
 
         Raises:
-            IllegalEvent: It cannot come in this state.
+            IllegalEvent: The event cannot come in this state.
         """
         if (self.state, type(event)) in _ILLEGAL:
             raise IllegalEvent(f"{type(event).__name__} in {self.state.name}, session of {self._queue} to {self.route.destination}")
@@ -124,7 +125,7 @@ class Session:
 
     @property
     def trouble(self) -> str:
-        """What only an operator can mend; empty if there is nothing."""
+        """A fault that only an operator can mend; empty if there is none."""
         return Reason.SNAPSHOT_TRIMMED_AGAIN.value if self._snapshots_trimmed > 1 else ""
 
     # ---- the link ---------------------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Session:
         if self._in_flight:
             self._refusals += 1
             self._negotiate_again(Reason.BATCH_REFUSED)
-            if self._refusals > 1:  # it may be for good
+            if self._refusals > 1:  # it may be permanent
                 self._since += min(self.limits.backoff_first_s * 2.0 ** min(self._refusals - 2, 30), self.limits.answer_timeout_s)
 
     def _acked(self, event: m.Acked) -> None:
@@ -196,7 +197,7 @@ class Session:
             self._ask(Reason.SNAPSHOT_UNFINISHED)
 
     def _negotiate_again(self, reason: Reason) -> None:
-        """The sink is asked at the next tick: refusals cannot make it spin."""
+        """The sink is asked at the next tick: refusals cannot cause a busy loop."""
         self._drop_chain()
         self._go(Step.TRACK_LOST, reason)
         self._since = self._now - self.limits.answer_timeout_s
@@ -205,10 +206,10 @@ class Session:
         self._since = self._now
         self._emit(m.AskSink(self._queue))
 
-    # ---- where a chain starts anew ----------------------------------------------------------------------------------
+    # ---- where a chain restarts --------------------------------------------------------------------------------------
 
     def _restart(self, reason: Reason) -> None:
-        """Starts the chain at a request that is in the log or at an empty snapshot, or sees to it that a request comes."""
+        """Starts the chain at a request that is in the log or at an empty snapshot, or asks for a request."""
         self._drop_chain()
         self._restarting, self._grounded, self.sent = reason, False, START
         request = self._requests.usable(self._taken, max(self._first_available.values()), self._provider is not False)
@@ -216,7 +217,7 @@ class Session:
             self._left_at = self._taken
             self._taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
             self._reading.start(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
-            if self._provider is False:  # nobody would supply it again: the mark waits for the first word of whether its rows are left
+            if self._provider is False:  # no provider would supply it again: the mark waits until it is known whether its rows are left
                 self._reading.start(Stream.SNAP_SYNC, self._taken, request.position.sequence + 1)
         elif self._provider is False:
             self._begin_empty()
@@ -268,7 +269,7 @@ class Session:
             self._full_sync(Mark(event.position, status.full_sync.request_id, status.full_sync.state))
 
     def _provider_begins(self) -> None:
-        """A new process: that a former one did not answer is no reason to ask it late."""
+        """A new process: the silence of a former one is no reason to delay the request."""
         self._asks = 0
         if self._ask_at is not None:
             self._ask_at = self._now
@@ -280,7 +281,7 @@ class Session:
         if not self._requests.add(mark) or mark.state != REQUESTED:
             return
         self._ask_at = None
-        self._asked = _NO_REQUEST  # also at another's: where both became safe at once, only the newer one is heard of
+        self._asked = _NO_REQUEST  # also at another session's request: if both became safe at once, only the newer one arrives
         if self.state not in SENDING:
             return
         if self._waits_for_start and self._restarting is not None:
@@ -295,8 +296,9 @@ class Session:
             self._ask(Reason.DEMANDED)
 
     def _ask(self, reason: Reason) -> None:
-        """Writes a full sync request into the log. Where there is no provider: only for a sink without a snapshot, which gets an empty one if nobody
-        answers."""
+        """Writes a full sync request into the log. Without a provider: only for a sink without a snapshot, which gets an empty one
+        if the request is not answered.
+        """
         self._ask_at = None
         self._asks += 1
         if self._provider is False and self._grounded:
@@ -313,7 +315,7 @@ class Session:
         self._ask_at = self._now + min(delay_s, self.limits.backoff_max_s)
 
     def _give_up(self, reason: Reason) -> None:
-        """Cancels the active request; another is asked for when the chain has come to the cancellation."""
+        """Cancels the active request; the session asks for another when the chain has reached the cancellation."""
         self._cancelling = self._active
         self._report(reason)
         self._append(self._active, reason, CANCELLED)
@@ -351,17 +353,17 @@ class Session:
             self._waited_too_long()
 
     def _wait(self) -> None:
-        """What the state waits for has made progress, or is waited for from now on."""
+        """The state has made progress, or begins to wait now."""
         self._since, self._known_then = self._now, self._known
 
     def _waited_too_long(self) -> None:
         if self._waits_for_start and self._provider is None:
             self._begin_empty()
         elif self._active and self._active != self._cancelling:
-            # Deltas may wait, and always do where they flow: the end of a quiet view is told later than they come.
+            # Deltas may wait, and always do while they flow: the end of a quiet view is reported later than they come.
             if not self._merge.waiting_bytes(Stream.SNAP_SYNC) and self._merge.through(Stream.SNAP_SYNC) >= self._known_then:
                 self._give_up(Reason.SNAPSHOT_SILENT)
-            else:  # it is this side or the sink that is slow
+            else:  # this side or the sink is slow
                 self._wait()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -377,7 +379,7 @@ class Session:
             self._known = max(self._known, through)
 
     def _note_passed(self) -> None:
-        """A sink that has all that was sent need not be sent what only was not for it, also if that is trimmed when the link comes back."""
+        """A sink that has everything sent need not be sent later entries that were not for it, also if these are trimmed when the link is back."""
         if self._active or not self._merge.is_open(Stream.LOG_ENTRIES):
             return
         mark, through = self._requests.next_after(self._taken), self._merge.through(Stream.LOG_ENTRIES)
@@ -396,7 +398,7 @@ class Session:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Sends what may go, then lets the readers go on or pause."""
+        """Sends transactions that may go, then regulates the readers."""
         while batch := self._pack():
             self._send(batch)
         self._reading.regulate()
@@ -416,7 +418,7 @@ class Session:
         return batch
 
     def _next(self) -> Item | Mark | None:
-        """What comes next in log order; None if that is not known yet."""
+        """The next item or mark in log order; None if it is not known yet."""
         if not self._merge.is_open(Stream.LOG_ENTRIES):
             return None
         head = self._merge.head()
@@ -427,16 +429,16 @@ class Session:
         return candidate if candidate is not None and self._merge.ready(candidate.position) else None
 
     def _empty_mark(self, head: Item | None) -> Mark | None:
-        """An empty snapshot goes before the first delta that is left, or behind all that was read if there is none."""
+        """An empty snapshot goes before the first delta that is left, or behind everything read if there is none."""
         through = self._merge.through(Stream.LOG_ENTRIES)
         if head is None and through <= self._taken:
             return None
-        # The entry before a transaction is of the same epoch: an epoch's first entry is its MARKER (R1).
+        # The entry before a transaction has its epoch: an epoch's first entry is its MARKER (R1).
         position = through if head is None else Position(head.position.epoch, head.position.sequence - 1)
         return Mark(position, self._empty, COMPLETED)
 
     def _take(self, candidate: Item | Mark) -> pb.ReceivedTransaction | None:
-        """Moves on over `candidate`; what it puts into the chain, if anything."""
+        """Passes `candidate`; returns its transaction for the chain, if there is one."""
         if isinstance(candidate, Item):
             return self._take_item(candidate)
         self._taken = candidate.position
@@ -476,7 +478,7 @@ class Session:
         self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
 
     def _snapshot_cancelled(self, mark: Mark) -> pb.ReceivedTransaction | None:
-        """What goes into the chain there: if there is no provider, and the sink has no whole snapshot, an end marker makes an empty one of this."""
+        """The chain's transaction at a cancellation: an end marker, which makes an empty snapshot, without a provider and a whole one."""
         self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
         if self._requests.is_ahead(self._taken) or self._asked:

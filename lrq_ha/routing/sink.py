@@ -1,12 +1,13 @@
-"""What a sink holds of each receive queue, and which batches of a source it accepts.
+"""The state of each receive queue at a sink, and the batches that it accepts from a source.
 
 Rules:
-  - The state comes from the Reception entries of the sink group's log and from nothing else: `noted` for each one, in log order,
+
+  - The state comes only from the Reception entries of the sink group's log: `noted` for each one, in log order,
     whether this node appended it or read it. `accept` changes nothing.
-  - A batch continues the queue's chain (`previous` is the last transaction here), or starts it anew (`previous` = (0, 0) and a
-    snapshot's marker at its head), as it does where nothing is yet. An overlap is cut off; anything else is a gap and is refused.
-  - An accepted batch counts for a source only when its log entry is safe: `status` says what is safe, acks wait for it, and what
-    is cut off the log is taken back.
+  - A batch continues the queue's chain (`previous` is the last transaction here), or restarts it (`previous` = (0, 0) and a
+    snapshot's marker at its head); the first batch may do either. An overlap is cut off; any other batch is a gap and is refused.
+  - An accepted batch counts for a source only when its log entry is safe: `status` has only safe entries, acks wait for them, and
+    entries that are cut off the log are undone.
 
 Positions are the source group's; `op_seq` are sequences of the sink group's own log.
 """
@@ -34,7 +35,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class AcceptTrimmed:
-    """Append `body` instead: the batch without what is here already."""
+    """Append `body` instead: the batch without the transactions that are here already."""
 
     body: bytes
     last: Position
@@ -42,7 +43,7 @@ class AcceptTrimmed:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """All of it is here already: ack it when entry `op_seq` of the own log is safe (0: it is)."""
+    """The whole batch is here already: ack it when entry `op_seq` of the own log is safe (0: it is)."""
 
     last: Position
     op_seq: int
@@ -50,7 +51,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Refuse it: what comes between `last` and the batch is missing."""
+    """Refuse the batch: transactions between `last` and the batch are missing."""
 
     last: Position
 
@@ -101,7 +102,7 @@ class Sink:
         self._safe = 0  # every entry up to here is safe; never above what `cut` may reach
 
     def accept(self, queue: str, batch: pb.ReceivedBatch) -> Verdict:
-        """What to do with a batch that a source pushes.
+        """The verdict on a batch that a source pushes.
 
         Raises:
             MalformedInput: The batch is not for this queue, is empty, or its positions do not grow.
@@ -156,7 +157,7 @@ class Sink:
         """Entries from `first` on are cut off the log.
 
         Raises:
-            IllegalEvent: One of them was safe, or lies before what was loaded: then load again and note the log from there.
+            IllegalEvent: One of them was safe, or lies before the loaded rows: then load again and note the log from there.
         """
         if first <= self._safe:
             raise IllegalEvent(f"A cut at {first} reaches below {self._safe}, which is safe", todo="Load a checkpoint from before it.")
@@ -166,7 +167,7 @@ class Sink:
         self._noted = min(self._noted, first - 1)
 
     def status(self, queue: str) -> pb.SinkStatus:
-        """What is safe here of `queue`: the answer to a source that asks."""
+        """The safe state of `queue`: the answer to a source that asks."""
         held = self._queues.get(queue, _Queue()).safe
         return pb.SinkStatus(
             queue=queue,
@@ -177,11 +178,11 @@ class Sink:
         )
 
     def queues(self) -> list[str]:
-        """Every receive queue that has had anything, by name."""
+        """Every receive queue that has had a batch, by name."""
         return sorted(queue for queue, held in self._queues.items() if held.tail != _NOTHING)
 
     def rows(self) -> list[Row]:
-        """The state after everything that was noted, for a checkpoint entry that is appended next."""
+        """The state after all noted entries, for a checkpoint entry that is appended next."""
         tails = [(queue, self._queues[queue].tail) for queue in self.queues()]
         return [Row(queue, *tail.last, tail.snapshot_request, tail.snapshot_complete, tail.bare) for queue, tail in tails]
 
@@ -191,7 +192,7 @@ class Sink:
         self._queues, self._noted, self._safe = held, op_seq, op_seq
 
     def _holder(self, held: _Queue, position: Position) -> int:
-        """The entry that is to be safe for `position` to be so; 0 if it is."""
+        """The entry that must be safe before `position` is; 0 if `position` is safe."""
         return 0 if position <= held.safe.last else next(entry.op_seq for entry in held.unsafe if entry.last >= position)
 
 

@@ -1,19 +1,20 @@
-"""The status entries of a group's log: what they say of each key, and only once they are safe.
+"""The status entries of a group's log: the values of each key, used only once they are safe.
 
 Rules:
-- A value that is not safe may be cut off again, so the one before it is kept until then.
-- Of a client the last value counts; of a full sync the last request, and how it ended. A session that begins needs both: where the request stands,
-  its snapshot begins.
-- An end counts for its own request only: one that crossed a newer request on its way (the client had not heard of that yet) does not take its
-  place. Nor does one that crossed a cancellation: what came between the two was left out, so the snapshot is not whole.
-- A client that announces a provider is a new process, which begins anew with what is asked of it: a request before that which has not ended is
+
+- An unsafe value may be cut off again, so the one before it is kept until then.
+- Of a client the last value counts; of a full sync the last request, and its end. A session that begins needs both: the request's position
+  is its snapshot's beginning.
+- An end counts for its own request only: an end that crossed a newer request on its way (the client had not received that yet) does not
+  replace it. An end that crossed a cancellation does not count either: data between the two was left out, so the snapshot is not whole.
+- A client that announces a provider is a new process without open requests: an earlier request that has not ended is
   cancelled there, here as in the client's process (`lrq_ha.publisher.fullsync`).
-- A client is known from its first status on, for good. There are CLIENTS_MAX at most: of another one the door takes nothing (`has_room`), as it would
-  go nowhere. Where a log has more, those that were told longest ago are not known, on any node.
-- At most FULL_SYNCS_MAX full syncs are remembered: those that were told longest ago go first.
-- A status has STATUS_BYTES_MAX at most, as it is one message of LRQ_Status. What is remembered of it, and stands in checkpoints, is what sessions
-  go by (`_kept`), some hundred bytes.
-- A status costs the same however many are known, or not safe yet; an announcement, what it cancels.
+- A client is known from its first status on, permanently. There are CLIENTS_MAX at most: the door refuses statuses of one more (`has_room`), as
+  they would have no effect. If a log has more, the clients with the oldest statuses are not known, on any node.
+- At most FULL_SYNCS_MAX full syncs are remembered: the oldest go first.
+- A status has STATUS_BYTES_MAX at most, as it is one message of LRQ_Status. Memory and checkpoints hold only the fields that sessions
+  use (`_kept`), some hundred bytes.
+- The cost of a status does not depend on how many are known, or not safe yet; an announcement costs as many steps as it cancels requests.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ REQUESTED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.CANCELLE
 
 
 class Told(NamedTuple):
-    """A status and the entry of the log that it stands in."""
+    """A status and the log entry that holds it."""
 
     sequence: int
     status: pb.Status
 
 
 def check(status: pb.Status) -> None:
-    """Whether a status from a client says what its key says.
+    """Checks that a status from a client agrees with its key.
 
     Raises:
-        MalformedInput: It does not, a name is not valid, it has no value, or that of a full sync says nothing.
+        MalformedInput: It does not, a name is not valid, it has no value, or the value is a full sync without effect.
     """
     if status.HasField("client"):
         key = client_key(status.client.client_name)
@@ -61,7 +62,7 @@ def check(status: pb.Status) -> None:
 
 
 def _kept(status: pb.Status) -> pb.Status:
-    """What is remembered: neither the reason of a full sync, nor what this version does not know."""
+    """The part of a status that is remembered: neither the reason of a full sync, nor fields that this version does not know."""
     kept = pb.Status()
     kept.CopyFrom(status)
     kept.DiscardUnknownFields()
@@ -71,21 +72,21 @@ def _kept(status: pb.Status) -> pb.Status:
 
 
 def _says_nothing(status: pb.Status) -> bool:
-    """Of a full sync that has no name, or of a state that there is not."""
+    """Whether a full sync status has no effect: without a name, or with an unknown state."""
     full_sync = status.full_sync
     return status.HasField("full_sync") and not (full_sync.request_id and full_sync.state in pb.FullSyncRequest.State.values())
 
 
 class Statuses:
-    """See above. Fed in log order; what says nothing, as the log of an older version may, is left out."""
+    """The known statuses, fed in log order; statuses without effect, as an older version's log may have, are left out."""
 
     def __init__(self) -> None:
         self._safe = _Values()
         self._unsafe: deque[Told] = deque()  # ascending in sequence
-        self._newest = _Values()  # the state after everything that was noted
+        self._newest = _Values()  # the state after all noted entries
 
     def noted(self, sequence: int, status: pb.Status) -> None:
-        """Entry `sequence` says this."""
+        """Entry `sequence` is this status."""
         if not _says_nothing(status):
             told = Told(sequence, _kept(status))
             self._unsafe.append(told)
@@ -107,12 +108,12 @@ class Statuses:
             self._safe.tell(self._unsafe.popleft())
 
     def overtaken(self, status: pb.Status) -> int:
-        """If a status would say nothing if it came next: the entry, safe or not, that it comes too late for. Else 0."""
+        """If a status would have no effect as the next one: the entry, safe or not, that overtook it. Else 0."""
         known = self._newest.full_syncs.get(status.key, ())
         return known[-1].sequence if known and _after(known, Told(0, status)) is known else 0
 
     def ends(self, status: pb.Status) -> bool:
-        """Whether it ends a request that is known, safely or not, and that nothing has ended."""
+        """Whether the status ends a request that is known, safely or not, and that has not ended."""
         known = self._newest.full_syncs.get(status.key, ())
         if not known or status.full_sync.state == REQUESTED:
             return False
@@ -120,26 +121,26 @@ class Statuses:
         return last.state == REQUESTED and last.request_id == status.full_sync.request_id
 
     def has_room(self, client_name: str) -> bool:
-        """Whether a client is known, safely or not, or one more may be."""
+        """Whether a client is known, safely or not, or there is room for one more."""
         clients = self._newest.clients
         return f"client/{client_name}" in clients or len(clients) < CLIENTS_MAX
 
     @property
     def clients(self) -> int:
-        """How many are known."""
+        """Number of known clients."""
         return len(self._safe.clients)
 
     def since(self, sequence: int) -> list[Told]:
-        """What is safe and stands behind entry `sequence`, in log order."""
+        """The safe statuses behind entry `sequence`, in log order."""
         return self._safe.since(sequence)
 
     def of(self, client_name: str, destination: str) -> list[Told]:
-        """What is safe of a client and its full sync for a destination, in log order."""
+        """The safe statuses of a client and of its full sync for a destination, in log order."""
         client = self._safe.clients.get(client_key(client_name), ())
         return _ordered((self._safe.full_syncs.get(full_sync_key(client_name, destination), ()), client))
 
     def rows(self) -> list[Told]:
-        """The state after everything that was noted, in log order, for a checkpoint that is appended next."""
+        """The state after all noted entries, in log order, for a checkpoint that is appended next."""
         return self._newest.since(0)
 
     def load(self, rows: Iterable[Told]) -> None:
@@ -153,16 +154,16 @@ class Statuses:
 
 
 Known = tuple[Told, ...]
-"""What is known of a key, in log order: of a full sync its request, and how that ended."""
+"""The statuses of a key in log order: of a full sync its request, and the end of it."""
 
 
 class _Values:
-    """What counts, by key; the one told longest ago first."""
+    """The values that count, by key; the oldest first."""
 
     def __init__(self) -> None:
         self.clients: dict[str, Known] = {}
         self.full_syncs: dict[str, Known] = {}
-        self._open: dict[str, dict[str, None]] = {}  # of each client the keys of those that were requested, and have not ended
+        self._open: dict[str, dict[str, None]] = {}  # of each client the keys of requests that have not ended
 
     def copy(self) -> _Values:
         copied = _Values()
@@ -171,7 +172,7 @@ class _Values:
         return copied
 
     def tell(self, told: Told) -> None:
-        """The next status."""
+        """Adds the next status."""
         if not told.status.HasField("client"):
             self._note(told.status.key, told)
             return
@@ -181,7 +182,7 @@ class _Values:
                 self._note(key, told)
 
     def restore(self, told: Told) -> None:
-        """The next row of a checkpoint: it counted there, whatever stands before it."""
+        """Adds the next row of a checkpoint: it counted there, whatever rows stand before it."""
         if told.status.HasField("client"):
             self._announced(told)
         else:
@@ -227,7 +228,7 @@ class _Values:
 
 
 def _after(known: Known, told: Told) -> Known:
-    """What is known of a full sync after `told`, of it or of its client. `known` itself if that says nothing of it."""
+    """The statuses of a full sync after `told`, of it or of its client. `known` itself if `told` does not concern it."""
     status, last = told.status, known[-1].status.full_sync if known else None
     if status.HasField("client"):
         if last is None or last.state != REQUESTED or not status.client.full_sync_provider:
@@ -242,5 +243,5 @@ def _after(known: Known, told: Told) -> Known:
 
 
 def _ordered(found: Iterable[Iterable[Told]]) -> list[Told]:
-    """In log order; where an announcement cancels requests, those before it."""
+    """In log order; an announcement that cancels requests comes after them."""
     return sorted((told for each in found for told in each), key=lambda told: (told.sequence, told.status.HasField("client")))

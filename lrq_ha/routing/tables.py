@@ -1,9 +1,9 @@
-"""The tables that a session follows: its states, what moves it between them, and what the sink's word means (negotiation).
+"""The tables of a session: its states, the steps between them, and the meaning of the sink's report (negotiation).
 
     WAITING_FOR_CONNECTION → NEGOTIATING → IN_SNAPSHOT_SYNC → WAIT_SNAPSHOT_APPLY → IN_LOG_ENTRY_SYNC
 
-Rules: a step that is not in TRANSITIONS is a bug and raises. In the three last states deltas flow (the chain is the log in order,
-see the package's docstring); they differ in where the newest snapshot stands.
+Rules: a step that is not in TRANSITIONS is a bug and raises. In the last three states deltas flow (the chain is the log in order,
+see the package's docstring); they differ in the progress of the newest snapshot.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from enum import Enum, auto
 
 class State(Enum):
     WAITING_FOR_CONNECTION = auto()
-    NEGOTIATING = auto()  # the sink is asked what it holds
-    IN_SNAPSHOT_SYNC = auto()  # a snapshot is asked for or under way
+    NEGOTIATING = auto()  # the sink is asked for its state
+    IN_SNAPSHOT_SYNC = auto()  # a snapshot is requested or under way
     WAIT_SNAPSHOT_APPLY = auto()  # its end marker is taken from the log and not yet acked
     IN_LOG_ENTRY_SYNC = auto()
     ERROR = auto()  # only a new connection or an operator helps
 
 
 class Step(Enum):
-    """What moves a session."""
+    """The steps of a session."""
 
     LINK_UP = auto()
     LINK_LOST = auto()
     TRACK_LOST = auto()  # a batch was refused or an ack is overdue
     REFUSE = auto()
-    RESTART = auto()  # the chain starts anew with a snapshot
+    RESTART = auto()  # the chain restarts with a snapshot
     RESUME_SNAPSHOT = auto()  # the chain goes on; the newest snapshot has not ended
     RESUME_LOG = auto()
     SNAPSHOT_BEGINS = auto()  # the start marker is taken from the log
     SNAPSHOT_ENDS = auto()  # the end marker is taken from the log
     SNAPSHOT_ACKED = auto()
-    SNAPSHOT_DROPPED = auto()  # cancelled, and the sink can do without
+    SNAPSHOT_DROPPED = auto()  # cancelled, and the sink does not need it
 
 
 class Reason(Enum):
-    """Why a session is where it is; the value is for people."""
+    """Why a session is in its state; the value is for people."""
 
     CONNECTED = "the link is up"
     DISCONNECTED = "the link is down"
@@ -109,16 +109,16 @@ SENDING = frozenset({_S.IN_SNAPSHOT_SYNC, _S.WAIT_SNAPSHOT_APPLY, _S.IN_LOG_ENTR
 
 
 class Holds(Enum):
-    """What a sink holds of a receive queue, as the source sees it."""
+    """The state of a receive queue at a sink, as the source sees it."""
 
     NOTHING = auto()
     OTHER_HISTORY = auto()  # its last entry is not in the source's log, which has gone on from before it
-    LATER_HISTORY = auto()  # the same, and the log has not even come that far
+    LATER_HISTORY = auto()  # as OTHER_HISTORY, and the log has not even come that far
     PART_OF_SNAPSHOT = auto()
     SNAPSHOT = auto()  # whole, and perhaps deltas behind it
 
 
-# What follows from it. Whether the log still holds what comes next is known only when it is read: then RESTART, TRIMMED.
+# The steps that follow. Whether the log still holds the next transaction is known only from a read: then RESTART, TRIMMED.
 # "Transferred, not applied" of the Corfu design is an end marker without ack here: the sink reports only what is safe there.
 NEGOTIATION: dict[Holds, tuple[Step, Reason]] = {
     Holds.NOTHING: (Step.RESTART, Reason.NEVER_SYNCED),

@@ -1,7 +1,11 @@
 """The configuration of one node: a TOML file, validated as a whole before anything starts.
 
-Rules: an unknown key is an error; an error names the key, the value and what is allowed, but never the value of a key that is unknown or may hold
-a secret; files that are named are read, too; every key has its default and its meaning here, and the sample in docs/ is generated from this model.
+Rules:
+
+- An unknown key is an error. An error names the key, the value and the allowed values, but never the value of a key that is unknown or may hold
+  a secret.
+- Files that are named are read, too.
+- Every key has its default and its meaning here, and the sample in docs/ is generated from this model.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ def _listen(value: str) -> str:
 
 
 def _split(value: str) -> SplitResult:
-    """The parts of a URL with a host and a port; else none: what is wrong with it is not told, as that may hold a part of a password."""
+    """The parts of a URL with a host and a port; else none: the fault is not told, as it may hold a part of a password."""
     try:
         url = urls.split(value)
         return url if url.hostname and url.port else urlsplit("")
@@ -99,9 +103,9 @@ HttpUrl = Annotated[str, AfterValidator(_http)]
 File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
-#: So many of the largest messages or transactions a log has room for, at least: a checkpoint stands in each quarter of it.
+#: A log has room for this many of the largest messages or transactions, at least: a checkpoint stands in each quarter of it.
 LARGEST_PER_LOG = 8
-#: Keys of [replication] that are to be equal on all nodes of a group: whoever leads goes by its own.
+#: Keys of [replication] that must be equal on all nodes of a group: each leader uses its own.
 SHARED_KEYS = (
     "mode", "completion", "replicate", "backup_timeout_s", "expected_backups", "expected_backups_timeout_s", "restart_alone", "coordination",
 )  # fmt: skip
@@ -318,9 +322,9 @@ class ReplicationTable(_Table):
 
     @property
     def log_quarter_bytes(self) -> int:
-        """What lies between two checkpoints, what waits to be safe, and what waits to be applied is no more than this each.
+        """The limit of each of: bytes between two checkpoints, bytes that wait to be safe, and bytes that wait to be applied.
 
-        So a log that has lost its beginning still holds a checkpoint from which on nothing is missing.
+        So a log that has lost its beginning still holds a checkpoint from which on it is complete.
         """
         return self.log_bytes_max // 4
 
@@ -370,12 +374,12 @@ class Config(_Table):
 
     @property
     def _urls(self) -> list[str]:
-        """Of all that it connects to by AMQP."""
+        """The AMQP URLs that the node connects to."""
         return [self.broker.url, *(peer.door for peer in self.peers), *(door for site in self.sites for door in site.doors)]
 
     @cached_property
     def client_tls(self) -> TlsFiles | None:
-        """TLS for connections that are made; None if there are none with TLS. Raises TlsError."""
+        """TLS for outgoing connections; None if none uses TLS. Raises TlsError."""
         if not any(url.startswith("amqps") for url in self._urls):
             return None
         return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
@@ -388,7 +392,7 @@ class Config(_Table):
 
     @property
     def door_settings(self) -> DoorSettings:
-        """All that the door needs of it. Raises TlsError."""
+        """The door's part of the configuration. Raises TlsError."""
         users = self.door.tls.users if self.door.tls else []
         return DoorSettings(
             limits=self.door,
@@ -420,11 +424,11 @@ class Config(_Table):
         return {self.node.id: self.node.name, **{peer.id: peer.name for peer in self.peers}}
 
     def completes_locally(self, queue: str) -> bool:
-        """Whether publishes to a queue, by its name, are confirmed when this node alone has them."""
+        """Whether publishes to a queue, by its name, are confirmed when only this node has them."""
         return next((completion == "local" for pattern, completion in self.replication.completion.items() if re.search(pattern, queue)), False)
 
     def settings(self) -> NodeSettings:
-        """What the pure core needs of it."""
+        """The core's part of the configuration."""
         r = self.replication
         return NodeSettings(
             self.node.id,
@@ -462,7 +466,7 @@ def _explain(error: ValidationError, path: Path) -> str:
 
 
 def _may_show(location: tuple[int | str, ...], value: object) -> bool:
-    """Whether a value is a key's own, and the key holds no secret: not a table's (a URL may stand where one belongs). The table [door] is no key."""
+    """Whether a value is a key's own, and the key holds no secret: not a table's (a URL may stand in its place). The table [door] is no key."""
     names = [part for part in location if isinstance(part, str)]
     if not names or SECRET & set(names[1:]) or not isinstance(value, str | int | float | bool):
         return False
@@ -486,7 +490,7 @@ def _table(location: tuple[int | str, ...]) -> type[BaseModel]:
 
 
 def read(path: Path) -> Config:
-    """Reads and checks a configuration file, but not what it names: so an operator's commands find the nodes whatever has become of that.
+    """Reads and checks a configuration file, but not the files that it names: so an operator's commands find the nodes even if those are gone.
 
     Raises:
         ConfigError: It cannot be read, is not TOML, or has unknown, missing or wrong keys (all of them are named).
@@ -502,7 +506,7 @@ def read(path: Path) -> Config:
 
 
 def load(path: Path) -> Config:
-    """Reads and checks a configuration file, and what it names.
+    """Reads and checks a configuration file, and the files that it names.
 
     Raises:
         ConfigError: As `read`; or it names files or interceptors that cannot be used.
@@ -521,9 +525,9 @@ def load(path: Path) -> Config:
 
 
 def exposed(path: Path) -> str:
-    """That others may read, or write, a file with passwords, and the command that ends it; empty if they may not.
+    """Text: other users may read, or write, a file with passwords, with the command to forbid it; empty if they may not.
 
-    A group's permissions do not count where the sidecar may need them: its user is not the owner, or root looks at the file of a service's group.
+    A group's permissions do not count if the sidecar may need them: its user is not the owner, or root looks at the file of a service's group.
     """
     found, me = path.stat(), os.geteuid()
     mode, file = stat.S_IMODE(found.st_mode), shlex.quote(str(path))
@@ -538,7 +542,7 @@ def exposed(path: Path) -> str:
     return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
 
 
-#: Values of the sample for keys without a default, or with one that says nothing.
+#: Values of the sample for keys without a default, or with an uninformative one.
 _REQUIRED = {
     "node.name": '"e1"',
     "node.id": "1",
@@ -560,7 +564,7 @@ _REQUIRED = {
     "interceptors.audit.options": '{ path = "/var/log/lrq-ha/audit.jsonl" }',
     "sites.doors": '["amqp://lrq:SECRET@198.51.100.1:5673"]',
 }
-#: Every table; one whose heading begins with # is left out unless it is wanted.
+#: Every table; one whose heading begins with # is left out unless requested.
 _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("[node]", NodeTable),
     ("[broker]", BrokerTable),

@@ -1,4 +1,4 @@
-"""The HTTP side of a sidecar: what it is doing, for people, tools and load balancers, and the operator's commands.
+"""The HTTP side of a sidecar: its status, for people, tools and load balancers, and the operator's commands.
 
     GET  /status   everything about this node, JSON
     GET  /primary  200 if this node serves clients, else 503: for a load balancer that must find the primary
@@ -12,16 +12,17 @@
     POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}; only this node is paused then: tell the others with /pause
     POST /renew    {"timeout_s": 30, "force": false, "dead_letters_arrived": false, "dry_run": false}: everything live is published again, so that a
                    node may join
-    POST /pause    {"paused": true}: no node takes an epoch by itself; false: again as before
+    POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
-    POST /reinit   {"force": false, "dry_run": false}: the node begins anew
+    POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
 
 Rules:
+
 - Every answer is JSON. A command is answered {"ok", "text"}: 200 done, 409 refused, 400 a body that cannot be used; an unusable body changes nothing.
-  An error that nobody expected is a 500, and stands in the log.
-- The last line of a tail says that it is whole ("kind": "end"), or what went wrong ("error").
-- Commands come from no web page: they need the content type application/json, which a page of another origin cannot send unasked, and have no header
-  Origin, which a page of this one has (its name may have been made to lead here). Those that have are answered 403.
+  An unexpected error is a 500, and stands in the log.
+- The last line of a tail says that the tail is whole ("kind": "end"), or names the error ("error").
+- No web page can send a command: a command needs the content type application/json, which a page of another origin cannot send unasked, and no header
+  Origin, which a page of this origin has (its name may have been made to lead here). A request with that header is answered 403.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from lrq_ha.replication.roles import Role
 log = logging.getLogger("lrq_ha.http")
 
 BODY_BYTES_MAX = 64 << 10
-#: The last line of a tail: without it, something is missing.
+#: The last line of a tail: without it, entries are missing.
 END_OF_TAIL = b'{"kind": "end"}\n'
 #: How long `close` waits for requests under way.
 CLOSE_TIMEOUT_S = 2.0
 
 
 class Source(Protocol):
-    """Where the answers come from. A command that is refused returns (False, why); an LrqError means the same."""
+    """The provider of the answers. A refused command returns (False, why); an LrqError also means a refusal."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -120,7 +121,7 @@ class HttpServer:
 
     Args:
         listen: "HOST:PORT"; an IPv6 host stands in brackets.
-        source: Asked anew for every request.
+        source: Asked for every request.
     """
 
     def __init__(self, listen: str, source: Source) -> None:
@@ -177,7 +178,7 @@ class HttpServer:
 
     def _if_serving(self, *, or_ready: bool) -> web.Response:
         status = self._source.status()
-        # A backup that has lost its primary may have been taken out of the set since, and stays ready to be promoted all the same.
+        # A backup that has lost its primary may have been taken out of the set since, and still stays ready to be promoted.
         ready = or_ready and status.get("role") == Role.READY.value and status.get("primary") is not None
         fits = ready or not self._source.refusal()
         return web.json_response({"node": status.get("node"), "role": status.get("role")}, status=200 if fits else 503)
@@ -222,7 +223,7 @@ class HttpServer:
 
 
 async def _lines(entries: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """Entries as JSON lines, and the last one. An error is such a line, as the answer has begun and can be no other any more."""
+    """Entries as JSON lines, and the last one. An error is a line too, as the answer has begun and its status is sent."""
     try:
         async for entry in entries:
             yield json.dumps(entry).encode() + b"\n"
@@ -297,7 +298,7 @@ async def _errors_as_json(request: web.Request, handler: Callable[[web.Request],
     except web.HTTPException as error:
         return _answer(error.status, error.reason)
     except ConnectionError:
-        raise  # who asked has gone
+        raise  # the client has gone
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
         return _answer(500, _unexpected(error))

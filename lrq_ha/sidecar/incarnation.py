@@ -1,12 +1,13 @@
-"""One incarnation of a sidecar: from connecting to its broker until something ends it.
+"""One incarnation of a sidecar: from connecting to its broker until its end.
 
 Rules:
-- Effects of the core are carried out in order, at once: `_effects` says by which part.
-- Whatever breaks the one-writer rule or the connection to the broker ends the incarnation, and the process starts the next one, which rebuilds
-  everything from what the broker holds. No state outlives it.
+
+- Effects of the core are carried out in order, at once: `_effects` maps each to its part.
+- A breach of the one-writer rule or a lost connection to the broker ends the incarnation, and the process starts the next one, which rebuilds
+  everything from the broker's streams. No state outlives it.
 - Each part has its own state, and its methods tell it of the others: `task_scope.py` ends the incarnation, `core.py` has the core's events,
-  `log_writer.py` the own log, `log_shipping.py` and `peer_server.py` the other nodes, `drain.py` the door, `commands.py` and `renewal.py` the
-  operators' commands, `status.py` the answers. Here stand the parts' beginning and end, and what one effect has several of them do.
+  `log_writer.py` the own log, `log_shipping.py` and `peer_server.py` the other nodes, `client_drain.py` the door, `commands.py` and `renewal.py` the
+  operators' commands, `status.py` the answers. This module starts and ends the parts, and carries out effects that concern several of them.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ SLOW_STEP_S = 5.0
 
 @dataclass(frozen=True)
 class Kept:
-    """What the process keeps of an incarnation for the next one.
+    """The state that the process keeps of an incarnation for the next one.
 
     Attributes:
         shut_out: See Streams.
@@ -101,16 +102,16 @@ class Kept:
 
 
 class Incarnation:
-    """See above. `run` returns why it ended.
+    """One incarnation. `run` returns why it ended.
 
     Args:
         config: The node's configuration.
         door: The door, which outlives incarnations.
-        before: What the one before has left.
+        before: The state that the incarnation before has left.
 
     Attributes:
-        defers_to: What the next incarnation is told.
-        orders, renewals, status: For whom operators talk to.
+        defers_to: For the next incarnation.
+        orders, renewals, status: The operators' interface.
     """
 
     def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
@@ -163,7 +164,7 @@ class Incarnation:
         }
 
     def _start_views(self, config: Config, before: Kept) -> None:
-        """Who keeps the broker's queues and streams as the log says."""
+        """Starts the parts that keep the broker's queues and streams as the log says."""
         settings = config.replication
         views = ViewWriter(self._replica, self._log.streams, self._sites)
         self._rights = BrokerRights(self._replica, self._broker, lambda: self._applier.wake())
@@ -193,12 +194,12 @@ class Incarnation:
 
     @property
     def ready(self) -> bool:
-        """Whether it has been rebuilt and goes on."""
+        """Whether it has been rebuilt and is not over."""
         return self._core.ready
 
     @property
     def kept(self) -> Kept:
-        """What the next one is told."""
+        """The state for the next incarnation."""
         doubt = self._applier.doubt
         settled = doubt is None or self._replica.progress.tracker.applied >= doubt.upto
         node, begins_anew = self._node, self._log.streams.begins_anew
@@ -220,7 +221,7 @@ class Incarnation:
         try:
             rebuilding = self._life.spawn(self._log.rebuild())
             await self._life.wait(rebuilding)
-            if not rebuilding.done():  # it would wait for what does not come any more
+            if not rebuilding.done():  # it would wait without end
                 return self._life.reason
             await rebuilding
             rebuilt = True
@@ -238,7 +239,7 @@ class Incarnation:
             self._sending.start()
             return await self._life.ended()
         finally:
-            self._life.end("this sidecar stops")  # unless it was over: whoever waits for an order is told
+            self._life.end("this sidecar stops")  # unless it was over: clients that wait for a command are told
             self._core.ready = False
             self._door.host = None
             self._forget_alarm()
@@ -252,7 +253,7 @@ class Incarnation:
                         await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
                 finally:
                     await self._log.streams.close()
-                    self._forget_alarm()  # of which it may have been told meanwhile, and whose end nobody would hear
+                    self._forget_alarm()  # the alarm may have been reported meanwhile, and its end would not be
 
     def _forget_alarm(self) -> None:
         self._door.block("")
@@ -268,7 +269,7 @@ class Incarnation:
             self.status.ticked()
 
     def _queues_published_again(self) -> set[tuple[str, str]]:
-        """Where older copies may be left of what is published again, or of entries that were lost: wherever they may be. Nothing leaves a stream."""
+        """Queues in which older copies may be left of entries that are published again, or were lost: any of them. Nothing leaves a stream."""
         if not self._replica.to_apply and not self._log.streams.lost_host:
             return set()
         declared = self._replica.declared
@@ -294,7 +295,7 @@ class Incarnation:
             self._tell_sites()
 
     def _tell_sites(self) -> None:
-        """Status entries that are safe now go to the sessions with other sites."""
+        """Passes status entries that are safe now to the sessions with other sites."""
         for sequence, status in self._replica.index.statuses.since(self._statuses_seen):
             self._sites.status_entry(Position(self._node.log.epoch_at(sequence), sequence), status)
         self._statuses_seen = self._replica.progress.safe
@@ -314,7 +315,7 @@ class Incarnation:
         self._life.spawn(self._recover_epoch(effect.epoch, effect.given))
 
     async def _recover_epoch(self, epoch: int, given: Given) -> None:
-        """R12, steps 6 and 7: bring what is live behind R to the broker, end the sweepers; then the door may open."""
+        """R12, steps 6 and 7: bring everything live behind R to the broker, end the sweepers; then the door may open."""
         marks = [self._taking_since, time.monotonic()]
         self._replica.given_out.took_over(self._node.log.end, given)
         self._replica.begin_epoch(epoch)
@@ -332,7 +333,7 @@ class Incarnation:
         self._core.feed(Recovered(epoch))
 
     async def _watched(self, what: str, step: asyncio.Task[None]) -> None:
-        """Returns when a step of the recovery is done. Nobody is served meanwhile, so an operator is told what it waits for."""
+        """Returns when a step of the recovery is done. Logs for the operator what the step waits for, as no client is served meanwhile."""
         began = time.monotonic()
         while not (await asyncio.wait({step}, timeout=SLOW_STEP_S))[0]:
             progress, seconds = self._replica.progress, time.monotonic() - began
@@ -352,5 +353,5 @@ class Incarnation:
     def _restart(self, effect: Restart) -> None:
         self.defers_to = effect.defers_to
         self._core.ready = False
-        if not effect.defers_to:  # else the order to hand over ends it, when the node that takes over has heard of it
+        if not effect.defers_to:  # else the handover command ends it, when the node that takes over has received it
             asyncio.get_running_loop().call_soon(self._life.end, effect.reason)

@@ -30,12 +30,12 @@ log = logging.getLogger("lrq_ha.process")
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
 OTHER_FILES = 256  # for other nodes, sites, HTTP and the broker
-OTHER_FILES_SHARE = 4  # of those that are allowed, where they are few
+OTHER_FILES_SHARE = 4  # of the allowed files, if there are few
 _LET_IN_BEFORE = ". It had been let in before: RabbitMQ 4 loses sight of its users when its disk is full; then make room, and start it again"
 
 
 class Process:
-    """See above.
+    """The process of one sidecar.
 
     Args:
         config: The node's configuration.
@@ -46,7 +46,7 @@ class Process:
         self.door = Door(config.door_settings, allow_files(config.door.connections_max))
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
-        self._stands_since = time.time()  # while no incarnation runs: when the last one that ran was over, or this process began
+        self._stands_since = time.time()  # while no incarnation runs: end of the last one, or start of this process
         self._let_in = False  # the broker has taken user and password
         self._kept = Kept()
         self._ids = {name: node for node, name in config.names.items()}
@@ -64,7 +64,7 @@ class Process:
         ready = {"node": node.name, "role": "starting", "door": self.config.door.listen, "http": self.config.http.listen, "pid": os.getpid()}
         print("READY", json.dumps(ready), flush=True)
         lives = asyncio.create_task(self._lives())
-        lives.add_done_callback(lambda _: stopped.set())  # it ends only when it is told to, or by a fault of its own
+        lives.add_done_callback(lambda _: stopped.set())  # it ends only on request, or by a fault of its own
         await stopped.wait()
         log.info("stopping")
         await self.door.stop()
@@ -106,7 +106,7 @@ class Process:
     # ---- http.Source -------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What GET /status tells."""
+        """The content of GET /status."""
         found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group}
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
@@ -124,12 +124,12 @@ class Process:
         return self.door.closed_because()
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
-        """The operator's word."""
+        """Promotes this node."""
         nodes = frozenset(self._numbers(*down))
         return await self._running().orders.ask(PromoteRequest(nodes, force, dry_run))
 
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
-        """Takes a node out of the set; one that is not configured any more is named by its id."""
+        """Takes a node out of the set; a node that is not configured any more is named by its id."""
         number = 0 if node in self._ids else id_of_unnamed(node)
         if not number:
             [number] = self._numbers(node)
@@ -141,7 +141,7 @@ class Process:
         return await self._running().orders.switchover(number, timeout_s, force=force, dry_run=dry_run)
 
     async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
-        """Steps down, for nobody."""
+        """Steps down without a successor."""
         return await self._running().orders.demote(timeout_s, force=force, dry_run=dry_run)
 
     async def renew(self, timeout_s: float, force: bool, dead_letters_arrived: bool, dry_run: bool) -> tuple[bool, str]:
@@ -149,15 +149,15 @@ class Process:
         return await self._running().renewals.renew(timeout_s, force=force, dead_letters_arrived=dead_letters_arrived, dry_run=dry_run)
 
     async def pause(self, paused: bool) -> tuple[bool, str]:
-        """Nobody is to take an epoch by itself, or may again."""
+        """Stops or resumes automatic epochs."""
         return await self._running().orders.ask(PauseRequest(paused))
 
     async def reinit(self, force: bool, dry_run: bool) -> tuple[bool, str]:
-        """Lets this node begin anew."""
+        """Deletes this node's data and lets it follow with an empty log."""
         return await self._running().orders.reinit(force=force, dry_run=dry_run)
 
     def tail(self) -> AsyncIterator[dict[str, Any]]:
-        """The entries that this node, being diverged, refuses to drop."""
+        """The entries that this node refuses to drop while it is diverged."""
         return self._running().orders.tail()
 
     def _numbers(self, *node_names: str) -> list[int]:
@@ -185,7 +185,7 @@ class Process:
 
 
 def allow_files(connections_max: int) -> int:
-    """Raises the limit on open files to what the door's connections need (two each), as far as it may be raised. Returns how many they may be."""
+    """Raises the limit on open files to the door's need (two for each connection), as far as possible. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * connections_max + OTHER_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

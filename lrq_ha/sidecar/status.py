@@ -1,6 +1,6 @@
-"""What GET /status tells of an incarnation, and what stands in its way, in words.
+"""The content of GET /status for an incarnation, and the obstacles in words.
 
-Rules: it only reads. How long a peer is behind is known to one tick, and no further back than GREW_MAX ticks in which the log grew.
+Rules: it only reads. A peer's lag is known to one tick, and no further back than GREW_MAX ticks in which the log grew.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .sites.sessions import Sites
 
 GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
-_FOLLOWS = frozenset({Role.JOINING, Role.CATCH_UP, Role.READY})  # a primary, or waits for one
+_FOLLOWS = frozenset({Role.JOINING, Role.CATCH_UP, Role.READY})  # it follows a primary, or waits for one
 
 
 class Status:
-    """See above.
+    """The status of an incarnation.
 
     Args:
         core, own_log, sending, receiving, turning_away, sites, applier: Parts of the incarnation.
@@ -65,7 +65,7 @@ class Status:
             self._grew.append((time.monotonic(), self._node.log.end))
 
     def _lag_s(self, has: int) -> float:
-        """How long ago the log was no longer than what a peer has, by this node's clock."""
+        """Seconds since the log was no longer than a peer's, by this node's clock."""
         if has >= self._node.log.end:
             return 0.0
         grew = next((at for at, end in self._grew if end > has), time.monotonic())
@@ -124,7 +124,7 @@ class Status:
         }
 
     def _differs(self, number: int) -> str:
-        """Which keys another node has otherwise that are to be equal on all; empty if none."""
+        """The keys that must be equal on all nodes and differ on another node; empty if none."""
         node = self._node
         hello = node.peers[number].hello
         if hello is None or not hello.shared:
@@ -138,12 +138,12 @@ class Status:
         return f"{'; '.join(found)}: make it equal on all nodes" if found else ""
 
     def _lacking_peers(self) -> list[str]:
-        """What the brokers of others lack, in their own words."""
+        """The features that other nodes' brokers lack, in their own words."""
         node = self._node
         return [f"{node.name(number)}: {lacks}" for number, lacks in sorted(node.lacking().items()) if number != node.me]
 
     def _troubles(self) -> str:
-        """What is wrong with the broker, what is full or under way, what keeps a node from others, whom a primary's log may leave behind."""
+        """Faults of the broker, full queues, actions under way, obstacles between nodes, and nodes that a primary's log may leave behind."""
         node = self._node
         broker = (self._blocked(), node.lacks, self._applier.full(), self._log.record_trouble(), self._log.size_trouble())
         if node.leading:
@@ -160,11 +160,11 @@ class Status:
         return f" ({'; '.join(troubles)})" if troubles else ""
 
     def _cut_off(self) -> list[str]:
-        """Which nodes this one has no link to, and why."""
+        """The nodes without a link to this one, and why."""
         return [f"{self._node.name(number)}: {link.problem}" for number, link in self._sending.links.items() if link.problem]
 
     def _blocked(self) -> str:
-        """Why nothing is written to the log, though there is something to write."""
+        """Why no waiting entry is written to the log."""
         if alarm := self._turning_away.alarm:
             return f"its broker takes nothing more for the log: {alarm}"
         silent_s = self._log.silent_s()
@@ -173,7 +173,7 @@ class Status:
         return f"its broker has confirmed nothing of the log for {silent_s:.0f} s: see its log, and whether its disk is full"
 
     def _at_stake(self) -> str:
-        """What would be lost with this primary, though it was confirmed."""
+        """Confirmed messages that would be lost with this primary."""
         entries, size = self._replica.progress.at_stake_entries, self._replica.progress.at_stake_bytes
         return f"{entries} publishes ({size} bytes) are confirmed (local completion) and not on all in-sync backups" if entries else ""
 
@@ -186,10 +186,10 @@ class Status:
         """The receive queues that exist here.
 
         Raises:
-            LrqError: There may be more of them, as this node's log lacks something.
+            LrqError: There may be more of them, as this node's log lacks entries.
         """
         node = self._node
-        # A backup that has lost its primary stays ready, whatever that goes on with.
+        # A backup that has lost its primary stays ready, whatever the primary goes on with.
         has_all = node.role in (Role.RECOVERING, Role.ACTIVE) or (node.role is Role.READY and node.primary())
         if not has_all:
             cut_off = ", and it hears no primary" if node.role is Role.READY else ""

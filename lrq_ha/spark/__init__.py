@@ -1,10 +1,12 @@
 """PySpark over receive queues: the data source `lrq`, and tables from snapshot + deltas.
 
+Usage::
+
     from lrq_ha.spark import register
     register(spark)
     entries = spark.read.format("lrq").option("nodes", "amqp://…,amqp://…").option("subscribe", "LRQ_Recv_flights_east").load()
 
-Rules: `options` and `ranges` are pure; `amqp` alone talks to nodes; `source` is what Spark sees; `tables` uses Spark operations only.
+Rules: `options` and `ranges` are pure; `amqp` alone talks to nodes; `source` is Spark's interface; `tables` uses Spark operations only.
 """
 
 from lrq_ha.spark.source import LrqDataSource, register

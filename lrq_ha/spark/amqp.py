@@ -1,8 +1,12 @@
-"""Reading streams over AMQP 0-9-1 from whichever node takes readers. All I/O of the Spark source is here.
+"""Reads streams over AMQP 0-9-1 from any node that takes readers. All I/O of the Spark source is here.
 
-Rules: a stream is consumed with a bounded prefetch and acks for many at once; a consumer is never cancelled with messages under way,
-because the client library would reject them and a stream closes the connection for that (540). A node that does not answer is left: its
-connection is cut with a private method of pika (as pika's own heartbeats do, which would need somebody to send them).
+Rules:
+
+- A stream is consumed with a bounded prefetch and acks for many at once.
+- A consumer is never cancelled with messages under way, because the client library would reject them and a stream closes the
+  connection for that (540).
+- A node that does not answer is left: its connection is cut with a private method of pika. (Pika's own heartbeats do that too, but need a
+  thread that sends them.)
 """
 
 from __future__ import annotations
@@ -30,17 +34,17 @@ CONNECT_TIMEOUT_S = 10.0  # all nodes in turn, again and again
 ROUND_PAUSE_S = 0.25
 ANSWER_TIMEOUT_S = 10.0  # a node that stands still
 IDLE_TIMEOUT_S = 30.0  # a message that must be there does not come
-TAIL_ROUNDS_MAX = 64  # times the prefetch: more than any chunk holds; bounds the chase after a writer that goes on
-EMPTY_WAIT_S = 10.0  # no message, and the broker counts none either: its writer, who tells readers and counts, may be busy with its disk
+TAIL_ROUNDS_MAX = 64  # times the prefetch: more than any chunk holds; bounds the chase after an active writer
+EMPTY_WAIT_S = 10.0  # no message, and the broker counts none either: its writer process, which serves readers and counts, may wait for its disk
 POLL_S = 0.05
 NOT_FOUND = 404
 REFUSED = (403, 530)  # ACCESS_REFUSED; NOT_ALLOWED, as for a vhost that does not exist
-# What pika raises instead of a connection. ValueError: of a node that dies just after it has taken one.
+# Exceptions of pika for a failed connection. ValueError: of a node that dies just after it has taken one.
 NOT_CONNECTED = (AMQPError, AMQPConnectorException, OSError, ValueError)
 
 
 class ConnectionLost(LrqError):
-    """The node went away, or does not take readers any more: another one, or the same, may do later."""
+    """The node went away, or does not take readers any more: another node, or this one, may do later."""
 
     def __init__(self, address: str, error: BaseException) -> None:
         super().__init__(f"Connection to {address} lost: {_answer(error)}", retriable=True)
@@ -62,7 +66,7 @@ class NodeConnection:
         """Connects to the first of `list_nodes` that takes readers; a backup's door refuses them. `tls_ca`: see `ReadOptions`.
 
         Raises:
-            NoNode: None did within `timeout_s`, or every one refused the user.
+            NoNode: No node did within `timeout_s`, or every one refused the user.
             OptionError: An address is malformed.
         """
         deadline = time.monotonic() + timeout_s
@@ -106,7 +110,7 @@ class NodeConnection:
             pass  # it is gone
 
     def count(self, queue: str) -> int:
-        """How many messages the broker says there are: streams bring this up to date every few seconds only.
+        """Number of messages by the broker's count, which it updates for streams every few seconds only.
 
         Raises:
             MissingQueue: There is no such queue.
@@ -124,9 +128,9 @@ class NodeConnection:
     def tail(self, queue: str) -> Message | None:
         """The last message: every message confirmed before this call is it, or before it. None if the queue is empty.
 
-        A consumer with offset `last` begins with the stream's last chunk, of a number of messages that nobody tells. But a broker's
-        channel gives out all that is there and the prefetch allows before it answers the next request: so acknowledge, ask
-        anything, and what comes before an answer that nothing comes before is the end. No waiting, no guess.
+        A consumer with offset `last` begins with the stream's last chunk, which has an unknown number of messages. But a broker's
+        channel delivers every message that is there and that the prefetch allows before it answers the next request. So this method acknowledges
+        and sends a request; an answer without a message before it marks the end. No waiting, no guess.
         """
         return self._look(queue, "last")
 
@@ -136,10 +140,10 @@ class NodeConnection:
             return consumer.next()
 
     def read(self, queue: str, offset: int) -> Generator[Message, None, None]:
-        """Messages from `offset` on (from the first that is left if that is trimmed), without end.
+        """Messages from `offset` on (from the first one left if that is trimmed), without end.
 
         Raises:
-            StreamSilent: None came for IDLE_TIMEOUT_S.
+            StreamSilent: No message came for IDLE_TIMEOUT_S.
             ConnectionLost: The node went away, or stands still.
         """
         with closing(_Consumer(self, queue, offset, PREFETCH_MESSAGES)) as consumer:
@@ -164,11 +168,11 @@ class NodeConnection:
         return self.guarded(self._connection.channel)
 
     def process(self, seconds: float) -> None:
-        """Lets the client library work; returns as soon as something came, after `seconds` at the latest."""
+        """Lets the client library work; returns at the first input, after `seconds` at the latest."""
         self.guarded(lambda: self._connection.process_data_events(seconds))
 
     def guarded(self, call: Callable[[], Any], queue: str = "") -> Any:
-        """What the client library's `call` returns.
+        """The result of the client library's `call`.
 
         Raises:
             MissingQueue: The queue does not exist.
@@ -187,7 +191,7 @@ class NodeConnection:
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
-        """Pika itself waits for an answer, or for its turn to write, for as long as the connection stands."""
+        """A limit for pika, which waits for an answer, or for its turn to write, for as long as the connection stands."""
         connection = self._connection._impl
         if connection.is_closed:  # the call says so
             yield
@@ -204,7 +208,7 @@ class _Consumer:
     """One consumer of one stream, on a channel of its own.
 
     Attributes:
-        waiting: Stream offset, delivery tag and body of what came and was not taken: at most `prefetch` messages, or one chunk.
+        waiting: Stream offset, delivery tag and body of messages that were not taken: at most `prefetch` of them, or one chunk.
     """
 
     def __init__(self, node: NodeConnection, queue: str, offset: int | str, prefetch: int) -> None:
@@ -245,14 +249,14 @@ class _Consumer:
         return parse_message(self._queue, offset, body)
 
     def settle(self) -> None:
-        """Acknowledges what was taken; on return, all that the broker sent for it is here."""
+        """Acknowledges the messages taken; on return, every message that the broker sent before is here."""
         self._ack()
         self._fence()
         self._node.process(0)
 
     def close(self) -> None:
         try:
-            self._fence()  # nothing is acknowledged any more: after this, nothing more comes
+            self._fence()  # nothing is acknowledged any more: after this, no message comes
             self._node.process(0)
             self._node.guarded(self._channel.close)
         except LrqError:
@@ -281,13 +285,13 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 
 def _is_hopeless(error: BaseException) -> bool:
-    """Whether the node refused this user or address, so that asking again is of no use."""
+    """Whether the node refused this user or address, so that a retry is of no use."""
     refusals = ProbableAuthenticationError | ProbableAccessDeniedError | ssl.SSLCertVerificationError
     return isinstance(error, refusals) or getattr(error, "reply_code", 0) in REFUSED
 
 
 def _answer(error: BaseException) -> str:
-    """What a node said, in few words: the innermost cause that says something."""
+    """A node's answer in few words: the text of the innermost cause that has one."""
     args = getattr(error, "args", ())
     if args and isinstance(args[0], BaseException):
         return _answer(args[0])

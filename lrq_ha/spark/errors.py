@@ -32,7 +32,7 @@ class MissingQueue(LrqError):
 
 
 class QueueRefused(LrqError):
-    """A node takes us, but does not let us read the queue: it is no stream, or the user lacks the right to."""
+    """A node takes us, but does not let us read the queue: it is no stream, or the user lacks the permission."""
 
     def __init__(self, queue: str, address: str, said: str) -> None:
         super().__init__(
@@ -53,7 +53,7 @@ class DataLoss(LrqError):
 
 
 class StreamSilent(LrqError):
-    """A stream gave nothing for too long, though there must be something."""
+    """A stream gave no message for too long, though one must be there."""
 
     def __init__(self, queue: str, idle_s: float, wanted: str) -> None:
         super().__init__(

@@ -1,5 +1,7 @@
 """The pipeline as a job: receive queues -> tables -> mean departure delay by carrier and by month.
 
+Usage::
+
     python -m lrq_ha.spark.job --nodes amqp://…,amqp://… --queue LRQ_Recv_flights_east --out DIR
 
 Writes DIR/results.json and DIR/delays.png. Means are exact: delays are whole minutes, summed as integers and divided once.
@@ -86,14 +88,14 @@ def session(cores: int = 2, memory: str = "1g") -> SparkSession:
 
 
 def read_entries(spark: SparkSession, nodes: str, queues: Sequence[str], partitions_min: int) -> DataFrame:
-    """All that the queues hold now, kept, so that all tables show the same moment."""
+    """All entries in the queues now, persisted, so that all tables show one moment."""
     reader = spark.read.format("lrq").option("nodes", nodes).option("subscribe", ",".join(queues))
     entries = reader.option("minPartitions", partitions_min).option("includeChain", "true").load()
     return entries.persist(StorageLevel.MEMORY_AND_DISK)
 
 
 def summarise(entries: DataFrame, queues: Sequence[str]) -> Report:
-    """Builds the tables and works out the delays."""
+    """Builds the tables and computes the delays."""
     tables = build_tables(entries, TABLES)
     delays = (
         tables["flights"]
@@ -159,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> Report:
-    """What can be wrong here is looked at before Spark starts."""
+    """Checks the arguments before Spark starts."""
     try:
         from lrq_ha.spark.chart import draw_delays
     except ModuleNotFoundError as error:
@@ -173,7 +175,7 @@ def _run(given: argparse.Namespace) -> Report:
 
 
 def cause(trace: str) -> str:
-    """The line of an error out of Spark that says what is wrong: the last one of a Python trace that names an error of ours."""
+    """The informative line of an error out of Spark: the last one of a Python trace that names an error of ours."""
     ours = [line.strip() for line in trace.splitlines() if line.strip().startswith("lrq_ha.")]
     return ours[-1] if ours else trace
 

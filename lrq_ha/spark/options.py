@@ -1,5 +1,8 @@
-"""The options of the data source, as one checked value. Pure. Rules: names are those of Spark's Kafka source where it has the same
-thing, case does not matter; an unknown option or a bad value is refused with what is allowed; nothing has two spellings."""
+"""The options of the data source, as one checked value. Pure.
+
+Rules: names are those of Spark's Kafka source for equal options, case does not matter; an unknown option or a bad value is refused with
+the allowed values; no option has two spellings.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,13 @@ class ReadOptions:
 
     Attributes:
         nodes: Addresses to try in turn; at least one.
-        tls_ca: Path of a PEM file, or None for what the system trusts.
+        tls_ca: Path of a PEM file, or None for the system's trusted CAs.
         subscribe: Queues to read, without repeats; empty if `pattern` is set.
         pattern: Regular expression for whole queue names; None if `subscribe` is set.
-        http: Sidecars that can be asked for the list of queues.
+        http: Sidecars to ask for the list of queues.
         starting: Least source sequence per queue, or None for earliest.
         ending: Source sequence per queue before which to stop, or None for latest.
-        min_partitions: Partitions wanted; there is at least one for each queue that has something to read.
+        min_partitions: Partitions wanted; there is at least one for each queue with something to read.
         fail_on_data_loss: Whether a retention gap is an error.
         include_chain: Whether the columns `request_id` and `restart` are wanted.
     """
@@ -63,7 +66,7 @@ class ReadOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """Checks what the user gave. Raises OptionError."""
+    """Checks the user's options. Raises OptionError."""
     values = {key.lower(): value for key, value in given.items()}
     spelled = {name.lower(): name for name in ALLOWED}
     for key in values:
@@ -167,7 +170,7 @@ def _bad(name: str, value: str) -> OptionError:
 
 
 def bad_address(name: str, number: int, fault: str = "is malformed") -> OptionError:
-    """An address that is wrong is not shown, nor any part of it: where its password ends cannot be told."""
+    """An error without any part of the wrong address, as the end of its password is unknown."""
     todo = f"Allowed: {ALLOWED[name]}; {urls.PASSWORD_RULE}"
     return OptionError(f"Address {number} of option {name} {fault}", todo=todo)
 

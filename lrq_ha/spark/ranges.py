@@ -1,16 +1,17 @@
-"""Which part of a receive queue a partition reads, and which transactions of what it meets are its own. Pure.
+"""The part of a receive queue that a partition reads, and the partition's own transactions in the messages that it meets. Pure.
 
-A receive queue is a stream, and each node of the sink group has its own copy of it: the same transactions in the same order, at other
+A receive queue is a stream, and each node of the sink group has its own copy of it: equal transactions in equal order, at other
 stream offsets, and after a restart or failover of a sidecar some of them a second time. So a range is fixed by positions in the
-*source's* log, which are the same everywhere; stream offsets in it are hints where to begin, checked before they are used.
+*source's* log, which are equal on all nodes; its stream offsets are hints for the first read, checked before they are used.
 
 Why a range read alone gives each transaction exactly once: read from any message on, a stream steps forward transaction by transaction
-(each batch names its `previous`) or jumps back, over what it repeats. From a message that ends with position a to one that ends with b > a
-it therefore passes all of (a, b], and the first time it does so is the time at which the greatest position seen so far grows. A range
-(after, through] begins at a message that ends with `after`, takes what exceeds the greatest position seen and ends once that is `through`.
-Where the chain starts anew a message names no `previous`. That it stands directly behind the one before shows that nothing was trimmed; or else, as
-brokers write records of their own between messages, that the stream still begins before it.
-Cuts between ranges are messages whose last positions grow, so ranges do not overlap and leave nothing out.
+(each batch names its `previous`) or jumps back, over repeated ones. Between a message that ends with position a and one that ends with b > a
+it therefore passes all of (a, b], for the first time when the greatest position seen so far grows. A range
+(after, through] begins at a message that ends with `after`, takes transactions above the greatest position seen and ends when that is `through`.
+
+- A message that restarts the chain names no `previous`. If it stands directly behind the message before, nothing was trimmed. Brokers write records
+  of their own between messages, so otherwise a stream that still begins before the message shows it.
+- Cuts between ranges are messages whose last positions grow, so ranges do not overlap and leave nothing out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SEQUENCE_MAX = 2**63 - 1
 
 
 class Message(NamedTuple):
-    """One message of a receive queue: its stream offset on this node, and what it says."""
+    """One message of a receive queue: its stream offset on this node, and its transactions."""
 
     offset: int
     batch: pb.ReceivedBatch
@@ -49,14 +50,14 @@ class Message(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """At `offset` of the stream that was looked at stands a message that ends with `last`."""
+    """The message at `offset` of the planned stream ends with `last`."""
 
     offset: int
     last: Position
 
 
 class Taken(NamedTuple):
-    """A transaction of the range. `restart`: the chain starts anew with it (`previous` is none)."""
+    """A transaction of the range. `restart`: the chain restarts with it (`previous` is none)."""
 
     transaction: pb.ReceivedTransaction
     restart: bool
@@ -71,8 +72,8 @@ class Range:
         after: Position before the first transaction of the range.
         through: Last position of the range. after <= through.
         start: Message at which to begin: it ends with `after`, or is the first one of the queue.
-        open_until: None where another range goes on after `through`. Else this is the queue's last range: in the stream of `start`,
-            it ends not before this offset, and takes in what exceeds `through` there (only where the sink was repeating itself).
+        open_until: None if another range goes on after `through`. Else this is the queue's last range: in the stream of `start`,
+            it ends not before this offset, and includes transactions above `through` there (only if the sink was repeating itself).
         least: Least source sequence to give.
         most: Greatest source sequence to give.
     """
@@ -87,11 +88,11 @@ class Range:
 
 
 class Selection:
-    """Goes with the messages of one range, in stream order, and says which transactions are its own.
+    """Takes the messages of one range, in stream order, and returns the range's own transactions.
 
     Args:
         part: The range.
-        stream: Where the messages come from.
+        stream: The stream of the messages.
         strict: Whether a hole is an error.
 
     Attributes:
@@ -140,7 +141,7 @@ class Selection:
         return self.greatest >= part.through and (part.open_until is None or not same_stream or offset >= part.open_until)
 
     def _may_lack(self, offset: int) -> bool:
-        """Whether something between the message before and the one at `offset` may have been trimmed."""
+        """Whether transactions between the message before and the one at `offset` may have been trimmed."""
         if self._offset is None or self._offset == offset - 1:
             return self._offset is None
         head = self._stream.first(self._range.queue)
@@ -162,14 +163,14 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a queue is to be read, before it is cut: as Range, with the offset of the last message."""
+    """The part of a queue to read, before it is cut: as Range, with the offset of the last message."""
 
     whole: Range
     last_offset: int
 
     @property
     def messages(self) -> int:
-        """About how many."""
+        """Approximate number of messages."""
         return max(self.last_offset - self.whole.start.offset + 1, 1)
 
 
@@ -185,13 +186,13 @@ def parse_message(queue: str, offset: int, body: bytes) -> Message:
 
 
 def locate(stream: Stream, queue: str, low: Message, high: Message, before: Callable[[Position], bool]) -> Message:
-    """A message whose last position is `before` what is looked for, as late as bisection finds one; `low` if there is none.
+    """A message whose last position satisfies `before`, as late as bisection finds one; `low` if there is none.
 
-    Where the sink repeated itself there may be a later one; any will do to begin a range (see the top of the file).
+    If the sink repeated itself there may be a later one; any will do to begin a range (see the module's docstring).
     """
     while high.offset - low.offset > 1:
         middle = stream.at(queue, (low.offset + high.offset) // 2)
-        if not low.offset < middle.offset < high.offset:  # trimmed meanwhile: what is left of the interval begins at `middle`
+        if not low.offset < middle.offset < high.offset:  # trimmed meanwhile: the rest of the interval begins at `middle`
             break
         if before(middle.last):
             low = middle
@@ -201,7 +202,7 @@ def locate(stream: Stream, queue: str, low: Message, high: Message, before: Call
 
 
 def begin(stream: Stream, part: Range) -> tuple[Message | None, bool]:
-    """Where to begin to read `part` in `stream` (None if it is empty), and whether this is the stream in which it was planned."""
+    """The message at which to begin to read `part` in `stream` (None if it is empty), and whether `part` was planned in this stream."""
     tail = stream.tail(part.queue)
     if tail is None:
         return None, False
@@ -218,18 +219,18 @@ def begin(stream: Stream, part: Range) -> tuple[Message | None, bool]:
 
 
 def extent(stream: Stream, queue: str, starting: int | None, ending: int | None, *, strict: bool) -> Extent | None:
-    """What of `queue` is to be read; None if nothing.
+    """The part of `queue` to read; None if there is none.
 
     Args:
-        stream: The node that is looked at.
+        stream: The queue on the node that plans.
         queue: Its name.
         starting: Least source sequence, or None for the earliest that is there.
-        ending: Source sequence before which to stop, or None for all that was there when this was called.
+        ending: Source sequence before which to stop, or None for every transaction that was there at the call.
         strict: Whether a range that the queue does not hold as a whole is an error.
 
     Raises:
-        DataLoss: The range begins before what is left of the queue, or at a sequence that the source's log has had twice.
-        OptionError: It ends, or begins, after what has been received.
+        DataLoss: The range begins before the first transaction left, or at a sequence that the source's log has had twice.
+        OptionError: The range ends, or begins, after the last received transaction.
     """
     tail = stream.tail(queue)  # before `first`: so a queue that is trimmed between the two is seen as trimmed
     head = stream.first(queue) if tail is not None else None
@@ -240,7 +241,7 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
     received = max(head.last, tail.last).sequence
     start, after, through, open_until = head, head.previous, tail.last, tail.offset
     if starting is not None:
-        # A stream's first offset is 0; where the chain starts again, nothing else tells what was before.
+        # A stream's first offset is 0; at a restart of the chain, no other sign shows what was before.
         lost = head.previous if head.previous != START or head.offset == 0 else Position(head.first.epoch, head.first.sequence - 1)
         if lost != START and starting <= lost.sequence and strict:
             raise DataLoss(f"Queue {queue} begins after sequence {lost.sequence}: startingOffsets {starting} is trimmed")
@@ -283,8 +284,8 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
 
 
 def _fall(stream: Stream, queue: str, head: Message, tail: Message, starting: int) -> tuple[Position, Position] | None:
-    """Where the source's log lost entries, by a forced promotion, and has given their sequences to others since: its positions before and after, if
-    `starting` lies between, and so does not say which of them have been read. (Epochs only grow; in each, so do sequences.)
+    """The positions around entries that the source's log lost, by a forced promotion, and whose sequences it used again, if `starting` lies
+    between them, and thus does not tell which of the two were read. (Epochs only grow; in each, sequences do too.)
     """
     last = head
     while last.last.epoch < tail.last.epoch and last.offset < tail.offset:
@@ -301,9 +302,9 @@ def _is_within(epoch: int, position: Position) -> bool:
 
 
 def split(stream: Stream, extents: Sequence[Extent], partitions_min: int) -> list[Range]:
-    """Cuts what is to be read into about `partitions_min` ranges of like length, at least one per extent.
+    """Cuts the extents into about `partitions_min` ranges of similar length, at least one per extent.
 
-    There are fewer where there are not enough messages, or where a cut would fall on what the sink repeated.
+    There are fewer if there are not enough messages, or if a cut would fall on repeated messages.
     """
     total = sum(one.messages for one in extents)
     ranges = []

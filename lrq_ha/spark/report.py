@@ -1,4 +1,4 @@
-"""What the job finds: departure delays by carrier and by month."""
+"""The job's results: departure delays by carrier and by month."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MonthDelay:
 
 @dataclass(frozen=True)
 class Report:
-    """What the job found. `rows`: rows per table."""
+    """The job's results. `rows`: rows per table."""
 
     queues: tuple[str, ...]
     rows: dict[str, int]

@@ -1,8 +1,11 @@
-"""The data source `lrq` as Spark sees it: options -> ranges (on the driver) -> Arrow record batches (in the workers).
+"""Spark's data source `lrq`: options -> ranges (on the driver) -> Arrow record batches (in the workers).
 
-Rules: planning reads a handful of messages, never a queue; a partition is one immutable Range; rows come in the order of the source;
-what Spark gets has exactly the announced schema. A lost connection, or a node that stands still, is not an error: planning begins again
-on whichever node takes it then; in mid-range, the reader goes on there behind the last position it gave.
+Rules:
+
+- Planning reads a handful of messages, never a queue; a partition is one immutable Range.
+- Rows come in the order of the source, with exactly the announced schema.
+- A lost connection, or a node that stands still, is not an error: planning begins again on the next node that takes it; in mid-range, the
+  reader continues there behind the last position that it gave.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ class LrqReader(DataSourceReader):
 
 
 def plan(options: ReadOptions) -> list[Range]:
-    """The ranges that `options` ask for, as the queues stand now."""
+    """The ranges for `options`, as the queues stand now."""
     queues = options.subscribe or _discover(options)
     patience, timeout_s = _Patience(), CONNECT_TIMEOUT_S
     while True:
@@ -121,13 +124,13 @@ def plan(options: ReadOptions) -> list[Range]:
         except MissingQueue as error:
             if options.subscribe:
                 raise
-            # It is in the log already, for this node has listed it; its stream is made when that is safe and applied.
+            # The queue is in the log already, as this node has listed it; its stream is made when that entry is safe and applied.
             patience.bear(error, "waiting for it, as a sidecar has listed it")
 
 
 def _plan(node: NodeConnection, queues: Sequence[str], options: ReadOptions) -> list[Range]:
     for queue in queues:
-        node.count(queue)  # a queue that is missing is named before anything is read
+        node.count(queue)  # a missing queue is reported before anything is read
     extents = [
         extent(
             node,
@@ -142,7 +145,7 @@ def _plan(node: NodeConnection, queues: Sequence[str], options: ReadOptions) -> 
 
 
 def read_range(part: Range, options: ReadOptions) -> Iterator[tuple[Message, list[Taken]]]:
-    """The messages of a range with the transactions that are its own, from whichever nodes take us in turn."""
+    """The messages of a range with its own transactions, from each node that takes us in turn."""
     patience = _Patience()
     while True:
         try:
@@ -151,7 +154,7 @@ def read_range(part: Range, options: ReadOptions) -> Iterator[tuple[Message, lis
                 closing(_read_from(node, part, options)) as steps,
             ):
                 for message, taken, rest in steps:
-                    if rest is not None and rest.after > part.after:  # else it is where the last node stopped, too
+                    if rest is not None and rest.after > part.after:  # else it is also the position at which the last node stopped
                         patience = _Patience()
                     yield message, taken
                     if rest is None:
@@ -162,13 +165,13 @@ def read_range(part: Range, options: ReadOptions) -> Iterator[tuple[Message, lis
 
 
 class _Patience:
-    """With nodes that are lost while nothing is gained."""
+    """Limits the retries on lost nodes without progress."""
 
     def __init__(self) -> None:
         self._deadline: float | None = None
 
     def bear(self, error: ConnectionLost | StreamSilent | MissingQueue, then: str) -> None:
-        """Returns after a pause. Raises `error` if nothing has come for too long."""
+        """Returns after a pause. Raises `error` if no progress was made for too long."""
         now = time.monotonic()
         self._deadline = self._deadline or now + RECONNECT_TIMEOUT_S
         if now >= self._deadline:
@@ -180,7 +183,7 @@ class _Patience:
 def _read_from(
     node: NodeConnection, part: Range, options: ReadOptions
 ) -> Generator[tuple[Message, list[Taken], Range | None], None, None]:
-    """As read_range, from one node; with each message what is left of the range, None at its end."""
+    """As read_range, from one node; with each message the rest of the range, None at its end."""
     start, same_stream = begin(node, part)
     if start is None:
         raise StreamSilent(part.queue, 0, f"{part.through}: it is empty on {node.address}")

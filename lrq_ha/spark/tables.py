@@ -1,15 +1,17 @@
-"""Tables from what was received: full snapshots, and deltas in order. Spark operations only; nothing is collected.
+"""Tables from received transactions: full snapshots, and deltas in order. Spark operations only; nothing is collected.
 
 The rule for readers of a receive queue (see lrq_ha.routing), per queue:
-    1. Rows of the newest *completed* snapshot, then every delta after that snapshot's base, in order; the last write of a key wins.
-       The base is where the snapshot begins: deltas that came while it was under way are applied after it, older ones are covered by it.
-    2. A snapshot that ended after a newer one had begun does not count, nor does one that never ended.
-    3. Where the chain starts anew there is a hole before it: deltas from there on wait for the next end marker.
-    4. A snapshot without its beginning (a start marker, or what restarts the chain) does not count: it was trimmed, or is not
-       part of what was read, and rows may be missing with it.
-Before the first completed snapshot there are no tables: reading any of them then is an error, unless told otherwise.
 
-The frame of entries is used several times: persist it, or fix its endingOffsets, so that all tables show the same moment.
+    1. Rows of the newest *completed* snapshot, then every delta after that snapshot's base, in order; the last write of a key wins.
+       The base is the snapshot's beginning: deltas that came while it was under way are applied after it, older ones are covered by it.
+    2. A snapshot that ended after a newer one had begun does not count; a snapshot that never ended does not count either.
+    3. At a restart of the chain there is a hole before it: deltas from there on wait for the next end marker.
+    4. A snapshot without its beginning (a start marker, or a restart of the chain) does not count: it was trimmed, or is not
+       part of the entries read, and rows may be missing with it.
+
+Before the first completed snapshot there are no tables: reading one then is an error, unless `need_snapshot` is false.
+
+The frame of entries is used several times: persist it, or fix its endingOffsets, so that all tables show one moment.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ Decode = Callable[[Column], Column]
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table that is kept.
+    """A table to build.
 
     Attributes:
         name: As payloads call it.
-        schema: Columns as DDL ("id BIGINT, carrier STRING, …"); what else a row holds is left out.
+        schema: Columns as DDL ("id BIGINT, carrier STRING, …"); other fields of a row are left out.
         key: Columns that name a row; none of them may be null. A row put under a key replaces the whole row.
     """
 
@@ -57,7 +59,7 @@ def live_entries(entries: DataFrame, *, need_snapshot: bool = True) -> DataFrame
     Args:
         entries: Read from format lrq with option includeChain = true.
         need_snapshot: Whether a queue without a completed snapshot is an error (when the result is computed); if not,
-            it has its deltas, as far as no snapshot that restarts the chain makes them wait.
+            it has its deltas, except those that wait for a snapshot that restarts the chain.
 
     Returns:
         The columns of `entries`, and `write`: a struct that sorts them in the order in which they are applied within a queue.
@@ -94,7 +96,7 @@ def build_tables(
     Args:
         entries: Read from format lrq with option includeChain = true; persisted, or with fixed endingOffsets.
         specs: Every table that payloads may name.
-        decode: Takes payloads apart.
+        decode: Decodes payloads.
         need_snapshot: As in `live_entries`.
     """
     names = [spec.name for spec in specs]
@@ -113,7 +115,7 @@ def build_tables(
 
 
 def _moments(entries: DataFrame, need_snapshot: bool) -> DataFrame:
-    """One row per queue: `_request`, `_base` and `_end` of the snapshot that counts (null if none), and `_hole`, where deltas stop."""
+    """One row per queue: `_request`, `_base` and `_end` of the snapshot that counts (null if none), and `_hole`, at which deltas stop."""
     is_part = F.col("type").isin(*SNAPSHOT_TYPES)
     position = F.struct("epoch", "sequence")
     begin, end, follower, newest = F.col("_begin"), F.col("_end"), F.col("_next"), F.col("_newest")

@@ -1,7 +1,7 @@
-"""A primary that turns its clients away in order before it steps down.
+"""Drain of a primary's clients in order, before it steps down.
 
-Rules: consumers get time to settle what they hold; if they do not, nothing has changed, unless the operator wants it so. Then the door is closed
-for as long as there is a reason, and everything becomes safe. Who is turned away for one order is not turned away for another meanwhile.
+Rules: consumers get time to settle their deliveries; if they do not, nothing has changed, unless the operator forces the drain. Then the door stays
+closed as long as there is a reason, and everything becomes safe. A drain for one command excludes a drain for another meanwhile.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ POLL_S = 0.005
 
 
 class ClientDrain:
-    """See above.
+    """Closes the door of a primary in order.
 
     Args:
         door: The door.
-        core: Whose log is to become safe.
+        core: The core whose log is to become safe.
 
     Attributes:
         door: The door.
         reason: Why clients are turned away, while this node is primary; empty if they are not.
-        renewing: Why they are not to be now; empty if they may be.
-        progress: How far that has come; empty if there is nothing to say.
+        renewing: Why they must not be turned away now; empty if they may be.
+        progress: Progress of the drain; empty if there is none to report.
     """
 
     def __init__(self, door: Door, core: Core) -> None:
@@ -44,20 +44,20 @@ class ClientDrain:
 
     @property
     def busy(self) -> str:
-        """What is being done; empty if nothing is."""
+        """The action under way; empty if there is none."""
         return self.reason or self.renewing or self.door.draining
 
     @property
     def alarm(self) -> str:
-        """Why the broker takes nothing for the log, so that publishers wait; empty if it does."""
+        """Why the broker accepts no writes to the log, so that publishers wait; empty if it does."""
         return self.door.log_blocked
 
     def held(self) -> int:
-        """Messages that consumers hold."""
+        """Deliveries that consumers have not settled."""
         return drain.held(self.door)
 
     def hold(self, reason: str) -> None:
-        """Nobody is let in from now on; who is in stays."""
+        """No new client is let in from now on; connected clients stay."""
         self.reason = reason
 
     def end(self) -> None:
@@ -65,18 +65,18 @@ class ClientDrain:
         self.reason = ""
 
     async def begin(self, node: int, reason: str, timeout_s: float, *, force: bool) -> tuple[bool, str, int]:
-        """Turns every client away in order and waits until everything is safe; if that was done, nobody is let in until `end`.
+        """Turns every client away in order and waits until everything is safe; if that succeeds, no client is let in until `end`.
 
-        Only while nothing else is done (`busy`).
+        Only while no other action is under way (`busy`).
 
         Args:
             node: Id of the node that must have the whole log, too; 0: none.
-            reason: What clients are told.
-            timeout_s: How long consumers may take to settle what they hold.
-            force: Go on when that is over.
+            reason: Text for clients.
+            timeout_s: Seconds that consumers have to settle their deliveries.
+            force: Go on after that time.
 
         Returns:
-            Whether it was done; what is to be said of it; how many messages consumers still hold.
+            Whether it was done; the text of the answer; number of deliveries that consumers have not settled.
         """
         try:
             left = await drain.drain(self.door, f"{reason}; consumers have {timeout_s:g} s to finish what they hold", timeout_s)
@@ -91,7 +91,7 @@ class ClientDrain:
             self.hold(reason)
             await drain.close(self.door, reason, STEP_DOWN_TIMEOUT_S)
         finally:
-            self.door.draining = ""  # also where this incarnation is over: the door is the next one's then
+            self.door.draining = ""  # also if this incarnation is over: the door is the next one's then
         deadline = time.monotonic() + STEP_DOWN_TIMEOUT_S
         while not self._all_safe(node) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)

@@ -1,10 +1,11 @@
 """The pure core of an incarnation, driven: one event after the other goes in, and its effects are carried out in order, at once.
 
 Rules:
-- No event comes while the effects of another one are carried out. That, an event that the core does not take, and effects that cannot be carried
-  out, ends the incarnation: a core that is left half changed would go on to tell others of what the stream does not have.
-- What the core appends by itself comes after the sequences that the replica has given out already.
-- Nothing goes in before the incarnation is ready, or when it is over.
+
+- No event comes while the effects of another one are carried out. A second event, an event that the core refuses, and effects that cannot be
+  carried out, end the incarnation: a core that is left half changed would tell others of entries that the stream does not have.
+- The core's own appends come after the sequences that the replica has assigned already.
+- No event goes in before the incarnation is ready, or when it is over.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .task_scope import TaskScope
 
 
 class Core:
-    """See above.
+    """The core with its driver.
 
     Args:
         node: The pure core.
@@ -35,7 +36,7 @@ class Core:
         shortfall: Of the incarnation before.
 
     Attributes:
-        replica: What is appended to it goes into the core.
+        replica: Its appends go into the core.
         ready: Whether events are taken.
     """
 
@@ -51,12 +52,12 @@ class Core:
         self._feeding = False
 
     def feed(self, event: Event) -> None:
-        """Gives an event to the core and carries out what follows. Never raises: a failure ends the incarnation."""
+        """Gives an event to the core and carries out its effects. Never raises: a failure ends the incarnation."""
         if not self._takes():
             return
         try:
             if not isinstance(event, Append) and self._may_append(event):
-                self.replica.flush()  # what the core appends by itself comes after the sequences that were given out already
+                self.replica.flush()  # the core's own appends come after the sequences that were assigned already
             if self._feeding:
                 raise IllegalEvent(f"{type(event).__name__} while the effects of another event are carried out")
             self._feeding = True
@@ -71,7 +72,7 @@ class Core:
         return self.ready and not self._life.over
 
     def _may_append(self, event: Event) -> bool:
-        """Whether the core may append MEMBERS at this event; acks and confirms, of which there are many, only where the set may change."""
+        """Whether the core may append MEMBERS at this event; at acks and confirms, of which there are many, only if the set may change."""
         return not isinstance(event, OwnConfirmed | PeerAcked) or self.node.set_may_change
 
     def _emit(self, first: int, count: int, runs: list[pb.Run | codec.Publishes]) -> None:

@@ -1,12 +1,13 @@
-"""The own log: what the core decides to write goes into its stream, and what a restart needs goes into the applied record.
+"""The own log's writer: the core's batches go into its stream, and the state for a restart into the applied record.
 
 Rules:
+
 - A batch is written once, as the bytes that are pushed, too; a pushed batch is written as its leader made it.
-- The applied record is written a little later, and only when something has changed. It names a CHECKPOINT only once its place is known (R7).
+- The applied record is written a little later, and only after a change. It names a CHECKPOINT only once its offset is known (R7).
 - Memory, CHECKPOINTs and retention follow each batch that is written, and each cut.
-- A CHECKPOINT comes as soon as the log has grown enough, by bytes as the broker counts them: one that is small would have dropped the last one
-  within the pause between two looks. But it takes no more than a part of the log, however much there is to tell: with very many queues it comes
-  less often. What is too large for any is said, before it is; so it is of the applied record.
+- A CHECKPOINT comes as soon as the log has grown enough, by bytes as the broker counts them: a small log would have dropped the last one
+  within the pause between two looks. But CHECKPOINTs take no more than a part of the log, however large they are: with very many queues they come
+  less often. A CHECKPOINT or an applied record that will be too large is reported before it is.
 """
 
 from __future__ import annotations
@@ -38,26 +39,26 @@ log = logging.getLogger("lrq_ha.node")
 RECORD_INTERVAL_S = 0.2
 RECORD_INTERVAL_MAX_S = 2.0
 RECORD_PAUSE_TIMES = 20
-CHECKPOINT_SHARE_MAX = 0.5  # of what may lie between two
-CHECKPOINT_GROWTH = 4  # the log grows by so many times its size, if it is that large, before the next one
-OUTGROWN_TIMES = 1.25  # what the log's bytes are counted as is up to a tenth more than they are
+CHECKPOINT_SHARE_MAX = 0.5  # of the bytes between two
+CHECKPOINT_GROWTH = 4  # the log grows by this many times the CHECKPOINT's size, if that is large, before the next one
+OUTGROWN_TIMES = 1.25  # the log's bytes are counted as up to a tenth more than they are
 DANGER_SHARE = 0.5  # of the largest CHECKPOINT, or applied record: operators are warned
 
 
 class LogWriter:
-    """See above.
+    """Writes the own log and the applied record.
 
     Args:
         config: The node's configuration.
-        core: Its log is this one.
+        core: The core with this log.
         life: Ended when the streams can be written no more.
         shut_out, on_blocked: See Streams.
 
     Attributes:
-        streams: Where it stands.
+        streams: The streams of the log.
         memory: Its newest batches.
-        checkpoints: Where they stand in it.
-        watch: What the broker has dropped of it.
+        checkpoints: Their offsets in it.
+        watch: The log's head and its receivers.
     """
 
     def __init__(self, config: Config, core: Core, life: TaskScope, shut_out: int, on_blocked: Callable[[str], None]) -> None:
@@ -72,7 +73,7 @@ class LogWriter:
         self._node = core.node
         self._replica = core.replica
         self._recorded = (-1, -1)
-        self._answered_at = time.monotonic()  # as long as something waits for the broker's confirm
+        self._answered_at = time.monotonic()  # while a write waits for the broker's confirm
         self._pause_s = RECORD_INTERVAL_S
         self._grown = 0  # bytes of the log since the last CHECKPOINT, or since one was tried
         self._tried_at = 0  # the end of the log then
@@ -83,21 +84,21 @@ class LogWriter:
         self._replica.progress.lies_far_back = lambda: self.watch.retention.behind(core.node.applied) > r.log_quarter_bytes
 
     async def rebuild(self) -> None:
-        """Opens the streams and fills the core with what they hold. Raises LrqError."""
+        """Opens the streams and fills the core from them. Raises LrqError."""
         await self.streams.open()
         await rebuild(self._replica, self.streams, self.memory, self.checkpoints, self.watch.retention)
         self._grown = self.watch.retention.behind(self.checkpoints.last)
 
     def silent_s(self) -> float:
-        """How long the broker has confirmed nothing of what is written to the log; 0 if nothing waits for that."""
+        """Seconds that the broker has confirmed no write to the log; 0 if none waits for a confirm."""
         return time.monotonic() - self._answered_at if self.streams.waiting else 0.0
 
     # ---- effects -----------------------------------------------------------------------------------------------------
 
     def write(self, effect: WriteBatch) -> None:
-        """Writes a batch. Raises IllegalEvent if it does not stand where its sequences were given out."""
+        """Writes a batch. Raises IllegalEvent if it does not start at the sequence assigned to it."""
         header = effect.batch
-        if effect.kind is EntryKind.ENTRIES and isinstance(effect.body, bytes):  # a push: the same bytes, the leader's index
+        if effect.kind is EntryKind.ENTRIES and isinstance(effect.body, bytes):  # a push: the identical bytes, the leader's index
             body = effect.body
             pushed = list(pb.Batch.FromString(body).runs)
             if header.first == self._node.log.base:  # never cut: the first batch of a log that begins here
@@ -122,7 +123,7 @@ class LogWriter:
             asyncio.get_running_loop().call_soon(self._consider_checkpoint)
 
     def _own_runs(self, effect: WriteBatch) -> list[pb.Run | codec.Publishes]:
-        """What a batch of this leader consists of."""
+        """The runs of a batch of this leader."""
         header = effect.batch
         if effect.kind is EntryKind.ENTRIES:
             given: tuple[int, list[pb.Run | codec.Publishes]] = effect.body  # type: ignore[assignment]
@@ -162,7 +163,7 @@ class LogWriter:
     # ---- records -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Writes the applied record when something has changed, and a CHECKPOINT when the log has grown enough."""
+        """Writes the applied record after a change, and a CHECKPOINT when the log has grown enough."""
         while True:
             await asyncio.sleep(self._pause_s)
             self._consider_checkpoint()
@@ -178,7 +179,7 @@ class LogWriter:
         applied, safe = self._replica.progress.tracker.applied, self._replica.progress.safe
         began = time.monotonic()
         body = applied_record(self._replica, self.checkpoints).SerializeToString()
-        # With very many queues it takes its time, in which nothing else is done.
+        # With very many queues the record takes long, and blocks the event loop.
         self._pause_s = min(max(RECORD_INTERVAL_S, RECORD_PAUSE_TIMES * (time.monotonic() - began)), RECORD_INTERVAL_MAX_S)
         self._record_bytes = len(body)
         self._record_said = self._say(self.record_trouble(), self._record_said)
@@ -201,7 +202,7 @@ class LogWriter:
             self._said = self._say(self.trouble(), self._said)
 
     def trouble(self) -> str:
-        """That a CHECKPOINT is too large, or soon will be; empty if it is not."""
+        """Text: a CHECKPOINT is too large, or soon will be; empty if it is not."""
         size, limit = self._replica.checkpoint_bytes, self._replica.checkpoint_bytes_max
         if size <= DANGER_SHARE * limit:
             return ""
@@ -212,9 +213,9 @@ class LogWriter:
         return f"the log gets no checkpoints any more: {what}; a restart reads all since the last one, and fails once the broker drops that: {how}"
 
     def size_trouble(self) -> str:
-        """That the broker may keep less of the log than it should, or keeps more; empty if it does not, as far as is known.
+        """Text: the broker may keep less of the log than it should, or keeps more; empty if it does not, as far as is known.
 
-        AMQP tells nothing of policies: whether one has changed the size is known when the log has become larger than it was made for.
+        AMQP does not show policies: a policy that has changed the size shows only when the log has become larger than it was made for.
         """
         made, wanted = self.streams.made_with.get(self.streams.log_queue), self._settings.log_bytes_max
         if made is None:
@@ -227,7 +228,7 @@ class LogWriter:
         return f"its log was made for {made} bytes, and log_bytes_max is {wanted}: {policy}"
 
     def record_trouble(self) -> str:
-        """That the applied record is too large, or soon will be; empty if it is not."""
+        """Text: the applied record is too large, or soon will be; empty if it is not."""
         size, limit = self._record_bytes, APPLIED_RECORD_BYTES_MAX
         if size <= DANGER_SHARE * limit:
             return ""
@@ -241,7 +242,7 @@ class LogWriter:
 
     @staticmethod
     def _say(trouble: str, before: str) -> str:
-        """Warns of a trouble that was not said before; returns it."""
+        """Warns of a new trouble; returns the trouble."""
         if trouble and before[:40] != trouble[:40]:
             log.warning("%s", trouble)
         return trouble
@@ -255,6 +256,6 @@ class LogWriter:
 
 
 def taken_out(node: Node) -> str:
-    """Whom this primary took out of the set, and why; empty if nobody."""
+    """The nodes that this primary took out of the set, and why; empty if there are none."""
     out = {number: peer for number, peer in node.peers.items() if peer.left and number not in node.log.members}
     return "; ".join(f"{node.name(number)} was taken out of the set, as {peer.left}" for number, peer in out.items())

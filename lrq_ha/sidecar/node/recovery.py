@@ -1,14 +1,16 @@
-"""Rebuilding a node from what its broker holds (R7): the applied record first, then the log from the CHECKPOINT that the record names.
+"""Rebuilds a node from its broker's streams (R7): the applied record first, then the log from the CHECKPOINT that the record names.
 
 Rules:
+
 - The new generation is on record before anything is published.
-- What stands where the record says must be that very CHECKPOINT: a broker that lost its last writes may have put something else there, or nothing.
-  If it is not, the log is read from its first record.
-- A log whose beginning the broker has dropped is read from the first CHECKPOINT that is left. What lies behind R must be there.
-- What only the record knows as refused, because the host lost the end of the log, is published again, and all behind it. Where the record knows of
-  more than the log holds, all that is left of the log is read for what it refuses: that may stand before the CHECKPOINT.
-- What is not durable a broker may have forgotten when it went down. What the log declares of that up to R is declared again, before anything is
-  published by it. Queues only where this node follows then: of a primary's queue that has gone with its messages, the census tells the others.
+- The record's offset must hold that very CHECKPOINT: a broker that lost its last writes may hold another record there, or none.
+  If it is not there, the log is read from its first record.
+- A log whose beginning the broker has dropped is read from the first CHECKPOINT that is left. All entries behind R must be there.
+- An entry that only the record knows as refused, because the host lost the end of the log, is published again, with all entries behind it. If the
+  record goes beyond the log's end, the whole rest of the log is read for its refusals: they may stand before the CHECKPOINT.
+- A broker may have forgotten non-durable queues and exchanges when it went down. Those that the log declares up to R are declared again, before
+  anything is published by them. Queues only if this node follows: for a primary's queue that has gone with its messages, the length reconciler
+  informs the others.
 - A node that has applied nothing may begin at any CHECKPOINT behind which everything live stands (R17).
 """
 
@@ -40,7 +42,7 @@ async def rebuild(replica: Replica, streams: Streams, memory: RoutingQueue, chec
     """Fills `replica`, its core, `memory`, `checkpoints` and `retention`, which are new.
 
     Raises:
-        LrqError: The log no longer holds all that this node has to apply, or the broker cannot be read.
+        LrqError: The log no longer holds every entry that this node has to apply, or the broker cannot be read.
     """
     last, tallies = await read_applied(streams)
     for tally in tallies:
@@ -116,9 +118,9 @@ async def read_applied(streams: Streams) -> tuple[AppliedRecord, Sequence[pb.Tal
 
 
 async def _read_from(streams: Streams, take: Callable[[Mapping[str, Any], bytes], None], start: StartPoint | None) -> None:
-    """Reads the own log from there on, or from its first record. Raises _NotThere if it ends before that."""
+    """Reads the own log from `start` on, or from its first record. Raises _NotThere if it ends before `start`."""
     if start is not None:
-        # Who reads from beyond the end is given nothing until the stream has grown so far, not even its OPEN.
+        # A reader from beyond the end is given nothing until the stream has grown so far, not even its OPEN.
         opened = await streams.read(streams.log_queue, lambda _headers, _body: None, "last")
         if opened <= start.offset:
             raise _NotThere
@@ -126,7 +128,7 @@ async def _read_from(streams: Streams, take: Callable[[Mapping[str, Any], bytes]
 
 
 class _NotThere(Exception):
-    """Something else stands where the applied record says that a CHECKPOINT is."""
+    """The applied record's offset does not hold its CHECKPOINT."""
 
 
 class _LogReading:
@@ -163,7 +165,7 @@ class _LogReading:
         self._accept(batch, body, runs, int(headers[OFFSET]))
 
     def _begin(self, batch: BatchHeader, entry: pb.Checkpoint | None) -> bool:
-        """Whether the log can be read from this batch on. `entry`: the CHECKPOINT that the batch consists of, if it does."""
+        """Whether the log can be read from this batch on. `entry`: the CHECKPOINT if the batch is one."""
         expected = self._expected
         if expected is not None:
             if entry is None or (batch.first, batch.epoch, batch.leader) != (expected.sequence, expected.epoch, expected.leader):
@@ -175,7 +177,7 @@ class _LogReading:
             if entry is None or (batch.first > applied + 1 and not begins) or batch.leader < self._skipped_top:
                 self._skipped_upto, self._skipped_top = batch.last, max(self._skipped_top, batch.leader)
                 return False
-            # Whether this node was in the set stood in what is gone: a leader has to say so again.
+            # This node's membership in the set stood in the dropped part: a leader has to tell it again.
             is_base = begins or batch.first == self._replica.begins_at
             self._restore(batch, entry, in_set=False, out_since=(batch.leader, batch.first), base=batch.first if is_base else 0)
             if begins:
@@ -208,7 +210,7 @@ class _LogReading:
             self._checkpoints.noted(self._node.log.start_point(batch, offset))
 
     def ended(self) -> None:
-        """The own OPEN has come. Raises LrqError if what is to be applied is not in the log any more."""
+        """The own OPEN has come. Raises LrqError if an entry that must be applied is not in the log any more."""
         if self._expected is not None:
             raise _NotThere
         if self._skipped_upto and not self.first:
@@ -220,7 +222,7 @@ class _LogReading:
 
 
 class _Refusals:
-    """One more reading of the own log, for what it refuses (`kept`). `first`: its first entry that is left; 0: none."""
+    """A second read of the own log, for its refusals (`kept`). `first`: its first entry that is left; 0: none."""
 
     def __init__(self, log: LogIndex) -> None:
         self.first = 0
@@ -241,7 +243,7 @@ class _Refusals:
 
 
 class _ReadingAgain:
-    """One more reading of the own log, for what is to be applied although the record says that it was: entries after `applied`, up to `upto`."""
+    """A second read of the own log, for entries to apply although the record has them as applied: entries after `applied`, up to `upto`."""
 
     def __init__(self, replica: Replica, applied: int, upto: int) -> None:
         self._replica = replica
@@ -262,12 +264,12 @@ class _ReadingAgain:
                 self._found[entry.first] = entry
 
     def ended(self) -> None:
-        """They wait for the applier, before what waits for it already."""
+        """The found entries wait for the applier, before those that wait already."""
         self._replica.wait_first(sorted(self._found.values(), key=lambda entry: entry.first))
 
 
 def state_before(entry: pb.Checkpoint) -> LogState:
-    """What a CHECKPOINT says of the log before it."""
+    """The state of the log before a CHECKPOINT, as the CHECKPOINT describes it."""
     epochs, sets = codec.history_from_pb(entry)
     return LogState(epochs=epochs, sets=sets, renewals=tuple((r.sequence, r.renewal) for r in entry.renewals))
 
@@ -304,7 +306,7 @@ def applied_record(replica: Replica, checkpoints: Checkpoints) -> pb.Applied:
 
 
 def _to_pb(q: QueueRecord) -> pb.Applied:
-    """A record of nothing but one queue: put together, several are one record."""
+    """A record of one queue only: several such records concatenated are one record."""
     part = pb.Applied()
     queue = part.queues.add(
         vhost=q.vhost, queue=q.queue, done=q.done, moved=q.moved, due=q.due, purged=q.purged, departed=q.departed, spared=q.spared

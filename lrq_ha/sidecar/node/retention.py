@@ -1,7 +1,7 @@
-"""The head of the own log, which the broker drops when the log is full, and who still needs it (R17).
+"""The head of the own log, which the broker drops when the log is full, and the receivers that still need it (R17).
 
-Rules: the head is looked up at a start, whenever the log has grown by a part of its size, and a while after it has grown at all, as the broker drops
-it a little later. Who is in danger of falling off the log, or has, is said once in this sidecar's log, and all the time in its status.
+Rules: the head is looked up at a start, whenever the log has grown by a part of its size, and a while after any growth, as the broker drops
+it a little later. A peer that may fall off the log, or has, is reported once in this sidecar's log, and all the time in its status.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WATCH_INTERVAL_S = 1.0
 
 
 class Watch:
-    """See above.
+    """Watches the log's head.
 
     Args:
         node: The pure core.
@@ -44,7 +44,7 @@ class Watch:
         self._said: dict[int, str] = {}
 
     async def run(self) -> None:
-        """Looks and tells until cancelled."""
+        """Looks and reports until cancelled."""
         while True:
             await self.look()
             self.tell()
@@ -65,22 +65,22 @@ class Watch:
             self._feed(HeadMoved(await self._head()))
 
     async def cannot_send(self, peer: int) -> None:
-        """The own stream has no longer what a peer needs next."""
+        """The own stream no longer has the entries that a peer needs next."""
         await self.look(now=True)
         self._feed(CannotSend(peer))
 
     def has(self, peer: int) -> int | None:
-        """The last entry that a peer is known to have; of one that has not been heard since this epoch began, what the log tells. None: unknown."""
+        """The last entry that a peer is known to have; before it is heard in this epoch, by what the log tells. None: unknown."""
         remote = self._node.peers[peer]
         if remote.subscribed or remote.acknowledged:
             return remote.acknowledged
         if remote.left and peer in self._node.log.members:
-            # It stays in the set though it has lost its log, or its end (mode strict): what it said itself.
+            # It stays in the set though it has lost its log, or its end (mode strict): by its own Hello.
             return (remote.hello and remote.hello.log.end) or None
         return self._node.log.in_set_upto(peer) or None
 
     def gauge(self, peer: int) -> dict[str, int | None]:
-        """For the status: bytes of the log that a peer lacks, and bytes that may still be written before the broker drops what it needs next."""
+        """For the status: bytes of the log that a peer lacks, and bytes until the broker drops entries that the peer needs."""
         has = self.has(peer) if self._node.leading else None
         if has is None:
             return {"log_bytes_behind": None, "log_bytes_left": None}
@@ -88,7 +88,7 @@ class Watch:
         return {"log_bytes_behind": self.retention.behind(has), "log_bytes_left": 0 if gone else self.retention.left(has)}
 
     def tell(self) -> None:
-        """Says what has changed."""
+        """Reports changes."""
         for peer in self._node.peers:
             trouble = self.trouble(peer)
             if trouble and self._said.get(peer, "")[:40] != trouble[:40]:
@@ -96,11 +96,11 @@ class Watch:
             self._said[peer] = trouble
 
     def trouble(self, peer: int) -> str:
-        """What stands between a peer and this primary's log, and what waits for it; empty if nothing does."""
+        """Text: the obstacle between a peer and this primary's log, and its consequence; empty if there is none."""
         return "; ".join(filter(None, (self._lacks(peer), self._holds(peer)))) if self._node.leading else ""
 
     def _holds(self, peer: int) -> str:
-        """Mode strict: that confirms wait for it, and why; empty if they do not."""
+        """Mode strict: text: confirms wait for the peer, and why; empty if they do not."""
         node, remote = self._node, self._node.peers[peer]
         if not node.settings.strict or peer not in node.log.members or (remote.subscribed and not remote.left):
             return ""
@@ -108,7 +108,7 @@ class Watch:
         return f"nothing is confirmed until {name} has caught up{why}, or until lrq-ha remove {name}"
 
     def _lacks(self, peer: int) -> str:
-        """What of the log a peer needs that is gone, or will be soon."""
+        """Text: entries that a peer needs and that are dropped, or will be soon."""
         node, remote = self._node, self._node.peers[peer]
         name, known, has = node.name(peer), remote.hello.log if remote.hello else None, self.has(peer)
         if remote.fallen and known is not None:

@@ -1,4 +1,4 @@
-"""How long an incarnation goes on: its tasks, and why it is over.
+"""The lifetime of an incarnation: its tasks, and the reason of its end.
 
 Rules: it ends once, and the first reason counts. A task that fails ends it; one that returns does not.
 """
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class TaskScope:
-    """See above. To be made where an event loop runs."""
+    """The tasks of one incarnation. Create it in a running event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -30,7 +30,7 @@ class TaskScope:
 
     @property
     def reason(self) -> str:
-        """Why it is over; empty if it is not."""
+        """The reason of the end; empty before it."""
         return self._ended.result() if self._ended.done() else ""
 
     def end(self, reason: str) -> None:
@@ -39,17 +39,17 @@ class TaskScope:
             self._ended.set_result(reason)
 
     def fail(self, error: BaseException) -> None:
-        """Ends it for an error; one that nobody expected is logged with where it comes from."""
+        """Ends it for an error; an unexpected error is logged with its place."""
         if isinstance(error, IllegalEvent) or not isinstance(error, LrqError):
             log.error("this incarnation fails", exc_info=error)
         self.end(str(error) or repr(error))
 
     async def ended(self) -> str:
-        """Returns when it is over: why. Who waits here and is cancelled does not end it."""
+        """Returns the reason when it is over. Cancelling a waiter does not end it."""
         return await asyncio.shield(self._ended)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs a task that goes on no longer than this life."""
+        """Runs a task that ends with this scope at the latest."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -61,7 +61,7 @@ class TaskScope:
             self.fail(error)
 
     async def wait(self, task: asyncio.Future[Any], timeout_s: float | None = None) -> None:
-        """Returns when the task is done, or this is over, or so much later."""
+        """Returns when the task is done, or this scope is over, or after the timeout."""
         await asyncio.wait({task, self._ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:

@@ -1,7 +1,11 @@
-"""What operators ask of an incarnation, but for renewals.py: taking an epoch or giving it away, pausing, the set, beginning anew.
+"""The operators' commands to an incarnation, except renewals (renewal.py): promotion, step-down, pause, the set, reinit.
 
-Rules: an order that is refused has changed nothing, and says why. The core answers one request at a time. This node steps down for one order at a
-time, and goes on doing so when nobody waits for the answer any more. With `dry_run`, only what would be done is said.
+Rules:
+
+- A refused command has changed nothing, and says why.
+- The core answers one request at a time.
+- This node steps down for one command at a time, and continues if no client waits for the answer any more.
+- With `dry_run`, the answer only describes the action.
 """
 
 from __future__ import annotations
@@ -33,16 +37,16 @@ Request: TypeAlias = PromoteRequest | RemoveRequest | SwitchoverRequest | PauseR
 
 
 class OperatorCommands:
-    """See above.
+    """Carries out the operators' commands.
 
     Args:
         name: Of this node.
         broker: The own broker, which is asked for the lengths of queues.
         core: Decides.
-        life: Ended when the node is made anew.
-        own_log: Whose tail may be asked for.
-        turning_away: How clients are treated when this node steps down.
-        sending: Tells the node that takes over.
+        life: Ended by a reinit.
+        own_log: The log whose tail may be requested.
+        turning_away: Drains clients when this node steps down.
+        sending: Informs the node that takes over.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class OperatorCommands:
         self._answer = answer
         try:
             self._core.feed(request)
-            if not answer.done():  # most are answered at once, and nothing else happens before the caller goes on
+            if not answer.done():  # most are answered at once, before the caller goes on
                 await self._life.wait(answer, ANSWER_TIMEOUT_S)
             if answer.done():
                 return answer.result()
@@ -76,7 +80,7 @@ class OperatorCommands:
             self._answer = None
 
     def _over(self) -> str:
-        """What an operator is told whose order this incarnation can no longer carry out."""
+        """The answer to an operator whose command this incarnation can no longer carry out."""
         return f"{self._name} has stopped or started again meanwhile ({self._life.reason}): see `lrq-ha list` before trying again"
 
     def answered(self, effect: Answer) -> None:
@@ -111,11 +115,11 @@ class OperatorCommands:
         return ok, text
 
     async def switchover(self, node: int, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:
-        """Hands the next epoch to `node` (0: to an in-sync backup): nothing lost, nothing twice.
+        """Hands the next epoch to `node` (0: to an in-sync backup): no message is lost, none is delivered twice.
 
         Args:
-            timeout_s: How long consumers may take to settle what they hold.
-            force: Go on when that is over.
+            timeout_s: Seconds that consumers have to settle their deliveries.
+            force: Go on after that time.
         """
         answer = await self._ask_core(SwitchoverRequest(node))
         if not answer.ok:
@@ -132,7 +136,7 @@ class OperatorCommands:
         return f"; this stays behind: {behind}" if behind else ""
 
     async def demote(self, timeout_s: float, *, force: bool, dry_run: bool) -> tuple[bool, str]:
-        """Ends this epoch; nobody takes the next one until an operator says so, or this sidecar is restarted. Arguments as of `switchover`."""
+        """Ends this epoch; no node takes the next one until an operator says so, or this sidecar is restarted. Arguments as of `switchover`."""
         if not self._node.serving:
             return False, f"{self._name} is not primary"
         if why := self._node.nothing_is_safe():
@@ -164,18 +168,18 @@ class OperatorCommands:
         return task.result()
 
     async def _turn_away(self, node: int, reason: str, timeout_s: float, force: bool) -> tuple[bool, str]:
-        """Steps down, unless that or a renewal is under way. Nothing happens between looking and `begin`, so of two orders one is refused."""
+        """Steps down, unless a step-down or a renewal is under way. Of two commands one is refused: no await stands between check and `begin`."""
         if busy := self._turning_away.busy:
             return False, f"not now: {busy}"
         ok, text, left = await self._turning_away.begin(node, reason, timeout_s, force=force)
         if self._life.over:
             return False, self._over()
-        if ok and node:  # in the time that this took, what it needs may have changed
+        if ok and node:  # meanwhile the conditions for the new leader may have changed
             answer = await self._ask_core(SwitchoverRequest(node))
             if not answer.ok:
                 self._turning_away.end()
                 return False, f"{answer.text}; this node goes on as primary"
-        if ok and not node:  # nobody is to take over by himself; only now, as operators may pause and resume while consumers finish
+        if ok and not node:  # no node is to take over by itself; only now, as operators may pause and resume while consumers finish
             await self._ask_core(PauseRequest(True))
         if ok:
             self._core.feed(StepDown(node, None if left else self._core.replica.given_out.given()))
@@ -184,7 +188,7 @@ class OperatorCommands:
         return ok, text
 
     async def _hand_over(self, node: int, text: str) -> tuple[bool, str]:
-        """Ends this incarnation when `node` has heard that it is to take over, or does not answer. Returns what is to be said of it."""
+        """Ends this incarnation when `node` has received the handover, or does not answer. Returns the text of the answer."""
         name, mine = self._node.name(node), self._name
         told = await self._sending.part(node)
         self._life.end(f"handed over to {name}")
@@ -203,13 +207,13 @@ class OperatorCommands:
         return tail(self._log.streams, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
 
     async def reinit(self, *, force: bool, dry_run: bool) -> tuple[bool, str]:
-        """Lets this node begin anew: everything that its log brought to its broker is deleted, and it follows its primary.
+        """Deletes every queue and exchange that this node's log brought to its broker, and its log; then the node follows its primary.
 
         Args:
-            force: Although no primary answers, which would have what is deleted.
+            force: Go on though no primary answers, which would have the deleted messages.
         """
         name, node = self._name, self._node
-        gone = await in_no_export(self._core.replica, self._broker)  # before all else: what follows must still be so when it is done
+        gone = await in_no_export(self._core.replica, self._broker)  # before all else: the conditions below must still hold when it is done
         if node.leading or node.role is Role.RECOVERING:
             return False, f"{name} is primary: only a backup can be rebuilt"
         primary = node.primary()
@@ -229,7 +233,7 @@ class OperatorCommands:
         return True, f"{name} drops {dropped}, and begins again{too}"
 
     def _joins(self, primary: int, log: LogState) -> str:
-        """What comes when this node has nothing any more. `log`: the primary's."""
+        """The next step of this node with an empty log. `log`: the primary's."""
         if not log.lacks(0):
             return "it then follows from the first entry"
         if log.base:

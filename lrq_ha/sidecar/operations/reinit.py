@@ -1,10 +1,11 @@
-"""Beginning a node anew (R14): what its log ends with, for the operator to look at and to publish again; then everything of it is deleted.
+"""Reinit of a node (R14): gives the tail of its log to the operator, to view and to publish again; then deletes the node's data.
 
 Rules:
+
 - A tail is given as JSON lines, one per entry, in log order. A publish is given whole, as its publisher sent it: `lrq-ha republish` sends it again
-  with its replication ID, so what the group holds already is not enqueued twice.
-- Deleted are the routing queues and every queue and exchange that the node's log declared, but for queues of the level `none`; what it bound of
-  exchanges that every broker has is unbound. The node has then an empty log, follows, and applies everything again.
+  with its replication ID, so messages that the group holds already are not enqueued twice.
+- Deleted are the routing queues and every queue and exchange that the node's log declared, except queues of the level `none`; its bindings of
+  exchanges that every broker has are removed. The node has then an empty log, follows, and applies everything again.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ SILENCE_MAX_S = 10.0
 
 
 async def batches(streams: Streams, index: LogIndex, start: int | str = "first") -> AsyncIterator[tuple[int, pb.Batch]]:
-    """(first sequence, batch) of the own log from `start` to its end, each once, without what was cut off.
+    """(first sequence, batch) of the own log from `start` to its end, each once, without batches that were cut off.
 
     Args:
-        start: Where in the stream reading begins: an offset, or "first".
+        start: Offset in the stream at which reading begins, or "first".
 
     Raises:
         LrqError: The stream gives nothing more before the log's end.
@@ -60,10 +61,10 @@ async def batches(streams: Streams, index: LogIndex, start: int | str = "first")
 
 
 async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) -> AsyncIterator[dict[str, Any]]:
-    """The entries from `first` on, as values for JSON. Read twice: what a later one refuses is no publish, nor is what a renewal moved.
+    """The entries from `first` on, as values for JSON. Read twice: a publish that a later entry refuses, or a renewal moved, is no publish.
 
     Raises:
-        LrqError: As of `batches`; or the stream lacks one of them, as the broker has dropped or lost it.
+        LrqError: As of `batches`; or the stream lacks an entry, as the broker has dropped or lost it.
     """
     refused = RangeSet()
     async for _, batch in batches(streams, index, start):
@@ -77,7 +78,7 @@ async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) 
             _note_moving(moving, run, sequence)
             for entry in _entries(run, sequence):
                 if entry["kind"] == "publish" and entry["sequence"] in refused:
-                    entry["kind"] = "refused"  # its publisher heard so, or nothing, and has sent it again
+                    entry["kind"] = "refused"  # its publisher heard of the refusal, or nothing, and has sent it again
                 elif entry["kind"] == "publish" and _is_moved(entry, moving, batch.runs[at:]):
                     entry["kind"] = "moved"  # the group has it from before, or it stands in the tail as it was published
                 if entry["sequence"] > due:
@@ -90,7 +91,7 @@ async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) 
 
 
 def _note_moving(moving: dict[tuple[str, str], int], run: pb.Run, sequence: int) -> None:
-    """The queues that a renewal is moving behind this run, and before which entry what is moved was published (R17)."""
+    """The queues that a renewal is moving behind this run, each with the entry before which moved messages were published (R17)."""
     match run.WhichOneof("kind"):
         case "moving" if run.moving.done:
             moving.pop((run.moving.vhost, run.moving.queue), None)
@@ -102,13 +103,13 @@ def _note_moving(moving: dict[tuple[str, str], int], run: pb.Run, sequence: int)
         case "renewed":
             moving.clear()
         case "topology" if frames.method_id(run.topology.method) == frames.QUEUE_DECLARE:
-            moving.pop((run.topology.vhost, declarations.first_name(run.topology.method)), None)  # the one that was moved has gone
+            moving.pop((run.topology.vhost, declarations.first_name(run.topology.method)), None)  # the queue that was moved has gone
 
 
 def _is_moved(publish: dict[str, Any], moving: dict[tuple[str, str], int], runs: Sequence[pb.Run]) -> bool:
     """Whether a renewal has moved this message, of the first of these runs of a batch: then the DEQUEUE of its old copy is behind it.
 
-    Where a renewal gives a queue up, clients' publishes to it may come before the log says so; what had no old copy in the log is in none but here.
+    If a renewal gives a queue up, clients' publishes to it may precede the log entry that says so; a message without old copy is only here.
     """
     queue = publish["vhost"], publish["routing_key"]
     if publish["exchange"] or publish["replication_id"] or queue not in moving or len(runs[0].enqueues.lengths) != 1:
@@ -163,13 +164,13 @@ def _publish(sequence: int, vhost: str, exchange: str, key: str, header: bytes, 
 async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: Definitions) -> None:
     """Deletes everything that belongs to this node's log from its broker. The incarnation must have stopped writing.
 
-    `definitions`: what the log declares, also where its beginning was dropped.
+    `definitions`: the log's declarations, also if its beginning was dropped.
 
     Raises:
-        LrqError: The broker does not answer or refuses; what is left is deleted at the next start.
+        LrqError: The broker does not answer or refuses; the rest is deleted at the next start.
     """
     declared: dict[str, set[tuple[int, str]]] = {}
-    bound: dict[str, list[bytes]] = {}  # exchanges that every broker has, to each other: nothing else takes that away
+    bound: dict[str, list[bytes]] = {}  # bindings between exchanges that every broker has: nothing else removes them
     views = {names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC, names.STATUS}
     for vhost, row in definitions.rows():
         kind = frames.method_id(row)
@@ -196,7 +197,7 @@ async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: 
         try:
             connection = await open_vhost(broker, vhost)
         except VhostNotFound:
-            continue  # it was deleted, with all that was in it
+            continue  # it was deleted, with its messages
         try:
             channel = await connection.channel()
             for arguments in bound.get(vhost, ()):

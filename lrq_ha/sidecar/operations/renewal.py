@@ -1,8 +1,12 @@
-"""Renewals of the log by this primary (R17): ordered by an operator, or found unfinished by whoever leads next.
+"""Renewals of the log by this primary (R17): ordered by an operator, or left unfinished by an earlier primary.
 
-Rules: the door stays open, and there is one at a time. What fails before the CHECKPOINT has changed nothing; what fails behind it is given up in the
-log, or gone on with by the next primary, which keeps everybody from the queues that are half done before its door opens. While it is under way this
-node does not hand over: whoever took over would have to go on with it. Moving itself is broker_plugin/renewal/renewal.py's.
+Rules:
+
+- The door stays open, and there is one renewal at a time.
+- A failure before the CHECKPOINT has changed nothing. A renewal that fails behind it is given up in the log, or continued by the next primary,
+  which blocks clients from half-moved queues before its door opens.
+- While it is under way this node does not hand over: the next primary would have to continue it.
+- broker_plugin/renewal/renewal.py moves the queues.
 """
 
 from __future__ import annotations
@@ -25,17 +29,17 @@ from ..node.task_scope import TaskScope
 
 log = logging.getLogger("lrq_ha.node")
 
-FINISH_S = 30.0  # for consumers of a queue, where nobody says otherwise
+FINISH_S = 30.0  # for consumers of a queue, by default
 APPLIED_TIMEOUT_S = 30.0
 
 
 class Renewals:
-    """See above.
+    """Runs this primary's renewals.
 
     Args:
         config: The node's configuration.
-        core: Whose log is renewed.
-        life: A renewal goes on no longer than this, also when nobody waits for it any more.
+        core: The core whose log is renewed.
+        life: A renewal ends with it at the latest, also if no client waits for it any more.
         watch: Of the log's head.
         turning_away: Has the door, and may be about to close it.
     """
@@ -83,7 +87,7 @@ class Renewals:
         return await self._finish(self._node.log.end, timeout_s, force=force, dead_letters_arrived=dead_letters_arrived)
 
     def go_on(self) -> None:
-        """Goes on with a renewal that another primary has begun; nothing if there is none. Called before the door opens."""
+        """Continues a renewal that another primary has begun; nothing if there is none. Called before the door opens."""
         if self._node.log.unfinished:
             self._turning_away.renewing = f"node {self._name} goes on with renewing the log"
             for key in self._replica.index.passes.unfinished():
@@ -95,7 +99,7 @@ class Renewals:
         return Renewal(self._replica, door, broker, checkpoint, timeout_s=timeout_s, force=force, dead_letters_arrived=dead_letters_arrived)
 
     async def _finish(self, checkpoint: int, timeout_s: float, *, force: bool, dead_letters_arrived: bool) -> tuple[bool, str]:
-        """Moves what is live. Raises LrqError if it must be gone on with, by whoever leads next."""
+        """Moves everything live. Raises LrqError if the next leader must continue."""
         began, replica = time.monotonic(), self._replica
         renewal = self._renewal(checkpoint, timeout_s, force=force, dead_letters_arrived=dead_letters_arrived)
         problem = ""

@@ -1,6 +1,6 @@
 """This node's connection to another node's door: control messages and pushes go out on it, acks of pushes come back.
 
-Rules: it is opened again for ever, with a growing pause; channel 1 is for control messages, channel 2 for pushes (broker_plugin/door/peer.py).
+Rules: it is reopened without end, with a growing pause; channel 1 is for control messages, channel 2 for pushes (broker_plugin/door/peer.py).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ log = logging.getLogger("lrq_ha.links")
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
-STEADY_S = 2.0  # a link that stood that long starts the back-off anew; one that the other node ends each time does not
+STEADY_S = 2.0  # a link that stood that long resets the back-off; a link that the other node ends each time does not
 CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_S = 2
-PARTING_S = 2.0  # nobody is served meanwhile
+PARTING_S = 2.0  # no client is served meanwhile
 
 
 class Link:
-    """See above.
+    """The link to one peer.
 
     Args:
         me, group: This node's id and group.
         peer: The other node's id.
-        name: And its name.
-        address: Its door, vhost lrq.
-        on_up, on_down: Called when the link stands, and when it is lost.
+        name: The other node's name.
+        address: The other node's door, vhost lrq.
+        on_up, on_down: Called when the link is up, and when it is lost.
         on_ack: Called with the sequence up to which the other node has the log.
     """
 
@@ -134,9 +134,9 @@ class Link:
             self._on_ack(self.peer, last)
 
     async def part(self) -> bool:
-        """Ends the link in order. Returns whether the other node has taken all that was sent: it answers the close when it has.
+        """Ends the link in order. Returns whether the other node has taken everything sent: it answers the close when it has.
 
-        Not if that was lost with the link before, or the answer does not come in time.
+        False if data was lost with the link before, or the answer does not come in time.
         """
         connection = self._connection
         if connection is None or not self.up:

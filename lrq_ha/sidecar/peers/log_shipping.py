@@ -1,9 +1,10 @@
-"""What goes to the other nodes: control messages, and the log to those that follow this primary.
+"""Sends control messages to the other nodes, and the log to those that follow this primary.
 
 Rules:
-- One link to each peer, opened again for ever. A subscription ends with its link; the core asks for the next.
-- A batch is sent from memory, or else read from the own stream until memory has what comes next: never both at once.
-- A subscription has no more on its way than its limit.
+
+- One link to each peer, reopened without end. A subscription ends with its link; the core asks for the next.
+- A batch is sent from memory, or else read from the own stream until memory has the next batch: never both at once.
+- The unacknowledged bytes of a subscription are limited.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ ROOM_POLL_S = 0.01
 
 
 class LogShipping:
-    """See above.
+    """The sender to the other nodes.
 
     Args:
         config: The node's configuration.
-        core: Is told of links and acknowledgements.
+        core: Informed of links and acknowledgements.
         life: The links run as long as this.
-        own_log: What is sent.
+        own_log: The log to send.
 
     Attributes:
         links: By the peer's id.
@@ -71,7 +72,7 @@ class LogShipping:
             self._life.spawn(link.run())
 
     def on_its_way_bytes(self, peer: int) -> int | None:
-        """What a peer lacks of the log, if all of that was sent to it; None if it lacks more."""
+        """Bytes of the log that a peer lacks, if all of them were sent to it; None if it lacks more."""
         subscription = self._subscriptions.get(peer)
         return subscription.in_flight_bytes if subscription and subscription.sent >= self._node.log.end else None
 
@@ -95,7 +96,7 @@ class LogShipping:
         self._pump(effect.peer)
 
     def unsubscribe(self, effect: Unsubscribe) -> None:
-        """The log goes to a peer no more."""
+        """Stops sending the log to a peer."""
         self._unsubscribe(effect.peer)
 
     def disconnect(self, effect: Disconnect) -> None:
@@ -118,7 +119,7 @@ class LogShipping:
             task.cancel()
 
     def _pump(self, peer: int) -> None:
-        """Sends what there is room for: from memory, or else from the stream."""
+        """Sends as much as there is room for: from memory, or else from the stream."""
         subscription = self._subscriptions.get(peer)
         if subscription is None:
             return
@@ -139,7 +140,7 @@ class LogShipping:
             index += 1
 
     async def _catch_up(self, peer: int, subscription: ReplicatingSubscription) -> None:
-        """Reads the own stream until what the peer needs next is in memory."""
+        """Reads the own stream until the batch that the peer needs next is in memory."""
         nearest = self._log.checkpoints.start(subscription.sent)
         node, memory, link = self._node, self._log.memory, self.links[peer]
         try:

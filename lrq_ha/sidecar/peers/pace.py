@@ -1,29 +1,30 @@
-"""How far a backup's queues may be behind the log, so that a promotion, which writes that first, takes no longer than it may. No I/O.
+"""The limit of a backup's lag, so that a promotion, which writes the lag first, takes no longer than it may. No I/O.
 
 Rules:
-- What counts is what should be written already: neither what waits for its delay, nor what is not safe.
-- The pace is learned only while there is such: what comes more slowly than it can be written says nothing of it. Nor does time in which the applier
-  waits for something else than its broker.
-- Until it is known, and for the first entries, there is no limit.
-- Past the limit the log is taken a little more slowly than it is written, so that the backup catches up, however far behind it is; and never so
-  slowly that publishers stand still, though its broker may: what is held back for long goes on for a moment, which is one push at least.
+
+- The lag counts entries that should be written already: neither delayed nor unsafe ones.
+- The pace is learned only while there are such entries: entries that come more slowly than they can be written do not show it. Time in which the
+  applier waits for something else than its broker does not count either.
+- Until the pace is known, and for the first entries, there is no limit.
+- Past the limit the log is taken a little more slowly than it is written, so that the backup catches up, however far behind it is. But
+  publishers never stand still, even if the backup's broker does: a backup that has paused for long takes at least one push before the next pause.
 """
 
 from __future__ import annotations
 
-ENTRIES_MIN = 500  # so many may always be behind, and come each second
+ENTRIES_MIN = 500  # this many may always be behind, and come each second
 SHARE = 0.75  # of the pace, while there is more behind than may be
 LEARNS_FOR_S = 0.25  # before the pace counts as known
-MEMORY_S = 1.0  # what was learned so long ago counts for a third
-GAP_S = 1.0  # who is behind looks more often; after such a gap there may have been nothing to write
+MEMORY_S = 1.0  # after this time a measurement counts for a third
+GAP_S = 1.0  # a lagging backup looks more often; after such a gap there may have been nothing to write
 
 
 class Pace:
-    """See above.
+    """The pace of one backup.
 
     Args:
-        lag_s: Seconds that writing what is behind may take.
-        holds_for_s: At a time: its primary must see that it gets on.
+        lag_s: Seconds that writing the lag may take.
+        holds_for_s: Longest pause in seconds: the primary must see progress.
     """
 
     def __init__(self, lag_s: float, holds_for_s: float) -> None:
@@ -31,9 +32,9 @@ class Pace:
         self._holds_for_s = holds_for_s
         self._per_s = 0.0
         self._learned_s = 0.0
-        self._last: tuple[float, int] | None = None  # how long it had worked at the last look, if something was behind, and how far it had come
-        self._since: tuple[float, int] | None = None  # when it became too much, and where the log ended; since the last moment in which it went on
-        self._held_at = 0.0  # when it was held back
+        self._last: tuple[float, int] | None = None  # its working time and position at the last look, if it lagged
+        self._since: tuple[float, int] | None = None  # time and end of the log when the lag became too large, since the last pause
+        self._held_at = 0.0  # time of the last pause
 
     @property
     def limit(self) -> int:
@@ -45,10 +46,10 @@ class Pace:
 
         Args:
             now: Monotonic seconds.
-            reached: The entry that the applier has come to.
-            end: Where the log ends here.
-            overdue: How many entries should be written already.
-            waited_s: How long the applier has waited, in all, for something else than its broker.
+            reached: The applier's position.
+            end: End of the log here.
+            overdue: Number of entries that should be written already.
+            waited_s: Seconds in all that the applier has waited for something else than its broker.
         """
         self._learn(now - waited_s, reached, overdue > 0)
         limit = self.limit
@@ -70,7 +71,7 @@ class Pace:
     def _learn(self, worked: float, reached: int, behind: bool) -> None:
         last = self._last
         if last is not None and behind and worked <= last[0]:
-            return  # another look at the same moment: what was written since the last one counts with the next
+            return  # another look at this moment: entries written since the last one count with the next
         if last is not None and last[0] < worked <= last[0] + GAP_S and reached >= last[1]:
             since_s = worked - last[0]
             per_s = (reached - last[1]) / since_s

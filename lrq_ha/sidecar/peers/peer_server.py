@@ -1,11 +1,12 @@
-"""What comes to this node's door while an incarnation stands behind it: other nodes' messages, and the question whether clients are served.
+"""The door's host in an incarnation: takes other nodes' messages, and decides whether clients are served.
 
 Rules:
+
 - A node speaks under its own id only, and only if this node's configuration has it. Its newest connection that speaks replaces the older.
 - A push counts only on that connection; it is acked when the core says so.
-- A backup that does not get its queues written takes no more, and so slows the publishers: soon, as a promotion has to write what is missing
-  (`pace`), but only in the set, where confirms wait for it; and for good where it would hold too much. Only the primary that it follows is not
-  listened to: what other nodes ask, and a primary that is not followed yet, is heard.
+- A backup that does not get its queues written takes no more of the log, and so slows the publishers: soon, as a promotion has to write the lag
+  (`pace`), but only in the set, where confirms wait for it; and permanently if it would hold too much. Only the primary that it follows is not
+  read: other nodes' requests, and a primary that is not followed yet, are read.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from .pace import Pace
 
 log = logging.getLogger("lrq_ha.node")
 
-#: While full queues refuse messages, so many times the limit may wait: what makes room in them comes with the log.
+#: While full queues refuse messages, this many times the limit may wait: operations that make room in them come with the log.
 FULL_LIMITS = 4
-HOLD_SHARE = 1 / 3  # of backup_timeout_s: so long nothing is taken at a time, where the queues are behind
+HOLD_SHARE = 1 / 3  # of backup_timeout_s: the longest pause at a time for a lag
 REFUSAL_SHOWN_S = 5.0  # a node that was refused tries again every second
-PAUSED_SHOWN_S = 2.0  # one that is too slow goes on for a moment again and again
+PAUSED_SHOWN_S = 2.0  # a backup that is too slow alternates between pause and progress
 PAUSED_SAID_AGAIN_S = 60.0
 
 
 class PeerServer:
-    """See above. It is the door's Host.
+    """The door's Host in this incarnation.
 
     Args:
         config: The node's configuration.
-        core: Gets what comes.
+        core: Gets the events.
         turning_away: Why a primary serves no clients.
-        applier: Asked how far the queues are behind.
+        applier: Asked for the queues' lag.
     """
 
     def __init__(self, config: Config, core: Core, turning_away: ClientDrain, applier: Callable[[], Applier]) -> None:
@@ -64,8 +65,8 @@ class PeerServer:
         self._applier = applier
         self._pace = Pace(config.replication.apply_lag_s_max, config.replication.backup_timeout_s * HOLD_SHARE)
         self._paused = False
-        self._held = False  # it was so at the last look, as it holds too much
-        self._pause = (-math.inf, "")  # when it was so last, and how far the queues were behind
+        self._held = False  # paused at the last look, as it holds too much
+        self._pause = (-math.inf, "")  # time of the last pause, and the queues' lag then
         self._said_at = -math.inf
 
     def hears(self, peer: int) -> bool:
@@ -74,7 +75,7 @@ class PeerServer:
 
     @property
     def refused(self) -> str:
-        """Why a node was not taken for one of the group just now; empty if none was refused."""
+        """Why a node was refused as a member of the group just now; empty if none was refused."""
         at, refusal = self._refused
         return refusal if time.monotonic() - at < REFUSAL_SHOWN_S else ""
 
@@ -90,7 +91,7 @@ class PeerServer:
         return f"node {me} is {self._node.role.value} ({self._node.reason}); it serves no clients"
 
     def control(self, end: PeerConnection, body: bytes) -> None:
-        """A control message of another node. Raises LrqError if it is none of the group."""
+        """A control message of another node. Raises LrqError if the node is not of the group."""
         try:
             sender, message = codec.decode_control(body, self._config.node.group)
         except codec.UnsuitableVersion as error:
@@ -106,14 +107,14 @@ class PeerServer:
         self._core.feed(PeerMessage(sender, message))
 
     def _refuse(self, end: PeerConnection, refusal: str) -> NoReturn:
-        """Tells a node that it is not taken for one of the group, and raises LrqError."""
+        """Tells a node that it is refused as a member of the group, and raises LrqError."""
         self._refused = (time.monotonic(), refusal)
         if end.transport is not None:
             end.transport.write(encode.connection_close(NOT_ALLOWED, refusal))
         raise LrqError(refusal)
 
     def _refusal_of(self, sender: int) -> str:
-        """Why a node of the group is not taken for one; empty if it is one."""
+        """Why a node is refused as a member of the group; empty if it is accepted."""
         node = self._config.node
         if sender == node.id:
             return f"two nodes of group {node.group} have the id {sender}, {node.name} is one: give each its own in [node] id and [[peers]] id"
@@ -141,7 +142,7 @@ class PeerServer:
             self._core.feed(PeerGone(end.node))
 
     def arriving_bytes(self) -> int:
-        """How much has come of the batch that the primary sends."""
+        """Bytes received of the batch that the primary sends."""
         end = self._ends.get(self._node.primary())
         return end.arriving_bytes if end is not None else 0
 
@@ -154,7 +155,7 @@ class PeerServer:
             end.acknowledge(effect.upto)
 
     def refuse_push(self, effect: RefusePush) -> None:
-        """Ends the connection that a push came on. That says nothing of who sent it: it lives, and will speak on its next one."""
+        """Ends the connection that a push came on. The sender counts as alive: it will speak on its next connection."""
         end = self._ends.pop(effect.peer, None)
         if end is not None:
             log.info("refused a push of %s: %s", self._node.name(effect.peer), effect.reason)
@@ -163,15 +164,15 @@ class PeerServer:
     # ---- back-pressure -----------------------------------------------------------------------------------------------
 
     def applied(self) -> None:
-        """Less may be waiting for its queue, or this node follow another. To be called over and over: who is not listened to brings no event."""
+        """The applier's queue may have shrunk, or this node follow another primary. Call it periodically: a paused connection brings no event."""
         if self._paused or self.replica.to_apply:
             self._consider_pausing()
 
     def _consider_pausing(self) -> None:
-        """A backup that does not get its queues written takes no more, and so slows the publishers.
+        """A backup that does not get its queues written takes no more of the log, and so slows the publishers.
 
-        Not where it waits for what only more of the log can tell: what is safe; and later where that may make room in a full queue. And it goes on
-        soon, as a backup that makes no progress for backup_timeout_s is left behind.
+        Not while it waits for news that only the log brings: the safe position; and later operations that may make room in a full queue. The pause is
+        short, as a backup without progress for backup_timeout_s is removed.
         """
         node, replica = self._node, self.replica
         primary = owner_of(node.leader_epoch) if node.following else 0
@@ -185,7 +186,7 @@ class PeerServer:
                 end.pause(paused and peer == primary)
 
     def _behind(self) -> str:
-        """How far the queues are behind, for people, if that is too much."""
+        """The queues' lag, for people, if it is too large."""
         settings, replica = self._config.replication, self.replica
         limit = min(settings.apply_lag_bytes_max, settings.log_quarter_bytes)
         if replica.progress.parked:
@@ -202,7 +203,7 @@ class PeerServer:
 
     @property
     def pausing(self) -> str:
-        """That this backup takes no more of the log, or did just now, and why; empty if it is quick enough."""
+        """Text: this backup takes no more of the log, or did just now, and why; empty if it is fast enough."""
         at, behind = self._pause
         if time.monotonic() - at > PAUSED_SHOWN_S:
             return ""
@@ -210,7 +211,7 @@ class PeerServer:
         return f"its queues are {behind} behind the log: it takes no more of it for the time being{waiting}"
 
     def _pauses(self, behind: str) -> None:
-        """Notes it, and says it in this sidecar's log now and then."""
+        """Notes a pause, and logs it now and then."""
         now = time.monotonic()
         self._pause = now, behind
         if not self._paused and now - self._said_at >= PAUSED_SAID_AGAIN_S:

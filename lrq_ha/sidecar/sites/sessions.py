@@ -1,12 +1,13 @@
 """The sessions with other sites, as long as this node is its group's primary: one per configured site and known client.
 
 Rules:
-- What a session does is decided by the pure `Session`; here its effects are carried out, in order, at once. Each session takes one
-  event after the other; what goes wrong in it (no longer primary, an illegal event) ends all of this, and with it the incarnation.
-- One connection per site, to the door of whichever of its nodes is primary (the others refuse); one channel per session, a new one
-  each time the sink is asked where it stands, so that no answer to what was sent before can be taken for one to what is sent after.
-- One connection to the own broker per site, for its readers; if it is lost, the incarnation ends. A reader that gets no channel on it is its
-  session's problem alone.
+
+- The pure `Session` decides; this module carries out its effects, in order, at once. Each session takes one
+  event after the other; a failure in it (no longer primary, an illegal event) ends all sessions, and with them the incarnation.
+- One connection per site, to the door of its primary (the other nodes refuse); one channel per session, a new one
+  each time the sink is asked for its state, so that no answer to an earlier batch can be taken for one to a later batch.
+- One connection to the own broker per site, for its readers; if it is lost, the incarnation ends. A reader that gets no channel on it affects
+  its session alone.
 - Bounded: `QueueLimits` per session, PREFETCH_MESSAGES and WAITING_BYTES_MAX per reader, a session per site for each client that `Statuses` knows.
 """
 
@@ -43,7 +44,7 @@ HEARTBEAT_S = 5
 CONNECT_TIMEOUT_S = 5.0
 BACKOFF_FIRST_S = 0.1  # after all doors of a site were tried; doubles each time
 BACKOFF_MAX_S = 2.0
-STEADY_S = 10.0  # more than CONNECT_TIMEOUT_S; a link that stood that long starts the back-off anew
+STEADY_S = 10.0  # more than CONNECT_TIMEOUT_S; a link that stood that long resets the back-off
 _LEVELS = {Reason.SNAPSHOT_TRIMMED_AGAIN: logging.ERROR, Reason.SNAPSHOT_UNSUPPLIED: logging.WARNING}  # the others are INFO
 
 
@@ -58,7 +59,7 @@ class _Lane:
         self._sent: deque[tuple[int, Position]] = deque()  # publish tag and last position of each batch without ack
 
     async def ask(self, connection: Connection, queue: str) -> str:
-        """Opens the channel and asks the sink what it holds; returns the answer."""
+        """Opens the channel and asks the sink for its state; returns the answer."""
         self.channel = await connection.channel(on_confirm=self._confirmed, on_close=self._closed)
         await self.channel.confirm_select()
         answer, _, _ = await self.channel.queue_declare(SINK_QUESTION + queue, passive=True)
@@ -66,7 +67,7 @@ class _Lane:
         return answer
 
     def send(self, effect: m.Send) -> bool:
-        """Whether it went out."""
+        """Returns whether the batch went out."""
         if self.channel is None or self.channel.error is not None:
             return False
         tag = self.channel.publish("", effect.queue, effect.body)
@@ -113,7 +114,7 @@ class _Driver:
         self._readers: dict[Stream, tuple[ViewReader, asyncio.Task[None]]] = {}
 
     def feed(self, event: m.Event) -> None:
-        """Hands an event to the session and carries out what follows. Never raises: a failure ends all sessions."""
+        """Hands an event to the session and carries out its effects. Never raises: a failure ends all sessions."""
         self._inbox.append(event)
         if self._busy:
             return
@@ -244,9 +245,9 @@ class _Site:
         self.limits = limits
         self.drivers: dict[str, _Driver] = {}
         self.connection: Connection | None = None
-        self.broker: Connection | None = None  # the own one, for its readers
+        self.broker: Connection | None = None  # the own broker's connection, for its readers
         self._addresses = addresses
-        self.door: Address | None = None  # where the link goes
+        self.door: Address | None = None  # the link's door
         self._problem = "not connected yet"
         self._problems: dict[Address, str] = {}  # the last one of each door since it was connected
 
@@ -290,7 +291,7 @@ class _Site:
             self.connection = self.door = None
             for driver in list(self.drivers.values()):
                 driver.link_lost()
-            connection.abort()  # not in order: a sink that hangs must not hold this node up, and what it has it says next time
+            connection.abort()  # not in order: a hanging sink must not block this node, and the sink reports its state at the next connection
 
     def _note(self, address: Address, error: LrqError | None) -> None:
         self._problem = f"{address}: {error}"
@@ -311,7 +312,7 @@ class _Site:
 
 
 class Sites:
-    """See above. `status_entry` may be called before `run`.
+    """The sessions with all sites. `status_entry` may be called before `run`.
 
     Args:
         config: The node's configuration.
@@ -402,7 +403,7 @@ class Sites:
         return self.at(self.replica.node.log.end)
 
     def written_to(self) -> Position:
-        """The views have, or are about to get, every entry up to here, whatever waits in front of queues that are full."""
+        """The views have, or are about to get, every entry up to here, even if entries wait for room in full queues."""
         return self.at(min(self.replica.reached(), self.replica.progress.safe))
 
     def reader(self, broker: Connection, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader:
@@ -434,7 +435,7 @@ class Sites:
                 self._add(client_name)
 
     def _add(self, client_name: str) -> None:
-        """Starts the sessions of a client with everything that is known of it."""
+        """Starts the sessions of a client with every known status of it."""
         for site in self._sites:
             if client_name in site.drivers:
                 continue
@@ -467,7 +468,7 @@ class Sites:
 
 
 def _concerned(site: _Site, status: pb.Status) -> list[_Driver]:
-    """The sessions with `site` that are to hear of a status: at most one."""
+    """The sessions with `site` that a status concerns: at most one."""
     about_client = status.HasField("client")
     if not about_client and status.full_sync.destination != site.remote_id:
         return []

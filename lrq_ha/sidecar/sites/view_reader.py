@@ -1,16 +1,17 @@
 """Reads one view of the own broker (LRQ_Send_LogEntries, LRQ_Send_SnapSync) for one session with another site.
 
 Rules:
-- What is given is in log order, each position once: a view repeats entries after a restart of its node.
-- Deliveries are acknowledged when the session has taken them; a session that wants a pause leaves them unacknowledged. So
-  PREFETCH_MESSAGES is all that waits here. Where these are more than WAITING_BYTES_MAX, the reader leaves the view, and comes back when the
+
+- Output is in log order, each position once: a view repeats entries after a restart of its node.
+- Deliveries are acknowledged when the session has taken them; a session that wants a pause leaves them unacknowledged. So at most
+  PREFETCH_MESSAGES wait here. If these are more than WAITING_BYTES_MAX, the reader leaves the view, and comes back when the
   pause is over, for fewer of them at a time.
-- `ReadEnd` is said only if the newest entry known to be in the view has come, and nothing came for a while after that. An entry
-  that comes nevertheless after a `ReadEnd` beyond it is too late for the session: it is said out loud, and a full sync is demanded.
-- What sidecars wrote to look for the newest entry (OPEN) has no position, and is passed over.
+- `ReadEnd` is reported only if the newest entry known to be in the view has come, and none came for a while after it. An entry
+  that still comes after a `ReadEnd` beyond it is too late for the session: it is logged, and a full sync is demanded.
+- OPEN records, which sidecars wrote to look for the newest entry, have no position, and are skipped.
 - A reader that gets no channel says so, and tries again.
-- A reader that is slower than the broker drops segments is led over the hole without a word, also once it is attached. So wherever offsets do
-  not follow each other (they also skip what the broker writes for itself at the beginning of a segment), the view's head is asked for.
+- The broker silently leads a reader that is slower than segments are dropped over the hole, also once it is attached. So wherever offsets do
+  not follow each other (they also skip the broker's own records at the beginning of a segment), the view's head is looked up.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from lrq_ha.routing.messages import Demand, Event, Read, ReadEnd, Trimmed
 log = logging.getLogger("lrq_ha.sites")
 
 PREFETCH_MESSAGES = 200
-WAITING_BYTES_MAX = 16 << 20  # a single message, and what the broker gives out with it, may be more
+WAITING_BYTES_MAX = 16 << 20  # a single message, and the broker's chunk around it, may be more
 READ_MESSAGES_MAX = 64
 READ_BYTES_MAX = 1 << 20
 QUIET_S = 0.05  # without a delivery before the end is believed
@@ -46,7 +47,7 @@ CHANNEL_AGAIN_S = 1.0
 
 
 class View:
-    """What is known of one view, for all its readers.
+    """The state of one view, shared by its readers.
 
     Attributes:
         tail: Sequence of the newest entry that is known to be in it, or on its way there.
@@ -68,14 +69,14 @@ class View:
             del self._sequences[::2], self._offsets[::2]
 
     def offset_before(self, sequence: int) -> int:
-        """An offset such that `sequence` and all that follow stand behind it; 0 if none is known."""
+        """An offset such that `sequence` and all later entries stand behind it; 0 if none is known."""
         index = bisect_right(self._sequences, sequence)
         return self._offsets[index - 1] if index else 0
 
     async def probe(self, streams: Streams) -> None:
-        """Looks up the tail that older incarnations left: behind the OPEN of this one nothing older stands (R3).
+        """Looks up the tail that older incarnations left: no older entry stands behind the OPEN of this one (R3).
 
-        From the end back, as starts that got nothing to write have left nothing but their OPEN there.
+        From the end back, as starts without a write have left nothing but their OPEN there.
         """
 
         def take(found: Mapping[str, Any], _body: bytes) -> None:
@@ -92,16 +93,16 @@ class View:
 
 
 class ViewReader:
-    """See above. One is made per StartRead; its task is cancelled to stop it.
+    """A reader of one view. One is made per StartRead; its task is cancelled to stop it.
 
     Args:
         connection: To the own broker, vhost `lrq`.
-        view: Which view.
+        view: The view to read.
         from_sequence: The first sequence to give.
         number: The reader's number for the session.
         end: The position up to which every view of the own broker is written now.
-        give: Takes what is read. It may call `pause` before it returns.
-        begins: Sequence at which the own log began (R17): what was in the view before is on other nodes only.
+        give: Takes the transactions. It may call `pause` before it returns.
+        begins: Sequence at which the own log began (R17): earlier entries of the view are on other nodes only.
 
     Attributes:
         problem: Why it cannot read now; empty if it can.
@@ -135,7 +136,7 @@ class ViewReader:
         self._broken: LrqError | None = None
         self._offset = -1  # of the last delivery that was taken
         self._return_to = 0  # offset at which to go on with a view that was left; 0: at the beginning
-        self._dropped = False  # the broker has dropped what stood between the last delivery and the next entry
+        self._dropped = False  # the broker has dropped the records between the last delivery and the next entry
         self._seen = 0  # greatest sequence that has come, given or not
         self._ended = 0  # sequence of the last ReadEnd
         self._count = 0
@@ -148,7 +149,7 @@ class ViewReader:
         self._wake.set()
 
     async def run(self) -> None:
-        """Reads until it is cancelled, or until what it is to read was trimmed.
+        """Reads until it is cancelled, or until its next entries were trimmed.
 
         Raises:
             LrqError: The view cannot be read any more.
@@ -169,7 +170,7 @@ class ViewReader:
                 await asyncio.sleep(CHANNEL_AGAIN_S)
 
     async def _attach(self) -> bool:
-        """Reads from the beginning, or from where it left: what was given is not given again. Returns whether that was all, as of `_read`."""
+        """Reads from the beginning, or from the entry after the last one given. Returns as `_read` does."""
         channel = await self._connection.channel(on_close=self._closed)
         try:
             await channel.qos(self._prefetch)
@@ -188,7 +189,7 @@ class ViewReader:
                 await channel.close()
 
     async def _read(self, channel: Channel) -> bool:
-        """Gives what comes. Returns whether there is nothing more to give; if not, it has left."""
+        """Gives entries. Returns whether there are no more; if not, the reader has left the view."""
         while True:
             if not self._going:
                 if self._waiting_bytes > WAITING_BYTES_MAX:
@@ -217,7 +218,7 @@ class ViewReader:
             await asyncio.sleep(0)
 
     async def _behind_hole(self, headers_taken: list[bytes]) -> int:
-        """The first entry behind what the broker has dropped before these deliveries, or among them, if that may be wanted; else 0."""
+        """The first entry behind records that the broker has dropped before these deliveries, or among them, if it may be wanted; else 0."""
         if not self._dropped and _offset(headers_taken[-1]) == self._offset + len(headers_taken):
             self._offset += len(headers_taken)
             return 0
@@ -253,7 +254,7 @@ class ViewReader:
                 await channel.close()
 
     def _next(self, header: bytes) -> Position | None:
-        """The position of a delivery that is to be given; None if it is a repeat or lies before the beginning."""
+        """The position of a delivery to give; None if it is a repeat or lies before the beginning."""
         position = _position(header)
         if position.sequence <= self._seen:
             return None
@@ -269,7 +270,7 @@ class ViewReader:
         return position
 
     async def _rest(self) -> None:
-        """Waits for a delivery; if none comes, everything that was in the view when the wait began has come."""
+        """Waits for a delivery; if none comes, every entry that was in the view at the start of the wait has come."""
         if self._broken is not None:
             raise self._broken
         end, tail = self._end(), self._view.tail
@@ -312,7 +313,7 @@ class ViewReader:
 
 
 def _position(header: bytes) -> Position:
-    """Where the entry stands in the log; (0, 0), which is nowhere, for what is no entry."""
+    """The entry's position in the log; (0, 0), which is no position, for a record that is no entry."""
     return _stamped(stamps.position(header) or b"")
 
 

@@ -15,12 +15,12 @@ from .sessions import Sites
 
 
 class ViewWriter:
-    """See above. It is the applier's Views.
+    """Writes the view streams: the applier's Views.
 
     Args:
         replica: Of this node.
         streams: Of its broker.
-        sites: Are told of what they may read.
+        sites: Informed of entries that they may read.
 
     Attributes:
         on_applied: Called when an entry counts as applied.
