@@ -177,7 +177,7 @@ def test_a_publisher_that_comes_in_the_middle(
     assert code == 1
     assert said.splitlines() == [
         "In the names of these producers, whose publishers must have stopped: shop",
-        "lrq-ha: the connection ended: 320 producer 'shop' has connected again; 6 messages were published and confirmed before. See that nobody "
+        "lrq-ha: the connection ended: 320 producer 'shop' has connected again; 6 messages were published and confirmed before. See that no client "
         "publishes in these producers' names, and run this again: what is confirmed is not enqueued twice",
     ]
     doubt = "3 were under way when an earlier run was cut off, and the group has their numbers"
