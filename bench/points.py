@@ -29,7 +29,7 @@ from broker_plugin.session.rights import Right
 from broker_plugin.session.session import Agreed
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.roles import Role
-from lrq_ha.sidecar.config import DoorTable
+from lrq_ha.sidecar.tables import DoorTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,6 +24,20 @@ TIMEOUT_MAX_S = 3_600.0
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the commands."""
+    _add_promote(subparsers)
+    _add_remove(subparsers)
+    _add_hand_over(subparsers)
+    _add_renew(subparsers)
+    for name, paused, summary in (
+        ("pause", True, "no node takes the primary's role by itself"),
+        ("resume", False, "nodes take the primary's role by themselves again"),
+    ):
+        command = add_command(subparsers, name, summary, f"Every node of the group is told: {summary}. Operations under way continue.", "")
+        _add_group(command)
+        command.set_defaults(run=_pause, paused=paused)
+
+
+def _add_promote(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     promote = add_command(
         subparsers,
         "promote",
@@ -42,6 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     promote.add_argument("--dry-run", action="store_true", help="only say what would happen")
     promote.set_defaults(run=_promote)
 
+
+def _add_remove(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     remove = add_command(
         subparsers,
         "remove",
@@ -55,6 +71,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     remove.add_argument("--dry-run", action="store_true", help="only say what would happen")
     remove.set_defaults(run=_remove)
 
+
+def _add_hand_over(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     switchover = add_command(
         subparsers,
         "switchover",
@@ -80,6 +98,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_drain(demote)
     demote.set_defaults(run=_demote)
 
+
+def _add_renew(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     renew = add_command(
         subparsers,
         "renew",
@@ -97,14 +117,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="no dead letters wait in queues with x-dead-letter-strategy at-least-once, and none will: you have seen to it",
     )
     renew.set_defaults(run=_renew)
-
-    for name, paused, summary in (
-        ("pause", True, "no node takes the primary's role by itself"),
-        ("resume", False, "nodes take the primary's role by themselves again"),
-    ):
-        command = add_command(subparsers, name, summary, f"Every node of the group is told: {summary}. What is going on goes on.", "")
-        _add_group(command)
-        command.set_defaults(run=_pause, paused=paused)
 
 
 def _add_group(parser: argparse.ArgumentParser) -> None:

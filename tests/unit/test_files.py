@@ -16,7 +16,7 @@ from broker_plugin.door.admission import AdmissionControl
 from broker_plugin.door.client_login import ClientLogin
 from broker_plugin.door.server import Door
 from lrq_ha.sidecar import process
-from lrq_ha.sidecar.config import DoorTable
+from lrq_ha.sidecar.tables import DoorTable
 
 
 class Transport(Socket):

@@ -36,7 +36,7 @@ from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.roles import Role
-from lrq_ha.sidecar.config import DoorTable
+from lrq_ha.sidecar.tables import DoorTable
 
 FIRST = 95  # the second hundred begins within a run
 POSITION, ID = b"x-lrq-pos", b"x-lrq-id"

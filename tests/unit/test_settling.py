@@ -20,7 +20,7 @@ from broker_plugin.log.messages import Delivery
 from broker_plugin.methods import acknowledge
 from broker_plugin.session.channel import ClientChannel
 from broker_plugin.session.transaction import Transaction
-from lrq_ha.sidecar.config import DoorTable
+from lrq_ha.sidecar.tables import DoorTable
 
 
 def a_relay(outbox: SimpleNamespace, channel: ClientChannel) -> SimpleNamespace:
