@@ -183,9 +183,10 @@ def test_many_are_completed_at_once_in_a_time_that_grows_with_their_number() -> 
     """As when the log has been read: what was done before then is known when all is read."""
 
     def took(count: int) -> float:
-        return min(seconds(partial(strewn_open(count).completed, count)) for _ in range(2))
+        return min(seconds(partial(strewn_open(count).completed, count)) for _ in range(3))
 
-    assert took(100_000) < 9 * took(25_000)
+    # 16 times as many: 256 times as long, if the time grew with the square; the caches of a busy machine cost a factor of two or three.
+    assert took(100_000) < 64 * took(6_250)
 
 
 def test_one_is_forgotten_without_a_look_at_all() -> None:
@@ -198,7 +199,7 @@ def test_one_is_forgotten_without_a_look_at_all() -> None:
     def least(dedup: Dedup, end: int) -> float:
         return min(seconds(partial(forget, dedup, upto)) for upto in range(end, end - 1_500, -300))
 
-    assert least(many, 100_000) < 6 * least(few, 5_000)
+    assert least(many, 100_000) < 10 * least(few, 5_000)  # of 20 times as many
 
 
 def test_a_checkpoint_and_the_log_read_again_over_it() -> None:
