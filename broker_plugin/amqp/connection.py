@@ -73,6 +73,7 @@ PROPERTIES: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+
 class Connection(asyncio.Protocol):
     """One connection. Made by `open` only.
 

@@ -25,6 +25,36 @@ from .frames import (
     QUEUE_UNBIND,
 )
 
+DELETES = frozenset({EXCHANGE_DELETE, EXCHANGE_UNBIND, QUEUE_DELETE, QUEUE_UNBIND})
+CLASSIC = b"classic"
+AUTO_DELETE = "x-lrq-auto-delete"  # of a replicated queue that goes with its last consumer
+AUTO_DELETE_FIELD = field(AUTO_DELETE.encode(), b"true")
+AUTO_DELETE_FLAG = 8
+DECLARED = 0b1110  # neither passive nor no-wait
+LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and those kept in the log
+    EXCHANGE_BIND: (3, 1, 0),
+    EXCHANGE_DECLARE: (2, 16, DECLARED),
+    EXCHANGE_DELETE: (1, 2, 0),
+    EXCHANGE_UNBIND: (3, 1, 0),
+    QUEUE_BIND: (3, 1, 0),
+    QUEUE_DECLARE: (1, 16, DECLARED),
+    QUEUE_DELETE: (1, 4, 0),
+    QUEUE_PURGE: (1, 1, 0),
+    QUEUE_UNBIND: (3, 0, 0),
+}
+NAMED = {  # names of queues and exchanges at the beginning
+    EXCHANGE_BIND: 2,
+    EXCHANGE_DECLARE: 1,
+    EXCHANGE_DELETE: 1,
+    EXCHANGE_UNBIND: 2,
+    QUEUE_BIND: 2,
+    QUEUE_DECLARE: 1,
+    QUEUE_DELETE: 1,
+    QUEUE_PURGE: 0,
+    QUEUE_UNBIND: 2,
+}
+_SHORTENED = frozenset({QUEUE_BIND, QUEUE_DELETE, QUEUE_UNBIND})  # an empty name does not stand for the last declared queue
+REJECT_PUBLISH_DLX = "reject-publish-dlx"
 LATE_S = 1.0  # a broker's timers
 
 
@@ -56,37 +86,6 @@ def _flags(method: bytes) -> int:
     if frames.method_id(method) == frames.EXCHANGE_DECLARE:
         at += 1 + method[at]  # its type
     return method[at]
-
-DELETES = frozenset({EXCHANGE_DELETE, EXCHANGE_UNBIND, QUEUE_DELETE, QUEUE_UNBIND})
-CLASSIC = b"classic"
-AUTO_DELETE = "x-lrq-auto-delete"  # of a replicated queue that goes with its last consumer
-AUTO_DELETE_FIELD = field(AUTO_DELETE.encode(), b"true")
-AUTO_DELETE_FLAG = 8
-DECLARED = 0b1110  # neither passive nor no-wait
-LAYOUT = {  # names at the beginning; of the flags behind them, no-wait, and those kept in the log
-    EXCHANGE_BIND: (3, 1, 0),
-    EXCHANGE_DECLARE: (2, 16, DECLARED),
-    EXCHANGE_DELETE: (1, 2, 0),
-    EXCHANGE_UNBIND: (3, 1, 0),
-    QUEUE_BIND: (3, 1, 0),
-    QUEUE_DECLARE: (1, 16, DECLARED),
-    QUEUE_DELETE: (1, 4, 0),
-    QUEUE_PURGE: (1, 1, 0),
-    QUEUE_UNBIND: (3, 0, 0),
-}
-NAMED = {  # names of queues and exchanges at the beginning
-    EXCHANGE_BIND: 2,
-    EXCHANGE_DECLARE: 1,
-    EXCHANGE_DELETE: 1,
-    EXCHANGE_UNBIND: 2,
-    QUEUE_BIND: 2,
-    QUEUE_DECLARE: 1,
-    QUEUE_DELETE: 1,
-    QUEUE_PURGE: 0,
-    QUEUE_UNBIND: 2,
-}
-_SHORTENED = frozenset({QUEUE_BIND, QUEUE_DELETE, QUEUE_UNBIND})  # an empty name does not stand for the last declared queue
-REJECT_PUBLISH_DLX = "reject-publish-dlx"
 
 
 def check_depth(arguments: Any, depth_max: int) -> None:

@@ -29,6 +29,8 @@ QUIET_S = 0.05  # without a delivery: ask the queue whether there is more
 STUCK_S = 1.0  # without a delivery although there is more: another consumer is in the way
 RETURNED_STILL_S = 1.0
 RETURNED_MAX_S = 15.0  # on a busy machine a quorum queue takes seconds to requeue
+ACKS_AT_ONCE = 24
+ACKS_PAUSE_S = 0.01
 
 
 class RequeueDepths:
@@ -154,9 +156,6 @@ def requeue_is_free(connection: Carrier) -> bool:
     """Whether this broker can requeue without counting a delivery attempt (nack; there, closing the channel counts)."""
     major = str(connection.server_properties.get("version", "")).split(".")[0]
     return not major.isdigit() or int(major) >= 4
-
-ACKS_AT_ONCE = 24
-ACKS_PAUSE_S = 0.01
 
 
 async def in_steps(channel: Channel, tags: list[int], settle: Callable[[int], None], stopping: Callable[[], bool] = lambda: False) -> list[int]:

@@ -28,6 +28,7 @@ from ..amqp import content_header
 from ..amqp.address import Address
 from ..amqp.connection import Connection
 from ..amqp.errors import AccessRefused, ChannelClosed, ConnectionLimit, VhostNotFound, grant, impersonate
+from ..amqp.reply_codes import ACCESS_REFUSED, PRECONDITION_FAILED
 from ..amqp.vhosts import open_vhost
 from ..log.replica import Replica
 
@@ -117,9 +118,9 @@ class BrokerRights:
             await _use_a_queue(connection, name)
         except ChannelClosed as error:
             connection.abort()
-            if error.code == 403:
+            if error.code == ACCESS_REFUSED:
                 return f"user '{user}' lacks permissions in vhost '{vhost}' of its broker: {todo}"
-            if error.code == 406 and "user_id" in error.text:
+            if error.code == PRECONDITION_FAILED and "user_id" in error.text:
                 return f"user '{user}' of its broker may not publish for other users: {impersonate(user)}"
             raise
         except BaseException:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from ..amqp import frames
 from ..amqp.address import Address
 from ..amqp.connection import Channel, Connection
-from ..amqp.declarations import is_durable
+from ..amqp.declarations import DECLARED, LAYOUT, NAMED, is_durable
 from ..amqp.errors import BrokerRefuses, ChannelClosed, ConnectionClosed, grant
 from ..amqp.reply_codes import COMMAND_INVALID, INTERNAL_ERROR, PRECONDITION_FAILED
 from ..log.shortfall import Refusal, Shortfall, reinit
@@ -117,7 +117,7 @@ class Declarer:
 
     def _told(self, payload: bytes) -> str:
         method, named, _ = unconditional(payload)
-        return f"{_WHAT[method]} {' from '.join(map(repr, named[: _NAMED[method]]))} in vhost '{self._vhost}'"
+        return f"{_WHAT[method]} {' from '.join(map(repr, named[: NAMED[method]]))} in vhost '{self._vhost}'"
 
     def _lacks_rights(self, error: ChannelClosed) -> BrokerRefuses:
         user = self._address.user
@@ -193,16 +193,6 @@ def _is_refusal(error: ConnectionClosed) -> bool:
     return error.code == COMMAND_INVALID or (error.code == INTERNAL_ERROR and DEPRECATED in error.text)
 
 
-_NAMES = {
-    frames.EXCHANGE_DECLARE: 2,
-    frames.EXCHANGE_DELETE: 1,
-    frames.EXCHANGE_BIND: 3,
-    frames.EXCHANGE_UNBIND: 3,
-    frames.QUEUE_DECLARE: 1,
-    frames.QUEUE_BIND: 3,
-    frames.QUEUE_DELETE: 1,
-    frames.QUEUE_UNBIND: 3,
-}
 _WHAT = {
     frames.EXCHANGE_DECLARE: "exchange",
     frames.EXCHANGE_DELETE: "the deletion of exchange",
@@ -213,9 +203,8 @@ _WHAT = {
     frames.QUEUE_DELETE: "the deletion of queue",
     frames.QUEUE_UNBIND: "the unbinding of queue",
 }
-_NAMED = {method: min(count, 2) for method, count in _NAMES.items()} | {frames.EXCHANGE_DECLARE: 1}
+_NAMES = {method: LAYOUT[method][0] for method in _WHAT}
 _DECLARES = (frames.EXCHANGE_DECLARE, frames.QUEUE_DECLARE)
-_DECLARE_BITS = 0b1110  # neither passive nor no-wait
 
 
 def unconditional(payload: bytes) -> tuple[int, list[str], bytes]:
@@ -235,7 +224,7 @@ def unconditional(payload: bytes) -> tuple[int, list[str], bytes]:
             at = end
         if method == frames.QUEUE_UNBIND:
             return method, names, payload[4:]
-        bits = payload[at] & _DECLARE_BITS if method in _DECLARES else 0
+        bits = payload[at] & DECLARED if method in _DECLARES else 0
     except (IndexError, KeyError) as error:
         raise frames.FrameError(f"entry with method {method:#010x} is no declaration that can be carried out") from error
     return method, names, b"%b%c%b" % (payload[4:at], bits, payload[at + 1 :])

@@ -19,7 +19,7 @@ from lrq_ha.errors import NotPrimary, place
 from ..amqp import frames
 from ..amqp.content_relay import PIECES, ContentRelay
 from ..amqp.frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, BODY, Item, scan
-from ..amqp.reply_codes import CONNECTION_FORCED
+from ..amqp.reply_codes import CONNECTION_FORCED, INTERNAL_ERROR
 from ..methods import acknowledge, deliver, publish
 from ..session.session import ClientSession
 from . import closing_handshake
@@ -62,7 +62,7 @@ class BrokerReader:
             session.close()
             return
         log.error("a broker's frames could not be handled: %s", place(error))
-        session.close_client(541, "the door could not handle the broker's answer; its log says why")
+        session.close_client(INTERNAL_ERROR, "the door could not handle the broker's answer; its log says why")
         session.close()
 
     def _from_the_broker(self, data: bytes) -> None:

@@ -38,7 +38,7 @@ from ..amqp.frames import (
     end_of,
     scan,
 )
-from ..amqp.reply_codes import CONNECTION_FORCED
+from ..amqp.reply_codes import CONNECTION_FORCED, INTERNAL_ERROR
 from ..methods import acknowledge, closing, permissions
 from ..methods.holds import first_that_waits, waits_for
 from ..session.session import ClientSession
@@ -122,12 +122,12 @@ class ClientReader:
         if isinstance(error, NotPrimary):  # this node has just stepped down
             session.close_client(CONNECTION_FORCED, str(error))
         elif isinstance(error, LrqError):
-            code, cause = (error.code, error.cause) if isinstance(error, FrameError) else (541, 0)
+            code, cause = (error.code, error.cause) if isinstance(error, FrameError) else (INTERNAL_ERROR, 0)
             session.door.counters["client_errors"] += 1
             session.close_client(code, str(error), cause)
         else:
             log.error("a client's frames could not be handled: %s", place(error))
-            session.close_client(541, "the door could not handle this; its log says why")
+            session.close_client(INTERNAL_ERROR, "the door could not handle this; its log says why")
 
     def work(self, data: bytes, items: list[Item]) -> None:
         """Handles these frames of the client, one after the other."""

@@ -22,6 +22,7 @@ from lrq_ha.replication.queues import QueueKey
 
 from ..amqp import declarations, frames
 
+ALONE = "lrq-alone."  # exchanges of this node's own, each leading to the queue in its name
 _EXCHANGE, _QUEUE, _BINDING = range(3)
 _NAMES = {
     frames.EXCHANGE_DECLARE: 1,
@@ -245,4 +246,3 @@ def _ends(key: _Key) -> tuple[_End, _End]:
     """The ends of a binding: its destination and its source."""
     _, vhost, (kind, destination, source, *_) = key
     return (vhost, kind, destination), (vhost, b"e", source)
-ALONE = "lrq-alone."  # exchanges of this node's own, each leading to the queue in its name

@@ -128,4 +128,6 @@ class StampCache:
             self._known.clear()
         at = content_header.table(stamped)[1] - len(self._affixes[1])  # behind the sequence: the position is the last header
         self._known[payload[BODY_SIZE_END:]] = (stamped[BODY_SIZE_END : at - len(str(sequence))], stamped[at:], len(stamped) - len(payload))
+
+
 POSITION_BYTES_MAX = 4 + len(position_field(b"")) + STAMP_MAX_BYTES  # the most that a stamp adds to a content header

@@ -17,7 +17,7 @@ from ..session.session import ClientSession
 class NotOpen(FrameError):
     """A frame on a channel that the client has not opened, with RabbitMQ's text. It may not reach the broker: the door has channels of its own."""
 
-    code = 504
+    code = reply_codes.CHANNEL_ERROR
 
     def __init__(self, cause: int) -> None:
         super().__init__("CHANNEL_ERROR - expected 'channel.open'")
@@ -40,6 +40,7 @@ def refuse_as(session: ClientSession, channel: ClientChannel, refusal: bytes) ->
 
 
 def end_channel(session: ClientSession, channel: ClientChannel, state: ChannelState, frame: bytes) -> None:
+    """Ends a channel at the broker with this frame, once the broker has answered its publishes. The client gives its deliveries back."""
     channel.state, channel.on_settled = state, frame
     held = channel.let_go()
     channel.returning.update(delivery.queue for delivery in held)
@@ -76,6 +77,7 @@ def settled(session: ClientSession, channel: ClientChannel) -> None:
 
 
 def settle_channel(session: ClientSession, channel: ClientChannel) -> None:
+    """Sends the frame that ends a channel. A second channel ends before the first."""
     stop_timer(channel)
     if session.closed:
         return
@@ -87,17 +89,20 @@ def settle_channel(session: ClientSession, channel: ClientChannel) -> None:
 
 
 def end_second(session: ClientSession, channel: ClientChannel) -> None:
+    """Closes a channel's second one at the broker, once."""
     if not channel.second_ends:
         channel.second_ends = True
         session.outbox.put(encode.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
 
 
 def settle_connection(session: ClientSession) -> None:
+    """Sends the client's connection.close if the broker owes no answer any more."""
     if session.on_settled and not session.unanswered:
         send_connection_close(session)
 
 
 def send_connection_close(session: ClientSession) -> None:
+    """Sends the client's connection.close to the broker."""
     stop_timer(session)
     if session.on_settled and not session.closed:
         frame, session.on_settled = session.on_settled, b""
@@ -144,6 +149,7 @@ def no_reply(session: ClientSession, number: int | None = None) -> None:
 
 
 def forget_channel(session: ClientSession, channel: ClientChannel) -> None:
+    """Removes a channel that is closed on both sides."""
     session.give_back(channel.let_go())  # deliveries that came while the channel was closing
     session.channels.pop(channel.number, None)
     session.take_before_select(channel)

@@ -11,7 +11,7 @@ from pamqp import commands
 
 from lrq_ha.routing import names
 
-from ..amqp import encode, frames
+from ..amqp import encode, frames, reply_codes
 from ..amqp.frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, FrameError, Item, decode_method
 from ..amqp.reply_codes import NOT_ALLOWED
 from ..session.channel import ChannelState, ClientChannel, Consumer
@@ -22,6 +22,7 @@ ENDED_POLL_S = 0.01
 
 
 NO_ARGUMENTS = b"\0\0\0\0"
+NO_LIMIT = encode.encode_method(commands.Basic.Qos())
 
 
 class TagInUse(FrameError):
@@ -126,7 +127,8 @@ def _may_read(session: ClientSession, channel: ClientChannel, method: Any) -> bo
     queue = method.queue or channel.last_queue
     if routing_queues.may_read(session, queue):
         return True
-    closing.refuse(session, channel, 403, f"ACCESS_REFUSED - clients do not read '{queue}' in vhost '{session.vhost}'", method.index)
+    text = f"ACCESS_REFUSED - clients do not read '{queue}' in vhost '{session.vhost}'"
+    closing.refuse(session, channel, reply_codes.ACCESS_REFUSED, text, method.index)
     return False
 
 
@@ -217,10 +219,8 @@ def consume_again(session: ClientSession, channel: ClientChannel, tag: bytes, co
 
 
 def send_after_commits(session: ClientSession, channel: ClientChannel, data: bytes) -> None:
+    """Sends frames of the door behind the commits that are under way."""
     if channel.commits_here:
         channel.after_commit.append(data)
     else:
         session.outbox.put(data)
-
-
-NO_LIMIT = encode.encode_method(commands.Basic.Qos())

@@ -36,6 +36,7 @@ from ..amqp.frames import (
     QUEUE_PURGE,
     QUEUE_UNBIND,
 )
+from ..amqp.reply_codes import ACCESS_REFUSED, PRECONDITION_FAILED
 from ..log.definitions import ALONE
 from ..session.channel import ClientChannel
 from ..session.session import ClientSession
@@ -139,7 +140,7 @@ def _binds(session: ClientSession, kind: int, payload: bytes, action: Replicate)
     declares, binds = declared.keeping(session.vhost, ends)
     if len(declares) > REPEATED_EXCHANGES_MAX:
         return Refuse(
-            406,
+            PRECONDITION_FAILED,
             f"PRECONDITION_FAILED - {len(declares)} auto-delete exchanges lead to this binding, and would be declared again on every node with it; "
             f"at most {REPEATED_EXCHANGES_MAX} may: bind fewer, or declare some of them without auto_delete",
         )
@@ -214,7 +215,7 @@ def _queue_declare(session: ClientSession, payload: bytes, method: Any) -> Actio
         replica.declared.local_queues.add(key)
     if level is not Level.NONE and arguments.get("x-overflow") == REJECT_PUBLISH_DLX:
         return Refuse(
-            406,
+            PRECONDITION_FAILED,
             f"queue '{queue}' with x-overflow {REJECT_PUBLISH_DLX} cannot be replicated, as its dead letters are of messages that it has "
             f"refused; use reject-publish or drop-head, or {levels.ARGUMENT} = none",
         )
@@ -234,7 +235,8 @@ def _queue_declare(session: ClientSession, payload: bytes, method: Any) -> Actio
 
 
 def _bad_level(session: ClientSession, queue: str, text: str) -> Refuse:
-    return Refuse(406, f"PRECONDITION_FAILED - invalid arg '{levels.ARGUMENT}' for queue '{queue}' in vhost '{session.vhost}': {text}")
+    text = f"PRECONDITION_FAILED - invalid arg '{levels.ARGUMENT}' for queue '{queue}' in vhost '{session.vhost}': {text}"
+    return Refuse(PRECONDITION_FAILED, text)
 
 
 def _otherwise(session: ClientSession, queue: str, known: bytes, asked: Level | None, unused: bool) -> Refuse | None:
@@ -246,17 +248,17 @@ def _otherwise(session: ClientSession, queue: str, known: bytes, asked: Level | 
     elif unused is not declarations.goes_unused(known):
         flags = [str(flag).lower() for flag in (unused, not unused)]
         told = f"'auto_delete' for queue '{queue}' in vhost '{session.vhost}': received '{flags[0]}' but current is '{flags[1]}'"
-    return Refuse(406, f"PRECONDITION_FAILED - inequivalent arg {told}") if told else None
+    return Refuse(PRECONDITION_FAILED, f"PRECONDITION_FAILED - inequivalent arg {told}") if told else None
 
 
 def _exchange_declare(session: ClientSession, payload: bytes, method: Any) -> Action:
     if method.exchange.startswith(ALONE) and not method.passive:
-        return Refuse(403, f"ACCESS_REFUSED - exchanges whose names begin with '{ALONE}' are each node's own")
+        return Refuse(ACCESS_REFUSED, f"ACCESS_REFUSED - exchanges whose names begin with '{ALONE}' are each node's own")
     if method.passive or method.exchange.startswith("amq.") or not session.replica.declared.replicates_exchange(method.exchange):
         return PassOn()
     if why := NOT_REPLICATED.get(method.exchange_type):
         return Refuse(
-            406,
+            PRECONDITION_FAILED,
             f"exchange '{method.exchange}' of type {method.exchange_type} {why}, and cannot be replicated; "
             "give it a name for which replication.replicate says none",
         )
@@ -270,7 +272,7 @@ def _routing(session: ClientSession, kind: int, method: Any) -> Action:
     """In the vhost of the routing queues clients declare nothing."""
     if kind == QUEUE_DECLARE and method.passive:
         return _passive(session, method.queue)
-    return Refuse(403, f"vhost '{session.vhost}' holds routing queues, which only lrq-ha declares")
+    return Refuse(ACCESS_REFUSED, f"vhost '{session.vhost}' holds routing queues, which only lrq-ha declares")
 
 
 def _passive(session: ClientSession, queue: str) -> Action:

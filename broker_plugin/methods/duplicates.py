@@ -10,11 +10,12 @@ Rules:
 
 from __future__ import annotations
 
-from ..amqp import frames
+from ..amqp import frames, reply_codes
 from ..session.channel import ClientChannel
 from ..session.session import ClientSession
 from . import closing, publisher_confirms
 
+GAPS = "PRECONDITION_FAILED - this producer's IDs lie too far apart (door.id_bytes_max): number consecutively, and use refused IDs again"
 PARTIAL = "PRECONDITION_FAILED - partial tx completion"  # RabbitMQ's text
 REFUSED: tuple[bytes, list[int]] = (b"", [])  # stands for a refused commit, so that no later one is taken for its answer
 
@@ -102,7 +103,7 @@ class DuplicatePublishes:
                 if not self._seen(numbers.pop()):
                     self._forget_commits(channel)
                     channel.commit_oks.append(REFUSED)
-                    closing.refuse(session, channel, 406, PARTIAL, frames.TX_COMMIT)
+                    closing.refuse(session, channel, reply_codes.PRECONDITION_FAILED, PARTIAL, frames.TX_COMMIT)
                     return
             channel.commit_oks.popleft()
             self.waiting -= 1
@@ -124,7 +125,6 @@ class DuplicatePublishes:
 
     def _seen(self, number: int) -> bool:
         return self._session.replica.index.dedup.seen(self._session.producer_key, number)
-GAPS = "PRECONDITION_FAILED - this producer's IDs lie too far apart (door.id_bytes_max): number consecutively, and use refused IDs again"
 
 
 def may_number(session: ClientSession, number: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pamqp import commands
 
-from ..amqp import encode, frames
+from ..amqp import encode, frames, reply_codes
 from ..amqp.frames import (
     CONNECTION_BLOCKED,
     METHOD,
@@ -31,7 +31,7 @@ from . import acknowledge, closing, permissions
 class TooManyChannels(FrameError):
     """A client opens more channels than were agreed on; with RabbitMQ's text."""
 
-    code = 530
+    code = reply_codes.NOT_ALLOWED
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"NOT_ALLOWED - number of channels opened ({limit}) has reached the negotiated channel_max ({limit})")

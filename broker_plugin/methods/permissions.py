@@ -168,9 +168,6 @@ def ask(session: ClientSession, data: bytes, items: list[Item], at: int) -> asyn
     return question.over
 
 
-# ---- forgetting ------------------------------------------------------------------------------------------------------------
-
-
 def refused(session: ClientSession, close: bytes) -> None:
     """The broker has closed a channel of the client's, or that of a question; `close`: the method's payload."""
     if int.from_bytes(close[4:6], "big") == ACCESS_REFUSED:

@@ -26,7 +26,7 @@ from lrq_ha.routing import chain, names, statuses
 from lrq_ha.routing.names import SINK_QUESTION
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
-from ..amqp import encode, frames
+from ..amqp import encode, frames, reply_codes
 from ..amqp.content_header import cut
 from ..amqp.frames import Route
 from ..amqp.reply_codes import NO_ROUTE
@@ -56,7 +56,7 @@ def take(session: ClientSession, channel: ClientChannel, decision: Decision, met
     route = frames.publish_route(method)
     if decision in _OF_PRODUCERS and session.producer and not session.may_write:
         text = f"ACCESS_REFUSED - user '{session.user}' lacks the right to write to 'amq.default' in vhost '{session.vhost}'"
-        closing.refuse_publish(session, channel, 403, text)
+        closing.refuse_publish(session, channel, reply_codes.ACCESS_REFUSED, text)
         return
     try:
         if decision is Decision.TRANSMIT:
@@ -67,14 +67,14 @@ def take(session: ClientSession, channel: ClientChannel, decision: Decision, met
             _receive(session, channel, route.routing_key, body)
         else:
             what = f"exchange '{route.exchange}'" if route.exchange else f"'{route.routing_key}'"
-            closing.refuse_publish(session, channel, 403, f"{what} in vhost '{session.vhost}' takes no messages from clients")
+            closing.refuse_publish(session, channel, reply_codes.ACCESS_REFUSED, f"{what} in vhost '{session.vhost}' takes no messages from clients")
     except _Unroutable as error:
         _return(session, channel, route, header, body, str(error))
         publisher_confirms.ended_here(session, channel, 0)
     except NotPrimary:  # this node has just stepped down: the connection ends, and the message is not at fault
         raise
     except LrqError as error:
-        closing.refuse_publish(session, channel, 406, str(error))
+        closing.refuse_publish(session, channel, reply_codes.PRECONDITION_FAILED, str(error))
 
 
 class _Unroutable(LrqError):

@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
@@ -49,7 +50,7 @@ class Client(Protocol):
 S = TypeVar("S", bound=Client)
 
 
-class DoorState(Generic[S]):
+class DoorState(ABC, Generic[S]):
     """The state of one door; `door.server.Door` adds the listening.
 
     Attributes:
@@ -177,13 +178,13 @@ class DoorState(Generic[S]):
 
     # ---- alarms ------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def closed_because(self) -> str:
         """Why clients are not served now; empty if they are."""
-        return ""
 
+    @abstractmethod
     def waits(self) -> str:
         """Why operations behind this door do not complete now; empty if no obstacle is known."""
-        return ""
 
     def block(self, reason: str) -> None:
         """The broker takes nothing for the log any more; with an empty reason, it does again."""

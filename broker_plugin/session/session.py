@@ -129,7 +129,6 @@ class ClientSession(ABC):
         self.replica = replica
         self.client: asyncio.Transport | None = client
         self.broker = broker
-        self.agreed = agreed
         self.user, self.vhost, self.producer, self.instance = agreed.user, agreed.vhost, agreed.producer, agreed.instance
         self.producer_key = producer_key(self.vhost, self.user, self.producer) if self.producer else ""
         self.id_prefix = f"{self.producer}/".encode()

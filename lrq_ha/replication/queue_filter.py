@@ -30,7 +30,6 @@ from .applied import Generations, QueueRecord, VisitRecord
 from .dead_letters import EVERY_SEQUENCE, Deaths, Visits, origin_of, visit_of
 from .queues import QueueKey
 
-"""(vhost, queue)"""
 Stay = tuple[str, int]
 """(queue of the copy's first death, or this queue if it never died; its visit here)"""
 

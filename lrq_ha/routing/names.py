@@ -120,6 +120,7 @@ def _checked(text: str, valid: bool, what: str, rule: str) -> str:
         raise MalformedInput(f"{text!r} is no {what}", todo=f"Use {rule}.")
     return text
 
+
 ROUTING_VHOST = "lrq"
 LOG_PREFIX = "LRQ_HA_"
 SINK_QUESTION = "LRQ_Sink_"

@@ -52,6 +52,8 @@ from .tables import (
 
 class ConfigError(LrqError):
     """A configuration file that cannot be used."""
+
+
 #: Keys of [replication] that must be equal on all nodes of a group: each leader uses its own.
 SHARED_KEYS = (
     "mode", "completion", "replicate", "backup_timeout_s", "expected_backups", "expected_backups_timeout_s", "restart_alone", "coordination",
