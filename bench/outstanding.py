@@ -59,30 +59,27 @@ def summary(cells: list[dict[str, Any]]) -> Row:
 
 
 def _guard(messages: int) -> Ack:
-    """All are appended and sent, none is acknowledged."""
-    guard = QueueGuard(1)
+    """All are guarded and sent, none is acknowledged: completion of each waits for this guard."""
+    guard = QueueGuard()
+    guard.place(1)
     for first in range(1, messages + 1, ACK_MESSAGES):
-        guard.enqueue(first, first + ACK_MESSAGES - 1)
         guard.deliver(first, first + ACK_MESSAGES - 1)
-    return lambda _, last: guard.acknowledged(last)
-
-
-def _sparse_guard(messages: int) -> Ack:
-    """The same, but every second one is safe already: there is no range of more than one."""
-    guard = QueueGuard(1)
-    guard.enqueue(1, messages)
-    for first in range(1, messages + 1, 2):
-        guard.deliver(first, first)
-        guard.dequeued(first + 1, first + 1)
-    return lambda _, last: guard.acknowledged(last)
+    return lambda _, last: guard.acknowledge(last)
 
 
 def _subscription(messages: int) -> Ack:
     """A receiver that has been sent all, in batches, and has acknowledged none."""
-    subscription = ReplicatingSubscription(0, 0)
+    guard = QueueGuard()
+    guard.place(1)
+    subscription = ReplicatingSubscription(guard)
     for first in range(1, messages + 1, ACK_MESSAGES):
         subscription.send(StoredBatch(BatchHeader(257, first, first + ACK_MESSAGES - 1, 257, 257), b"x" * 100))
-    return lambda _, last: subscription.acknowledge(last)
+
+    def ack(_: int, last: int) -> None:
+        guard.acknowledge(last)
+        subscription.settle(last)
+
+    return ack
 
 
 def _filter(messages: int) -> Ack:
@@ -105,7 +102,7 @@ def _filter(messages: int) -> Ack:
 
 
 SHAPES: dict[str, Callable[[int], Ack]] = {
-    "guard, dense": _guard, "guard, every second one": _sparse_guard, "subscription": _subscription, "consumers' acks, every second one": _filter,
+    "guard": _guard, "subscription": _subscription, "consumers' acks, every second one": _filter,
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .guard import QueueGuard
 from .log import BatchHeader, LogState
 from .roles import Role
 
@@ -327,10 +328,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Start sending the log to `peer`, beginning with the entry after `start`; an earlier subscription of it ends."""
+    """Start sending the log to `peer`, beginning with the entry after `guard.sent`; an earlier subscription of it ends."""
 
     peer: int
-    start: int
+    guard: QueueGuard
 
 
 @dataclass(frozen=True, slots=True)

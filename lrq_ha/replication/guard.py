@@ -1,12 +1,12 @@
-"""The states of an entry on its way to one receiver, and the guard that withholds completion until the entry is safe there.
+"""The states of an entry on its way to one backup, and the guard that withholds the entry's completion until the backup has the entry.
 
 Rules:
 
 - TRANSITIONS is complete; a transition outside it is illegal and changes nothing.
-- `QueueGuard` keeps the states of all entries of a routing queue at once (Qpid HA: QueueGuard, ReplicatingSubscription): entries up to a
-  boundary are safe, above it three sets tell the states apart.
-- The sets are bitmaps: ten million entries cost no more than a few MB, in whatever pattern they become safe, and an event's cost does
-  not depend on their number (P6 of the benchmarks).
+- `QueueGuard` keeps the states of all entries of a log for one backup (Qpid HA: QueueGuard). A log is sent and acknowledged in order, so three
+  positions tell the state of every entry: ten million outstanding entries cost as much as one (P6 of the benchmarks).
+- Completion waits for a backup from the *first guarded position* on. The in-sync set places that position (in_sync.py).
+- A backup is *ready* when every entry before the first guarded position is safe at the backup.
 
 `mermaid` makes the diagram in the docs from the table.
 """
@@ -15,20 +15,15 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pyroaring import BitMap64
-
 from lrq_ha.errors import IllegalEvent
-
-#: A bitmap's exclusive end of a range.
-_END_MAX = 2**64 - 1
 
 
 class State(Enum):
-    """The states of an entry on its way to one RemoteBackup."""
+    """The states of an entry on its way to one backup."""
 
     NEW = "new"
     SENT = "sent"
-    DELAYED = "delayed"  # its completion waits for this receiver
+    DELAYED = "delayed"  # its completion waits for this backup
     DELAYED_SENT = "delayed-sent"
     SAFE = "safe"
 
@@ -36,22 +31,23 @@ class State(Enum):
 class Event(Enum):
     """The events of an entry."""
 
-    ENQUEUE = "enqueue"  # appended while the guard is set
-    DELIVER = "deliver"  # sent to the receiver
-    ACKNOWLEDGED = "acknowledged"  # by the receiver: on its stream
-    DEQUEUED = "dequeued"  # not for this receiver, already on it, or trimmed
+    GUARD = "guard"  # appended while the guard is placed, or the guard is placed before the entry
+    RELEASE = "release"  # the guard is taken away: the backup leaves the set
+    DELIVER = "deliver"  # sent to the backup
+    ACKNOWLEDGED = "acknowledged"  # by the backup: the entry is on its stream
+    DEQUEUED = "dequeued"  # the backup had the entry when it subscribed (pre-acknowledged)
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.NEW, Event.ENQUEUE): State.DELAYED,
+    (State.NEW, Event.GUARD): State.DELAYED,
     (State.NEW, Event.DELIVER): State.SENT,
     (State.NEW, Event.DEQUEUED): State.SAFE,
+    (State.SENT, Event.GUARD): State.DELAYED_SENT,
     (State.SENT, Event.ACKNOWLEDGED): State.SAFE,
-    (State.SENT, Event.DEQUEUED): State.SAFE,
+    (State.DELAYED, Event.RELEASE): State.NEW,
     (State.DELAYED, Event.DELIVER): State.DELAYED_SENT,
-    (State.DELAYED, Event.DEQUEUED): State.SAFE,
+    (State.DELAYED_SENT, Event.RELEASE): State.SENT,
     (State.DELAYED_SENT, Event.ACKNOWLEDGED): State.SAFE,
-    (State.DELAYED_SENT, Event.DEQUEUED): State.SAFE,
 }
 
 
@@ -68,113 +64,71 @@ def mermaid() -> str:
 
 
 class QueueGuard:
-    """The states of all entries of one routing queue for one RemoteBackup.
+    """The states of all entries of a log for one backup. safe_upto <= sent.
 
     Args:
-        first_guarded: From this entry on completion waits for the receiver (>= 1).
-        held_upto: The receiver has the log up to here: pre-acknowledged, so safe and never sent.
+        held_upto: The backup has the log up to here: pre-acknowledged, so safe and never sent.
+
+    Attributes:
+        safe_upto: Every entry up to this one is safe; the next entry is not.
+        sent: Every entry up to this one was sent, or was pre-acknowledged.
+        first_guarded: From this entry on completion waits for the backup; None: the guard is not placed.
     """
 
-    __slots__ = ("_delivered", "_enqueued", "_safe", "_safe_upto", "first_guarded")
+    __slots__ = ("first_guarded", "safe_upto", "sent")
 
-    def __init__(self, first_guarded: int, held_upto: int = 0) -> None:
-        self.first_guarded = first_guarded
-        self._safe_upto = held_upto  # all up to here are safe; the next one is not
-        # All three hold members above _safe_upto only. _safe is disjoint from the other two.
-        self._enqueued = BitMap64()
-        self._delivered = BitMap64()
-        self._safe = BitMap64()
+    def __init__(self, held_upto: int = 0) -> None:
+        self.safe_upto = self.sent = held_upto
+        self.first_guarded: int | None = None
 
-    @property
-    def safe_upto(self) -> int:
-        """All entries up to this one are safe; the next one is not."""
-        return self._safe_upto
+    def place(self, first: int) -> None:
+        """Completion waits for the backup from entry `first` on. A guard that is placed already stays where it is."""
+        if self.first_guarded is None:
+            self.first_guarded = first
+
+    def release(self) -> None:
+        """Completion no longer waits for the backup."""
+        self.first_guarded = None
 
     def is_ready(self) -> bool:
-        """Whether the receiver has reached the entry before the first guarded one, and all before that is safe."""
-        return self._safe_upto >= self.first_guarded - 1
+        """Whether the guard is placed, and every entry before the first guarded one is safe."""
+        return self.first_guarded is not None and self.safe_upto >= self.first_guarded - 1
 
-    def state(self, seq: int) -> State:
+    def state(self, sequence: int) -> State:
         """The state of one entry."""
-        if seq <= self._safe_upto or seq in self._safe:
+        if sequence <= self.safe_upto:
             return State.SAFE
-        if seq in self._enqueued:
-            return State.DELAYED_SENT if seq in self._delivered else State.DELAYED
-        return State.SENT if seq in self._delivered else State.NEW
+        if self.first_guarded is None or sequence < self.first_guarded:
+            return State.SENT if sequence <= self.sent else State.NEW
+        return State.DELAYED_SENT if sequence <= self.sent else State.DELAYED
 
-    def enqueue(self, first: int, last: int) -> None:
-        """first .. last were appended.
-
-        Raises:
-            IllegalEvent: One of them is not new. Nothing was changed.
-        """
-        if first <= self._safe_upto or any(_count(members, first, last) for members in (self._enqueued, self._delivered, self._safe)):
-            raise self._illegal(Event.ENQUEUE, first, last)
-        self._enqueued.add_range(first, last + 1)
+    def tell(self, end: int) -> dict[str, int | bool | None]:
+        """For the status: the first guarded position, whether the backup is ready, and the count of entries up to `end` in each state but SAFE."""
+        free = end if self.first_guarded is None else max(self.safe_upto, self.first_guarded - 1)  # the guard does not hold what is up to here
+        counts = {
+            State.NEW: free - self.sent,
+            State.SENT: min(self.sent, free) - self.safe_upto,
+            State.DELAYED: end - max(self.sent, free),
+            State.DELAYED_SENT: self.sent - free,
+        }
+        return {"first_guarded": self.first_guarded, "ready": self.is_ready()} | {s.value.replace("-", "_"): max(0, n) for s, n in counts.items()}
 
     def deliver(self, first: int, last: int) -> None:
-        """first .. last were sent.
+        """first .. last are sent.
 
         Raises:
-            IllegalEvent: One of them was sent before or is safe. Nothing was changed.
+            IllegalEvent: `first` is not the next entry to be sent. Nothing was changed.
         """
-        if first <= self._safe_upto or _count(self._delivered, first, last) or _count(self._safe, first, last):
-            raise self._illegal(Event.DELIVER, first, last)
-        self._delivered.add_range(first, last + 1)
+        if first != self.sent + 1:
+            raise IllegalEvent(f"entry {first} is sent after entry {self.sent}")
+        self.sent = last
 
-    def acknowledged(self, upto: int) -> None:
-        """All up to `upto` that are not safe yet are on the receiver's stream. Cumulative; an older ack changes nothing.
+    def acknowledge(self, upto: int) -> None:
+        """Every entry up to `upto` is on the backup's stream. Cumulative; an older acknowledgement changes nothing.
 
         Raises:
-            IllegalEvent: One of them was never sent. Nothing was changed.
+            IllegalEvent: One of the entries was never sent. Nothing was changed.
         """
-        first = self._safe_upto + 1
-        if upto < first:
-            return
-        # No entry is in both sets, so a count is enough: its cost does not grow if every second entry is safe already.
-        if _count(self._delivered, first, upto) + _count(self._safe, first, upto) <= upto - first:
-            missing = _run_end(self._delivered | self._safe, first) + 1
-            raise self._illegal(Event.ACKNOWLEDGED, missing, missing)
-        self._settle(upto)
-
-    def dequeued(self, first: int, last: int) -> None:
-        """first .. last are not for this receiver, or were trimmed.
-
-        Raises:
-            IllegalEvent: One of them is safe already. Nothing was changed.
-        """
-        if first <= self._safe_upto or _count(self._safe, first, last):
-            raise self._illegal(Event.DEQUEUED, first, last)
-        if first == self._safe_upto + 1:
-            self._settle(last)
-            return
-        self._safe.add_range(first, last + 1)
-        self._enqueued.remove_range(first, last + 1)
-        self._delivered.remove_range(first, last + 1)
-
-    def _settle(self, upto: int) -> None:
-        before, self._safe_upto = self._safe_upto, _run_end(self._safe, upto + 1)
-        for members in (self._enqueued, self._delivered, self._safe):
-            members.remove_range(before + 1, self._safe_upto + 1)
-
-    def _illegal(self, event: Event, first: int, last: int) -> IllegalEvent:
-        where = next((seq for seq in (first, last) if (self.state(seq), event) not in TRANSITIONS), first)
-        return IllegalEvent(f"{event.value} of entries {first} to {last}: entry {where} is {self.state(where).value}")
-
-
-def _count(members: BitMap64, first: int, last: int) -> int:
-    """How many of first .. last are members."""
-    return int(members.range_cardinality(first, min(last + 1, _END_MAX)))
-
-
-def _run_end(members: BitMap64, start: int) -> int:
-    """The greatest n such that all of start .. n are members; start - 1 if `start` is not. A bitmap has no such query: asked in growing steps."""
-    step = 1
-    while members.contains_range(start, start + step):
-        start += step
-        step *= 2
-    while step > 1:
-        step //= 2
-        if members.contains_range(start, start + step):
-            start += step
-    return start - 1
+        if upto > self.sent:
+            raise IllegalEvent(f"entry {upto} is acknowledged, entry {self.sent} was the last that was sent")
+        self.safe_upto = max(self.safe_upto, upto)

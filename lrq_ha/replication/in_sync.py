@@ -2,8 +2,9 @@
 
 Rules:
 
+- Completion waits for the guards of the members, and of the newcomer: `place_guards` puts the rule into force after every change.
 - One change at a time: the set is changed by appending MEMBERS, and the next newcomer waits until the last change is safe.
-- An addition is appended only when the newcomer has everything that is safe.
+- An addition is appended only when the newcomer's guard says that it is ready: then it has everything that is safe.
 - A removed node is disconnected: the leader calls it again, and tells it that it is out.
 - Mode available: a node that leaves and returns repeatedly is out until it has stayed for a while, as all confirms wait for it each time.
 - A node that has lost its log, or its end, is out until it has everything that is safe (R16). In mode strict it is told that it is out and stays in
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from .base import NodeBase
 from .events import Disconnect, EntryKind
+from .guard import QueueGuard
 from .log import Members
 
 # After a newcomer was waited for in vain, the next attempt comes after this many times admit_timeout_s.
@@ -52,6 +54,7 @@ class InSyncSet:
         elif node.log.end - peer.acknowledged > node.settings.admit_lag_entries_max:
             return False
         self._admitting = (newcomer, now + node.settings.admit_timeout_s)
+        self.place_guards()
         return True
 
     def holds_safe(self, now: float) -> bool:
@@ -65,15 +68,25 @@ class InSyncSet:
 
     def _admit(self, newcomer: int, deadline: float, now: float) -> None:
         node, peer = self._node, self._node.peers[newcomer]
-        if peer.acknowledged >= node.safe:
+        if peer.guard.is_ready():
             self._admitting = None
             peer.left = ""
-            peer.begin(peer.acknowledged, now)
+            peer.begin(now)
             self._change(node.log.members | {newcomer})
         elif now >= deadline:
             # A stalled node must not delay all confirms over and over: it may try again when it has had time to catch up.
             self._admitting = None
             peer.admit_after = now + ADMIT_PAUSE_TIMES * node.settings.admit_timeout_s
+            self.place_guards()
+
+    def place_guards(self) -> None:
+        """Guards the members, and the newcomer, from the first entry on that is not safe; releases the other nodes."""
+        node, newcomer = self._node, self._admitting and self._admitting[0]
+        for number, peer in node.peers.items():
+            if number in node.log.members or number == newcomer:
+                peer.guard.place(node.safe + 1)
+            else:
+                peer.guard.release()
 
     # ---- going out ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +100,8 @@ class InSyncSet:
         """R16: a member has lost its log, or its end."""
         if self._node.settings.strict:
             peer = self._node.peers[member]
-            peer.left, peer.acknowledged = reason, 0
+            peer.left, peer.guard = reason, QueueGuard()
+            self.place_guards()
         else:
             self.leaves(member, reason)
 
@@ -142,6 +156,7 @@ class InSyncSet:
         self._node.peers[peer].subscribed = False
         if self._admitting and self._admitting[0] == peer:
             self._admitting = None
+            self.place_guards()
 
     def disconnect(self, peer: int) -> None:
         """Closes the connection to a node: the leader calls it again when the connection is open again."""
@@ -150,3 +165,4 @@ class InSyncSet:
 
     def _change(self, members: Members) -> None:
         self._node.append(EntryKind.MEMBERS, 1, ((self._node.log.end + 1, members),))
+        self.place_guards()

@@ -35,6 +35,7 @@ from .events import (
     Subscribe,
     Unsubscribe,
 )
+from .guard import QueueGuard, State
 from .in_sync import InSyncSet
 from .log import LogState, Members, safe_position
 from .positions import epoch_name
@@ -93,8 +94,10 @@ class Leader:
         self._base_told = self._node.state().base
         self._slow_at = now + SLOW_MARKER_S
         for number, peer in self._node.peers.items():
-            peer.begin(0, now)
+            peer.guard = QueueGuard()
+            peer.begin(now)
             self.call(number)
+        self.set.place_guards()
         self.advance_safe(now)
 
     def advance_safe(self, now: float) -> None:
@@ -102,8 +105,8 @@ class Leader:
         if self.set.holds_safe(now):
             return
         node = self._node
-        acknowledged = {number: peer.acknowledged for number, peer in node.peers.items()}
-        safe = safe_position(node.log.sets, self._marker, node.me, node.durable, acknowledged)
+        held = {number: peer.guard.safe_upto for number, peer in node.peers.items()}
+        safe = safe_position(node.log.sets, self._marker, node.me, node.durable, held)
         node.advance_safe(safe)
         if self._stage is Stage.MARKING and safe >= self._marker:
             self._stage = Stage.RECOVERING
@@ -118,8 +121,7 @@ class Leader:
         """Names for the operator the nodes that the MARKER waits for: no client is served meanwhile."""
         node = self._node
         last_set, members = node.log.sets[-1]
-        acknowledged = {number: peer.acknowledged for number, peer in node.peers.items()}
-        lacking = [node.name(member) for member in sorted(members - {node.me}) if acknowledged.get(member, 0) < last_set]
+        lacking = [node.name(n) for n in sorted(members - {node.me}) if n not in node.peers or node.peers[n].guard.state(last_set) is not State.SAFE]
         if node.durable < last_set:
             lacking.insert(0, "the own stream")
         node.set_role(Role.RECOVERING, f"{self._taking()}; for more than {SLOW_MARKER_S:g} s its MARKER has waited for {', '.join(lacking)}")
@@ -206,8 +208,10 @@ class Leader:
             remote.fallen = False
         remote.subscribed = True
         self.set.is_back(peer)
-        remote.progress(start, now)
-        node.emit(Subscribe(peer, start))
+        remote.guard = QueueGuard(start)
+        self.set.place_guards()
+        remote.progress(now)
+        node.emit(Subscribe(peer, remote.guard))
         self.advance_safe(now)
         self._consider_admitting(peer, now)
 
@@ -217,9 +221,8 @@ class Leader:
             return
         remote.heard_at = now
         if event.upto > remote.acknowledged:
-            if event.upto > node.log.end:
-                raise IllegalEvent(f"{node.name(event.peer)} acknowledged {event.upto}, the log ends at {node.log.end}")
-            remote.progress(event.upto, now)
+            remote.guard.acknowledge(event.upto)
+            remote.progress(now)
         self.advance_safe(now)
         self._consider_admitting(event.peer, now)
 

@@ -70,9 +70,7 @@ class Node(NodeBase):
             own stream knows of no later leader.
     """
 
-    def __init__(
-        self, settings: NodeSettings, *, paused: bool = False, defers_to: int = 0, heard_before: tuple[int, float] | None = None
-    ) -> None:
+    def __init__(self, settings: NodeSettings, *, paused: bool = False, defers_to: int = 0, heard_before: tuple[int, float] | None = None) -> None:
         super().__init__(settings, paused=paused)
         self._heard_before = heard_before
         self._heartbeat_at = 0.0
@@ -237,7 +235,7 @@ class Node(NodeBase):
         if message.epoch < self.log.top or owner_of(message.epoch) != node:
             self.send(node, Superseded(self.log.top))
         elif not self._leader.superseded_by(message.epoch, node) and self.peers[node].connected:
-# Else the node could not be answered. If it is gone, this node would name it as its primary without end, and
+            # Else the node could not be answered. If it is gone, this node would name it as its primary without end, and
             # the others would refuse to be promoted. The leader calls again when this node can send to it.
             self._candidate.give_way(node, message.epoch)
             if message.epoch > self.log.last_epoch:

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from .events import Hello
+from .guard import QueueGuard
 from .log import LogState
 
 LOSSES_MAX = 4  # this many losses in a while, and the node is out of the set
@@ -15,7 +16,7 @@ ARRIVES_MIN_BYTES = 64 << 10  # this much of a batch must come in backup_timeout
 
 @dataclass
 class RemoteBackup:
-    """The view of one other node (Qpid HA: RemoteBackup). 0 <= acknowledged <= log.end."""
+    """The view of one other node (Qpid HA: RemoteBackup). Its guard tells how far it has this node's log. 0 <= acknowledged <= log.end."""
 
     connected: bool = False
     hello: Hello | None = None
@@ -25,7 +26,7 @@ class RemoteBackup:
     diverged: bool = False
     fallen: bool = False  # the log no longer has the entries that it needs next
     left: str = ""  # why this primary took it out of the set, or (mode strict) says that it is out and waits for it; empty when it is back
-    acknowledged: int = 0
+    guard: QueueGuard = field(default_factory=QueueGuard)  # a new one when the node subscribes
     reached: int = 0  # its greatest `acknowledged` since `progress_at` began to be counted
     arrived: int = 0  # the most bytes that it has had of the batch behind `reached`, as far as they count
     applied: int = 0
@@ -36,6 +37,11 @@ class RemoteBackup:
     admit_after: float = 0.0
     unsteady: bool = False  # it is flapping
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_MAX))  # times of its last losses while the log was sent to it
+
+    @property
+    def acknowledged(self) -> int:
+        """End of what the node has acknowledged of this node's log."""
+        return self.guard.safe_upto
 
     @property
     def answers(self) -> bool:
@@ -70,17 +76,16 @@ class RemoteBackup:
         """Whether it has been lost, and come back, over and over since then."""
         return len(self.losses) == LOSSES_MAX and self.losses[0] >= since
 
-    def begin(self, upto: int, now: float) -> None:
-        """From `now` on it is to make progress; it has everything up to `upto`."""
-        self.acknowledged = self.reached = upto
+    def begin(self, now: float) -> None:
+        """From `now` on it is to make progress."""
+        self.reached = self.acknowledged
         self.arrived = 0
         self.progress_at = self.acked_at = now
 
-    def progress(self, upto: int, now: float) -> None:
-        """The node has everything up to `upto`, as of `now`. Only new entries count: a flapping node acknowledges its old ones again."""
-        self.acknowledged = upto
-        if upto > self.reached:
-            self.reached = upto
+    def progress(self, now: float) -> None:
+        """The node has acknowledged something. Only new entries count: a flapping node acknowledges its old ones again."""
+        if self.acknowledged > self.reached:
+            self.reached = self.acknowledged
             self.arrived = 0
             self.progress_at = self.acked_at = now
 

@@ -5,7 +5,7 @@ Rules:
 - A batch is kept once, as the bytes that went to the own stream; every receiver is sent these bytes.
 - Memory holds the newest batches up to a limit in bytes. A receiver that needs older ones is fed from the stream until it has reached memory.
 - At most `in_flight_bytes_max` are on their way to a receiver.
-- Completion waits for the guard of every receiver in the set (guard.py); acknowledgements are cumulative.
+- The receiver's guard (guard.py) knows what was sent and what was acknowledged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
-from ..errors import IllegalEvent
 from .guard import QueueGuard
 from .log import BatchHeader
 
@@ -80,52 +79,34 @@ class RoutingQueue:
 
 
 class ReplicatingSubscription:
-    """One receiver's place in a log (Qpid HA: ReplicatingSubscription). acknowledged <= sent <= end of the log.
+    """The sending of a log to one backup, within a limit of bytes on their way (Qpid HA: ReplicatingSubscription).
 
     Args:
-        start: The receiver has everything up to here.
-        end: End of the log now: from the next entry on, completion waits for this receiver (the first guarded position).
+        guard: Of the backup. The subscription tells it what is sent; the leader tells it what is acknowledged.
         in_flight_bytes_max: Bytes sent and not acknowledged at most.
     """
 
-    def __init__(self, start: int, end: int, in_flight_bytes_max: int = 16 << 20) -> None:
-        self.guard = QueueGuard(end + 1, held_upto=start)  # entries that the receiver has already are pre-acknowledged: safe, and not sent again
-        self.sent = start
+    def __init__(self, guard: QueueGuard, in_flight_bytes_max: int = 16 << 20) -> None:
         self.in_flight_bytes = 0
+        self._guard = guard
         self._limit = in_flight_bytes_max
         self._sizes: deque[tuple[int, int]] = deque()
-        self._enqueued = end
 
     @property
-    def acknowledged(self) -> int:
-        return self.guard.safe_upto
-
-    def appended(self, last: int) -> None:
-        """The log has grown to `last`."""
-        if last > self._enqueued:
-            self.guard.enqueue(self._enqueued + 1, last)
-            self._enqueued = last
+    def sent(self) -> int:
+        """The last entry that the backup was sent, or brought."""
+        return self._guard.sent
 
     def has_room(self) -> bool:
         return self.in_flight_bytes < self._limit
 
     def send(self, batch: StoredBatch) -> None:
         """Records that `batch` is sent now. Raises IllegalEvent unless it is the next one."""
-        header = batch.header
-        if header.first != self.sent + 1:
-            raise IllegalEvent(f"batch {header.first} is sent after {self.sent}")
-        self.appended(header.last)
-        self.guard.deliver(header.first, header.last)
-        self.sent = header.last
+        self._guard.deliver(batch.header.first, batch.header.last)
         self.in_flight_bytes += len(batch.body)
-        self._sizes.append((header.last, len(batch.body)))
+        self._sizes.append((batch.header.last, len(batch.body)))
 
-    def acknowledge(self, upto: int) -> None:
-        """The receiver has everything up to `upto`."""
-        self.guard.acknowledged(upto)
+    def settle(self, upto: int) -> None:
+        """The backup has acknowledged every entry up to `upto`: its bytes are no longer on their way."""
         while self._sizes and self._sizes[0][0] <= upto:
             self.in_flight_bytes -= self._sizes.popleft()[1]
-
-    def is_ready(self) -> bool:
-        """Whether the receiver has reached the position before the first guarded one, and all before that is safe."""
-        return self.guard.is_ready()

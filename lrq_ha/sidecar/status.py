@@ -115,6 +115,7 @@ class Status:
             "lacks": peer.hello.lacks if peer.hello else "",
             "software": peer.hello.software if peer.hello else "",
             "acked": peer.acknowledged,
+            "guard": peer.guard.tell(node.log.end) if node.leading else None,
             "applied": peer.applied,
             "lag_entries": None if has is None else max(0, node.log.end - has),
             "lag_bytes": gauge["log_bytes_behind"] if on_its_way is None else on_its_way,

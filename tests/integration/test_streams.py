@@ -22,6 +22,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.events import Subscribe
+from lrq_ha.replication.guard import QueueGuard
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.routing.names import ROUTING_VHOST
@@ -181,7 +182,7 @@ def test_a_backup_is_sent_a_log_whose_stream_has_a_longer_tail_that_was_cut(brok
         incarnation._sending.links[2].push = lambda batch, leader, safe: pushed.append(batch.header)  # type: ignore[method-assign]
         try:
             await incarnation._log.rebuild()
-            incarnation._sending.subscribe(Subscribe(2, 0))
+            incarnation._sending.subscribe(Subscribe(2, QueueGuard()))
             async with asyncio.timeout(60):
                 await asyncio.gather(*incarnation._sending._catching_up.values())
         finally:
@@ -307,6 +308,8 @@ def test_the_newest_entry_of_a_view_that_a_slow_broker_gives_late(brokers: Lab) 
             assert await tail(address, "viewed-empty") == 0
 
     asyncio.run(go())
+
+
 def test_an_applied_record_that_is_larger_than_a_message(brokers: Lab) -> None:
     """With very many queues. The next start finds it, and the generation that wrote it."""
 

@@ -465,7 +465,7 @@ TRACES: list[tuple[Callable[..., None], str, str]] = [
     (older_set_undoes_out, "an older set entry undoes out", "untrue: n2"),
     (second_history, "a leader restarts although a second history answers", "G1"),
     (removal_at_append, "a removal counts at its append", "silent loss: n1"),
-    (addition_when_safe, "an addition counts when it is safe under the old set", "untrue: n2"),
+    (addition_when_safe, "an addition counts when it is safe under the old set", "n1 calls 2 safe, which is delayed-sent at n2"),
     (longer_log_ignored, "a shorter log is promoted", "G1"),
     (longer_log_promised, "an operator needs no force to promote over a longer log", "n2 is promoted without force"),
     (applied_queue, "a tail is judged by the writer of the next entry", "silent loss: n1"),

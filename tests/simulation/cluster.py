@@ -58,6 +58,7 @@ from lrq_ha.replication.events import (
     WriteBatch,
     WriteFence,
 )
+from lrq_ha.replication.guard import State
 from lrq_ha.replication.log import BatchHeader, LogIndex, LogState
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import epoch_name, owner_of
@@ -500,9 +501,7 @@ class Cluster:
 
     # ---- operator ----------------------------------------------------------------------------------------------------
 
-    def promote(
-        self, i: int, down: Iterable[int] = (), *, force: bool = False, dry_run: bool = False, untrue: bool = False
-    ) -> Answer | None:
+    def promote(self, i: int, down: Iterable[int] = (), *, force: bool = False, dry_run: bool = False, untrue: bool = False) -> Answer | None:
         """The operator's word: `down` are nodes that are down now. Returns the answer if there is one at once.
 
         Where it is not true, and node `i` can know that, it must be refused. `untrue`: it is not true, and nobody asked knows that.
@@ -656,7 +655,7 @@ class Cluster:
         conn.acks.clear()
         subscription = self.hosts[src].subscriptions.get(dst)
         if subscription is not None and upto <= subscription.sent:
-            subscription.acknowledge(upto)
+            subscription.settle(upto)
             self.say(f"ack {upto} of n{dst} reaches n{src}")
             self._feed(self.hosts[src], PeerAcked(dst, upto))
             self._pump(self.hosts[src], dst)
@@ -667,7 +666,6 @@ class Cluster:
         node = host.node
         if subscription is None or node is None:
             return
-        subscription.appended(node.log.end)
         while subscription.sent < len(host.entries) and subscription.has_room():
             index = host.memory.starting_at(subscription.sent + 1)
             if index is not None:
@@ -744,7 +742,7 @@ class Cluster:
             conn.queue.append((effect.message, self._heard_now(node)))
 
     def _subscribe(self, host: Host, node: Node, effect: Subscribe) -> None:
-        host.subscriptions[effect.peer] = ReplicatingSubscription(effect.start, node.log.end, in_flight_bytes_max=self.in_flight_bytes_max)
+        host.subscriptions[effect.peer] = ReplicatingSubscription(effect.guard, in_flight_bytes_max=self.in_flight_bytes_max)
         self._pump(host, effect.peer)
 
     def _unsubscribe(self, host: Host, node: Node, effect: Unsubscribe) -> None:
@@ -895,6 +893,7 @@ class Cluster:
     def _check_safe(self, host: Host, node: Node, safe: int) -> None:
         if safe > node.durable:
             raise Violation(f"n{host.id} calls {safe} safe, its stream confirmed {node.durable}")
+        self._check_guards(node, safe)
         for sequence in range(safe, 0, -1):
             key = (sequence, host.entries[sequence - 1])
             if key in self.safe_at_leader:
@@ -904,6 +903,18 @@ class Cluster:
             if without := [i for i in self.needed if key not in self.had[i]]:
                 raise Violation(f"strict: n{host.id} calls {key} safe, and n{without[0]}, which nobody has removed, never had it")
             self.safe_at_leader.add(key)
+
+    def _check_guards(self, node: Node, safe: int) -> None:
+        """A leader completes what no member's guard delays; the guards are those of the members, and of one newcomer at most."""
+        if not node.leading:
+            return
+        for number, peer in node.peers.items():
+            if number in node.log.members and peer.guard.state(safe) is not State.SAFE:
+                raise Violation(f"n{node.me} calls {safe} safe, which is {peer.guard.state(safe).value} at n{number}")
+        guarded = {number for number, peer in node.peers.items() if peer.guard.first_guarded is not None}
+        members = node.log.members & node.peers.keys()
+        if not members <= guarded or len(guarded - members) > 1:
+            raise Violation(f"n{node.me} guards {sorted(guarded)}, its set has {sorted(members)}")
 
     def _check_take(self, host: Host, node: Node) -> None:
         """What an epoch's new owner lacks must have been said, truly and without need."""

@@ -15,6 +15,7 @@ from broker_plugin.door.server import Door
 from broker_plugin.log.producers import producer_key
 from lrq_ha.errors import IllegalEvent, LrqError
 from lrq_ha.replication.events import Effect, Event, Opened, Subscribe, Tick
+from lrq_ha.replication.guard import QueueGuard
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.settings import NodeSettings
@@ -110,7 +111,7 @@ def test_a_log_that_cannot_be_read_for_a_backup_is_the_end(monkeypatch: pytest.M
         incarnation = Incarnation(config, Door(config.door_settings))
         monkeypatch.setattr(incarnation._log.streams, "batches", broken)
         incarnation._node.log.end = 5
-        incarnation._sending.subscribe(Subscribe(2, 0))
+        incarnation._sending.subscribe(Subscribe(2, QueueGuard()))
         async with asyncio.timeout(60):
             return await incarnation._life.ended()
 

@@ -83,6 +83,9 @@ class Driver:
         self.now += after
         if isinstance(event, OwnConfirmed):
             self.open -= event.count
+        if isinstance(event, PeerAcked):  # its driver has sent what the log has
+            guard = self.node.peers[event.peer].guard
+            guard.deliver(guard.sent + 1, max(guard.sent, self.node.log.end))
         self.effects = self.node.handle(event, self.now)
         self.open += sum(isinstance(e, (WriteBatch, WriteFence)) for e in self.effects)
         return self.effects
@@ -243,7 +246,7 @@ def test_own_log_must_take_what_it_writes() -> None:
 
 
 def test_ack_beyond_the_log() -> None:
-    with pytest.raises(IllegalEvent, match="e2 acknowledged 99, the log ends at 6"):
+    with pytest.raises(IllegalEvent, match="entry 99 is acknowledged, entry 6 was the last that was sent"):
         leader().feed(PeerAcked(2, 99))
 
 
@@ -635,7 +638,7 @@ def test_a_node_is_called_once_until_it_answers() -> None:
     assert len(sent(d.hear(2, hello), Lead)) == 1
     assert not sent(d.hear(2, hello), Lead)
     d.hear(2, Following(E2_1, 6, False, state(top=E2_1)))
-    assert only(d.effects, Subscribe) == Subscribe(2, 6)
+    assert (only(d.effects, Subscribe).peer, only(d.effects, Subscribe).guard.sent) == (2, 6)
     assert not sent(d.hear(2, Hello(Role.CATCH_UP, state(top=E2_1), 0, E2_1)), Lead), "it follows"
     assert sent(d.hear(2, hello), Lead), "it does not"
 
@@ -1701,7 +1704,6 @@ def test_a_lower_leader_and_a_false_one() -> None:
     d = follower()
     assert d.hear(1, Lead(E1_1, True, state())) == [Send(1, Superseded(E2_1))]
     assert d.hear(1, Lead(E3_2, True, state())) == [Send(1, Superseded(E2_1))]
-
 
     assert d.hear(1, Lead(E1_1, True, state())) == [Send(1, Superseded(E2_1))]
     assert d.hear(1, Lead(E3_2, True, state())) == [Send(1, Superseded(E2_1))]

@@ -162,7 +162,7 @@ def test_a_follower_that_lacks_no_more_is_sent_it() -> None:
     d = renewing()
     log = state((LOG[0], BatchHeader(E1_1, 2, 3, E1_1, E1_1)))
     assert Subscribe in follow(d, log)
-    assert only(d.effects, Subscribe).start == 3
+    assert only(d.effects, Subscribe).guard.sent == 3
     assert not d.node.peers[2].fallen
 
 
@@ -178,7 +178,7 @@ def test_an_empty_follower_begins_at_the_renewal_when_there_is_one() -> None:
     assert [message.log.base for message in lead] == [begun]
     assert not sent(d.feed(Tick()), Lead), "it was called"
     d.hear(2, Following(E2_1, 0, False, EMPTY))
-    assert only(d.effects, Subscribe).start == begun - 1
+    assert only(d.effects, Subscribe).guard.sent == begun - 1
     d.feed(PeerAcked(2, d.node.log.end))
     assert only(d.effects, WriteBatch).batch.sets[0][1] == BOTH
 

@@ -13,6 +13,7 @@ from broker_plugin.amqp.connection import Address
 from broker_plugin.amqp.errors import AuthenticationFailed
 from broker_plugin.door.server import Door
 from lrq_ha.replication.events import Hello
+from lrq_ha.replication.guard import QueueGuard
 from lrq_ha.replication.log import BatchHeader, LogState
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.replication.retention import RECORD_BYTES
@@ -72,16 +73,21 @@ def test_the_lag_is_all_that_a_backup_lacks(monkeypatch: pytest.MonkeyPatch) -> 
     async def go() -> None:
         primary = Primary(monkeypatch, 100)
         peer = primary.node.peers[2]
-        peer.subscribed, peer.acknowledged = True, 10
+        peer.subscribed, peer.guard = True, QueueGuard(10)
         monkeypatch.setattr(primary.status._log.watch.retention, "behind", lambda has: 1000 * (100 - has))
-        primary.sending._subscriptions[2] = subscription = ReplicatingSubscription(10, 100)
+        primary.sending._subscriptions[2] = subscription = ReplicatingSubscription(peer.guard)
         subscription.send(StoredBatch(BatchHeader(0x101, 11, 12, 0x101, 0x101), bytes(40)))
         told = primary.tells()
         assert (told["lag_entries"], told["lag_bytes"], told["log_bytes_behind"]) == (90, 90_000, 90_000)
         subscription.send(StoredBatch(BatchHeader(0x101, 13, 100, 0x101, 0x101), bytes(2)))
         assert primary.tells()["lag_bytes"] == 42, "to the byte, where all of it is on its way"
+        peer.guard.place(51)
+        peer.guard.acknowledge(20)
+        assert primary.tells()["guard"] == {
+            "first_guarded": 51, "ready": False, "new": 0, "sent": 30, "delayed": 0, "delayed_sent": 50,
+        }  # fmt: skip
         del primary.sending._subscriptions[2]
-        peer.subscribed, peer.acknowledged = False, 0
+        peer.subscribed, peer.guard = False, QueueGuard()
         told = primary.tells()
         assert (told["lag_entries"], told["lag_bytes"], told["lag_seconds"]) == (0, 0, 0.0), "in the set, it has all as far as is known"
 
@@ -116,7 +122,7 @@ def test_the_lag_in_seconds_goes_by_the_primarys_clock_only(monkeypatch: pytest.
             monkeypatch.setattr("lrq_ha.sidecar.status.time.time", lambda of_day=of_day: of_day)
             peer.heard_at = peer.progress_at = claimed
             for has, lag_s in ((100, 0.0), (90, 9.0), (10, 89.0)):
-                peer.acknowledged = has
+                peer.guard = QueueGuard(has)
                 assert primary.tells()["lag_seconds"] == lag_s, "the first entry that it lacks was appended so long ago"
 
     asyncio.run(go())
@@ -129,7 +135,7 @@ def test_in_mode_strict_a_primary_says_whom_confirms_wait_for(monkeypatch: pytes
             peer = primary.node.peers[2]
             primary.sending.links[2].problem = ""
             assert primary.tells()["problem"] == until.format("")
-            peer.subscribed, peer.acknowledged, peer.left = True, 2, "its broker went down"
+            peer.subscribed, peer.guard, peer.left = True, QueueGuard(2), "its broker went down"
             told = primary.status.tell()
             assert primary.tells()["problem"] == until.format(" (its broker went down)")
             assert told["members"] == ["e1"]
@@ -174,7 +180,7 @@ def test_keys_that_differ_between_nodes_are_told(monkeypatch: pytest.MonkeyPatch
         primary.sending.links[2].problem = ""
         assert primary.tells()["problem"] == ""
         peer.hello = Hello(Role.READY, LogState(top=257, end=10), 0, shared=tuple({**dict(own), "mode": '"strict"'}.items()))
-        said = "replication.mode is \"available\" on e1 and \"strict\" on e2: make it equal on all nodes"
+        said = 'replication.mode is "available" on e1 and "strict" on e2: make it equal on all nodes'
         assert primary.tells()["problem"] == said
         assert said in primary.status.tell()["reason"]
 

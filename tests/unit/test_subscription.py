@@ -7,6 +7,7 @@ import tracemalloc
 import pytest
 
 from lrq_ha.errors import IllegalEvent
+from lrq_ha.replication.guard import QueueGuard
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.subscription import BATCH_BYTES, ReplicatingSubscription, RoutingQueue, StoredBatch
 
@@ -71,30 +72,28 @@ def test_cut() -> None:
 
 
 def test_what_the_receiver_brings_is_not_sent_again() -> None:
-    s = ReplicatingSubscription(start=4, end=9)
-    assert (s.sent, s.acknowledged) == (4, 4)
-    assert not s.is_ready()
+    guard = QueueGuard(4)
+    s = ReplicatingSubscription(guard)
+    assert s.sent == 4
     s.send(batch(5, 9))
-    s.acknowledge(9)
-    assert s.is_ready()
+    assert (s.sent, guard.sent, guard.safe_upto) == (9, 9, 4)
 
 
 def test_batches_are_sent_in_order() -> None:
-    s = ReplicatingSubscription(start=4, end=9)
-    with pytest.raises(IllegalEvent, match="batch 6 is sent after 4"):
+    s = ReplicatingSubscription(QueueGuard(4))
+    with pytest.raises(IllegalEvent, match="entry 6 is sent after entry 4"):
         s.send(batch(6, 9))
+    assert (s.sent, s.in_flight_bytes) == (4, 0)
 
 
 def test_room_and_acknowledgements() -> None:
-    s = ReplicatingSubscription(start=0, end=0, in_flight_bytes_max=20)
-    s.appended(3)
-    s.appended(3)
+    s = ReplicatingSubscription(QueueGuard(), in_flight_bytes_max=20)
     s.send(batch(1, 2))
     assert s.has_room()
     s.send(batch(3, 5))
     assert not s.has_room()
     assert s.in_flight_bytes == 20
-    s.acknowledge(3)  # not the whole second batch
-    assert (s.in_flight_bytes, s.acknowledged) == (10, 3)
-    s.acknowledge(5)
-    assert (s.in_flight_bytes, s.acknowledged, s.has_room()) == (0, 5, True)
+    s.settle(3)  # not the whole second batch
+    assert s.in_flight_bytes == 10
+    s.settle(5)
+    assert (s.in_flight_bytes, s.has_room()) == (0, True)

@@ -91,8 +91,7 @@ class LogShipping:
     def subscribe(self, effect: Subscribe) -> None:
         """Sends the log to a peer from now on."""
         self._unsubscribe(effect.peer)
-        start, push_bytes_max = effect.start, self._config.replication.push_bytes_max
-        self._subscriptions[effect.peer] = ReplicatingSubscription(start, self._node.log.end, push_bytes_max)
+        self._subscriptions[effect.peer] = ReplicatingSubscription(effect.guard, self._config.replication.push_bytes_max)
         self._pump(effect.peer)
 
     def unsubscribe(self, effect: Unsubscribe) -> None:
@@ -123,7 +122,6 @@ class LogShipping:
         subscription = self._subscriptions.get(peer)
         if subscription is None:
             return
-        subscription.appended(self._node.log.end)
         if peer in self._catching_up:
             return
         memory = self._log.memory
@@ -178,6 +176,6 @@ class LogShipping:
     def _link_ack(self, peer: int, upto: int) -> None:
         subscription = self._subscriptions.get(peer)
         if subscription is not None and upto <= subscription.sent:
-            subscription.acknowledge(upto)
+            subscription.settle(upto)
             self._core.feed(PeerAcked(peer, upto))
             self._pump(peer)
