@@ -21,7 +21,7 @@ from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.queue_filter import Kind
 from lrq_ha.replication.queues import QueueKey
 from lrq_ha.replication.renewal_progress import Passes
-from lrq_ha.routing.sink import Row, Sink
+from lrq_ha.routing.sink import Sink, row_of, state_of
 from lrq_ha.routing.statuses import Statuses, Told
 
 from ..amqp import declarations, frames
@@ -209,16 +209,7 @@ class Index:
             epochs=epochs,
             sets=sets,
             producers=[pb.ProducerRanges(producer=producer, ids=ids, others=others) for producer, ids, others in self.dedup.snapshot()],
-            received=[
-                pb.ReceiveState(
-                    queue=r.queue,
-                    last=pb.Position(epoch=r.epoch, sequence=r.sequence),
-                    snapshot_request=r.snapshot_request,
-                    snapshot_complete=r.snapshot_complete,
-                    bare=r.bare,
-                )
-                for r in self.sink.rows()
-            ],
+            received=map(state_of, self.sink.rows()),
             auto_delete_exchanges=[pb.Topology(vhost=vhost, method=method) for (vhost, _), method in self.declared.auto_delete_exchanges.items()],
             statuses=[pb.KeptStatus(sequence=told.sequence, body=told.status.SerializeToString()) for told in self.statuses.rows()],
             definitions=self.declared.definitions.export(),
@@ -241,7 +232,6 @@ class Index:
         elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:
             self.passes.restore(entry.renewals[-1].sequence, {(m.vhost, m.queue): m.before for m in entry.moving})
         self.dedup = Dedup.restored((part.producer, part.ids, part.others) for part in entry.producers)
-        received = (Row(r.queue, r.last.epoch, r.last.sequence, r.snapshot_request, r.snapshot_complete, r.bare) for r in entry.received)
-        self.sink.load(received, sequence - 1)
+        self.sink.load(map(row_of, entry.received), sequence - 1)
         self.declared.restore(sequence, entry)
         self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)

@@ -12,6 +12,7 @@ from pamqp import commands
 from lrq_ha.routing import names
 
 from ..amqp import encode, frames, reply_codes
+from ..amqp.content_header import header_payload
 from ..amqp.frames import BASIC_CANCEL, BASIC_CANCEL_OK, BASIC_CONSUME, FrameError, Item, decode_method
 from ..amqp.reply_codes import NOT_ALLOWED
 from ..session.channel import ChannelState, ClientChannel, Consumer
@@ -112,6 +113,10 @@ def cancel(session: ClientSession, channel: ClientChannel, _kind: int, payload: 
 def get(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.get."""
     method: Any = decode_method(payload)
+    answer = routing_queues.receivers_answer(session, method.queue)
+    if answer is not None:
+        _answer_get(session, channel.number, method.queue, answer)
+        return
     if not _may_read(session, channel, method):
         return
     consumer = _consumer(session, channel, method)
@@ -121,6 +126,14 @@ def get(session: ClientSession, channel: ClientChannel, _kind: int, payload: byt
         channel.asked_behind = False
     channel.gets.append((consumer, frame))
     session.outbox.put(frame)
+
+
+def _answer_get(session: ClientSession, number: int, queue: str, body: bytes) -> None:
+    """Answers a basic.get with a message of the door's own, which is not to be acked: its delivery tag is 0."""
+    tag, redelivered, count = bytes(8), bytes(1), bytes(4)
+    method = encode.raw_method_frame(number, frames.BASIC_GET_OK, tag, redelivered, encode.short_string(""), encode.short_string(queue), count)
+    content = encode.content(number, header_payload(len(body)), body, session.frame_max_bytes)
+    session.to_client(b"".join((method, *content)))
 
 
 def _may_read(session: ClientSession, channel: ClientChannel, method: Any) -> bool:

@@ -10,7 +10,8 @@ Rules:
 - A producer's last number is asked in vhost `lrq`, for any vhost in which the producer publishes, or by the producer itself where it publishes: the
   answer is the greatest number of any vhost.
 - A question is a passive declaration. The answer to a client library is in the two counts of declare-ok (pika takes only an answer that names the
-  queue it asked for), the answer to another sidecar in the name, which has room for 255 bytes.
+  queue it asked for), the answer to another sidecar in the name, which has room for 255 bytes. A receiver's question is a basic.get: the
+  answer is a message that the door makes.
 """
 
 from __future__ import annotations
@@ -196,6 +197,14 @@ def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: b
         publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
     else:
         publisher_confirms.ended_here(session, channel, verdict.op_seq)
+
+
+def receivers_answer(session: ClientSession, question: str) -> bytes | None:
+    """The body that answers a receiver's basic.get; None: not a question."""
+    if not names.is_routing(session.vhost) or not question.startswith(names.RECEIVERS_QUESTION):
+        return None
+    client_name = question.removeprefix(names.RECEIVERS_QUESTION)
+    return pb.ReceiveQueues(queues=session.replica.index.sink.receive_states(client_name)).SerializeToString()
 
 
 def _parse(kind: Any, body: bytes) -> Any:

@@ -145,6 +145,12 @@ class SinkStatus(_message.Message):
     bare: bool
     def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ...) -> None: ...
 
+class ReceiveQueues(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[ReceiveState]
+    def __init__(self, queues: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ...) -> None: ...
+
 class Batch(_message.Message):
     __slots__ = ("epoch", "first", "count", "previous_epoch", "timestamp_us", "runs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -426,18 +432,22 @@ class KeptStatus(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveState(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare")
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     BARE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     queue: str
     last: Position
     snapshot_request: str
     snapshot_complete: bool
     bare: bool
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ...) -> None: ...
+    begun: Position
+    whole: Position
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("epoch", "first")

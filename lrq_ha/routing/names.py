@@ -75,6 +75,11 @@ def parse_recv_queue(queue: str) -> RecvQueue | None:
     return RecvQueue(*parts) if len(parts) == 2 and all(map(is_name, parts)) else None
 
 
+def receivers_question(client_name: str) -> str:
+    """The name that a receiver gets from (basic.get) to learn its client's receive queues: the body is a ReceiveQueues."""
+    return RECEIVERS_QUESTION + check_client_name(client_name)
+
+
 def client_key(client_name: str) -> str:
     """Key of a client's status in LRQ_Status."""
     return f"client/{check_client_name(client_name)}"
@@ -124,6 +129,7 @@ def _checked(text: str, valid: bool, what: str, rule: str) -> str:
 ROUTING_VHOST = "lrq"
 LOG_PREFIX = "LRQ_HA_"
 SINK_QUESTION = "LRQ_Sink_"
+RECEIVERS_QUESTION = "LRQ_Ask_queues/"
 
 
 def is_routing(vhost: str) -> bool:

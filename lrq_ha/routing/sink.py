@@ -68,6 +68,8 @@ class Row(NamedTuple):
     snapshot_request: str
     snapshot_complete: bool
     bare: bool
+    begun: Position = START
+    whole: Position = START
 
 
 class _Held(NamedTuple):
@@ -78,6 +80,8 @@ class _Held(NamedTuple):
     snapshot_request: str
     snapshot_complete: bool
     bare: bool  # no snapshot has been whole since the chain began
+    begun: Position = START  # where the snapshot begins that began last
+    whole: Position = START  # where the snapshot begins that was complete last
 
 
 _NOTHING = _Held(0, START, "", False, False)
@@ -133,13 +137,17 @@ class Sink:
             return
         positions = _checked(queue, batch)
         held = self._queues.setdefault(queue, _Queue())
-        _, _, request, complete, bare = held.tail
+        _, _, request, complete, bare, begun, whole = held.tail
         bare = bare or position_of(batch.previous) == START
         for transaction in batch.transactions:
             if transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY):
-                request, complete = transaction.request_id, transaction.type == pb.LAST_FULL_SYNC_ENTRY
+                complete = transaction.type == pb.LAST_FULL_SYNC_ENTRY
+                if may_restart(transaction) and not (complete and request == transaction.request_id):
+                    begun = position_of(transaction.position)
+                request = transaction.request_id
                 bare = bare and not complete
-        after = _Held(op_seq, positions[-1], request, complete, bare)
+                whole = begun if complete else whole
+        after = _Held(op_seq, positions[-1], request, complete, bare, begun, whole)
         if op_seq <= self._safe:
             held.safe = after
         else:
@@ -181,10 +189,18 @@ class Sink:
         """Every receive queue that has had a batch, by name."""
         return sorted(queue for queue, held in self._queues.items() if held.tail != _NOTHING)
 
+    def receive_states(self, client_name: str) -> list[pb.ReceiveState]:
+        """The safe states of a client's queues, for a receiver that asks."""
+        states = []
+        for queue, held in sorted(self._queues.items()):
+            parts = parse_recv_queue(queue)
+            if parts is not None and parts.client_name == client_name and held.safe != _NOTHING:
+                states.append(state_of(_row(queue, held.safe)))
+        return states
+
     def rows(self) -> list[Row]:
         """The state after all noted entries, for a checkpoint entry that is appended next."""
-        tails = [(queue, self._queues[queue].tail) for queue in self.queues()]
-        return [Row(queue, *tail.last, tail.snapshot_request, tail.snapshot_complete, tail.bare) for queue, tail in tails]
+        return [_row(queue, self._queues[queue].tail) for queue in self.queues()]
 
     def load(self, rows: Iterable[Row], op_seq: int) -> None:
         """Replaces everything by `rows`, which hold after entry `op_seq`; that entry must be safe."""
@@ -194,6 +210,31 @@ class Sink:
     def _holder(self, held: _Queue, position: Position) -> int:
         """The entry that must be safe before `position` is; 0 if `position` is safe."""
         return 0 if position <= held.safe.last else next(entry.op_seq for entry in held.unsafe if entry.last >= position)
+
+
+def _row(queue: str, held: _Held) -> Row:
+    return Row(queue, held.last.epoch, held.last.sequence, held.snapshot_request, held.snapshot_complete, held.bare, held.begun, held.whole)
+
+
+def state_of(row: Row) -> pb.ReceiveState:
+    """The message for a row."""
+    at = (pb.Position(epoch=epoch, sequence=sequence) for epoch, sequence in ((row.epoch, row.sequence), row.begun, row.whole))
+    last, begun, whole = at
+    return pb.ReceiveState(
+        queue=row.queue,
+        last=last,
+        snapshot_request=row.snapshot_request,
+        snapshot_complete=row.snapshot_complete,
+        bare=row.bare,
+        begun=begun,
+        whole=whole,
+    )
+
+
+def row_of(state: pb.ReceiveState) -> Row:
+    """The row that `state_of` made a message of."""
+    last, begun, whole = map(position_of, (state.last, state.begun, state.whole))
+    return Row(state.queue, *last, state.snapshot_request, state.snapshot_complete, state.bare, begun, whole)
 
 
 def _checked(queue: str, batch: pb.ReceivedBatch) -> list[Position]:

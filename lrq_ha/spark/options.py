@@ -1,4 +1,4 @@
-"""The options of the data source, as one checked value. Pure.
+"""The options of the data source, as one checked value.
 
 Rules: names are those of Spark's Kafka source for equal options, case does not matter; an unknown option or a bad value is refused with
 the allowed values; no option has two spellings.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pika
+
 from lrq_ha import urls
-from lrq_ha.routing.names import RECV_PREFIX, parse_recv_queue
+from lrq_ha.errors import MalformedInput
+from lrq_ha.routing.names import RECV_PREFIX, ROUTING_VHOST, parse_recv_queue
 from lrq_ha.spark.errors import OptionError
+from lrq_ha.streams.node_connection import address_of
 
 ALLOWED = {
     "nodes": "AMQP addresses, comma separated: amqp://USER:PASSWORD@HOST:PORT,… (the virtual host is always lrq; there are no options behind a ?)",
@@ -29,7 +34,6 @@ ALLOWED = {
     "includeChain": "true or false: adds the columns request_id and restart",
 }
 _ADDRESS = {"nodes": r"amqps?://[^/?#].*", "http": r"https?://[^/?#@]+/?"}
-VHOST = "lrq"
 EARLIEST = -2
 LATEST = -1
 
@@ -64,6 +68,20 @@ class ReadOptions:
     fail_on_data_loss: bool
     include_chain: bool
 
+    def addresses(self) -> list[pika.ConnectionParameters]:
+        """The nodes, for a connection. Raises OptionError for a malformed address, or a PEM file that cannot be used."""
+        try:
+            tls = ssl.create_default_context(cafile=self.tls_ca) if self.tls_ca is not None else None
+        except OSError as error:  # ssl's errors, too
+            raise OptionError(f"tlsCa = {self.tls_ca!r} cannot be used: {error.strerror}", todo=f"Allowed: {ALLOWED['tlsCa']}") from error
+        found = []
+        for number, node in enumerate(self.nodes, 1):
+            try:
+                found.append(address_of(node, tls))
+            except MalformedInput:
+                raise bad_address("nodes", number) from None
+        return found
+
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """Checks the user's options. Raises OptionError."""
@@ -86,7 +104,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         for number, address in enumerate(addresses, 1):
             if not _is_address(address, _ADDRESS[name]):
                 raise bad_address(name, number)
-            if name == "nodes" and (unused := urls.unused(urls.split(address), VHOST)):
+            if name == "nodes" and (unused := urls.unused(urls.split(address), ROUTING_VHOST)):
                 raise bad_address(name, number, unused)
     if bool(subscribe) == (pattern is not None):
         raise OptionError(

@@ -16,44 +16,18 @@ it therefore passes all of (a, b], for the first time when the greatest position
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.spark.errors import DataLoss, OptionError
+from lrq_ha.streams.message import Hint, Message, Stream, find, locate
 
 SEQUENCE_MAX = 2**63 - 1
-
-
-class Message(NamedTuple):
-    """One message of a receive queue: its stream offset on this node, and its transactions."""
-
-    offset: int
-    batch: pb.ReceivedBatch
-
-    @property
-    def previous(self) -> Position:
-        return position_of(self.batch.previous)
-
-    @property
-    def first(self) -> Position:
-        return position_of(self.batch.transactions[0].position)
-
-    @property
-    def last(self) -> Position:
-        return position_of(self.batch.transactions[-1].position)
-
-
-class Hint(NamedTuple):
-    """The message at `offset` of the planned stream ends with `last`."""
-
-    offset: int
-    last: Position
 
 
 class Taken(NamedTuple):
@@ -153,14 +127,6 @@ class Selection:
         self.holes.append(what)
 
 
-class Stream(Protocol):
-    """A look at one queue on one node."""
-
-    def first(self, queue: str) -> Message | None: ...
-    def tail(self, queue: str) -> Message | None: ...
-    def at(self, queue: str, offset: int) -> Message: ...
-
-
 @dataclass(frozen=True)
 class Extent:
     """The part of a queue to read, before it is cut: as Range, with the offset of the last message."""
@@ -174,33 +140,6 @@ class Extent:
         return max(self.last_offset - self.whole.start.offset + 1, 1)
 
 
-def parse_message(queue: str, offset: int, body: bytes) -> Message:
-    """Raises MalformedInput if `body` is no ReceivedBatch with at least one transaction."""
-    try:
-        batch = pb.ReceivedBatch.FromString(body)
-    except Exception as error:
-        raise MalformedInput(f"Message {offset} of queue {queue} is no ReceivedBatch: {error}") from error
-    if not batch.transactions:
-        raise MalformedInput(f"Message {offset} of queue {queue} is a ReceivedBatch without transactions")
-    return Message(offset, batch)
-
-
-def locate(stream: Stream, queue: str, low: Message, high: Message, before: Callable[[Position], bool]) -> Message:
-    """A message whose last position satisfies `before`, as late as bisection finds one; `low` if there is none.
-
-    If the sink repeated itself there may be a later one; any will do to begin a range (see the module's docstring).
-    """
-    while high.offset - low.offset > 1:
-        middle = stream.at(queue, (low.offset + high.offset) // 2)
-        if not low.offset < middle.offset < high.offset:  # trimmed meanwhile: the rest of the interval begins at `middle`
-            break
-        if before(middle.last):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def begin(stream: Stream, part: Range) -> tuple[Message | None, bool]:
     """The message at which to begin to read `part` in `stream` (None if it is empty), and whether `part` was planned in this stream."""
     tail = stream.tail(part.queue)
@@ -210,12 +149,7 @@ def begin(stream: Stream, part: Range) -> tuple[Message | None, bool]:
         found = stream.at(part.queue, part.start.offset)
         if (found.offset, found.last) == part.start:
             return found, True
-    head = stream.first(part.queue)
-    if head is None or head.last > part.after:
-        return head, False
-    if tail.last <= part.after:
-        return tail, False
-    return locate(stream, part.queue, head, tail, lambda last: last <= part.after), False
+    return find(stream, part.queue, part.after), False
 
 
 def extent(stream: Stream, queue: str, starting: int | None, ending: int | None, *, strict: bool) -> Extent | None:

@@ -27,15 +27,18 @@ from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, St
 from lrq_ha.direct_http import NOT_HTTP, http_open
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.routing.chain import TIMESTAMP_US_MAX
-from lrq_ha.spark.amqp import CONNECT_TIMEOUT_S, ConnectionLost, NodeConnection
-from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, StreamSilent
+from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.options import EARLIEST, LATEST, ReadOptions, Sequences, matching, parse_options
-from lrq_ha.spark.ranges import Hint, Message, Range, Selection, Taken, begin, extent, split
+from lrq_ha.spark.ranges import Range, Selection, Taken, begin, extent, split
+from lrq_ha.streams.errors import ConnectionLost, MissingQueue, NoNode, StreamSilent
+from lrq_ha.streams.message import Hint, Message
+from lrq_ha.streams.node_connection import CONNECT_TIMEOUT_S, NodeConnection
 
 ROWS_MAX = 10_000  # per Arrow batch
 PAYLOAD_BYTES_MAX = 16 << 20  # per Arrow batch, give or take one payload
 RECONNECT_TIMEOUT_S = 60.0  # a failover must be over by then
 RECONNECT_PAUSE_S = 0.5
+CONNECTION_NAME = "lrq-ha spark reader"
 HTTP_TIMEOUT_S = 5.0
 
 _US = pa.timestamp("us", tz="UTC")
@@ -116,7 +119,7 @@ def plan(options: ReadOptions) -> list[Range]:
     patience, timeout_s = _Patience(), CONNECT_TIMEOUT_S
     while True:
         try:
-            with NodeConnection.open(options.nodes, timeout_s, options.tls_ca) as node:
+            with NodeConnection.open(options.addresses(), CONNECTION_NAME, timeout_s) as node:
                 return _plan(node, queues, options)
         except (ConnectionLost, StreamSilent) as error:
             patience.bear(error, "planning again")
@@ -150,7 +153,7 @@ def read_range(part: Range, options: ReadOptions) -> Iterator[tuple[Message, lis
     while True:
         try:
             with (
-                NodeConnection.open(options.nodes, RECONNECT_TIMEOUT_S, options.tls_ca) as node,
+                NodeConnection.open(options.addresses(), CONNECTION_NAME, RECONNECT_TIMEOUT_S) as node,
                 closing(_read_from(node, part, options)) as steps,
             ):
                 for message, taken, rest in steps:

@@ -142,7 +142,7 @@ def test_publishers_trust_nobody_else(lab: Lab, api: Api) -> None:
 def test_the_spark_source(lab: Lab) -> None:
     """Read through the site's door what came there; without the authority, refused at once and with the reason."""
     source = pytest.importorskip("lrq_ha.spark.source", reason="PySpark is not installed")
-    errors = pytest.importorskip("lrq_ha.spark.errors")
+    errors = pytest.importorskip("lrq_ha.streams.errors")
     assert lab.authority is not None
     client = f"spark{time.time_ns()}"
     sent = [b"%d over TLS" % i for i in range(20)]

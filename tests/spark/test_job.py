@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_in_one_line(spark: SparkSession, nodes: str) -> N
     with pytest.raises(PySparkException) as caught:
         read_entries(spark, nodes, ["LRQ_Recv_none_east"], 1).count()
     said = cause(str(caught.value))
-    assert said.startswith("lrq_ha.spark.errors.MissingQueue: Queue LRQ_Recv_none_east does not exist in vhost lrq")
+    assert said.startswith("lrq_ha.streams.errors.MissingQueue: Queue LRQ_Recv_none_east does not exist in vhost lrq")
     assert "\n" not in said
     assert cause("something else\nin two lines") == "something else\nin two lines"
 

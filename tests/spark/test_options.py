@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lrq_ha.spark.amqp import NodeConnection
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.options import ALLOWED, matching, parse_options
 
@@ -90,7 +89,7 @@ def test_a_refusal_shows_no_part_of_a_password(option: str, address: str) -> Non
 
 def test_what_pika_does_not_know_in_an_address_is_refused() -> None:
     with pytest.raises(OptionError, match="Address 2 of option nodes is malformed"):
-        NodeConnection.open(["amqp://127.0.0.1:1", "amqp://u:secret@h:1?what=secret"])
+        parse_options(NODES | {"nodes": "amqp://127.0.0.1:1,amqp://u:secret@h:1?what=secret"}).addresses()
 
 
 def test_every_option_is_described() -> None:

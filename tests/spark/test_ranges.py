@@ -13,7 +13,8 @@ from receive_queues import transaction
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.spark.errors import DataLoss, OptionError
-from lrq_ha.spark.ranges import Message, Range, Selection, begin, extent, split
+from lrq_ha.spark.ranges import Range, Selection, begin, extent, split
+from lrq_ha.streams.message import Message
 
 pytestmark = pytest.mark.proves("G6")
 

@@ -15,12 +15,12 @@ from receive_queues import ReceiveQueue, transaction
 from lrq_ha.lab import Lab, LabError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import Publisher
-from lrq_ha.spark import amqp
-from lrq_ha.spark.amqp import ConnectionLost, NodeConnection
-from lrq_ha.spark.errors import MissingQueue
 from lrq_ha.spark.options import ReadOptions, parse_options
 from lrq_ha.spark.ranges import Range
 from lrq_ha.spark.source import plan, read_range
+from lrq_ha.streams import node_connection
+from lrq_ha.streams.errors import ConnectionLost, MissingQueue
+from lrq_ha.streams.node_connection import NodeConnection
 
 pytestmark = pytest.mark.broker
 
@@ -60,7 +60,7 @@ def within(seconds: float, work: Callable[[], None]) -> bool:
 
 
 def test_a_node_that_stands_still_in_mid_range(two: Lab, options: ReadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(node_connection, "IDLE_TIMEOUT_S", 5.0)
     given: list[int] = []
     (part,) = plan(options)
 
@@ -80,9 +80,9 @@ def test_a_node_that_stands_still_in_mid_range(two: Lab, options: ReadOptions, m
 @pytest.mark.parametrize("part", ["sidecar", "broker"])
 def test_a_primary_that_stands_still_is_promoted_over(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the doors of a sink: a partition goes on at the new primary."""
-    monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 5.0)
-    monkeypatch.setattr(amqp, "PREFETCH_MESSAGES", 1)
-    monkeypatch.setattr(amqp, "ACK_MESSAGES", 1)
+    monkeypatch.setattr(node_connection, "IDLE_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(node_connection, "PREFETCH_MESSAGES", 1)
+    monkeypatch.setattr(node_connection, "ACK_MESSAGES", 1)
     wanted: list[str] = []
     given: list[str] = []
     with Lab({"east": 1, "west": 2}, directory=tmp_path / "lab", sites={"east": ["west"], "west": []}) as lab:
@@ -152,8 +152,8 @@ def test_a_node_that_stands_still_while_a_read_is_planned(two: Lab, options: Rea
 @pytest.mark.quick
 def test_nothing_waits_for_a_node_that_stands_still(two: Lab, options: ReadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a question, nor the farewell."""
-    monkeypatch.setattr(amqp, "ANSWER_TIMEOUT_S", 2.0, raising=False)
-    nodes = [NodeConnection.open(options.nodes, timeout_s=60) for _ in range(2)]
+    monkeypatch.setattr(node_connection, "ANSWER_TIMEOUT_S", 2.0, raising=False)
+    nodes = [NodeConnection.open(options.addresses(), "test", 60) for _ in range(2)]
 
     def ask() -> None:
         with pytest.raises(ConnectionLost, match="no answer within 2 s"):

@@ -24,13 +24,15 @@ from receive_queues import ReceiveQueue, transaction
 from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.spark import amqp
 from lrq_ha.spark import source as spark_source
-from lrq_ha.spark.amqp import NodeConnection
-from lrq_ha.spark.errors import DataLoss, MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
+from lrq_ha.spark.errors import DataLoss, OptionError
 from lrq_ha.spark.options import ReadOptions, parse_options
-from lrq_ha.spark.ranges import Message, Taken
+from lrq_ha.spark.ranges import Taken
 from lrq_ha.spark.source import plan, read_range
+from lrq_ha.streams import node_connection
+from lrq_ha.streams.errors import MissingQueue, NoNode, QueueRefused, StreamSilent
+from lrq_ha.streams.message import Message
+from lrq_ha.streams.node_connection import NodeConnection, address_of
 
 pytestmark = pytest.mark.broker
 
@@ -305,12 +307,12 @@ def test_another_copy_that_lacks_the_end_is_waited_for(nodes: str, receive_queue
     options = options_of(nodes, here.name)
     (planned,) = plan(options)
     part = replace(planned, queue=there.name)
-    monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(node_connection, "IDLE_TIMEOUT_S", 1.0)
     monkeypatch.setattr(spark_source, "RECONNECT_TIMEOUT_S", 4.0)
     with pytest.raises(StreamSilent):
         list(read_range(part, options))
     monkeypatch.undo()
-    monkeypatch.setattr(amqp, "IDLE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(node_connection, "IDLE_TIMEOUT_S", 1.0)
     rest = iter([bodies[60:]])
     monkeypatch.setattr(spark_source._log, "warning", lambda *_: there.write_burst(next(rest, [])))
     assert [one.transaction.position.sequence for _, taken in read_range(part, options) for one in taken] == list(range(1, 101))
@@ -341,7 +343,7 @@ def test_a_node_that_does_not_answer_is_passed_by(nodes: str) -> None:
     """Its machine takes connections, but it stands still."""
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        NodeConnection.open([f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}", nodes], timeout_s=60) as node,
+        NodeConnection.open([address_of(f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}"), address_of(nodes)], "test", 60) as node,
     ):
         assert node.address == nodes.rpartition("@")[2].rstrip("/")
 
@@ -350,7 +352,7 @@ def test_a_first_message_that_takes_its_time(nodes: str, receive_queue: Make) ->
     """Its queue is not taken for an empty one, though the broker, which counts now and then, may count none yet."""
     queue = receive_queue()
     queue.write(queue.batch(transaction(1)))
-    with late_deliveries(urlsplit(nodes).port or 0) as port, NodeConnection.open([re.sub(r":\d+$", f":{port}", nodes)]) as node:
+    with late_deliveries(urlsplit(nodes).port or 0) as port, NodeConnection.open([address_of(re.sub(r":\d+$", f":{port}", nodes))], "test") as node:
         last = node.tail(queue.name)
         assert last is not None
         assert last.offset == 0
@@ -390,14 +392,14 @@ def test_no_node_takes_us(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = urlsplit(nodes)
     tried: list[object] = []
     connect = pika.BlockingConnection
-    monkeypatch.setattr("lrq_ha.spark.amqp.TCP_TIMEOUT_S", 60)
+    monkeypatch.setattr("lrq_ha.streams.node_connection.TCP_TIMEOUT_S", 60)
     monkeypatch.setattr(pika, "BlockingConnection", lambda parameters: (tried.append(parameters), connect(parameters))[1])
     with pytest.raises(NoNode, match=f"{url.hostname}:{url.port}: .*") as caught:
         plan(options_of(f"amqp://app:wrong@{url.hostname}:{url.port}", "LRQ_Recv_a_east"))
     assert len(tried) == 1, "a wrong password is not tried again and again"
     assert "wrong" not in str(caught.value)
     assert not caught.value.retriable
-    with pytest.raises(NoNode) as caught, NodeConnection.open(["amqp://u:p@127.0.0.1:1"], timeout_s=0.6):
+    with pytest.raises(NoNode) as caught, NodeConnection.open([address_of("amqp://u:p@127.0.0.1:1")], "test", 0.6):
         pass
     assert caught.value.retriable
 

@@ -1,4 +1,4 @@
-"""Reads streams over AMQP 0-9-1 from any node that takes readers. All I/O of the Spark source is here.
+"""Reads streams over AMQP 0-9-1 from any node that takes readers.
 
 Rules:
 
@@ -22,10 +22,11 @@ import pika
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
-from lrq_ha.errors import LrqError
-from lrq_ha.spark.errors import MissingQueue, NoNode, OptionError, QueueRefused, StreamSilent
-from lrq_ha.spark.options import ALLOWED, VHOST, bad_address
-from lrq_ha.spark.ranges import Message, parse_message
+from lrq_ha import urls
+from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.routing.names import ROUTING_VHOST
+from lrq_ha.streams.errors import ConnectionLost, MissingQueue, NoNode, QueueRefused, StreamSilent
+from lrq_ha.streams.message import Message, parse_message
 
 PREFETCH_MESSAGES = 500
 ACK_MESSAGES = 100
@@ -43,13 +44,6 @@ REFUSED = (403, 530)  # ACCESS_REFUSED; NOT_ALLOWED, as for a vhost that does no
 NOT_CONNECTED = (AMQPError, AMQPConnectorException, OSError, ValueError)
 
 
-class ConnectionLost(LrqError):
-    """The node went away, or does not take readers any more: another node, or this one, may do later."""
-
-    def __init__(self, address: str, error: BaseException) -> None:
-        super().__init__(f"Connection to {address} lost: {_answer(error)}", retriable=True)
-
-
 class NodeConnection:
     """One connection to a node, for one thread. Closes itself as a context manager.
 
@@ -62,30 +56,23 @@ class NodeConnection:
         self.address = address
 
     @classmethod
-    def open(cls, nodes: Sequence[str], timeout_s: float = CONNECT_TIMEOUT_S, tls_ca: str | None = None) -> NodeConnection:
-        """Connects to the first of `list_nodes` that takes readers; a backup's door refuses them. `tls_ca`: see `ReadOptions`.
+    def open(cls, nodes: Sequence[pika.ConnectionParameters], name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> NodeConnection:
+        """Connects to the first of `nodes` that takes readers; a backup's door refuses them.
+
+        Args:
+            nodes: Addresses and users, in turn. `address_of` makes them.
+            name: Of the connection, for operators.
+            timeout_s: How long all nodes are tried, again and again.
 
         Raises:
             NoNode: No node did within `timeout_s`, or every one refused the user.
-            OptionError: An address is malformed.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             answers: dict[str, str] = {}
             hopeless = True
-            for number, node in enumerate(nodes, 1):
-                try:
-                    parameters = pika.URLParameters(node)
-                except ValueError:  # something behind a "?" that pika does not know
-                    raise bad_address("nodes", number) from None
-                parameters.virtual_host = VHOST
-                if tls_ca is not None and parameters.ssl_options is not None:
-                    parameters.ssl_options = pika.SSLOptions(_trusting(tls_ca), parameters.host)
-                # Spark may leave a reader waiting for as long as it likes, and nothing could send heartbeats meanwhile.
-                parameters.heartbeat = 0
-                parameters.tcp_options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-                parameters.socket_timeout = parameters.stack_timeout = TCP_TIMEOUT_S
-                parameters.client_properties = {"connection_name": "lrq-ha spark reader"}
+            for parameters in nodes:
+                parameters.client_properties = {"connection_name": name}
                 address = f"{parameters.host}:{parameters.port}"
                 try:
                     return cls(pika.BlockingConnection(parameters), address)
@@ -150,6 +137,26 @@ class NodeConnection:
             while True:
                 yield consumer.next()
 
+    def follow(self, queue: str, offset: int, idle_s: float, prefetch: int = PREFETCH_MESSAGES) -> Generator[list[Message], None, None]:
+        """Lists of messages from `offset` on, without end; an empty list after `idle_s` without a message.
+
+        Raises:
+            MissingQueue: The queue was deleted.
+            ConnectionLost: The node went away, or stands still.
+        """
+        with closing(_Consumer(self, queue, offset, prefetch)) as consumer:
+            while True:
+                if not consumer.wait(idle_s):
+                    consumer.settle()
+                yield [consumer.next() for _ in range(len(consumer.waiting))]
+
+    def get(self, queue: str) -> bytes | None:
+        """The answer of the door to a question; None: there is none. Raises as `guarded` does."""
+        channel = self.channel()
+        body: bytes | None = self.guarded(lambda: channel.basic_get(queue, auto_ack=True), queue)[2]
+        self.guarded(channel.close)
+        return body
+
     def _look(self, queue: str, where: str) -> Message | None:
         to_end = where == "last"
         with closing(_Consumer(self, queue, where, PREFETCH_MESSAGES if to_end else 1)) as consumer:
@@ -187,7 +194,7 @@ class NodeConnection:
                 raise MissingQueue(queue) from error
             raise QueueRefused(queue, self.address, error.reply_text) from error
         except (AMQPError, OSError) as error:
-            raise ConnectionLost(self.address, error) from error
+            raise ConnectionLost(self.address, _answer(error)) from error
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
@@ -215,6 +222,7 @@ class _Consumer:
         self._node = node
         self._queue = queue
         self._prefetch = prefetch
+        self._ack_every = min(ACK_MESSAGES, max(1, prefetch // 2))
         self.waiting: deque[tuple[int, int, bytes]] = deque()
         self._unacked = 0
         self._tag = 0
@@ -244,7 +252,7 @@ class _Consumer:
                 raise StreamSilent(self._queue, IDLE_TIMEOUT_S, "the next message")
         offset, self._tag, body = self.waiting.popleft()
         self._unacked += 1
-        if self._unacked >= ACK_MESSAGES:
+        if self._unacked >= self._ack_every:
             self._ack()
         return parse_message(self._queue, offset, body)
 
@@ -277,11 +285,34 @@ class _Consumer:
         self._cancelled = True
 
 
-def _trusting(ca: str) -> ssl.SSLContext:
+def address_of(url: str, tls: ssl.SSLContext | None = None) -> pika.ConnectionParameters:
+    """The address and user of a node's door.
+
+    Args:
+        url: amqp:// or amqps:// with user and password. The vhost is always `lrq`.
+        tls: For amqps://; None: the system's trusted CAs.
+
+    Raises:
+        MalformedInput: It is another kind of URL, or has a part that would not be used. The URL is not shown, since it may hold a password.
+    """
+    todo = f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}"
     try:
-        return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # ssl's errors, too
-        raise OptionError(f"tlsCa = {ca!r} cannot be used: {error.strerror}", todo=f"Allowed: {ALLOWED['tlsCa']}") from error
+        parts = urls.split(url)
+        good, parameters = parts.scheme in ("amqp", "amqps") and bool(parts.hostname), pika.URLParameters(url)
+    except (ValueError, AttributeError, TypeError):
+        good = False
+    if not good:
+        raise MalformedInput("An address in nodes is not an amqp:// URL", todo=todo) from None
+    if unused := urls.unused(parts, ROUTING_VHOST):
+        raise MalformedInput(f"An address in nodes {unused}", todo=todo)
+    parameters.virtual_host = ROUTING_VHOST
+    if tls is not None and parameters.ssl_options is not None:
+        parameters.ssl_options = pika.SSLOptions(tls, parameters.host)
+    # An application may leave a reader waiting for as long as it likes, and nothing could send heartbeats meanwhile.
+    parameters.heartbeat = 0
+    parameters.tcp_options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+    parameters.socket_timeout = parameters.stack_timeout = TCP_TIMEOUT_S
+    return parameters
 
 
 def _is_hopeless(error: BaseException) -> bool:

@@ -1,0 +1,37 @@
+"""Keeps an application at a sink in step with a source: a whole snapshot, then every delta, in order.
+
+The thin shape: `Receiver` reads `LRQ_Recv_<client_name>_<source>` and gives a `Listener` one list of updates at a time. A `SqlListener` keeps
+its position in the same transaction as its data, so each list is applied exactly once.
+
+Payloads must be absolute (put and delete by key): after a snapshot, deltas that came meanwhile are given again.
+"""
+
+from .errors import Fenced, Redelivery, Stop, Trimmed
+from .listener import Listener
+from .positions import SqlPositions
+from .progress import Phase, Progress
+from .receiver import Receiver, SourceStatus
+from .sql import SqlListener
+from .states import State
+from .table_listener import Table, TableListener
+from .updates import Snapshot, Update, UpdateType
+
+__all__ = [
+    "Fenced",
+    "Listener",
+    "Phase",
+    "Progress",
+    "Receiver",
+    "Redelivery",
+    "Snapshot",
+    "SourceStatus",
+    "SqlListener",
+    "SqlPositions",
+    "State",
+    "Stop",
+    "Table",
+    "TableListener",
+    "Trimmed",
+    "Update",
+    "UpdateType",
+]

@@ -1,0 +1,108 @@
+"""The application's side of a receiver, and the importer that takes the application's data and the position apart from each other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .errors import ReceiverError
+from .machine import Apply, Begin, Complete, Hole, Step
+from .progress import Progress
+from .states import State
+from .updates import Snapshot, Update, UpdateType
+
+
+class Listener:
+    """The base of listeners. Each source has a thread of its own, and calls the methods one at a time.
+
+    A method that raises, or returns False, is called with its list again after a while: 0.1 s, doubling to 30 s. No update is left out.
+    """
+
+    def on_snapshot_sync_start(self, snapshot: Snapshot) -> None:
+        """A snapshot begins: clear the source's tables, or build new ones aside."""
+
+    def process_updates_in_snapshot_sync(self, updates: list[Update]) -> bool:
+        """Rows of the snapshot, whole transactions.
+
+        Returns:
+            True: they are applied. False: give the list again later.
+        """
+        raise NotImplementedError
+
+    def on_snapshot_sync_complete(self, snapshot: Snapshot) -> None:
+        """The snapshot has ended: bring tables that were built aside into use."""
+
+    def process_updates_in_log_entry_sync(self, updates: list[Update]) -> bool:
+        """Deltas, whole transactions.
+
+        Returns:
+            True: they are applied. False: give the list again later.
+        """
+        raise NotImplementedError
+
+    def on_state(self, source: str, old: State, new: State, reason: str) -> None:
+        """The receiver's state for a source has changed; `reason` is for operators."""
+
+    def on_error(self, source: str, error: ReceiverError) -> None:
+        """A list was not taken (Redelivery), or the queue lacks what comes next (Trimmed)."""
+
+
+class Importer(Protocol):
+    """Takes the steps of a queue, and keeps the progress."""
+
+    def load(self, name: str, queue: str) -> Progress | None:
+        """The committed progress of receiver `name`; from now on this process keeps it, and no other process."""
+
+    def take(self, name: str, queue: str, step: Step, before: Progress | None) -> bool:
+        """Carries out a step, and commits the progress after it, which was `before`.
+
+        Returns:
+            Whether the step was taken.
+
+        Raises:
+            Fenced: Another process keeps the progress.
+        """
+
+
+class PositionStore(Protocol):
+    """Keeps the progress apart from the application's data: a list is applied at least once."""
+
+    def load(self, name: str, queue: str) -> Progress | None:
+        """As in Importer."""
+
+    def commit(self, name: str, queue: str, before: Progress | None, after: Progress) -> None:
+        """Replaces the progress `before`. Raises Fenced if it is another one, or another process keeps it."""
+
+
+class ListenerImporter:
+    """Gives steps to a listener, then commits the progress."""
+
+    def __init__(self, listener: Listener, positions: PositionStore) -> None:
+        self._listener = listener
+        self._positions = positions
+
+    def load(self, name: str, queue: str) -> Progress | None:
+        return self._positions.load(name, queue)
+
+    def take(self, name: str, queue: str, step: Step, before: Progress | None) -> bool:
+        assert not isinstance(step, Hole)
+        if not call_listener(self._listener, step):
+            return False
+        self._positions.commit(name, queue, before, step.progress)
+        return True
+
+
+def call_listener(listener: Listener, step: Step) -> bool:
+    """Calls the method for a step. Raises TypeError if the method returns neither True nor False."""
+    taken: object = True
+    match step:
+        case Begin():
+            listener.on_snapshot_sync_start(step.snapshot)
+        case Complete():
+            listener.on_snapshot_sync_complete(step.snapshot)
+        case Apply(kind=UpdateType.SNAPSHOT_SYNC):
+            taken = listener.process_updates_in_snapshot_sync(step.updates)
+        case Apply():
+            taken = listener.process_updates_in_log_entry_sync(step.updates)
+    if not isinstance(taken, bool):
+        raise TypeError(f"the listener returned {taken!r}: it must return True or False")
+    return taken

@@ -1,0 +1,130 @@
+"""The table of positions in a SQL database: one row for each receiver and queue.
+
+Rule: an update names the old value and this process's token. So a process that was replaced changes nothing, and is told (`Fenced`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from lrq_ha.errors import MalformedInput
+
+from .errors import Fenced
+from .progress import Progress
+
+#: A connection or cursor of a DB-API 2 module.
+Connection = Any
+Cursor = Any
+
+_PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+
+class Database:
+    """One connection of a database for each thread.
+
+    Args:
+        connect: Opens a connection. The first call of each thread is made in that thread.
+    """
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._local = threading.local()
+
+    def connection(self) -> Connection:
+        """This thread's connection."""
+        if getattr(self._local, "connection", None) is None:
+            self._local.connection = self._connect()
+        return self._local.connection
+
+    def drop(self) -> None:
+        """Rolls back, and closes this thread's connection: the next call opens another one."""
+        connection, self._local.connection = getattr(self._local, "connection", None), None
+        if connection is not None:
+            try:
+                connection.rollback()
+                connection.close()
+            except Exception:  # the connection is lost, and with it all that was not committed
+                pass
+
+    def placeholder(self) -> str:
+        """The mark of a parameter in this database's statements. Raises MalformedInput for a paramstyle that is not supported."""
+        module = sys.modules[type(self.connection()).__module__.partition(".")[0]]
+        style = getattr(module, "paramstyle", "qmark")
+        if style not in _PLACEHOLDERS:
+            raise MalformedInput(f"{module.__name__} has paramstyle {style!r}", todo=f"Use a module with one of {', '.join(_PLACEHOLDERS)}")
+        return _PLACEHOLDERS[style]
+
+
+class PositionTable:
+    """The table of positions, inside the caller's transaction.
+
+    Args:
+        database: Where the table is; the table is made at the first use.
+        table: Its name.
+    """
+
+    def __init__(self, database: Database, table: str) -> None:
+        if not _TABLE.fullmatch(table):
+            raise MalformedInput(f"{table!r} is no name of a table", todo="Use letters, digits, underscores and dots")
+        self._database = database
+        self._table = table
+        self._token = uuid4().hex
+
+    def take_over(self, cursor: Cursor, name: str, queue: str) -> Progress | None:
+        """The progress of a receiver in a queue, which this process keeps from now on."""
+        mark, table = self._database.placeholder(), self._table
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR(128) NOT NULL, queue VARCHAR(255) NOT NULL, position TEXT NOT NULL,"
+            " token VARCHAR(32) NOT NULL, PRIMARY KEY (name, queue))"
+        )
+        cursor.execute(f"UPDATE {table} SET token = {mark} WHERE name = {mark} AND queue = {mark}", (self._token, name, queue))
+        if cursor.rowcount == 0:
+            cursor.execute(f"INSERT INTO {table} VALUES ({mark}, {mark}, '', {mark})", (name, queue, self._token))
+            return None
+        cursor.execute(f"SELECT position FROM {table} WHERE name = {mark} AND queue = {mark}", (name, queue))
+        (text,) = cursor.fetchone()
+        return Progress.from_text(text) if text else None
+
+    def replace(self, cursor: Cursor, name: str, queue: str, before: Progress | None, after: Progress) -> None:
+        """Replaces the progress. Raises Fenced if it is not `before`, or another process keeps it: then roll back."""
+        mark = self._database.placeholder()
+        cursor.execute(
+            f"UPDATE {self._table} SET position = {mark} WHERE name = {mark} AND queue = {mark} AND token = {mark} AND position = {mark}",
+            (after.to_text(), name, queue, self._token, before.to_text() if before else ""),
+        )
+        if cursor.rowcount != 1:
+            raise Fenced(name, queue)
+
+
+class SqlPositions:
+    """A PositionStore in a SQL database, for applications that keep their data elsewhere: a list is applied at least once.
+
+    Args:
+        connect: Opens a DB-API connection, such as `lambda: sqlite3.connect("positions.db")`.
+        table: Name of the table; it is made if it does not exist.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], table: str = "lrq_positions") -> None:
+        self._database = Database(connect)
+        self._positions = PositionTable(self._database, table)
+
+    def load(self, name: str, queue: str) -> Progress | None:
+        connection = self._database.connection()
+        progress = self._positions.take_over(connection.cursor(), name, queue)
+        connection.commit()
+        return progress
+
+    def commit(self, name: str, queue: str, before: Progress | None, after: Progress) -> None:
+        try:
+            connection = self._database.connection()
+            self._positions.replace(connection.cursor(), name, queue, before, after)
+            connection.commit()
+        except BaseException:
+            self._database.drop()
+            raise

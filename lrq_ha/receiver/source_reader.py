@@ -1,0 +1,227 @@
+"""Reads one source's receive queue, and gives its steps to the application, one at a time. A thread for each source.
+
+Rules:
+
+- The committed progress alone says where reading goes on. A lost connection, a node that stands still or a failover only costs time.
+- A step that was not taken is given again after 0.1 s, doubling to 30 s. Only Fenced and Stop end the reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import pika
+
+from lrq_ha.errors import LrqError
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing.chain import START, position_of
+from lrq_ha.routing.names import RecvQueue, receivers_question
+from lrq_ha.streams.errors import MissingQueue
+from lrq_ha.streams.message import find
+from lrq_ha.streams.node_connection import NodeConnection
+
+from .errors import Fenced, ReceiverError, Redelivery, Stop, Trimmed
+from .listener import Importer, Listener
+from .machine import Apply, Hole, Machine, Step
+from .progress import Progress
+from .states import OF_PHASE, State, require_legal
+from .updates import Update
+
+log = logging.getLogger("lrq_ha.receiver")
+
+CONNECT_S = 1.0  # all nodes are tried for so long, again and again
+RETRY_S = 0.5
+WAITING_S = 1.0
+IDLE_S = 0.5
+PREFETCH_MESSAGES = 32  # a batch of a source has many transactions when many wait
+AGAIN_MIN_S, AGAIN_MAX_S = 0.1, 30.0
+
+
+def split_id(replication_id: str) -> tuple[str, int]:
+    """Producer and number of a transaction's or an update's replication ID. Raises ValueError if it has no number."""
+    producer, _, number = replication_id.rpartition("/")
+    return producer, int(number.partition(".")[0])
+
+
+class SourceReader(threading.Thread):
+    """The reading of one receive queue.
+
+    Args:
+        name: The receiver's name.
+        parts: Client and source.
+        queue: The queue's name.
+        nodes: Addresses of the sink group's doors.
+        importer: Takes the steps.
+        listener: Is told of states and errors.
+
+    Attributes:
+        source: The source's remote id.
+        state, reason, since: The state, its reason for operators, and since when (seconds since 1970).
+        committed: The committed position; (0, 0): none.
+        failure: The error that ended the reading.
+    """
+
+    def __init__(
+        self, name: str, parts: RecvQueue, queue: str, nodes: Sequence[pika.ConnectionParameters], importer: Importer, listener: Listener
+    ) -> None:
+        super().__init__(name=f"lrq receiver {name} {queue}", daemon=True)
+        self.source = parts.remote_id
+        self.state, self.reason, self.since = State.DISCONNECTED, "not started", time.time()
+        self.committed = START
+        self.failure: BaseException | None = None
+        self._receiver, self._parts, self._queue = name, parts, queue
+        self._nodes = list(nodes)
+        self._importer, self._listener = importer, listener
+        self._progress: Progress | None = None
+        self._ending = threading.Event()
+        self._changed = threading.Condition()
+        self._numbers: dict[str, int] = {}  # by producer: the greatest number of a committed transaction since the start
+
+    def end(self) -> None:
+        """Ends the reading after the step under way. Join the thread next."""
+        self._ending.set()
+
+    def wait_for(self, reached: Callable[[SourceReader], bool], timeout_s: float) -> bool:
+        """Whether `reached` becomes true within `timeout_s`; it is asked after each commit."""
+        with self._changed:
+            return self._changed.wait_for(lambda: reached(self) or self.failure is not None, timeout_s) and reached(self)
+
+    def has(self, replication_id: str) -> bool:
+        """Whether a transaction, or a later one of its producer, was committed since the start."""
+        producer, number = split_id(replication_id)
+        return self._numbers.get(producer, 0) >= number
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Reads until `end`, Fenced or Stop."""
+        try:
+            self._progress = self._importer.load(self._receiver, self._queue)
+            self._note(self._progress)
+            while not self._ending.is_set():
+                self._read_until_lost()
+        except (Fenced, Stop) as error:
+            self._fail(error, str(error) or "the listener has raised Stop")
+        except BaseException as error:
+            log.exception("receiver %s of %s ends", self._receiver, self._queue)
+            self._fail(error, f"{type(error).__name__}: {error}")
+
+    def _fail(self, error: BaseException, reason: str) -> None:
+        self.failure = error
+        self._enter(State.ERROR, reason)
+
+    def _read_until_lost(self) -> None:
+        """Reads from one node, until the connection is lost or `end`."""
+        try:
+            with NodeConnection.open(self._nodes, self.name, CONNECT_S) as node:
+                self._read(node)
+        except MissingQueue as error:
+            self._enter(State.WAITING, error.what)
+            self._ending.wait(WAITING_S)
+        except Fenced:
+            raise
+        except LrqError as error:
+            self._enter(State.DISCONNECTED, error.what)
+            self._ending.wait(RETRY_S)
+
+    def _read(self, node: NodeConnection) -> None:
+        machine = Machine(self._queue, self._progress)
+        while not self._ending.is_set():
+            after = machine.seen if machine.phase is not None else self._find_snapshot(node)
+            start = find(node, self._queue, after) if after is not None else None
+            if start is None:
+                self._enter(State.WAITING, "the queue holds no snapshot yet: the source's client supplies one at its next full sync")
+                self._ending.wait(WAITING_S)
+                continue
+            self._enter(OF_PHASE[machine.phase], f"reads at {node.address}")
+            self._follow(node, machine, start.offset)
+
+    def _find_snapshot(self, node: NodeConnection) -> Position | None:
+        """A position before the start of the newest whole snapshot, or else of the one under way; None: there is neither."""
+        body = node.get(receivers_question(self._parts.client_name))
+        for state in pb.ReceiveQueues.FromString(body or b"").queues:
+            begun = position_of(state.whole if state.whole.sequence else state.begun)
+            if state.queue == self._queue and begun != START:
+                return Position(begun.epoch, begun.sequence - 1)
+        return None
+
+    def _follow(self, node: NodeConnection, machine: Machine, offset: int) -> None:
+        """Takes messages from `offset` on, until the machine rewinds or `end`."""
+        with closing(node.follow(self._queue, offset, IDLE_S, PREFETCH_MESSAGES)) as arriving:
+            for messages in arriving:
+                for step in machine.take(messages):
+                    if not self._give(step):
+                        return
+                if machine.rewind or self._ending.is_set():
+                    return
+
+    # ---- the application ---------------------------------------------------------------------------------------------
+
+    def _give(self, step: Step) -> bool:
+        """Gives a step until it is taken; False: `end` came before."""
+        if isinstance(step, Hole):
+            error = Trimmed(self._queue, step.after, step.before)
+            self._enter(State.WAITING, error.what)
+            self._tell(error)
+            return True
+        attempt, pause_s = 0, AGAIN_MIN_S
+        while not self._ending.is_set():
+            attempt += 1
+            cause: BaseException | None = None
+            taken = False
+            try:
+                taken = self._importer.take(self._receiver, self._queue, step, self._progress)
+            except (Fenced, Stop):
+                raise
+            except Exception as error:
+                cause = error
+            if taken:
+                self._commit(step)
+                return True
+            self._tell(Redelivery(self._queue, step.progress.position, attempt, cause))
+            self._ending.wait(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_MAX_S)
+        return False
+
+    def _commit(self, step: Step) -> None:
+        assert not isinstance(step, Hole)
+        with self._changed:
+            self._note(step.progress, step.updates if isinstance(step, Apply) else ())
+            self._changed.notify_all()
+        self._enter(OF_PHASE[step.progress.phase], "")
+
+    def _note(self, progress: Progress | None, updates: Sequence[Update] = ()) -> None:
+        self._progress = progress
+        self.committed = progress.position if progress else START
+        for update in updates:
+            if update.last_of_transaction:
+                producer, number = split_id(update.replication_id)
+                self._numbers[producer] = number
+
+    def _enter(self, state: State, reason: str) -> None:
+        if state is self.state:
+            self.reason = reason or self.reason
+            return
+        old = self.state
+        require_legal(old, state)
+        with self._changed:
+            self.state, self.reason, self.since = state, reason, time.time()
+            self._changed.notify_all()
+        log.info("receiver %s of %s: %s%s", self._receiver, self._queue, state.value, f": {reason}" if reason else "")
+        self._call(lambda: self._listener.on_state(self.source, old, state, reason))
+
+    def _tell(self, error: ReceiverError) -> None:
+        log.warning("receiver %s: %s", self._receiver, error)
+        self._call(lambda: self._listener.on_error(self.source, error))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Calls a listener's method whose errors change nothing."""
+        try:
+            call()
+        except Exception:
+            log.exception("receiver %s: a method of the listener failed", self._receiver)

@@ -1,0 +1,103 @@
+"""Keeps SQL tables in step with a source whose payloads are `{"table": …, "op": "put" | "delete", "rows": [{…}, …]}` (docs/spark.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lrq_ha.errors import MalformedInput
+
+from .positions import Connection, Cursor
+from .sql import SqlListener
+from .updates import Update
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the database, which exists.
+
+    Attributes:
+        name: As payloads and the database call it.
+        columns: Columns that payloads fill; other fields of a row are left out, missing ones are NULL.
+        key: Columns that name a row; together with `source_column` they are unique in the table. A row put under a key replaces the whole row.
+        source_column: Column for the source's remote id, so that rows of several sources stand side by side.
+    """
+
+    name: str
+    columns: Sequence[str]
+    key: Sequence[str]
+    source_column: str = "source"
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.columns, *self.key, self.source_column):
+            if not _NAME.fullmatch(name):
+                raise MalformedInput(f"{name!r} is no name of a table or column", todo="Use letters, digits and underscores")
+        if missing := set(self.key) - set(self.columns):
+            raise MalformedInput(f"Table {self.name}: key {sorted(missing)} is not among the columns")
+        if not self.key:
+            raise MalformedInput(f"Table {self.name} has no key")
+
+
+class TableListener(SqlListener):
+    """Puts and deletes rows by key; needs a database with INSERT … ON CONFLICT (SQLite, PostgreSQL).
+
+    A payload that cannot be decoded, or names another table, is not skipped: the list is given again, and `on_error` names the payload's position.
+
+    Args:
+        connect: As for SqlListener.
+        tables: Every table that payloads may name.
+        positions: Name of the table of positions.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], tables: Iterable[Table], positions: str = "lrq_positions") -> None:
+        super().__init__(connect, positions)
+        self._tables = {table.name: table for table in tables}
+
+    def clear(self, cursor: Cursor, source: str) -> None:
+        mark = self._database.placeholder()
+        for table in self._tables.values():
+            cursor.execute(f"DELETE FROM {table.name} WHERE {table.source_column} = {mark}", (source,))
+
+    def apply_snapshot(self, cursor: Cursor, updates: list[Update]) -> None:
+        self.apply_log_entries(cursor, updates)
+
+    def apply_log_entries(self, cursor: Cursor, updates: list[Update]) -> None:
+        mark = self._database.placeholder()
+        for update in updates:
+            table, op, rows = self._decode(update)
+            fields = table.columns if op == "put" else table.key
+            statement = _put(table, mark) if op == "put" else _delete(table, mark)
+            cursor.executemany(statement, [(update.source, *(row.get(field) for field in fields)) for row in rows])
+
+    def _decode(self, update: Update) -> tuple[Table, str, list[dict[str, Any]]]:
+        """Table, operation and rows of a payload. Raises MalformedInput."""
+        where = f"The payload {update.replication_id} at {update.position} of {update.queue}"
+        try:
+            payload = json.loads(update.opaque_payload)
+            name, op, rows = payload["table"], payload.get("op") or "put", payload["rows"]
+            table = self._tables[name]
+            complete = all(row[column] is not None for row in rows for column in table.key)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MalformedInput(f"{where} cannot be decoded: {type(error).__name__}: {error}", todo="Name every table in `tables`") from error
+        if op not in ("put", "delete") or not complete:
+            raise MalformedInput(f"{where} has op {op!r}, or a row without its key", todo="op is put or delete")
+        return table, op, rows
+
+
+def _put(table: Table, mark: str) -> str:
+    columns = (table.source_column, *table.columns)
+    rest = [column for column in table.columns if column not in table.key]
+    update = ", ".join(f"{column} = excluded.{column}" for column in rest)
+    return (
+        f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join([mark] * len(columns))})"
+        f" ON CONFLICT ({', '.join((table.source_column, *table.key))}) DO {f'UPDATE SET {update}' if rest else 'NOTHING'}"
+    )
+
+
+def _delete(table: Table, mark: str) -> str:
+    return f"DELETE FROM {table.name} WHERE " + " AND ".join(f"{column} = {mark}" for column in (table.source_column, *table.key))

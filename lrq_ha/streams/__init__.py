@@ -1,0 +1,1 @@
+"""Reading of streams over AMQP 0-9-1, for the receiver and for Spark."""

@@ -1,0 +1,81 @@
+"""The messages of a receive queue, and the search for one of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from lrq_ha.errors import MalformedInput
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing.chain import position_of
+
+
+class Message(NamedTuple):
+    """One message of a receive queue: its stream offset on this node, and its transactions."""
+
+    offset: int
+    batch: pb.ReceivedBatch
+
+    @property
+    def previous(self) -> Position:
+        return position_of(self.batch.previous)
+
+    @property
+    def first(self) -> Position:
+        return position_of(self.batch.transactions[0].position)
+
+    @property
+    def last(self) -> Position:
+        return position_of(self.batch.transactions[-1].position)
+
+
+class Hint(NamedTuple):
+    """The message at `offset` of the planned stream ends with `last`."""
+
+    offset: int
+    last: Position
+
+
+class Stream(Protocol):
+    """A look at one queue on one node."""
+
+    def first(self, queue: str) -> Message | None: ...
+    def tail(self, queue: str) -> Message | None: ...
+    def at(self, queue: str, offset: int) -> Message: ...
+
+
+def find(stream: Stream, queue: str, after: Position) -> Message | None:
+    """A message at which to begin to read what follows `after`: it ends at or before `after`, or is the first one left. None: the queue is empty."""
+    tail = stream.tail(queue)
+    head = stream.first(queue) if tail is not None else None
+    if tail is None or head is None or head.last > after:
+        return head
+    return tail if tail.last <= after else locate(stream, queue, head, tail, lambda last: last <= after)
+
+
+def parse_message(queue: str, offset: int, body: bytes) -> Message:
+    """Raises MalformedInput if `body` is no ReceivedBatch with at least one transaction."""
+    try:
+        batch = pb.ReceivedBatch.FromString(body)
+    except Exception as error:
+        raise MalformedInput(f"Message {offset} of queue {queue} is no ReceivedBatch: {error}") from error
+    if not batch.transactions:
+        raise MalformedInput(f"Message {offset} of queue {queue} is a ReceivedBatch without transactions")
+    return Message(offset, batch)
+
+
+def locate(stream: Stream, queue: str, low: Message, high: Message, before: Callable[[Position], bool]) -> Message:
+    """A message whose last position satisfies `before`, as late as bisection finds one; `low` if there is none.
+
+    If the sink repeated itself there may be a later one; any will do to begin a range (see the module's docstring).
+    """
+    while high.offset - low.offset > 1:
+        middle = stream.at(queue, (low.offset + high.offset) // 2)
+        if not low.offset < middle.offset < high.offset:  # trimmed meanwhile: the rest of the interval begins at `middle`
+            break
+        if before(middle.last):
+            low = middle
+        else:
+            high = middle
+    return low
