@@ -23,6 +23,7 @@ from ..amqp.connection import Channel
 from ..amqp.content_header import deaths
 from ..amqp.requeue import QUIET_S, STUCK_S, all_arrived, requeue_is_free
 from ..log.replica import Replica
+from ..log.stamps import find_stamp
 from ..log.tally import Tally
 
 log = logging.getLogger("lrq_ha.sweeper")
@@ -148,7 +149,7 @@ class SweepPass:
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
         self._event.set()
-        stamp = self._replica.stamp_of(header)
+        stamp = find_stamp(header)
         if stamp is None:
             self._keep(tag)
             return
