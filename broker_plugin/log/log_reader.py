@@ -28,17 +28,12 @@ def reading_ended(queue: str) -> LrqError:
 
 
 class BatchPlaces:
-    """Where the youngest batches of one entry are in the log's stream, by the number of the record.
-
-    Attributes:
-        written: Records of this incarnation.
-        open_at: Offset of the first of them, OPEN; -1: not known yet.
-    """
+    """Where the youngest batches of one entry are in the log's stream."""
 
     def __init__(self) -> None:
-        self.written = 0
-        self.open_at = -1
-        self.numbers: dict[tuple[int, int], int] = {}  # by (sequence, leader)
+        self.written = 0  # records of this incarnation
+        self.open_at = -1  # offset of the first of them, OPEN; -1: not known yet
+        self.numbers: dict[tuple[int, int], int] = {}  # of the records, by (sequence, leader)
 
     def note(self, batch: BatchHeader) -> None:
         """Notes the batch that is written next, if it has one entry: a CHECKPOINT has."""
@@ -54,13 +49,7 @@ class BatchPlaces:
 
 
 class LogReader:
-    """Reads the log's stream.
-
-    Args:
-        queue: The stream.
-        open_channel: Opens a channel to the own broker; gets a callback for the channel's end.
-        places: Of the batches that this incarnation has written.
-    """
+    """Reads the log's stream, `queue`. `open_channel` gets a callback for the channel's end."""
 
     def __init__(self, queue: str, open_channel: Callable[[Callable[[LrqError | None], None]], Awaitable[Channel]], places: BatchPlaces) -> None:
         self._queue = queue

@@ -22,14 +22,9 @@ _INEQUIVALENT = re.compile(r"inequivalent arg '([\w-]+)'.*current is.* '(\d+)'")
 
 
 class StreamDeclarer:
-    """Declares the streams of vhost lrq in the own broker.
-
-    Args:
-        open_channel: Opens a channel to it.
-        user: This sidecar's user there.
+    """Declares the streams of vhost lrq in the own broker. `user`: this sidecar's.
 
     Attributes:
-        declared: The streams declared.
         made_with: Streams that were made with another size than configured, and that size in bytes: only a policy changes it.
     """
 

@@ -71,10 +71,6 @@ class Streams:
         on_written: Called with the number of log records (batches, fences) that were confirmed, in order.
         on_end: Called once when this incarnation can write no more.
         on_blocked: Called with the broker's reason when an alarm keeps it from taking records, with "" when it takes them again.
-
-    Attributes:
-        reader: Reads the log.
-        declarer: Declares the streams.
     """
 
     def __init__(
@@ -105,9 +101,7 @@ class Streams:
         self._channel: Channel | None = None
         self._views: Channel | None = None
         self._records: Channel | None = None
-        self._log_records: deque[int] = deque()  # of each batch and FENCE that is not confirmed
-        self._log_confirmed = 0  # of these records
-        self._log_answered = 0  # publish tag
+        self._log_waits: deque[int] = deque()  # publish tags, of the last record of each batch and FENCE
         self._places = BatchPlaces()
         self._view_waits: deque[tuple[int, Callable[[], None]]] = deque()
         self.reader = LogReader(self.log_queue, self._open_channel, self._places)
@@ -283,12 +277,9 @@ class Streams:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         channel = await self._open_channel(lambda error: fail(done, error or reading_ended(queue)))
         await channel.qos(READ_PREFETCH)
-        count = 0
         joiner: codec.Joiner[Mapping[str, Any]] = codec.Joiner()
 
         def on_delivery(tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
-            nonlocal count
-            count += 1
             if done.done():
                 return
             try:
@@ -303,7 +294,7 @@ class Streams:
             except Exception as error:
                 done.set_exception(error)
                 return
-            if count % READ_ACK_EVERY == 0:
+            if tag % READ_ACK_EVERY == 0:
                 channel.ack(tag, True)
 
         await channel.consume(queue, on_delivery, arguments={OFFSET: start}, on_cancel=lambda _tag: fail(done, reading_ended(queue)))
@@ -329,10 +320,10 @@ class Streams:
         self._append([({codec.FENCE: epoch, codec.FENCE_OUT: out_end}, b"")])
 
     def _append(self, records: list[tuple[dict[str, Any], bytes]]) -> None:
-        for headers, part in records:
-            self._need(self._channel).publish(self.exchange, self.log_queue, part, headers, mandatory=True)
-        self._places.written += len(records)
-        self._log_records.append(len(records))
+        channel = self._need(self._channel)
+        tags = [channel.publish(self.exchange, self.log_queue, part, headers, mandatory=True) for headers, part in records]
+        self._places.written += len(tags)
+        self._log_waits.append(tags[-1])
 
     async def write_applied(self, body: bytes) -> None:
         """Appends an applied record; returns when it is confirmed."""
@@ -358,7 +349,7 @@ class Streams:
     @property
     def waiting(self) -> bool:
         """Whether a record of the log is not confirmed yet."""
-        return bool(self._log_records)
+        return bool(self._log_waits)
 
     async def mark_anew(self) -> None:
         """Leaves a mark that is deleted last when everything of this node is deleted: until then, each start
@@ -370,8 +361,7 @@ class Streams:
         self.begins_anew = True
 
     async def mark_boot(self) -> None:
-        """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed
-        (R16).
+        """Leaves a mark that does not outlive the broker's process, so that a restart of the broker is noticed (R16).
 
         The mark is a transient message, as RabbitMQ 4 recovers even exchanges that are not durable. An alarm of the
         broker delays it, as it delays the log.
@@ -399,11 +389,10 @@ class Streams:
         await channel.close()
 
     def _log_confirms(self) -> None:
-        self._log_confirmed += self._need(self._channel).answered_to - self._log_answered
-        self._log_answered = self._need(self._channel).answered_to
+        answered = self._need(self._channel).answered_to
         count = 0
-        while self._log_records and self._log_records[0] <= self._log_confirmed:
-            self._log_confirmed -= self._log_records.popleft()
+        while self._log_waits and self._log_waits[0] <= answered:
+            self._log_waits.popleft()
             count += 1
         if count:
             self._on_written(count)
