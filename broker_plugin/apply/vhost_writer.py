@@ -56,7 +56,7 @@ from ..amqp.errors import BrokerRefuses, ChannelClosed, ConnectionClosed, grant,
 from ..amqp.vhosts import open_vhost
 from ..log.replica import Replica
 from ..log.shortfall import reinit
-from ..log.stamps import StampCache, position_field, stamp
+from ..log.stamps import StampCache, find_stamp, position_field, stamp
 from .declarer import LACKS_RIGHTS, PASSED_OVER, Declarer
 from .parking_lot import RETRY_MESSAGES_MIN, RETRY_S, Message, ParkingLot, Place, Route, alone, batch_min, leaves_copies, refuser, told
 from .queue_limits import QueueLimits, Reach
@@ -317,7 +317,7 @@ class VhostWriter:
         """Handles a message that reached no queue. On a primary the message's ID is free again, as its publisher
         was not told. On a follower a queue may be missing.
         """
-        stamped = self._replica.stamp_of(header)
+        stamped = find_stamp(header)
         if stamped is None:
             return
         if not self._replica.follows:

@@ -20,11 +20,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from lrq_ha.errors import LrqError, NotPrimary
+from lrq_ha.errors import NotPrimary
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.applied import AppliedTracker, QueueRecord, parse_stamp
+from lrq_ha.replication.applied import AppliedTracker, QueueRecord
 from lrq_ha.replication.dead_letters import Deaths, origin_of, visit_of
 from lrq_ha.replication.levels import Level, Levels
 from lrq_ha.replication.node import Node
@@ -44,8 +43,8 @@ from .index import Index
 from .messages import Delivery, Settled
 from .progress import Progress
 from .shortfall import Shortfall
-from .stamps import position
 from .tally import QueueTallies
+from .undeclared_targets import UndeclaredTargets
 
 BATCH_BYTES_MAX = 256 << 10
 BATCHES_IN_FLIGHT_MAX = 4
@@ -53,17 +52,8 @@ SPARED_RANGES_MAX = 1_000  # of a purge; beyond this, some of the messages that 
 CHECKPOINT_BYTES_MAX = 64 << 20  # sent in parts, as the largest transaction is
 VIEWS = ("transmission", "reception", "status")
 PASSED_OVER_KEPT_MAX = 10_000
-UNDECLARED_MAX = 1_000
 LEVELS = {Level.ALL: pb.LEVEL_ALL, Level.CONFIGURATION: pb.LEVEL_CONFIGURATION, Level.NONE: pb.LEVEL_NONE}
 OPERATIONS = ("dequeue", "reject", "moved", "refused", "purge")
-
-
-class Undeclared(NamedTuple):
-    """A queue or exchange that a client publishes to, and that the log does not declare."""
-
-    vhost: str
-    name: str
-    is_exchange: bool
 
 
 @dataclass(slots=True)
@@ -96,7 +86,7 @@ class Replica:
         progress: The safe and applied positions, and the waiters for them.
         given_out: Messages that clients hold, or have held.
         barrier: In front of declarations.
-        undeclared: Targets of clients' publishes that the log does not declare, to be looked at (`strays`).
+        undeclared: Targets of clients' publishes that the log does not declare.
         shortfall: The log's needs that this node's broker lacks.
         moving: Holds at this node's door until these queues have been moved (R17).
         to_apply, to_apply_bytes: Entries that wait for the applier.
@@ -131,7 +121,7 @@ class Replica:
         self.progress = Progress(node, self.index)
         self.given_out = DeliveryHistory()
         self.shortfall = Shortfall(shortfall)
-        self.undeclared: dict[Undeclared, None] = {}
+        self.undeclared = UndeclaredTargets(self.declared)
         self.moving: dict[QueueKey, QueueHold] = {}
         self.barrier = Barrier(self.progress, self.moving, self.flush, lambda: self.end)
         self.to_apply: deque[Entry] = deque()
@@ -157,20 +147,6 @@ class Replica:
         self._open_count = 0
         self._open_bytes = 0
         self._flush_scheduled = False
-
-    def published_to(self, vhost: str, exchange: str, routing_key: str) -> None:
-        """Notes the target of a client's publishes for `strays`, if the log does not declare that target."""
-        if exchange.startswith("amq."):
-            return
-        target = Undeclared(vhost, exchange or routing_key, bool(exchange))
-        if len(self.undeclared) < UNDECLARED_MAX and not self.declares(target):
-            self.undeclared[target] = None
-
-    def declares(self, target: Undeclared) -> bool:
-        """Whether the log declares the target by now."""
-        definitions = self.declared.definitions
-        found = definitions.exchange(target.vhost, target.name) if target.is_exchange else definitions.queue((target.vhost, target.name))
-        return found is not None
 
     # ---- state for clients' connections ------------------------------------------------------------------------------
 
@@ -203,17 +179,6 @@ class Replica:
         if self.applying:
             return self.applying - 1
         return self.to_apply[0].first - 1 if self.to_apply else self.progress.safe
-
-    def stamp_of(self, header: bytes) -> tuple[int, int] | None:
-        """(sequence, generation) of the stamp in a content header's payload; None if there is none that a door wrote."""
-        value = position(header)
-        if value is None:
-            return None
-        try:
-            _, sequence, generation = parse_stamp(value)
-        except LrqError:
-            return None
-        return sequence, generation
 
     def begin_epoch(self, epoch: int) -> None:
         """The node leads `epoch`: sets the stamp of messages from now on."""
@@ -411,10 +376,6 @@ class Replica:
         for begin, end in missing:
             again = _part(run, begin - first, end - begin + 1)
             self.append(again, end - begin + 1, len(again.enqueues.frames), apply=True)
-
-    def seen_gone(self, queue: QueueKey, sequence: int, generation: int, deaths: Deaths) -> None:
-        """The door rejected a copy."""
-        self.index.filter.queue(queue).gone(sequence, generation, deaths)
 
     # ---- checkpoints and renewals ------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker_plugin.amqp.frames import HEADER_FIXED_BYTES
-from lrq_ha.replication.applied import STAMP_MAX_BYTES
+from lrq_ha.errors import LrqError
+from lrq_ha.replication.applied import STAMP_MAX_BYTES, parse_stamp
 
 from ..amqp import content_header
 from ..amqp.content_header import BODY_SIZE_END, HEADERS_FLAG, ID_KEY, POSITION_KEY
@@ -21,6 +22,15 @@ def replication_id(payload: bytes) -> bytes | None:
 def position(payload: bytes) -> bytes | None:
     """The value of `x-lrq-pos` in a content header's payload, None without one."""
     return content_header.string_value(payload, POSITION_KEY)
+
+
+def find_stamp(payload: bytes) -> tuple[int, int] | None:
+    """(sequence, generation) of the stamp in a content header's payload; None if there is none that a door wrote."""
+    value = position(payload)
+    try:
+        return None if value is None else parse_stamp(value)[1:]
+    except LrqError:
+        return None
 
 
 def position_field(value: bytes) -> bytes:

@@ -21,6 +21,7 @@ from ..amqp import death_headers, encode, frames
 from ..amqp.content_header import cut, deaths
 from ..amqp.frames import HEADER, Item, scan
 from ..log.messages import Delivery
+from ..log.stamps import find_stamp
 from ..session.channel import ChannelState, ClientChannel, Consumer
 from ..session.session import ClientSession
 from . import acknowledge
@@ -119,7 +120,7 @@ def get_empty(session: ClientSession, number: int, _data: bytes, _item: Item) ->
 def returned(session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
     """basic.return: the message is in no queue. Its ack follows; see `publish.took`."""
     payload = data[item[4] : item[5]]
-    stamped = session.replica.stamp_of(payload) if session.producer_key else None
+    stamped = find_stamp(payload) if session.producer_key else None
     if stamped is not None:
         session.channel(number).returned.add(stamped[0])
     return _as_brought(session, payload, data, item, None)
@@ -154,7 +155,7 @@ def _examine(
     session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, data: bytes, item: Item, bit: int
 ) -> bytes | None:
     """Like `_judge`, for a copy whose header (its payload) has to be parsed."""
-    stamped = session.replica.stamp_of(payload)
+    stamped = find_stamp(payload)
     if stamped is None:
         _unknown(session, channel, consumer, tag)
         return None
@@ -210,7 +211,7 @@ def _unknown(session: ClientSession, channel: ClientChannel, consumer: Consumer,
 def _read(session: ClientSession, channel: ClientChannel, consumer: Consumer, tag: int, payload: bytes, blob: bytes) -> bytes | None:
     """A message read from a stream stays there, so nothing is settled; but a message that was published twice, or refused, counts once (R8, R9)."""
     replica = session.replica
-    stamped = replica.stamp_of(payload)
+    stamped = find_stamp(payload)
     if stamped is not None:
         died = deaths(payload) if b"x-death" in payload else ()
         verdict = replica.index.filter.verdict(consumer.queue, *stamped, died)
@@ -241,4 +242,4 @@ def _turn_away(session: ClientSession, channel: ClientChannel, tag: int, deliver
         acknowledge.ack_internally(session, channel, encode.reject(channel.number, tag, requeue=False))
     else:
         acknowledge.ack_internally(session, channel, encode.ack(channel.number, tag))
-    session.replica.seen_gone(delivery.queue, delivery.sequence, generation, delivery.deaths)
+    session.replica.index.filter.queue(delivery.queue).gone(delivery.sequence, generation, delivery.deaths)

@@ -20,7 +20,7 @@ def decide(session: ClientSession, route: Route) -> Decision:
         logged = session.replica.declared.replicates_exchange(name) if route.exchange else session.replica.declared.replicates((session.vhost, name))
         if not logged:
             return Decision.PASSED
-        session.replica.published_to(session.vhost, route.exchange, route.routing_key)
+        session.replica.undeclared.note_publish(session.vhost, route.exchange, route.routing_key)
         plain = not (route.exchange or route.mandatory or route.immediate)  # a basic.return comes before its confirm
         if not (plain and session.door.completes_locally(name)):
             return LOGGED

@@ -3,7 +3,7 @@
 A client's publish to such a queue is confirmed, as the log has the message. It is lost with the primary, as no backup's broker has the queue.
 
 Rules:
-- Every name that a client publishes to, and that the log does not declare, is a suspect (`Replica.undeclared`). Most suspects do not exist at all.
+- Every name that a client publishes to, and that the log does not declare, is a suspect (`UndeclaredTargets`). Most suspects do not exist at all.
 - The own broker is asked, some suspects at a time, with passive declarations. A suspect that exists is reported (`Shortfall`), until the log declares
   it or it is gone.
 - A stray queue behind an exchange of the log is not detected.
@@ -21,7 +21,8 @@ from lrq_ha.errors import LrqError
 from ..amqp.address import Address
 from ..amqp.errors import ChannelClosed
 from ..amqp.vhosts import VhostConnections
-from ..log.replica import Replica, Undeclared
+from ..log.replica import Replica
+from ..log.undeclared_targets import Target
 
 log = logging.getLogger("lrq_ha.census")
 
@@ -38,7 +39,7 @@ class Strays:
     def __init__(self, replica: Replica, broker: Address) -> None:
         self._replica = replica
         self._vhosts = VhostConnections(broker)
-        self._found: dict[Undeclared, float] = {}  # strays, and when to look again
+        self._found: dict[Target, float] = {}  # strays, and when to look again
 
     async def run(self) -> None:
         """Checks suspects while this node is the primary, until cancelled."""
@@ -53,14 +54,14 @@ class Strays:
     async def _round(self) -> None:
         now, undeclared = time.monotonic(), self._replica.undeclared
         again = [suspect for suspect, at in self._found.items() if at <= now]
-        for suspect in (*again, *islice(undeclared, LOOKS_PER_ROUND)):
-            undeclared.pop(suspect, None)
+        for suspect in (*again, *islice(undeclared.targets, LOOKS_PER_ROUND)):
+            undeclared.targets.pop(suspect, None)
             try:
-                self._note(suspect, not self._replica.declares(suspect) and await self._is_there(suspect))
+                self._note(suspect, not undeclared.is_declared(suspect) and await self._is_there(suspect))
             except LrqError as error:
                 log.debug("whether there is %s is not known now: %s", _told(suspect), error)
 
-    async def _is_there(self, suspect: Undeclared) -> bool:
+    async def _is_there(self, suspect: Target) -> bool:
         channel = await (await self._vhosts.connection(suspect.vhost, anew=True)).channel()
         try:
             if suspect.is_exchange:
@@ -75,7 +76,7 @@ class Strays:
             await channel.close()
         return True
 
-    def _note(self, suspect: Undeclared, is_stray: bool) -> None:
+    def _note(self, suspect: Target, is_stray: bool) -> None:
         if not is_stray:
             self._found.pop(suspect, None)
         elif suspect in self._found or len(self._found) < FOUND_MAX:
@@ -87,5 +88,5 @@ class Strays:
             log.warning("%s", text)
 
 
-def _told(suspect: Undeclared) -> str:
+def _told(suspect: Target) -> str:
     return f"{'exchange' if suspect.is_exchange else 'queue'} '{suspect.name}' in vhost '{suspect.vhost}'"

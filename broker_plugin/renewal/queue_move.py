@@ -27,6 +27,7 @@ from ..amqp.connection import Channel, Connection
 from ..amqp.content_header import COUNTS, cut, deaths, keeps_its_ways
 from ..amqp.requeue import all_arrived, give_back, in_steps
 from ..log.replica import BATCH_BYTES_MAX, Replica
+from ..log.stamps import find_stamp
 
 WINDOW_MESSAGES = 500
 KEPT_MAX = 1_500
@@ -175,7 +176,7 @@ class QueueMove:
         await give_back(self._connection, self._channel, self._tag, self._out(), self._key[1])
 
     def _take(self, tag: int, redelivered: bool, _exchange: str, key: str, header: bytes, body: bytes) -> None:
-        sequence, generation = self._replica.stamp_of(header) or (None, 0)
+        sequence, generation = find_stamp(header) or (None, 0)
         self._arrived.put_nowait(_Copy(tag, redelivered, key, sequence, generation, deaths(header), header, body))
 
     async def _window(self, most: int) -> list[_Copy]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
 from typing import NamedTuple
 
 from lrq_ha.replication.dead_letters import Deaths, origin_of
@@ -18,12 +21,31 @@ from lrq_ha.replication.queue_filter import QueueFilter, Verdict
 from ..amqp import requeue
 from ..amqp.connection import Channel
 from ..amqp.content_header import deaths
-from ..amqp.requeue import requeue_is_free
+from ..amqp.requeue import QUIET_S, STUCK_S, all_arrived, requeue_is_free
 from ..log.replica import Replica
+from ..log.stamps import find_stamp
 from ..log.tally import Tally
 
 log = logging.getLogger("lrq_ha.sweeper")
 EVERYTHING = 1 << 62  # greater than every sequence
+PASS_MAX_S = 60.0
+
+
+class End(Enum):
+    """Why a pass ended."""
+
+    DONE = "nothing is due any more"
+    SEEN = "every message was met"
+    FULL = "the window is full of messages that stay"
+    STUCK = "the queue gives nothing"
+    GONE = "there is no such queue"
+
+
+async def wait(event: asyncio.Event, seconds: float) -> None:
+    """Waits for the event, for so long at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class Removed(NamedTuple):
@@ -70,10 +92,64 @@ class SweepPass:
         self._kept_first = 0  # delivery tag of the first kept message; 0: none
         self.undecided: set[tuple[int, str]] = set()  # kept copies: an operation on them is not safe yet, or too early
 
+    async def run(self, upto: int, window: int, whole: bool, ready: int) -> End:
+        """Consumes from the queue, which had `ready` messages, and holds `window` at most. Returns why that ended.
+
+        `whole`: the pass goes on though nothing up to `upto` is due any more.
+        """
+        channel, queue = self.channel, self.target.name
+        self._event.clear()
+        # All messages of a shallow queue fit into the window. The pass must end with all of them here and none on their
+        # way (see `give_back`), so the window is as large as the queue, and removals wait until it is full.
+        shallow = 0 < ready < window
+        window = ready if shallow else window
+        self.deep_window = 0 if shallow else window
+        await channel.qos(window)
+        self.tag = await channel.consume(queue, self.take, on_cancel=self.cancelled)
+        began = heard = time.monotonic()
+        met = 0
+        while True:
+            await wait(self._event, QUIET_S)
+            self._event.clear()
+            got, met = self.met != met, self.met
+            now = time.monotonic()
+            if self.is_cancelled:
+                return End.STUCK
+            if shallow and met >= window:
+                return End.DONE if self.overtaken else End.SEEN
+            if not shallow:
+                await self.settle()
+            if self._stopping() or not (shallow or whole or self.tally or self.target.due(upto)):
+                await all_arrived(channel, queue, lambda: self.met, lambda: self.held >= window or self.is_cancelled)  # an ack brings more
+                return End.DONE
+            if self.kept >= window:
+                if await self.reject_excess():
+                    continue
+                return End.FULL
+            if now - began > PASS_MAX_S:
+                return End.STUCK
+            if got:
+                heard = now
+                continue
+            _, ready, consumers = await channel.queue_declare(queue, passive=True)
+            if self.met != met:
+                continue
+            if not ready and consumers == 1:  # ready is 0 also for a quorum queue that does not answer
+                await wait(self._event, QUIET_S)
+                if self.met == met:
+                    # The queue's answer may have overtaken deliveries in a busy broker's channel. Those come before the
+                    # answer to this command.
+                    await channel.flow()
+                    if self.met != met:
+                        continue
+                    return End.SEEN
+            elif now - heard > STUCK_S:
+                return End.STUCK
+
     def take(self, tag: int, _redelivered: bool, exchange: str, _key: str, header: bytes, _body: bytes) -> None:
         self.met += 1
         self._event.set()
-        stamp = self._replica.stamp_of(header)
+        stamp = find_stamp(header)
         if stamp is None:
             self._keep(tag)
             return

@@ -36,7 +36,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from typing import Any
 
 from lrq_ha.errors import IllegalEvent
@@ -47,16 +46,15 @@ from ..amqp import declarations
 from ..amqp.address import Address
 from ..amqp.channel import Carrier
 from ..amqp.errors import AccessRefused, ChannelClosed, VhostNotFound
-from ..amqp.requeue import QUIET_S, STUCK_S, WIDE_WINDOW_MESSAGES, RequeueDepths, all_arrived, carried_out, give_back, is_empty, requeue_is_free
+from ..amqp.requeue import WIDE_WINDOW_MESSAGES, RequeueDepths, all_arrived, carried_out, give_back, is_empty, requeue_is_free
 from ..amqp.vhosts import VhostConnections
 from ..log.replica import Replica
 from ..log.tally import Tally
 from .keepalive import QueueKeepAlive
-from .sweep_pass import EVERYTHING, SweepPass
+from .sweep_pass import EVERYTHING, End, SweepPass, wait
 
 log = logging.getLogger("lrq_ha.sweeper")
 
-PASS_MAX_S = 60.0
 TAKEN_MAX_S = 20.0
 ARRIVED_S = 0.25  # within this time rejected messages arrive at their dead-letter target
 MOVES_MAX_S = 10.0  # a promotion waits at most so long for rejected messages
@@ -64,16 +62,6 @@ MOVES_POLL_S = 0.2
 BACK_OFF_MIN_S = 1.0
 BACK_OFF_MAX_S = 30.0
 SUSPECT_BACK_OFF_MAX_S = 1_800.0  # for a queue of which nothing is due: it may stay deeper than any pass for years
-
-
-class _End(Enum):
-    """Why a pass ended."""
-
-    DONE = "nothing is due any more"
-    SEEN = "every message was met"
-    FULL = "the window is full of messages that stay"
-    STUCK = "the queue gives nothing"
-    GONE = "there is no such queue"
 
 
 class Sweeper:
@@ -156,7 +144,7 @@ class Sweeper:
                         break
                     await self._look_at(key, kicked)
                 if not self._stopping and not self._kicked:  # a pass clears the event
-                    await self._wait(self._interval_s)
+                    await wait(self._event, self._interval_s)
             if self._takes_over:
                 await self._move_what_was_rejected()
         finally:
@@ -259,15 +247,6 @@ class Sweeper:
         self._stopping = True
         self._event.set()
 
-    async def _wait(self, seconds: float) -> bool:
-        """Whether the event came within that time."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _consider(self, target: QueueFilter, kicked: bool) -> None:
         key, progress = target.key, self._replica.progress
         upto = progress.tracker.applied
@@ -294,23 +273,23 @@ class Sweeper:
             if tally is not None:
                 self._replica.index.tallies.done(key, tally)
             return
-        end, acted = _End.STUCK, False
+        end, acted = End.STUCK, False
         if worth:
             window = max(self._window, self._given_back.least_window(key)) if self._is_quorum(key) else self._window
             end, acted = await self._pass(target, upto, window, whole, tally)
-            if end is _End.FULL and window < WIDE_WINDOW_MESSAGES and not self._stopping:
+            if end is End.FULL and window < WIDE_WINDOW_MESSAGES and not self._stopping:
                 end, acted = await self._pass(target, upto, WIDE_WINDOW_MESSAGES, whole, tally)
         if tally is not None and acted:
             self._replica.index.tallies.done(key, tally)
-        if end is _End.FULL:
+        if end is End.FULL:
             self._given_up[key] = began
-        if end in (_End.FULL, _End.STUCK):
+        if end in (End.FULL, End.STUCK):
             pause_s = min(pause_s, BACK_OFF_MAX_S if pressing else SUSPECT_BACK_OFF_MAX_S)
             log.debug("queue '%s' in vhost '%s' is left alone for %.0f s: %s", key[1], key[0], pause_s, end.value)
             self._back_off[key] = (time.monotonic() + pause_s, 2 * pause_s)
         else:
             self._back_off.pop(key, None)
-            if whole and end in (_End.SEEN, _End.GONE) and self._suspects.get(key) == whole_from:
+            if whole and end in (End.SEEN, End.GONE) and self._suspects.get(key) == whole_from:
                 del self._suspects[key]
 
     def _without(self, vhost: str) -> None:
@@ -371,12 +350,12 @@ class Sweeper:
     def _arguments(self, key: QueueKey) -> Mapping[str, Any]:
         return declarations.queue_arguments(self._replica.declared.declarations.get(key, b""))
 
-    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
+    async def _pass(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[End, bool]:
         """Goes through a queue once. Returns why the pass ended, and whether everything that the tally asks for was done."""
         async with self._keeper.away_from(target.key):
             return await self._pass_alone(target, upto, window, whole, tally)
 
-    async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[_End, bool]:
+    async def _pass_alone(self, target: QueueFilter, upto: int, window: int, whole: bool, tally: Tally | None) -> tuple[End, bool]:
         vhost, queue = target.key
         if target.has_dead_letters and (wait_s := self._rejected_at.get(vhost, 0.0) + ARRIVED_S - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)  # a pass before dead letters have arrived would count them as gone
@@ -395,31 +374,31 @@ class Sweeper:
             self._under_way = None
             if sweep.rejects:
                 self._rejected_at[vhost] = time.monotonic()
-        if end is _End.SEEN or end is _End.GONE:
+        if end is End.SEEN or end is End.GONE:
             missed = target.end_pass(expected, sweep.undecided)
             if missed:
                 log.debug("%d messages due in queue '%s' in vhost '%s' are not there any more", len(missed), queue, vhost)
-        return end, end is not _End.STUCK and not (sweep.excess_waits or self._stopping)
+        return end, end is not End.STUCK and not (sweep.excess_waits or self._stopping)
 
-    async def _go_through(self, sweep: SweepPass, upto: int, window: int, whole: bool) -> _End:
+    async def _go_through(self, sweep: SweepPass, upto: int, window: int, whole: bool) -> End:
         channel, target = sweep.channel, sweep.target
         vhost, queue = target.key
-        end = _End.STUCK
+        end = End.STUCK
         try:
             _, ready, consumers = await channel.queue_declare(queue, passive=True)
             sweep.newest = self._replica.barrier.published_upto
             if self._uses_up_a_limit(channel.connection, target.key) and ready > self._there(target, upto):
                 return end  # more messages have arrived since `_is_worth_it`
             if not self._is_taken(target.key, consumers):
-                end = await self._sweep(sweep, queue, upto, window, whole, ready)
+                end = await sweep.run(upto, window, whole, ready)
                 await sweep.leave()
                 await sweep.settle()
                 if sweep.is_cancelled:
                     await channel.queue_declare(queue, passive=True)  # the queue still exists: its consumer timed out or crashed
-                    end = _End.STUCK
-                elif sweep.is_cut_short and end is _End.SEEN:
-                    end = _End.DONE
-                if end is _End.SEEN:
+                    end = End.STUCK
+                elif sweep.is_cut_short and end is End.SEEN:
+                    end = End.DONE
+                if end is End.SEEN:
                     await sweep.reject_excess()
                 if sweep.tag and not self._stopping:
                     # The removals made room, and the queue has delivered more. These messages are requeued with the
@@ -427,16 +406,16 @@ class Sweeper:
                     await all_arrived(channel, queue, lambda: sweep.met, lambda: sweep.held >= window or sweep.is_cancelled)
         except ChannelClosed as error:
             if error.no_such_queue:
-                end = _End.GONE
+                end = End.GONE
             else:  # 403: another client consumes exclusively; 406: the queue was deleted and declared again meanwhile
                 log.debug("queue '%s' in vhost '%s' cannot be swept now: %s", queue, vhost, error.text)
-                end = _End.STUCK
+                end = End.STUCK
         finally:
             if sweep.tag or sweep.met:
                 # Of a deep queue more may be on their way; the number in a stuck queue is unknown.
-                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is _End.STUCK else max(sweep.held, sweep.deep_window))
+                self._given_back.note(target.key, WIDE_WINDOW_MESSAGES if end is End.STUCK else max(sweep.held, sweep.deep_window))
             await give_back(channel.connection, channel, "" if sweep.is_cancelled else sweep.tag, 0 if sweep.is_cancelled else sweep.held, queue)
-        if end is _End.GONE:
+        if end is End.GONE:
             self._given_back.forget(target.key)
         return end
 
@@ -450,53 +429,3 @@ class Sweeper:
             self._taken.pop(key, None)
             return False
         return time.monotonic() - self._taken.setdefault(key, time.monotonic()) < TAKEN_MAX_S
-
-    async def _sweep(self, sweep: SweepPass, queue: str, upto: int, window: int, whole: bool, ready: int) -> _End:
-        channel, target = sweep.channel, sweep.target
-        self._event.clear()
-        # All messages of a shallow queue fit into the window. The pass must end with all of them here and none on their
-        # way (see `give_back`), so the window is as large as the queue, and removals wait until it is full.
-        shallow = 0 < ready < window
-        window = ready if shallow else window
-        sweep.deep_window = 0 if shallow else window
-        await channel.qos(window)
-        sweep.tag = await channel.consume(queue, sweep.take, on_cancel=sweep.cancelled)
-        began = heard = time.monotonic()
-        met = 0
-        while True:
-            await self._wait(QUIET_S)
-            self._event.clear()
-            got, met = sweep.met != met, sweep.met
-            now = time.monotonic()
-            if sweep.is_cancelled:
-                return _End.STUCK
-            if shallow and met >= window:
-                return _End.DONE if sweep.overtaken else _End.SEEN
-            if not shallow:
-                await sweep.settle()
-            if self._stopping or not (shallow or whole or sweep.tally or target.due(upto)):
-                await all_arrived(channel, queue, lambda: sweep.met, lambda: sweep.held >= window or sweep.is_cancelled)  # an ack brings more
-                return _End.DONE
-            if sweep.kept >= window:
-                if await sweep.reject_excess():
-                    continue
-                return _End.FULL
-            if now - began > PASS_MAX_S:
-                return _End.STUCK
-            if got:
-                heard = now
-                continue
-            _, ready, consumers = await channel.queue_declare(queue, passive=True)
-            if sweep.met != met:
-                continue
-            if not ready and consumers == 1:  # ready is 0 also for a quorum queue that does not answer
-                await self._wait(QUIET_S)
-                if sweep.met == met:
-                    # The queue's answer may have overtaken deliveries in a busy broker's channel. Those come before the
-                    # answer to this command.
-                    await channel.flow()
-                    if sweep.met != met:
-                        continue
-                    return _End.SEEN
-            elif now - heard > STUCK_S:
-                return _End.STUCK

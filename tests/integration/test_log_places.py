@@ -38,13 +38,13 @@ def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab, monkeypatch: p
         address = replace(Address.parse(next(iter(brokers.nodes.values())).admin), vhost=ROUTING_VHOST)
         streams = Streams("places", address, 1 << 30, on_written, lambda _reason: None)
         looks: list[Any] = []
-        look_for = streams._look_for
+        look_for = streams.reader._look_for
 
         async def watched(sequence: int, leader: int, start: int | str, *options: Any, **named: Any) -> Any:
             looks.append(start)
             return await look_for(sequence, leader, start, *options, **named)
 
-        streams._look_for = watched  # type: ignore[method-assign]
+        streams.reader._look_for = watched  # type: ignore[method-assign]
         try:
             await streams.open()
             await streams.read(streams.log_queue, lambda _headers, _body: None)
@@ -56,9 +56,9 @@ def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab, monkeypatch: p
                 end += count
             async with asyncio.timeout(PATIENCE_S):
                 await confirmed.wait()
-            monkeypatch.setattr("broker_plugin.log.streams.QUIET_S", PATIENCE_S)  # a machine that stands still is no end of a stream
+            monkeypatch.setattr("broker_plugin.log.log_reader.QUIET_S", PATIENCE_S)  # a machine that stands still is no end of a stream
             where = {}
-            async with aclosing(streams.batches()) as records:
+            async with aclosing(streams.reader.batches()) as records:
                 async for offset, batch, _ in records:
                     if batch is not None:
                         where[batch.first, batch.last] = offset
@@ -67,10 +67,10 @@ def test_a_batch_is_looked_for_where_it_was_written(brokers: Lab, monkeypatch: p
             alone = {first: offset for (first, last), offset in where.items() if first == last}
             assert len(where) == BATCHES
             assert len(alone) == BATCHES // 5
-            assert [await streams.locate(first, EPOCH) for first in alone] == [*alone.values()]
+            assert [await streams.reader.locate(first, EPOCH) for first in alone] == [*alone.values()]
             assert looks == [*alone.values()]
-            streams._places.clear()  # as of a batch that a sidecar before this one has written
-            assert [await streams.locate(first, EPOCH) for first in alone] == [*alone.values()]
+            streams._places.numbers.clear()  # as of a batch that a sidecar before this one has written
+            assert [await streams.reader.locate(first, EPOCH) for first in alone] == [*alone.values()]
         finally:
             await streams.delete([streams.log_queue, streams.applied_queue])
             await streams.close()

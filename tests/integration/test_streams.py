@@ -138,7 +138,7 @@ def test_a_stream_keeps_the_size_that_it_was_made_with_and_that_is_said(brokers:
         streams = Streams("sized", Address.parse(brokers.nodes["e1"].admin, "lrq"), size, lambda _count: None, lambda _reason: None)
         await streams.open()
         await streams.close()
-        return {queue: made for queue, made in streams.made_with.items() if queue == streams.log_queue}
+        return {queue: made for queue, made in streams.declarer.made_with.items() if queue == streams.log_queue}
 
     made, wanted = 1 << 26, 1 << 27
     assert asyncio.run(opened(made)) == {}
@@ -153,7 +153,7 @@ def test_a_stream_keeps_the_size_that_it_was_made_with_and_that_is_said(brokers:
 
 def test_what_is_read_for_a_backup_that_is_behind(brokers: Lab) -> None:
     async def read(streams: Streams) -> None:
-        async with aclosing(streams.batches()) as records:
+        async with aclosing(streams.reader.batches()) as records:
             async for offset, _, _ in records:
                 if not offset:
                     _end_connections(brokers)
@@ -195,7 +195,7 @@ def test_a_backup_is_sent_a_log_whose_stream_has_a_longer_tail_that_was_cut(brok
 
 def test_a_stream_that_is_deleted_while_it_is_read(brokers: Lab) -> None:
     async def read(streams: Streams) -> None:
-        async with aclosing(streams.batches()) as records:
+        async with aclosing(streams.reader.batches()) as records:
             async for offset, _, _ in records:
                 if not offset:
                     await streams.delete([streams.log_queue])
@@ -274,7 +274,7 @@ def test_a_start_whose_broker_gives_nothing_is_tried_again(brokers: Lab, monkeyp
             assert streams.generation == 2
             await streams.read(streams.applied_queue, lambda _headers, _body: None, "last")
             async with asyncio.timeout(COUNTED_S):
-                while not (await streams._look(streams.applied_queue))[0]:
+                while not (await streams.declarer.count_messages(streams.applied_queue))[0]:
                     await asyncio.sleep(0.2)
         async with late(address, LATE_S) as slow:
             with pytest.raises(LrqError, match=f"the broker has given nothing of the stream 'LRQ_APPLIED_{group}' for") as caught:

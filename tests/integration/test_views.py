@@ -11,7 +11,7 @@ import pytest
 from broker_plugin.amqp.address import Address
 from broker_plugin.amqp.connection import Connection
 from broker_plugin.log import codec
-from broker_plugin.log.streams import OFFSET
+from broker_plugin.log.log_reader import OFFSET
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position

@@ -329,7 +329,7 @@ class Relay:
             self.replica.progress.waiting_safe.add(self)
         else:
             self.forward(0, ("reject" if verdict is Verdict.REJECT else "ack", tag))
-            self.replica.seen_gone(queue, copy.sequence, copy.generation, copy.deaths)
+            self.replica.index.filter.queue(queue).gone(copy.sequence, copy.generation, copy.deaths)
 
     def verdict(self, queue: tuple[str, str], copy: Copy) -> Verdict:
         return self.replica.index.filter.verdict(queue, copy.sequence, copy.generation, copy.deaths)

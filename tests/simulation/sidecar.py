@@ -15,8 +15,8 @@ from cluster import Fence, Host
 from door import Barrier, Relay
 
 from broker_plugin.log import codec
+from broker_plugin.log.log_reader import OFFSET
 from broker_plugin.log.replica import Replica
-from broker_plugin.log.streams import OFFSET
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.sidecar.node.recovery import applied_record
 

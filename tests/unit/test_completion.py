@@ -212,7 +212,7 @@ def test_which_publishes_have_local_completion(exchange: str, key: str, mandator
     )
     relay: Any = SimpleNamespace(
         vhost="/",
-        replica=SimpleNamespace(declared=declared, published_to=lambda *_: None),
+        replica=SimpleNamespace(declared=declared, undeclared=SimpleNamespace(note_publish=lambda *_: None)),
         door=SimpleNamespace(completes_locally=lambda name: name.startswith("metrics.")),
     )
     assert routes.decide(relay, frames.Route(exchange, key, mandatory, False)) is decision

@@ -109,7 +109,7 @@ def test_a_log_that_cannot_be_read_for_a_backup_is_the_end(monkeypatch: pytest.M
     async def go() -> str:
         config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
         incarnation = Incarnation(config, Door(config.door_settings))
-        monkeypatch.setattr(incarnation._log.streams, "batches", broken)
+        monkeypatch.setattr(incarnation._log.streams.reader, "batches", broken)
         incarnation._node.log.end = 5
         incarnation._sending.subscribe(Subscribe(2, QueueGuard()))
         async with asyncio.timeout(60):

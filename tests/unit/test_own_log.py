@@ -130,7 +130,7 @@ def test_a_log_that_was_made_with_another_size_is_told_until_it_is_seen_to_have_
 ) -> None:
     log = Log(tmp_path, log_bytes_max=1_024 * MIB)
     if made is not None:
-        log.streams.made_with[log.streams.log_queue] = made * MIB
+        log.streams.declarer.made_with[log.streams.log_queue] = made * MIB
     log.watch.retention.appended(1, 7 * MIB)
     log.watch.retention.appended(2, held * MIB)
     log._node.head = 2

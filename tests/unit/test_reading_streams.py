@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker_plugin.amqp.address import Address
-from broker_plugin.log.streams import Streams
+from broker_plugin.log.log_reader import BatchPlaces, LogReader
 
 
 class Silent:
@@ -22,7 +21,7 @@ class Silent:
         self.asked: list[str] = []
         self.closed = False
 
-    async def channel(self, **_: object) -> Silent:
+    async def channel(self, *_: object) -> Silent:
         return self
 
     async def qos(self, _prefetch: int) -> None:
@@ -46,10 +45,9 @@ def test_a_reader_that_is_given_up_while_it_begins_leaves_no_channel(question: s
 
     async def go() -> None:
         connection: Any = Silent(question)
-        streams = Streams("east", Address("127.0.0.1"), 1 << 30, lambda _count: None, lambda _reason: None)
-        streams._connection = connection
+        reader = LogReader("LRQ_HA_east", connection.channel, BatchPlaces())
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), aclosing(streams.batches()) as records:
+            async with asyncio.timeout(0.05), aclosing(reader.batches()) as records:
                 await anext(records)
         assert (connection.asked[-1], connection.closed) == (question, True)
 

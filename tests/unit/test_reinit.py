@@ -137,8 +137,8 @@ def saved(first: int, *in_stream: int) -> list[int]:
             yield number, single(number), pb.Batch(runs=[pb.Run(dequeue=pb.Dequeue(vhost="/", queue="orders"))]).SerializeToString()
 
     async def go() -> list[int]:
-        streams: Any = SimpleNamespace(batches=batches)
-        return [entry["sequence"] async for entry in tail(streams, log, first, "first")]
+        reader: Any = SimpleNamespace(batches=batches)
+        return [entry["sequence"] async for entry in tail(reader, log, first, "first")]
 
     return asyncio.run(go())
 

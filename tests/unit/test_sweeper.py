@@ -16,8 +16,8 @@ from broker_plugin.amqp.connection import Address
 from broker_plugin.log import stamps
 from broker_plugin.log.replica import Entry, Replica
 from broker_plugin.log.tally import Tally
-from broker_plugin.sweep.sweep_pass import SweepPass
-from broker_plugin.sweep.sweeper import Sweeper, _End
+from broker_plugin.sweep.sweep_pass import End, SweepPass
+from broker_plugin.sweep.sweeper import Sweeper
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
@@ -141,7 +141,9 @@ def test_a_queue_that_does_not_answer_now_is_not_given_up(messages: tuple[int, .
     [(9, (2, 2), False), (210, (2, 2), False), (212, (2, 2), True), (212, (2, 3), False)],
     ids=["not written", "may be parked for it", "written", "more has come meanwhile"],
 )
-def test_of_a_queue_with_a_limit_what_is_not_in_it_does_not_count_as_due(reached: int, answers: tuple[int, ...], swept: bool) -> None:
+def test_of_a_queue_with_a_limit_what_is_not_in_it_does_not_count_as_due(
+    reached: int, answers: tuple[int, ...], swept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On RabbitMQ 3, while some queue was full: what was live in it was given back each second, until its limit took it."""
     broker: Any = Broker(2, *answers, version="3.10.8")
     passes: list[object] = []
@@ -162,11 +164,11 @@ def test_of_a_queue_with_a_limit_what_is_not_in_it_does_not_count_as_due(reached
         broker.connection = broker
         sweeper._vhosts = SimpleNamespace(connection=connection)
 
-        async def _sweep(*arguments: object) -> _End:
+        async def run(*arguments: object) -> End:
             passes.append(arguments)
-            return _End.SEEN
+            return End.SEEN
 
-        sweeper._sweep = _sweep
+        monkeypatch.setattr(SweepPass, "run", run)
         await sweeper._consider(replica.index.filter.queue(KEY), False)
 
     asyncio.run(go())

@@ -67,7 +67,7 @@ class LogWriter:
         self.streams = Streams(config.node.group, broker, r.log_bytes_max, self._written, life.end, shut_out=shut_out, on_blocked=on_blocked)
         self.memory = RoutingQueue(r.memory_bytes_max)
         self.checkpoints = Checkpoints()
-        self.watch = Watch(core.node, r.log_bytes_max, self.streams.head, core.feed)
+        self.watch = Watch(core.node, r.log_bytes_max, self.streams.reader.head, core.feed)
         self._settings = r
         self._core = core
         self._node = core.node
@@ -217,7 +217,7 @@ class LogWriter:
 
         AMQP does not show policies: a policy that has changed the size shows only when the log has become larger than it was made for.
         """
-        made, wanted = self.streams.made_with.get(self.streams.log_queue), self._settings.log_bytes_max
+        made, wanted = self.streams.declarer.made_with.get(self.streams.log_queue), self._settings.log_bytes_max
         if made is None:
             return ""
         held = self.watch.retention.behind(max(0, self._node.head - 1))
@@ -250,7 +250,7 @@ class LogWriter:
     async def _locate_checkpoint(self) -> None:
         point = self.checkpoints.to_locate(self._node.durable)
         if point is not None:
-            offset = await self.streams.locate(point.sequence, point.leader)
+            offset = await self.streams.reader.locate(point.sequence, point.leader)
             if offset is not None:
                 self.checkpoints.located(point, offset)
 

@@ -23,8 +23,9 @@ from typing import Any
 
 from broker_plugin.log import codec
 from broker_plugin.log.definitions import rows_of
+from broker_plugin.log.log_reader import OFFSET
 from broker_plugin.log.replica import Entry, Replica
-from broker_plugin.log.streams import OFFSET, Streams
+from broker_plugin.log.streams import Streams
 from lrq_ha.errors import SET_UP_ANEW, LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedRecord, AppliedTracker, Generations, QueueRecord, VisitRecord

@@ -204,7 +204,7 @@ class OperatorCommands:
             why = "it has no entries of its own" if told else "no primary has said yet whether it has entries of its own"
             raise LrqError(f"{self._name} is {self._node.role.value}, not diverged: {why}", retriable=not told)
         nearest = self._log.checkpoints.start(self._node.tail_from - 1)
-        return tail(self._log.streams, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
+        return tail(self._log.streams.reader, self._node.log, self._node.tail_from, nearest.offset if nearest else "first")
 
     async def reinit(self, *, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Deletes every queue and exchange that this node's log brought to its broker, and its log; then the node follows its primary.

@@ -22,6 +22,7 @@ from broker_plugin.amqp.errors import VhostNotFound
 from broker_plugin.amqp.vhosts import open_vhost
 from broker_plugin.apply.declarer import unconditional
 from broker_plugin.log.definitions import Definitions
+from broker_plugin.log.log_reader import LogReader
 from broker_plugin.log.producers import split_key
 from broker_plugin.log.streams import Streams
 from lrq_ha.errors import LrqError
@@ -37,7 +38,7 @@ log = logging.getLogger("lrq_ha.node")
 SILENCE_MAX_S = 10.0
 
 
-async def batches(streams: Streams, index: LogIndex, start: int | str = "first") -> AsyncIterator[tuple[int, pb.Batch]]:
+async def batches(reader: LogReader, index: LogIndex, start: int | str = "first") -> AsyncIterator[tuple[int, pb.Batch]]:
     """(first sequence, batch) of the own log from `start` to its end, each once, without batches that were cut off.
 
     Args:
@@ -49,7 +50,7 @@ async def batches(streams: Streams, index: LogIndex, start: int | str = "first")
     end, upto = index.end, 0
     if not end:
         return
-    async with aclosing(streams.batches(start, silence_s=SILENCE_MAX_S)) as records:
+    async with aclosing(reader.batches(start, silence_s=SILENCE_MAX_S)) as records:
         async for _, batch, body in records:
             if batch is None or batch.first <= upto or batch.last > end or index.epoch_at(batch.last) != batch.epoch:
                 continue
@@ -60,20 +61,20 @@ async def batches(streams: Streams, index: LogIndex, start: int | str = "first")
     raise LrqError(f"the log ends at {end}, but its stream gives nothing after entry {upto}", retriable=True)
 
 
-async def tail(streams: Streams, index: LogIndex, first: int, start: int | str) -> AsyncIterator[dict[str, Any]]:
+async def tail(reader: LogReader, index: LogIndex, first: int, start: int | str) -> AsyncIterator[dict[str, Any]]:
     """The entries from `first` on, as values for JSON. Read twice: a publish that a later entry refuses, or a renewal moved, is no publish.
 
     Raises:
         LrqError: As of `batches`; or the stream lacks an entry, as the broker has dropped or lost it.
     """
     refused = RangeSet()
-    async for _, batch in batches(streams, index, start):
+    async for _, batch in batches(reader, index, start):
         for run in batch.runs:
             for begin, end in RangeSet.from_flat(run.refused.sequences):
                 refused.add(begin, end)
     due = first
     moving: dict[tuple[str, str], int] = {}
-    async for sequence, batch in batches(streams, index, start):
+    async for sequence, batch in batches(reader, index, start):
         for at, run in enumerate(batch.runs):
             _note_moving(moving, run, sequence)
             for entry in _entries(run, sequence):
@@ -180,7 +181,7 @@ async def wipe(streams: Streams, broker: Address, index: LogIndex, definitions: 
             _, (destination, source, _), arguments = unconditional(row)
             if destination.startswith("amq.") and source.startswith("amq."):
                 bound.setdefault(vhost, []).append(arguments)
-    async for _, batch in batches(streams, index):
+    async for _, batch in batches(streams.reader, index):
         for run in batch.runs:
             if run.WhichOneof("kind") == "topology":
                 method = frames.method_id(run.topology.method)

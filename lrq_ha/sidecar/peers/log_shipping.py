@@ -142,7 +142,7 @@ class LogShipping:
         nearest = self._log.checkpoints.start(subscription.sent)
         node, memory, link = self._node, self._log.memory, self.links[peer]
         try:
-            async with aclosing(self._log.streams.batches(nearest.offset if nearest else "first", prefetch=READER_PREFETCH)) as records:
+            async with aclosing(self._log.streams.reader.batches(nearest.offset if nearest else "first", prefetch=READER_PREFETCH)) as records:
                 async for _, header, body in records:
                     if header is not None and header.first > subscription.sent and node.log.holds(header):
                         if header.first > subscription.sent + 1:

@@ -26,7 +26,8 @@ from typing import Any
 from broker_plugin.amqp.channel import fail
 from broker_plugin.amqp.connection import Channel, ChannelClosed, Connection, NoChannelLeft
 from broker_plugin.log import codec, stamps
-from broker_plugin.log.streams import LOCATE_BACK_RECORDS, LOCATE_GROWTH, OFFSET, Streams
+from broker_plugin.log.log_reader import LOCATE_BACK_RECORDS, LOCATE_GROWTH, OFFSET
+from broker_plugin.log.streams import Streams
 from lrq_ha.errors import LrqError, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import parse_stamp
