@@ -236,11 +236,10 @@ class Session:
                 self._writer.provider_begins(self._now)
             if self._waits_for_start and self._restarting is not None:
                 self._restart(self._restarting)
-        elif status.HasField("full_sync") and self._concerns(status.full_sync):
-            self._full_sync(Mark(event.position, status.full_sync.request_id, status.full_sync.state))
-
-    def _concerns(self, request: pb.FullSyncRequest) -> bool:
-        return (request.client_name, request.destination) == (self.route.client_name, self.route.destination)
+        elif status.HasField("full_sync"):
+            request = status.full_sync
+            if (request.client_name, request.destination) == (self.route.client_name, self.route.destination):
+                self._full_sync(Mark(event.position, request.request_id, request.state))
 
     def _full_sync(self, mark: Mark) -> None:
         if not self._requests.add(mark) or mark.state != REQUESTED:
