@@ -49,7 +49,6 @@ from ..amqp import death_headers, frames
 from ..amqp.frames import BASIC_NACK, BASIC_PUBLISH, Item, scan
 from ..amqp.reply_codes import ACCESS_REFUSED
 from ..log import stamps
-from ..log.messages import Settled
 from ..methods import acknowledge, closing, consume, declare, permissions, publish, routing_queues
 from ..methods import deliver as methods_deliver
 from ..session import decisions
@@ -57,8 +56,8 @@ from ..session.channel import ClientChannel, Consumer
 from ..session.session import ClientSession
 from ..session.unacked import Unacked
 from . import method_table
+from .followed_publishes import FollowedPublishes
 
-FOLLOWED_MAX = 100_000  # publishes of one connection whose outcome is awaited; about 1 KB each
 _DELIVERIES = frozenset({Point.ACQUIRE, Point.RELEASE, Point.ACCEPT, Point.REJECT, Point.REJECTED, Point.DEQUEUE})
 _DECLARATIONS = [method for method, handler in method_table.FROM_CLIENT.items() if handler is declare.declare]
 _ANSWERS = [method for method, handler in method_table.FROM_BROKER.items() if handler in (declare.declare_ok, declare.reply)]
@@ -84,9 +83,8 @@ class InterceptPoints:
         points = interceptors.points
         self._routes, self._enqueues, self._follows = (point in points for point in (Point.ROUTING, Point.ENQUEUE, Point.ROUTED))
         self._delivers = bool(points & _DELIVERIES)
-        self._followed: dict[int, dict[int, tuple[Message, str]]] = {}  # by channel and sequence: message, queue
-        self._following = 0  # number of entries in `_followed`
-        self._returned: set[int] = set()
+        self._followed = FollowedPublishes(self._routed)
+        self.answered, self.unanswered = self._followed.answered, self._followed.unanswered
         self._held: dict[int, Unacked[Delivery]] = {}  # by channel
         self._consumers: dict[int, dict[bytes, Consumer]] = {}
         self._passed: dict[int, deque[bytes]] = {}  # pending declarations, as channel.passed; empty: one that is not reported
@@ -205,16 +203,10 @@ class InterceptPoints:
         for sequence, item in enumerate(items, first):
             _, _, start, end, header, header_end, _ = item
             message = self._published(blob[start:end], blob[header:header_end], sequence)
-            queue = _plain(message)
             if self._enqueues:
-                self._tell(Point.ENQUEUE, Enqueue(now, self._client, number, message, queue))
-            if not self._follows:
-                continue
-            if self._following < FOLLOWED_MAX:
-                self._following += 1
-                self._followed.setdefault(number, {})[sequence] = message, queue
-            else:
-                self._tell(Point.ROUTED, Routed(now, self._client, number, message, queue, Outcome.UNFOLLOWED, ""))
+                self._tell(Point.ENQUEUE, Enqueue(now, self._client, number, message, _plain(message)))
+            if self._follows:
+                self._followed.follow(number, sequence, message)
 
     def repeated(self, number: int, method: bytes, header: bytes) -> None:
         """A publish whose ID is in the log already."""
@@ -247,36 +239,11 @@ class InterceptPoints:
     def _routed(self, number: int, message: Message, outcome: Outcome, reason: str = "") -> None:
         self._tell(Point.ROUTED, Routed(time.time(), self._client, number, message, _plain(message), outcome, reason))
 
-    def answered(self, number: int, settled: list[Settled], ok: bool) -> None:
-        """The broker has answered these publishes of a channel."""
-        followed = self._followed.get(number)
-        if not followed:
-            return
-        for run in settled:
-            for sequence in range(run.sequence, run.sequence + run.publishes) if run.sequence else ():
-                found = followed.pop(sequence, None)
-                if found is None:
-                    continue
-                self._following -= 1
-                outcome = Outcome.ACCEPTED if ok else Outcome.NACKED
-                if sequence in self._returned:
-                    self._returned.discard(sequence)
-                    outcome = Outcome.UNROUTABLE
-                self._routed(number, found[0], outcome)
-
     def _return(self, session: ClientSession, number: int, data: bytes, item: Item) -> bytes | None:
         position = _position(data[item[4] : item[5]])
-        if position is not None and position.sequence in self._followed.get(number, ()):
-            self._returned.add(position.sequence)
+        if position is not None:
+            self._followed.returned(number, position.sequence)
         return methods_deliver.returned(session, number, data, item)
-
-    def unanswered(self, number: int) -> None:
-        """A channel has ended: the broker answers no more publishes on it."""
-        followed = self._followed.pop(number, {})
-        self._following -= len(followed)
-        for sequence, (message, _) in followed.items():
-            self._returned.discard(sequence)
-            self._routed(number, message, Outcome.UNANSWERED)
 
     # ---- deliveries --------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class SweepPass:
                 return End.DONE if self.overtaken else End.SEEN
             if not shallow:
                 await self.settle()
-            if self._stopping() or not (shallow or whole or self.tally or self.target.due(upto)):
+            if self._stopping() or not (shallow or whole or self.tally or self.target.due.count(upto)):
                 await all_arrived(channel, queue, lambda: self.met, lambda: self.held >= window or self.is_cancelled)  # an ack brings more
                 return End.DONE
             if self.kept >= window:

@@ -159,7 +159,7 @@ class Sweeper:
         target = self._replica.index.filter.queue(key)
         # `partial_queues` has the other queues; but a queue that is about to be deleted may be declared again as
         # partial by then.
-        if not self._replica.declared.replicates(key) and not (kicked and target.moves_due(EVERYTHING)):
+        if not self._replica.declared.replicates(key) and not (kicked and target.due.count_moves(EVERYTHING)):
             return
         if self._vhosts.is_closed_to_us(key[0]):
             return
@@ -225,11 +225,11 @@ class Sweeper:
         kicked, self._kicked = self._kicked, set()
         keys = {key for key in kicked if key is not None}
         if None in kicked:
-            keys.update((target.key for target in self._replica.index.filter.queues() if target.due(EVERYTHING)), self._suspects)
+            keys.update((target.key for target in self._replica.index.filter.queues() if target.due.count(EVERYTHING)), self._suspects)
         return keys
 
     def _pressing(self) -> dict[QueueKey, None]:
-        due = (target.key for target in self._replica.index.filter.queues() if target.has_due)  # may be of ten thousand queues
+        due = (target.key for target in self._replica.index.filter.queues() if target.due)  # may be of ten thousand queues
         return dict.fromkeys((*due, *self._replica.index.tallies.keys(), *(key for key in self._back_off if key not in self._suspects)))
 
     async def stop(self) -> None:
@@ -257,7 +257,7 @@ class Sweeper:
         whole_from = self._suspects.get(key)
         whole = whole_from is not None and (kicked or progress.tracker.applied >= whole_from)
         tally = self._replica.index.tallies.pending(key, progress.written)
-        pressing = bool(target.due(upto)) or tally is not None
+        pressing = bool(target.due.count(upto)) or tally is not None
         if not pressing and not whole:
             for known in (self._back_off, self._taken, self._given_up):
                 known.pop(key, None)
@@ -296,7 +296,7 @@ class Sweeper:
         """The vhost does not exist, so nothing is in its queues."""
         applied, tallies = self._replica.progress.tracker.applied, self._replica.index.tallies
         for target in [each for each in self._replica.index.filter.queues() if each.key[0] == vhost]:
-            target.end_pass(target.start_pass(applied))
+            target.end_pass(target.due.expected(applied))
         for key in [key for key in (*self._suspects, *self._back_off, *tallies.keys()) if key[0] == vhost]:
             self._suspects.pop(key, None)
             self._back_off.pop(key, None)
@@ -309,7 +309,7 @@ class Sweeper:
         or has another consumer.
         """
         vhost, queue = target.key
-        due = target.due(upto)
+        due = target.due.count(upto)
         connection = await self._vhosts.connection(vhost)
         limited = self._uses_up_a_limit(connection, target.key)
         if not limited and (due or whole or tally is None):
@@ -338,7 +338,7 @@ class Sweeper:
 
     def _there(self, target: QueueFilter, upto: int) -> int:
         """How many of the due messages can be in the queue; messages that wait for room may wait for this queue."""
-        return target.due(upto, self._replica.progress.parked)
+        return target.due.count(upto, self._replica.progress.parked)
 
     def _uses_up_a_limit(self, connection: Carrier, key: QueueKey) -> bool:
         """Whether a requeue counts against a delivery limit of the queue."""
@@ -359,7 +359,7 @@ class Sweeper:
         vhost, queue = target.key
         if target.has_dead_letters and (wait_s := self._rejected_at.get(vhost, 0.0) + ARRIVED_S - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)  # a pass before dead letters have arrived would count them as gone
-        expected = target.start_pass(self._replica.progress.written, self._replica.progress.parked)
+        expected = target.due.expected(self._replica.progress.written, self._replica.progress.parked)
         waiting = self._waiting(target, tally) if tally is not None else []
         connection = await self._vhosts.connection(vhost)
         channel = await connection.channel()

@@ -11,6 +11,7 @@ Usage::
 
 from lrq_ha.lab.brokers import Installation, installations
 from lrq_ha.lab.errors import LabError
-from lrq_ha.lab.lab import Lab, LabNode
+from lrq_ha.lab.lab import Lab
+from lrq_ha.lab.node import LabNode
 
 __all__ = ["Installation", "Lab", "LabError", "LabNode", "installations"]

@@ -18,18 +18,17 @@ import subprocess
 import tempfile
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
-from lrq_ha.lab import brokers, files, keeper, probe
+from lrq_ha.lab import brokers, files, folder, keeper, probe
 from lrq_ha.lab.certificates import Authority
 from lrq_ha.lab.errors import LabError, NoLab
+from lrq_ha.lab.node import LabNode
 from lrq_ha.lab.ports import free_ports, is_free
 from lrq_ha.routing.names import NAME_RULE, is_name
 
@@ -37,53 +36,6 @@ READY_TIMEOUT_S = 240.0
 _POLL_S = 0.05
 _PARTS = ("broker", "sidecar")
 _READY_ROLES = ("active", "ready")
-#: Marks a folder as a lab's, so that `up` may empty it and never empties anything else.
-_MARK = ".lrq-ha-lab"
-
-
-@dataclass(frozen=True)
-class LabNode:
-    """One node as its users see it.
-
-    Attributes:
-        name: Name in the lab, as "e1".
-        group: Its group, as "east".
-        door: AMQP URL of the sidecar's door, with an ordinary client's credentials.
-        broker: AMQP URL of the broker itself, with these credentials.
-        http: Base URL of the sidecar's HTTP.
-        config: The sidecar's configuration file.
-        log: The sidecar's log.
-        broker_log: The broker's log.
-    """
-
-    name: str
-    group: str
-    door: str
-    broker: str
-    http: str
-    config: Path
-    log: Path
-    broker_log: Path
-    _lab_directory: Path
-
-    @property
-    def admin(self) -> str:
-        """AMQP URL of the broker with the sidecar's credentials."""
-        return str(tomllib.loads(self.config.read_text())["broker"]["url"])
-
-    @property
-    def broker_pid(self) -> int | None:
-        """Process id of the broker's Erlang VM; None while it does not run."""
-        return self._pid("broker")
-
-    @property
-    def sidecar_pid(self) -> int | None:
-        """Process id of the sidecar; None while it does not run."""
-        return self._pid("sidecar")
-
-    def _pid(self, part: str) -> int | None:
-        process = keeper.ask(self._lab_directory, do="list").get(f"{self.name}.{part}")
-        return process["pid"] if process and process["exit"] is None else None
 
 
 class Lab:
@@ -151,8 +103,7 @@ class Lab:
         lab._write_lock = threading.Lock()
         lab._primaries = {group: entry["primary"] for group, entry in groups.items()}
         lab.nodes = {
-            name: LabNode(name, group, node["door"], node["broker"], node["http"], Path(node["config"]), Path(node["log"]),
-                          Path(node["broker_log"]), lab.directory)
+            name: LabNode.from_entry(name, group, node, lab.directory)
             for group, entry in groups.items() for name, node in entry["nodes"].items()}
         return lab
 
@@ -201,7 +152,7 @@ class Lab:
         """
         if self._plans:
             return
-        _claim(self.directory)
+        folder.claim(self.directory)
         self._claimed = True
         self._ports = ports = free_ports()
         epmd_port = next(ports)
@@ -442,16 +393,14 @@ class Lab:
             self._ask(do="spawn", key=f"{name}.{part}", argv=command, env=environment, cwd=str(plan.directory), log=str(log))
 
     def _check_ports(self, name: str, part: str) -> None:
-        node = self.nodes[name]
-        for url in (node.broker,) if part == "broker" else (node.door, node.http):
-            port = _port(url)
+        for port in self.nodes[name].ports(part):
             if not is_free(port):
                 raise LabError(f"Port {port} of {name}.{part} is taken by another process",
                                todo=f"End what listens on 127.0.0.1:{port}, or start a new lab, which draws other ports", retriable=True)
 
     def _wait_part(self, name: str, part: str, deadline: float) -> None:
         if part == "broker":
-            self._wait(f"{name}.broker", lambda: probe.speaks_amqp(_port(self.nodes[name].broker), self._proxied), deadline)
+            self._wait(f"{name}.broker", lambda: probe.speaks_amqp(self.nodes[name].ports("broker")[0], self._proxied), deadline)
         else:
             self._wait(f"{name}.sidecar", lambda: self._role(name) is not None, deadline)
 
@@ -480,22 +429,12 @@ class Lab:
             pids = self.processes()
             groups = {
                 group: {"primary": self._primaries[group],
-                        "nodes": {name: {"door": node.door, "broker": node.broker, "http": node.http,
-                                         "sidecar_pid": pids.get(f"{name}.sidecar"), "broker_pid": pids.get(f"{name}.broker"),
-                                         "config": str(node.config), "log": str(node.log), "broker_log": str(node.broker_log)}
-                                  for name, node in self.nodes.items() if node.group == group}}
+                        "nodes": {name: node.entry(pids) for name, node in self.nodes.items() if node.group == group}}
                 for group in self._groups}
             new = self.directory / f"{keeper.LAB_FILE}.new"
             new.touch(mode=0o600)
             new.write_text(json.dumps({"groups": groups} | ({"ca": str(self.ca)} if self.ca else {}), indent=1) + "\n")
             new.replace(self.directory / keeper.LAB_FILE)
-
-
-def _port(url: str) -> int:
-    port = urlsplit(url).port
-    if port is None:
-        raise LabError(f"{url} has no port")
-    return port
 
 
 def _check_groups(groups: Mapping[str, int], sites: Mapping[str, Sequence[str]]) -> None:
@@ -507,28 +446,3 @@ def _check_groups(groups: Mapping[str, int], sites: Mapping[str, Sequence[str]])
     for group, others in sites.items():
         for unknown in {group, *others} - set(groups):
             raise LabError(f"sites names the group {unknown!r}, which the lab does not have", todo=f"It has {', '.join(groups)}")
-
-
-def _claim(directory: Path) -> None:
-    """Makes the folder the lab's: a new or empty one, or one that a lab has left behind, which is emptied."""
-    try:
-        keeper.ask(directory, do="list")
-    except NoLab:
-        pass
-    else:
-        raise LabError(f"A lab runs in {directory} already", todo=f"End it with `lrq-ha lab down --dir {directory}`, or use another folder")
-    try:
-        _take(directory)
-    except OSError as error:
-        raise LabError(f"{directory} cannot be a lab's folder: {error.strerror}", todo="Name another folder") from error
-
-
-def _take(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if (directory / _MARK).exists():
-        for entry in directory.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    elif any(directory.iterdir()):
-        raise LabError(f"{directory} has things in it that no lab wrote", todo="Name another folder, or empty it yourself")
-    directory.chmod(0o700)
-    (directory / _MARK).touch()

@@ -134,11 +134,11 @@ class DeliveryFilter:
         Args:
             vhost: Vhost of the queues; None: all.
             upto: The entry.
-            parked: As for `QueueFilter.moves_due`.
+            parked: As for `DueCopies.count_moves`.
         """
         found = []
         for target in [each for each in self.to_move if vhost is None or each.key[0] == vhost]:
-            if due := target.moves_due(upto, parked):
+            if due := target.due.count_moves(upto, parked):
                 found.append((target, due))
             elif not target.to_move():
                 self.to_move.discard(target)
@@ -243,7 +243,7 @@ class DeliveryFilter:
         target = self._queues.get(queue)
         if target is None:
             return
-        target.end_pass(target.start_pass(at_seq - 1))
+        target.end_pass(target.due.expected(at_seq - 1))
         if dead_letters or target.may_have_sent_on:
             self._depart(target, at_seq)
         else:
@@ -297,8 +297,6 @@ class DeliveryFilter:
         parts = [(new._known((record.vhost, record.queue)), record) for record in queues]
         for target, record in parts:
             target.load(record)
-            if target.moves_some:
-                new.to_move.add(target)
         new._departed = {target.key: None for target, record in sorted(parts, key=lambda each: each[1].departed) if record.departed}
         if refused:
             new.refused.load(QueueRecord(*new.refused.key, refused, EMPTY, EMPTY, 0, ()))

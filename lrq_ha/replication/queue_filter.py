@@ -8,10 +8,6 @@ Rules:
 - A PURGE voids copies that never died, except copies that clients held then. Dead-lettered copies may have come after it; the driver purges the
   broker's queue instead, if clients held nothing. Rejected or moved copies still move on: they had left the primary's queue, and not yet
   this one.
-- A rejected copy goes to the dead-letter target that the primary had then. So a sweeper moves it only when its node has reached that entry, and
-  has carried out the declarations and purges before it; and the next declaration or purge waits for the sweeper. So rejected copies are kept in
-  turns: no turn reaches over a declaration or purge, and new rejections do not delay older ones. A turn names copies, (origin, visit) and
-  sequence: a message may come back and be rejected again, or die in two queues and come to a third twice, with a purge in between.
 - A sweeper that has moved a copy, or no longer finds it, looks again in other queues with operations on its line: round a retry loop the copy
   may come to a queue that was searched a moment before.
 - Operations are never forgotten one by one: a crashed broker may bring back a copy whose ack it had taken. They are bitmaps
@@ -20,7 +16,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -28,10 +24,8 @@ from pyroaring import BitMap64
 
 from .applied import Generations, QueueRecord, VisitRecord
 from .dead_letters import EVERY_SEQUENCE, Deaths, Visits, origin_of, visit_of
+from .due_copies import DueCopies, NodePosition, pairs
 from .queues import QueueKey
-
-Stay = tuple[str, int]
-"""(queue of the copy's first death, or this queue if it never died; its visit here)"""
 
 
 class Verdict(Enum):
@@ -53,15 +47,7 @@ class Kind(Enum):
     PURGE = "purge"
 
 
-_NOTHING = BitMap64()
-
-
-def _pairs(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
-    values = iter(flat)
-    return zip(values, values)
-
-
-class Filters(Protocol):
+class Filters(NodePosition, Protocol):
     """What the filter of one queue needs of all of them (`delivery_filter.DeliveryFilter`)."""
 
     generations: Generations
@@ -73,37 +59,14 @@ class Filters(Protocol):
 
     def find(self, key: QueueKey) -> QueueFilter | None: ...
 
-    def reached(self) -> int: ...
-
 
 class QueueFilter:
-    """The filter of one queue; `DeliveryFilter.queue` makes it.
-
-    `due`: sequences with an operation whose copy this node's sweeper has still to find.
-    """
+    """The filter of one queue; `DeliveryFilter.queue` makes it. `due`: the copies that this node's sweeper has still to find."""
 
     __slots__ = (
-        "__weakref__",
-        "_again",
-        "_done",
-        "_due",
-        "_early",
-        "_filter",
-        "_generations",
-        "_held",
-        "_lost",
-        "_moved",
-        "_moving",
-        "_purged",
-        "_record",
-        "_spared",
-        "_top",
-        "_visits",
-        "departed",
-        "key",
-        "name",
-        "overlap",
-    )
+        "__weakref__", "_done", "_filter", "_generations", "_held", "_moved", "_purged", "_record", "_spared", "_top", "_visits", "departed", "due",
+        "key", "name", "overlap",
+    )  # fmt: skip
 
     def __init__(self, key: QueueKey, parent: Filters) -> None:
         self.key = key
@@ -119,11 +82,7 @@ class QueueFilter:
         # Sequences of unsafe operations, whatever the visit: one too many only costs a short wait.
         self._held = BitMap64()
         self.overlap = False  # two unsafe operations name one sequence
-        self._due = BitMap64()
-        self._again = BitMap64()  # of these, copies that another queue missed: they are looked for here once more, and then given up
-        self._early: list[_Turn] = []  # moves by operations that this node may not have reached; in log order
-        self._lost: dict[Stay, BitMap64] = {}  # of these, moves that the record has from entries that the log has lost: they may be read again
-        self._moving: dict[Stay, BitMap64] = {}  # and by operations that it has reached: copies that were not seen to leave
+        self.due = DueCopies(parent)
         self.departed = 0  # operations on entries before this one will be forgotten; 0: none
         self._record: QueueRecord | None = None  # the state in the applied record, until something changes; it is written several times a second
 
@@ -187,11 +146,6 @@ class QueueFilter:
     # For the sweeper.
 
     @property
-    def has_due(self) -> bool:
-        """Whether any copy is still to be found, wherever R is."""
-        return bool(self._due)
-
-    @property
     def has_dead_letters(self) -> bool:
         """Whether operations on copies that died in other queues are known."""
         return bool(self._visits)
@@ -201,40 +155,12 @@ class QueueFilter:
         """Whether a purge has spared copies: others that it took may be left."""
         return bool(self._spared)
 
-    def due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
-        """How many sequences have an operation whose copy is to be found now.
-
-        Args:
-            upto: Only up to this entry: R, or the entry that the node has reached.
-            parked: Inclusive ranges of entries that do not count, as they may wait for room in this queue.
-        """
-        early = self._too_early()
-        if not early and not parked:
-            return int(self._due.rank(upto))
-        due = self._due - early
-        for first, last in parked:
-            due.remove_range(first, last + 1)
-        return int(due.rank(upto))
-
-    def moves_due(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> int:
-        """How many of the due copies, up to an entry, were rejected or moved on: they are to leave this queue for others now.
-
-        Args:
-            upto: The entry.
-            parked: Inclusive ranges of entries that wait for room: no copy of them can be met.
-        """
-        self._turns()
-        moving = self._due & BitMap64.union(_NOTHING, *self._moving.values())
-        for first, last in parked if moving else ():
-            moving.remove_range(first, last + 1)
-        return int(moving.rank(upto))
-
     def to_move(self) -> BitMap64:
         """The sequences with a rejected or moved copy that is still to be found."""
-        moving = self._due & self._moved
+        moving = self.due.sequences & self._moved
         for here in self._visits.values():
             for members in here.moved.values():
-                moving |= self._due & members
+                moving |= self.due.sequences & members
         return moving
 
     def sweeping_verdict(self, seq: int, generation: int, deaths: Deaths = ()) -> Verdict:
@@ -247,37 +173,12 @@ class QueueFilter:
 
         A copy at an earlier visit than every known operation moved on by itself at the primary: the time is unknown, and it need not wait.
         """
-        turns = self._turns()
-        if not turns:
-            return False
-        stay = (origin_of(deaths) or self.name, visit_of(self.name, deaths))
-        return any(seq in turn.moves.get(stay, _NOTHING) for turn in turns)
-
-    def _too_early(self) -> BitMap64:
-        turns = self._turns()
-        if not turns:
-            return _NOTHING
-        early = (members for turn in turns for members in turn.moves.values())
-        return BitMap64.union(_NOTHING, *early) - BitMap64.union(_NOTHING, *self._moving.values())
-
-    def _turns(self) -> list[_Turn]:
-        if self._early:
-            reached = self._filter.reached()
-            come_to = [turn for turn in self._early if turn.last <= reached]
-            if come_to:
-                self._early = [turn for turn in self._early if turn.last > reached]
-                for turn in come_to:
-                    for stay, members in turn.moves.items():
-                        self._moving.setdefault(stay, BitMap64()).update(members)
-            if self._early:
-                self._early[0].grows = False
-        return self._early
+        return self.due.is_early(seq, (origin_of(deaths) or self.name, visit_of(self.name, deaths)))
 
     def skipped(self, first: int, last: int) -> None:
         """Entries first .. last were never applied here, so no copy is to be found."""
         self._record = None
-        self._due.remove_range(first, last + 1)
-        self._again.remove_range(first, last + 1)
+        self.due.drop(first, last)
 
     def gone(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
         """A copy was certainly removed or moved as its verdict said: a later reply on the channel has shown it.
@@ -293,26 +194,12 @@ class QueueFilter:
         if self._moved_from(seq, line, visit) and not self._dequeued_upto(seq, line, visit):
             for peer in self.followers(line):
                 if peer._visits[line].known_after(seq, visit_of(peer.name, deaths) - 1):
-                    peer._look_again(BitMap64([seq]))
-                    peer._again.discard(seq)
+                    peer._look_again(BitMap64([seq]), missed=False)
 
     def met(self, seq: int, generation: int, deaths: Deaths = ()) -> None:
         """A copy was met that stays for now, at a later visit than one that it was moved on from: a restart has forgotten that it left then."""
         if self._generations.counts(seq, generation):
-            self._has_moved(seq, origin_of(deaths) or self.name, visit_of(self.name, deaths) - 1)
-
-    def start_pass(self, upto: int, parked: Iterable[tuple[int, int]] = ()) -> BitMap64:
-        """The sequences that a pass over the whole queue, begun now, is to find. Give it to `end_pass`.
-
-        Args:
-            upto: Everything up to this entry has been written, except
-            parked: inclusive ranges of entries that wait for room.
-        """
-        expected = self._due.copy()
-        expected.remove_range(upto + 1, EVERY_SEQUENCE)
-        for first, last in parked if expected else ():
-            expected.remove_range(first, last + 1)
-        return expected
+            self.due.has_moved(seq, origin_of(deaths) or self.name, visit_of(self.name, deaths) - 1)
 
     def end_pass(self, expected: BitMap64, undecided: Collection[tuple[int, str]] = ()) -> BitMap64:
         """The pass has met every copy in the queue. Returns the expected copies that it did not find; they are not due here any more.
@@ -320,33 +207,22 @@ class QueueFilter:
         The operations stay: the door still acts on them, also if the copies have expired into dead-letter queues.
 
         Args:
-            expected: Of `start_pass`.
+            expected: Of `DueCopies.expected`, when the pass began.
             undecided: Copies that it met and that stay for now, as their verdict was HOLD: (sequence, queue of the first death or this one).
         """
-        met = BitMap64(sequence for sequence, _ in undecided)
-        for (line, _), members in self._moving.items():  # of a message that died in two queues, one copy may be here and the other gone
-            for sequence in expected & met & members:
-                if (sequence, line) not in undecided:
-                    members.discard(sequence)
-        missed = (expected - met) & self._due
         self._record = None
-        self._due -= missed
-        moved_on = missed - self._again
-        self._again -= missed
+        missed, moved_on = self.due.miss(expected, undecided)
         if moved_on:
             for line in (self.name, *self._visits):
                 for peer in self.followers(line):
-                    found = (peer._visits[line].members() & moved_on) - peer._due
-                    peer._look_again(found)
-                    peer._again |= found
+                    peer._look_again((peer._visits[line].members() & moved_on) - peer.due.sequences, missed=True)
         return missed
 
     # Within this module.
 
-    def _look_again(self, sequences: BitMap64) -> None:
-        """Copies of these sequences may come here from a queue in which a sweeper has met or missed them."""
+    def _look_again(self, sequences: BitMap64, *, missed: bool) -> None:
         self._record = None
-        self._due |= sequences
+        self.due.look_again(sequences, missed=missed)
         self._filter.to_move.add(self)
 
     def _path(self, deaths: Deaths) -> list[tuple[QueueFilter, int]]:
@@ -379,23 +255,15 @@ class QueueFilter:
         here = self._visits.get(origin)
         return here is not None and here.moved_from(seq, visit)
 
-    def _has_moved(self, seq: int, line: str, visit: int) -> None:
-        """The copy has left this queue's `visit`, and all before it: no operation waits for it."""
-        for stay in [each for each, members in self._moving.items() if each[0] == line and each[1] <= visit and seq in members]:
-            self._moving[stay].discard(seq)
-            if not self._moving[stay]:
-                del self._moving[stay]
-
     def _left(self, seq: int, line: str, visit: int) -> None:
         """The copy of this line has left this queue's `visit`: it is not due any more, unless another operation is known."""
-        self._has_moved(seq, line, visit)
-        if seq not in self._due:
+        self.due.has_moved(seq, line, visit)
+        if seq not in self.due.sequences:
             return
         direct = line != self.name and (seq in self._done or seq in self._moved)
         if not direct and not any(here.known_after(seq, visit if o == line else -1) for o, here in self._visits.items()):
             self._record = None
-            self._due.discard(seq)
-            self._again.discard(seq)
+            self.due.drop(seq, seq)
 
     def concerns(self, ranges: Sequence[int]) -> None:
         """An operation on these ranges was noted."""
@@ -403,7 +271,7 @@ class QueueFilter:
 
     def hold(self, ranges: Sequence[int]) -> None:
         """An operation on these ranges is not safe yet."""
-        for first, last in _pairs(ranges):
+        for first, last in pairs(ranges):
             if self._held.range_cardinality(first, last + 1):
                 self.overlap = True
             self._held.add_range(first, last + 1)
@@ -415,7 +283,7 @@ class QueueFilter:
 
     def release(self, ranges: Sequence[int]) -> None:
         """The operation on these ranges is safe."""
-        for first, last in _pairs(ranges):
+        for first, last in pairs(ranges):
             self._held.remove_range(first, last + 1)
 
     def apply(self, op: Op) -> None:
@@ -425,11 +293,11 @@ class QueueFilter:
             self._purge(op.ranges)
             return
         dequeued = op.kind is not Kind.REJECT and op.kind is not Kind.MOVED
-        for first, last in _pairs(op.ranges):
+        for first, last in pairs(op.ranges):
             if op.origin:
                 fresh = self._visits_of(op.origin).add(first, last, op.visit, dequeued=dequeued)
                 if op.sweep:
-                    self._due |= fresh
+                    self.due.sequences |= fresh
                 if op.origin != self.name or dequeued:
                     continue
             self._apply_direct(first, last, self._done if dequeued else self._moved, op.sweep)
@@ -439,19 +307,7 @@ class QueueFilter:
     def take_turn(self, op: Op, behind: int) -> None:
         """Adds an operation's moves to a turn, due when the node has reached it. `behind`: the last declaration or purge before it."""
         self._filter.to_move.add(self)
-        turn = self._early[-1] if self._early else None
-        if turn is None or not turn.grows or turn.behind != behind:
-            turn = _Turn(behind)
-            self._early.append(turn)
-        turn.last = max(turn.last, op.seq)
-        stay = (op.origin or self.name, op.visit)
-        members = turn.moves.setdefault(stay, BitMap64())
-        for known in (self._moving.get(stay), self._lost.get(stay)):
-            if known and known is not members:  # read again: the record does not tell by which entry it was moved
-                for first, last in _pairs(op.ranges):
-                    known.remove_range(first, last + 1)
-        for first, last in _pairs(op.ranges):
-            members.add_range(first, last + 1)
+        self.due.take_turn((op.origin or self.name, op.visit), op.ranges, op.seq, behind)
 
     def _purge(self, ranges: Sequence[int]) -> None:
         end = ranges[-1] + 1
@@ -459,19 +315,17 @@ class QueueFilter:
             self._spared.add_range(self._purged, end)
             self._purged = end
         moving = self.to_move()
-        for first, last in _pairs(ranges):
+        for first, last in pairs(ranges):
             self._spared.remove_range(first, last + 1)
-            self._due.remove_range(first, last + 1)
-        self._due |= moving
-        self._again &= self._due
+        self.due.purge(ranges, moving)
 
     def _apply_direct(self, first: int, last: int, members: BitMap64, sweep: bool) -> None:
         if sweep and members.range_cardinality(first, last + 1):  # read again: a known copy may have been found already
             fresh = BitMap64()
             fresh.add_range(first, last + 1)
-            self._due |= fresh - members
+            self.due.sequences |= fresh - members
         elif sweep:
-            self._due.add_range(first, last + 1)
+            self.due.sequences.add_range(first, last + 1)
         members.add_range(first, last + 1)
 
     @property
@@ -482,18 +336,16 @@ class QueueFilter:
     @property
     def is_looked_for(self) -> bool:
         """Whether a copy of this queue, or of its line in another, is still to be found."""
-        lines = ((peer._visits[self.name].members(), peer._due) for peer in self.followers(self.name))
-        return bool(self._due) or any(members.intersect(due) for members, due in lines)
+        lines = ((peer._visits[self.name].members(), peer.due.sequences) for peer in self.followers(self.name))
+        return bool(self.due) or any(members.intersect(due) for members, due in lines)
 
     def forget(self, before: int) -> None:
         """No copy published before this entry can be here any more, nor in any other queue."""
         self._record = None
         self.departed = 0
-        for members in (self._done, self._moved):
+        for members in (self._done, self._moved, self._spared):
             members.remove_range(0, before)
-        self._spared.remove_range(0, before)
-        for members in self._moving.values():
-            members.remove_range(0, before)
+        self.due.forget_moves(before)
         if self._purged <= before:
             self._purged = 0
         for line in list(self._visits):
@@ -533,26 +385,17 @@ class QueueFilter:
         self._record = None
         if self.departed > end:
             self.departed = 0
-        for members in (self._done, self._moved, self._due, self._again, self._spared, *self._moving.values()):
+        for members in (self._done, self._moved, self._spared):
             members.remove_range(end + 1, EVERY_SEQUENCE)
         self._purged = min(self._purged, end + 1)
         for here in self._visits.values():
             here.lose(end)
         self._visits = {origin: here for origin, here in self._visits.items() if here.done or here.moved}
-        if known and any(self._moving.values()):
-            turn = _Turn(self._filter.changed)
-            turn.last, turn.moves, self._moving = end, self._moving, {}
-            self._lost = turn.moves
-            self._early.append(turn)
+        self.due.lose(end, self._filter.changed, known=known)
 
     def is_empty(self) -> bool:
         """Whether no operation is known."""
-        return not (self._done or self._moved or self._held or self._due or self._visits or self._purged or self.departed)
-
-    @property
-    def moves_some(self) -> bool:
-        """Whether copies are to be moved on by operations that this node has come to."""
-        return bool(self._moving)
+        return not (self._done or self._moved or self._held or self.due or self._visits or self._purged or self.departed)
 
     def export(self) -> QueueRecord:
         """The filter's state for the applied record; the identical object as long as nothing changes."""
@@ -567,7 +410,7 @@ class QueueFilter:
             for dequeued, table in ((True, here.done), (False, here.moved))
             for visit, members in table.items()
         )
-        bitmaps = (self._done.serialize(), self._moved.serialize(), self._due.serialize())
+        bitmaps = (self._done.serialize(), self._moved.serialize(), self.due.sequences.serialize())
         return QueueRecord(*self.key, *bitmaps, self._purged, visits, self.departed, self._spared.serialize())
 
     def load(self, record: QueueRecord) -> None:
@@ -575,7 +418,6 @@ class QueueFilter:
         self._record = None
         self._done = BitMap64.deserialize(record.done)
         self._moved = BitMap64.deserialize(record.moved)
-        self._due = BitMap64.deserialize(record.due)
         self._purged = record.purged
         self._spared = BitMap64.deserialize(record.spared) if record.spared else BitMap64()
         self.departed = record.departed
@@ -583,24 +425,9 @@ class QueueFilter:
         for part in record.visits:
             here = self._visits_of(part.origin)
             (here.done if part.dequeued else here.moved)[part.visit] = BitMap64.deserialize(part.positions)
-        moved = [((self.name, 0), self._moved)]
-        moved += [((line, visit), members) for line, here in self._visits.items() for visit, members in here.moved.items()]
-        self._moving = {stay: moving for stay, members in moved if (moving := self._due & members)}
-
-
-class _Turn:
-    """Copies that operations move on: all these operations are to be carried out when the node has reached entry `last`.
-
-    `behind`: the last declaration or purge before them. `grows`: more may be added. `moves`: their sequences.
-    """
-
-    __slots__ = ("behind", "grows", "last", "moves")
-
-    def __init__(self, behind: int) -> None:
-        self.behind = behind
-        self.grows = True
-        self.last = 0
-        self.moves: dict[Stay, BitMap64] = {}
+        moved = {(line, visit): members for line, here in self._visits.items() for visit, members in here.moved.items()}
+        if self.due.load(BitMap64.deserialize(record.due), {(self.name, 0): self._moved, **moved}):
+            self._filter.to_move.add(self)
 
 
 class Op(NamedTuple):

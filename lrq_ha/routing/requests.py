@@ -5,15 +5,21 @@ Rules:
 - A request counts at its position, which is its snapshot's base. So marks are kept in log order, also marks that the
   chain has passed: a sink may fall back behind them.
 - Only the newest `marks_max` are kept; a forgotten request is asked for again.
+- Request ids are made from log positions, so those of two primaries differ.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
+from lrq_ha.routing import messages as m
+from lrq_ha.routing import names
+from lrq_ha.routing.route import Limits, Route
+from lrq_ha.routing.tables import Reason
 
 REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
 
@@ -75,3 +81,49 @@ class Requests:
         if CANCELLED in states:
             return None
         return newest if provider or COMPLETED in states else None
+
+
+class RequestWriter:
+    """Writes a session's own requests and cancellations into the log.
+
+    Args:
+        route: The source, client and destination.
+        limits: The times between two requests.
+        emit: Called with the driver's effects.
+    """
+
+    def __init__(self, route: Route, limits: Limits, emit: Callable[[m.Effect], None]) -> None:
+        self._route = route
+        self._limits = limits
+        self._emit = emit
+        self._ids = 0  # made here
+        self.asked = ""  # the last request that was written, if no other has come since
+        self.asks = 0  # in a row without a whole snapshot
+        self.ask_at: float | None = None  # time of the next request
+
+    def new_id(self, known: Position) -> str:
+        """A new request id. `known`: the greatest position heard of."""
+        self._ids += 1
+        return f"{self._route.destination}@{known}/{self._ids}"
+
+    def ask(self, known: Position, reason: Reason) -> None:
+        """Writes a new request."""
+        self.asked = self.new_id(known)
+        self.write(self.asked, reason, REQUESTED)
+
+    def ask_later(self, now: float) -> None:
+        """The next request is due after a delay that doubles each time."""
+        delay_s = self._limits.backoff_first_s * 2.0 ** min(max(self.asks - 1, 0), 30)
+        self.ask_at = now + min(delay_s, self._limits.backoff_max_s)
+
+    def provider_begins(self, now: float) -> None:
+        """A new process: the silence of a former one is no reason to delay the request."""
+        self.asks = 0
+        if self.ask_at is not None:
+            self.ask_at = now
+
+    def write(self, request_id: str, reason: Reason, state: pb.FullSyncRequest.State) -> None:
+        """Writes a request or a cancellation."""
+        client, destination = self._route.client_name, self._route.destination
+        request = pb.FullSyncRequest(client_name=client, destination=destination, request_id=request_id, reason=reason.value, state=state)
+        self._emit(m.AppendStatus(pb.Status(key=names.full_sync_key(client, destination), full_sync=request)))

@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,31 +20,16 @@ from lrq_ha.errors import IllegalEvent
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
-from lrq_ha.routing import names
-from lrq_ha.routing.chain import START, marker, position_of
+from lrq_ha.routing.batches import Batches
+from lrq_ha.routing.chain import START, marker
 from lrq_ha.routing.merge import Item, Merge
 from lrq_ha.routing.messages import Effect, Event, Stream
 from lrq_ha.routing.reading import Reading
-from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests
+from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests, RequestWriter
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
 
 _NO_REQUEST = ""
-_HEARD: dict[type[Any], frozenset[State]] = {
-    m.Connected: frozenset({State.WAITING_FOR_CONNECTION}),
-    m.Disconnected: frozenset(State) - {State.WAITING_FOR_CONNECTION},
-    m.SinkReport: frozenset({State.NEGOTIATING}),
-    m.Read: SENDING,
-    m.ReadEnd: SENDING,
-    m.Trimmed: SENDING,
-    m.StatusEntry: frozenset(State),
-    m.Acked: SENDING,
-    m.Refused: SENDING,
-    m.Demand: frozenset(State),
-    m.Tick: frozenset(State),
-}
-# Every other unexpected event is merely late: the link, a reader or the sink had it under way.
-_ILLEGAL = frozenset((state, m.Connected) for state in State if state is not State.WAITING_FOR_CONNECTION)
 
 
 class Session:
@@ -66,39 +50,33 @@ class Session:
         self.acked = START  # the sink has everything of the chain up to here
         self.sent = START  # acked <= sent while sending; the `previous` of the next batch, (0, 0) before a restart
         self._queue = route.queue
-        self._envelope_bytes = self._batch(Position(2**63, 2**63), []).ByteSize()  # at most
         self._effects: list[Effect] = []
         self._now = now
         self._known = log_end  # greatest position heard of
-        self._ids = 0  # request ids made here
         # The chain.
         self._merge = Merge()
         self._reading = Reading(route, self._merge, self.limits.read_ahead_bytes_max, self._emit)
         self._taken = START  # marks and items up to here are sent or left out
         self._left_at = START  # `_taken` before the chain was to start at a request
         self._passed = START, START  # the last position sent when the chain was dropped, and the position up to which nothing else was to be sent
-        self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch without ack, ascending
-        self._in_flight_bytes = 0
+        self.batches = Batches(route, self.limits)
         # Full syncs.
         self._provider: bool | None = None  # None: no status of the client has come
         self._requests = Requests(self.limits.marks_max)
+        self._writer = RequestWriter(route, self.limits, self._emit)
         self._active = _NO_REQUEST  # the request whose data is sent: its marker went last and it has not ended
         self._begun = False  # the sink may have rows of it
         self._restarting: Reason | None = None  # why the chain is to start at a mark or an empty snapshot that is not there yet
         self._grounded = False  # the sink has, or is being sent, a whole snapshot and everything since its base
         self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
         self._empty = _NO_REQUEST  # an empty snapshot of this id is to start the chain
-        self._asked = _NO_REQUEST  # this session's last request in the log, if no other has come since
         self._cancelling = _NO_REQUEST
         self._end_marker = START
-        self._asks = 0  # in a row without a whole snapshot
         self._snapshots_trimmed = 0  # in a row without a whole snapshot
         self._refusals = self._overdue = 0  # in a row without an ack
         # Times.
-        self._ask_at: float | None = None  # time of the next full sync request
         self._since = now  # time of the last progress that the state waits for
         self._known_then = log_end  # `_known` at `_since`
-        self._ack_since = now
 
     def handle(self, event: Event) -> list[Effect]:
         """Takes an event. Returns the effects in order.
@@ -106,22 +84,18 @@ class Session:
         Raises:
             IllegalEvent: The event cannot come in this state.
         """
-        if (self.state, type(event)) in _ILLEGAL:
+        if isinstance(event, m.Connected) and self.state is not State.WAITING_FOR_CONNECTION:
             raise IllegalEvent(f"{type(event).__name__} in {self.state.name}, session of {self._queue} to {self.route.destination}")
         self._effects = []
-        if self.state in _HEARD[type(event)]:
-            _HANDLERS[type(event)](self, event)
+        states, handler = _HANDLERS[type(event)]
+        if self.state in states:
+            handler(self, event)
             if self.state in SENDING:
                 self._pump()
         return self._effects
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)
-
-    @property
-    def in_flight_bytes(self) -> int:
-        """Bytes sent and not acked."""
-        return self._in_flight_bytes
 
     @property
     def trouble(self) -> str:
@@ -139,7 +113,7 @@ class Session:
         self._go(Step.LINK_LOST, Reason.DISCONNECTED)
 
     def _refused(self, _: m.Refused) -> None:
-        if self._in_flight:
+        if self.batches:
             self._refusals += 1
             self._negotiate_again(Reason.BATCH_REFUSED)
             if self._refusals > 1:  # it may be permanent
@@ -150,11 +124,9 @@ class Session:
             return
         self.acked = event.upto
         self._refusals = self._overdue = 0
-        self._ack_since = self._now
-        while self._in_flight and self._in_flight[0][0] <= event.upto:
-            self._in_flight_bytes -= self._in_flight.popleft()[1]
+        self.batches.ack(event.upto, self._now)
         if self.state is State.WAIT_SNAPSHOT_APPLY and event.upto >= self._end_marker:
-            self._asks = self._snapshots_trimmed = 0
+            self._writer.asks = self._snapshots_trimmed = 0
             self._go(Step.SNAPSHOT_ACKED, Reason.SNAPSHOT_DONE)
 
     # ---- negotiation ------------------------------------------------------------------------------------------------
@@ -166,7 +138,6 @@ class Session:
             return
         self.acked = event.last if event.in_history else START
         self.sent = self._taken = event.last
-        self._ack_since = self._now
         self._wait()
         if step is Step.RESTART:
             self._restart(reason)
@@ -176,8 +147,8 @@ class Session:
             self._taken = self._passed[1]
         self._reading.start(Stream.LOG_ENTRIES, self._taken, self._taken.sequence + 1)
         if step is Step.RESUME_LOG:
-            self._ask_at = None
-            self._asks = self._snapshots_trimmed = 0
+            self._writer.ask_at = None
+            self._writer.asks = self._snapshots_trimmed = 0
         else:
             self._resume_snapshot(event.snapshot_request)
 
@@ -193,7 +164,7 @@ class Session:
         if self._requests.goes_on(request_id, self._taken):
             self._active, self._begun = request_id, True
             self._reading.start(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
-        elif not self._asked and not self._requests.is_ahead(self._taken):
+        elif not self._writer.asked and not self._requests.is_ahead(self._taken):
             self._ask(Reason.SNAPSHOT_UNFINISHED)
 
     def _negotiate_again(self, reason: Reason) -> None:
@@ -223,7 +194,7 @@ class Session:
             self._begin_empty()
         elif self._provider is None:
             self._report(Reason.CLIENT_UNKNOWN)
-        elif not self._asked and self._ask_at is None:
+        elif not self._writer.asked and self._writer.ask_at is None:
             self._ask(reason)
 
     @property
@@ -231,8 +202,8 @@ class Session:
         return self._restarting is not None and not self._merge.is_open(Stream.LOG_ENTRIES)
 
     def _begin_empty(self) -> None:
-        self._empty = self._new_request_id()
-        self._ask_at = None
+        self._empty = self._writer.new_id(self._known)
+        self._writer.ask_at = None
         self._report(Reason.EMPTY_SNAPSHOT)
         first = 1 if self._restarting is Reason.OTHER_HISTORY else self._taken.sequence + 1
         self._reading.start(Stream.LOG_ENTRIES, self._taken, max(first, self._first_available[Stream.LOG_ENTRIES]))
@@ -262,26 +233,19 @@ class Session:
         if status.HasField("client") and status.client.client_name == self.route.client_name:
             self._provider = status.client.full_sync_provider
             if self._provider:
-                self._provider_begins()
+                self._writer.provider_begins(self._now)
             if self._waits_for_start and self._restarting is not None:
                 self._restart(self._restarting)
-        elif status.HasField("full_sync") and self._concerns(status.full_sync):
-            self._full_sync(Mark(event.position, status.full_sync.request_id, status.full_sync.state))
-
-    def _provider_begins(self) -> None:
-        """A new process: the silence of a former one is no reason to delay the request."""
-        self._asks = 0
-        if self._ask_at is not None:
-            self._ask_at = self._now
-
-    def _concerns(self, request: pb.FullSyncRequest) -> bool:
-        return (request.client_name, request.destination) == (self.route.client_name, self.route.destination)
+        elif status.HasField("full_sync"):
+            request = status.full_sync
+            if (request.client_name, request.destination) == (self.route.client_name, self.route.destination):
+                self._full_sync(Mark(event.position, request.request_id, request.state))
 
     def _full_sync(self, mark: Mark) -> None:
         if not self._requests.add(mark) or mark.state != REQUESTED:
             return
-        self._ask_at = None
-        self._asked = _NO_REQUEST  # also at another session's request: if both became safe at once, only the newer one arrives
+        self._writer.ask_at = None
+        self._writer.asked = _NO_REQUEST  # also at another session's request: if both became safe at once, only the newer one arrives
         if self.state not in SENDING:
             return
         if self._waits_for_start and self._restarting is not None:
@@ -292,44 +256,28 @@ class Session:
     def _demanded(self, _: m.Demand) -> None:
         """A snapshot that is under way may lack it, too."""
         through = self._merge.through(Stream.LOG_ENTRIES) if self._merge.is_open(Stream.LOG_ENTRIES) else self._taken
-        if not self._asked and not self._requests.is_ahead(through):
+        if not self._writer.asked and not self._requests.is_ahead(through):
             self._ask(Reason.DEMANDED)
 
     def _ask(self, reason: Reason) -> None:
         """Writes a full sync request into the log. Without a provider: only for a sink without a snapshot, which gets an empty one
         if the request is not answered.
         """
-        self._ask_at = None
-        self._asks += 1
+        self._writer.ask_at = None
+        self._writer.asks += 1
         if self._provider is False and self._grounded:
             if self.state is State.IN_SNAPSHOT_SYNC and not self._active:
                 self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
             else:
                 self._report(Reason.NO_PROVIDER)
             return
-        self._asked = self._new_request_id()
-        self._append(self._asked, reason, REQUESTED)
-
-    def _ask_later(self) -> None:
-        delay_s = self.limits.backoff_first_s * 2.0 ** min(max(self._asks - 1, 0), 30)
-        self._ask_at = self._now + min(delay_s, self.limits.backoff_max_s)
+        self._writer.ask(self._known, reason)
 
     def _give_up(self, reason: Reason) -> None:
         """Cancels the active request; the session asks for another when the chain has reached the cancellation."""
         self._cancelling = self._active
         self._report(reason)
-        self._append(self._active, reason, CANCELLED)
-
-    def _append(self, request_id: str, reason: Reason, state: pb.FullSyncRequest.State) -> None:
-        client, destination = self.route.client_name, self.route.destination
-        request = pb.FullSyncRequest(
-            client_name=client, destination=destination, request_id=request_id, reason=reason.value, state=state
-        )
-        self._emit(m.AppendStatus(pb.Status(key=names.full_sync_key(client, destination), full_sync=request)))
-
-    def _new_request_id(self) -> str:
-        self._ids += 1
-        return f"{self.route.destination}@{self._known}/{self._ids}"
+        self._writer.write(self._active, reason, CANCELLED)
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
@@ -341,13 +289,13 @@ class Session:
             self._ask_sink()
         if self.state not in SENDING:
             return
-        if self._in_flight and self._now - self._ack_since >= limits.ack_timeout_s:
+        if self.batches.is_overdue(self._now):
             self._overdue += 1
             self._negotiate_again(Reason.ACK_OVERDUE)
             if self._overdue > 1:
                 self._overdue = 0
                 self._emit(m.LeaveDoor())
-        elif self._ask_at is not None and self._now >= self._ask_at:
+        elif self._writer.ask_at is not None and self._now >= self._writer.ask_at:
             self._ask(Reason.SNAPSHOT_UNFINISHED)
         elif waited_s >= limits.snapshot_timeout_s:
             self._waited_too_long()
@@ -368,13 +316,8 @@ class Session:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _read(self, event: m.Read) -> None:
-        self._reached(self._reading.read(event))
-
-    def _read_end(self, event: m.ReadEnd) -> None:
-        self._reached(self._reading.read_end(event))
-
-    def _reached(self, through: Position | None) -> None:
+    def _read(self, event: m.Read | m.ReadEnd) -> None:
+        through = self._reading.read(event) if isinstance(event, m.Read) else self._reading.read_end(event)
         if through is not None:
             self._known = max(self._known, through)
 
@@ -390,8 +333,7 @@ class Session:
         self._note_passed()
         for stream in Stream:
             self._reading.stop(stream)
-        self._in_flight.clear()
-        self._in_flight_bytes = 0
+        self.batches.drop()
         self._active = self._empty = _NO_REQUEST
         self._restarting = None
 
@@ -400,17 +342,17 @@ class Session:
     def _pump(self) -> None:
         """Sends transactions that may go, then regulates the readers."""
         while batch := self._pack():
-            self._send(batch)
+            send = self.batches.send(self.sent, batch, self._now)
+            self.sent = send.last
+            self._emit(send)
         self._reading.regulate()
 
     def _pack(self) -> list[pb.ReceivedTransaction]:
-        room_bytes = self.limits.in_flight_bytes_max - self._in_flight_bytes
         batch: list[pb.ReceivedTransaction] = []
-        size = self._envelope_bytes
+        size = self.batches.envelope_bytes
         while (candidate := self._next()) is not None:
             size += candidate.size
-            alone = not batch and (size <= room_bytes or not self._in_flight)
-            if not alone and size > min(room_bytes, self.limits.batch_bytes_max):
+            if not self.batches.has_room(size, first=not batch):
                 break
             transaction = self._take(candidate)
             if transaction is not None:
@@ -481,7 +423,7 @@ class Session:
         """The chain's transaction at a cancellation: an end marker, which makes an empty snapshot, without a provider and a whole one."""
         self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
-        if self._requests.is_ahead(self._taken) or self._asked:
+        if self._requests.is_ahead(self._taken) or self._writer.asked:
             return None
         if self._provider is False and self._grounded:
             self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
@@ -491,26 +433,8 @@ class Session:
             self._snapshot_ended(mark.position)
             return marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id)
         self._report(Reason.SNAPSHOT_CANCELLED)
-        self._ask_later()
+        self._writer.ask_later(self._now)
         return None
-
-    def _send(self, batch: list[pb.ReceivedTransaction]) -> None:
-        last = position_of(batch[-1].position)
-        body = self._batch(self.sent, batch).SerializeToString()
-        if not self._in_flight:
-            self._ack_since = self._now
-        self._in_flight.append((last, len(body)))
-        self._in_flight_bytes += len(body)
-        self.sent = last
-        self._emit(m.Send(self._queue, body, last))
-
-    def _batch(self, previous: Position, transactions: list[pb.ReceivedTransaction]) -> pb.ReceivedBatch:
-        return pb.ReceivedBatch(
-            source=self.route.source,
-            client_name=self.route.client_name,
-            previous=pb.Position(epoch=previous.epoch, sequence=previous.sequence),
-            transactions=transactions,
-        )
 
     # ---- states -----------------------------------------------------------------------------------------------------
 
@@ -526,16 +450,17 @@ class Session:
         self._emit(m.Report(self.state, reason))
 
 
-_HANDLERS: dict[type[Any], Callable[[Session, Any], None]] = {
-    m.Connected: Session._connected,
-    m.Disconnected: Session._disconnected,
-    m.SinkReport: Session._reported,
-    m.Read: Session._read,
-    m.ReadEnd: Session._read_end,
-    m.Trimmed: Session._trimmed,
-    m.StatusEntry: Session._status,
-    m.Acked: Session._acked,
-    m.Refused: Session._refused,
-    m.Demand: Session._demanded,
-    m.Tick: Session._ticked,
+#: For each event, the states in which it counts. In any other the event is merely late: the link, a reader or the sink had it under way.
+_HANDLERS: dict[type[Any], tuple[frozenset[State], Callable[[Session, Any], None]]] = {
+    m.Connected: (frozenset({State.WAITING_FOR_CONNECTION}), Session._connected),
+    m.Disconnected: (frozenset(State) - {State.WAITING_FOR_CONNECTION}, Session._disconnected),
+    m.SinkReport: (frozenset({State.NEGOTIATING}), Session._reported),
+    m.Read: (SENDING, Session._read),
+    m.ReadEnd: (SENDING, Session._read),
+    m.Trimmed: (SENDING, Session._trimmed),
+    m.StatusEntry: (frozenset(State), Session._status),
+    m.Acked: (SENDING, Session._acked),
+    m.Refused: (SENDING, Session._refused),
+    m.Demand: (frozenset(State), Session._demanded),
+    m.Tick: (frozenset(State), Session._ticked),
 }

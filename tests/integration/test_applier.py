@@ -198,7 +198,7 @@ async def holds(channel: Channel, queue: str, count: int) -> None:
 
 async def swept(rig: Rig, queue: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while rig.replica.index.filter.queue(("/", queue)).due(rig.end):
+        while rig.replica.index.filter.queue(("/", queue)).due.count(rig.end):
             await asyncio.sleep(0.005)
 
 
@@ -254,7 +254,7 @@ def test_delay_and_skip(lab: Lab) -> None:
             assert time.monotonic() - began > 0.5
             assert await content(channel, "late") == [(stamp(first + 8), b"8"), (stamp(with_cc), b"cc")]
             assert await content(channel, "other") == [(stamp(with_cc), b"cc")]
-            assert rig.replica.index.filter.queue(("/", "late")).due(rig.end) == 1  # the copy of the CC message
+            assert rig.replica.index.filter.queue(("/", "late")).due.count(rig.end) == 1  # the copy of the CC message
             rig.applier._delay_s = 1e9
             rig.add(publishes([b"hurried"], "late"))
             rig.applier.hurry = True
@@ -765,7 +765,7 @@ def test_a_sweeper_that_is_stopped_leaves_the_rest(lab: Lab) -> None:
                     pass
             await rig.sweeper.stop()
             await sweeping
-            await holds(channel, "half", 1_000 + rig.replica.index.filter.queue(("/", "half")).due(rig.end))
+            await holds(channel, "half", 1_000 + rig.replica.index.filter.queue(("/", "half")).due.count(rig.end))
             left = [int(body) for _, body in await content(channel, "half")]
             assert [n for n in left if n % 2] == list(range(1, 2_000, 2))
 
@@ -870,7 +870,7 @@ def test_a_vhost_that_is_not_there(lab: Lab, caplog: pytest.LogCaptureFixture) -
             sweeping = asyncio.create_task(rig.sweeper.run())
             await rig.applied()
             async with asyncio.timeout(PATIENCE_S):
-                while rig.replica.index.filter.queue(("nowhere", "lost")).has_due:
+                while rig.replica.index.filter.queue(("nowhere", "lost")).due:
                     await asyncio.sleep(0.05)
             assert not sweeping.done()
             assert [message for _, message in await content(channel, "besides")] == [b"3", b"4"]
@@ -934,7 +934,7 @@ def test_what_was_rejected_and_met_while_a_purge_was_not_safe(lab: Lab) -> None:
                 async with asyncio.timeout(PATIENCE_S):
                     while target not in passes:
                         await asyncio.sleep(0.05)
-            assert target.moves_due(last) == count
+            assert target.due.count_moves(last) == count
             rig.replica.progress.safe_advanced(rig.end)
             await rig.applied()
             async with asyncio.timeout(PATIENCE_S):

@@ -516,7 +516,7 @@ class World(RuleBasedStateMachine):
     @invariant()
     def it_is_bounded(self) -> None:
         if hasattr(self, "session"):
-            assert self.session.in_flight_bytes <= LIMITS.in_flight_bytes_max
+            assert self.session.batches.in_flight_bytes <= LIMITS.in_flight_bytes_max
             assert self.session.state in SENDING or not self.readings
             assert self.session.state is not State.ERROR
             assert self.session.acked <= position_of(self.sink.status(ROUTE.queue).last)  # else it is told that the sink has what it lacks

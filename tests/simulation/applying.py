@@ -220,7 +220,7 @@ class Sweeper:
 
     def kick(self, queue: tuple[str, str] | None) -> None:
         if queue is None:
-            self._kicked.update(f.key for f in self._replica.index.filter.queues() if f.due(EVERYTHING))
+            self._kicked.update(f.key for f in self._replica.index.filter.queues() if f.due.count(EVERYTHING))
         else:
             self._kicked.add(queue)
 
@@ -235,7 +235,7 @@ class Sweeper:
     def has_work(self) -> bool:
         """Something could be found now."""
         applied = self._replica.progress.tracker.applied
-        return any(applied >= upto for upto in self.suspects.values()) or any(t.due(applied) for t in self._replica.index.filter.queues())
+        return any(applied >= upto for upto in self.suspects.values()) or any(t.due.count(applied) for t in self._replica.index.filter.queues())
 
     def step(self, pick: int) -> bool:
         """Begins a pass over some queue, or goes on with the one under way."""
@@ -255,10 +255,10 @@ class Sweeper:
         # A queue may be full of older copies of what is published again, and take nothing more until they are gone.
         self._whole_from = self.suspects.get(target.key)
         self._whole = self._whole_from is not None and (kicked or applied >= self._whole_from)
-        if not target.due(self._upto) and not self._whole:
+        if not target.due.count(self._upto) and not self._whole:
             return False
         self._target, self._window = target, window
-        self._expected = target.start_pass(applied)
+        self._expected = target.due.expected(applied)
         self._undecided: set[tuple[int, str]] = set()
         self._removed: list[Removed] = []
         self._flowing: list[Removed] = []
@@ -295,7 +295,7 @@ class Sweeper:
             pipe.inbox.append(("flow",))
         elif self._flowing:
             return False
-        elif self.stopping or not (self._whole or target.due(self._upto)):
+        elif self.stopping or not (self._whole or target.due.count(self._upto)):
             self._close(False)
         elif self._kept >= self._window:
             self._close(None)

@@ -472,7 +472,7 @@ class Life(Chaos):
             replica = host.replica
             applied = replica.progress.tracker.applied
             waits = f"applied {applied}, {len(replica.to_apply)} wait, {len(host.applier.open)} open, {len(host.relays)} relays"
-            due = {t.name: t.due(1 << 62) for t in replica.index.filter.queues() if t.due(1 << 62)}
+            due = {t.name: t.due.count(1 << 62) for t in replica.index.filter.queues() if t.due.count(1 << 62)}
             pipes = [(len(p.inbox), len(p.outbox), len(p.held), list(p.consumes)) for p in host.broker.pipes]
             text += f" {waits} due {due} suspects {host.sweeper.suspects} pass {not host.sweeper.at_rest} pipes {pipes} barrier {host.barrier}"
             queues = {q.name: list(map(str, q.ready)) for q in host.broker.queues.values()}

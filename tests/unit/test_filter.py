@@ -77,7 +77,7 @@ def test_what_is_rejected_moves_when_the_node_has_come_to_it(flt: Filter) -> Non
     for sequence in range(1, 11):
         flt.done(Kind.REJECT, Q, sequence, sweep=True)
         flt.done(Kind.DEQUEUE, Q, 100 + sequence, sweep=True)
-    assert (target.due(1000), target.moves_due(1000)) == (10, 0)
+    assert (target.due.count(1000), target.due.count_moves(1000)) == (10, 0)
     assert target.is_early(1)
     assert not target.is_early(101)
     seen = []
@@ -90,7 +90,7 @@ def test_what_is_rejected_moves_when_the_node_has_come_to_it(flt: Filter) -> Non
         seen.append(len(early))
     assert max(seen) <= 20, "some have their turn, though others follow"
     reached = flt.at
-    assert (target.due(1000), target.moves_due(1000)) == (60, 30)
+    assert (target.due.count(1000), target.due.count_moves(1000)) == (60, 30)
 
 
 @pytest.mark.proves("queue: dead letters that meet")
@@ -107,7 +107,7 @@ def test_what_waits_for_room_is_not_waited_for(flt: Filter) -> None:
     for sequence in range(1, 11):
         flt.done(Kind.REJECT, Q, sequence, sweep=True)
     filter_: DeliveryFilter = flt
-    assert flt.queue(Q).moves_due(1000, [(4, 6), (8, 8)]) == 6
+    assert flt.queue(Q).due.count_moves(1000, [(4, 6), (8, 8)]) == 6
     assert [due for _, due in filter_.moving("/", 1000, [(1, 9)])] == [1]
     assert filter_.moving("/", 1000, [(1, 10)]) == []
     assert [due for _, due in filter_.moving(None, 1000)] == [10], "it has room now"
@@ -223,10 +223,10 @@ def test_a_message_that_comes_back_and_is_rejected_again_behind_a_purge(flt: Fil
     q, r, generation = filter_.queue(Q), filter_.queue(R), flt.generations.newest
     assert q.sweeping_verdict(1, generation) is REJECT
     assert q.sweeping_verdict(1, generation, back) is HOLD
-    assert q.due(9) == 1
+    assert q.due.count(9) == 1
     q.gone(1, generation)
     assert moving(filter_, purge) == {}
-    assert q.due(9) == r.due(9) == 0
+    assert q.due.count(9) == r.due.count(9) == 0
     assert r.sweeping_verdict(1, generation, FROM_Q) is HOLD
     assert moving(filter_, flt.at + 1) == {"q": 1, "r": 1}
     assert r.sweeping_verdict(1, generation, FROM_Q) is REJECT
@@ -289,7 +289,7 @@ def test_what_lost_entries_have_rejected_waits_for_the_end_of_the_log(flt: Filte
     again.safe(end)
     assert [again.queue(Q).is_early(sequence) for sequence in (1, 2)] == [True, True]
     again.reached = lambda: end
-    assert again.queue(Q).moves_due(1000) == 2
+    assert again.queue(Q).due.count_moves(1000) == 2
 
 
 def test_what_a_lost_entry_has_rejected_and_is_read_again_has_its_turn_then(flt: Filter) -> None:
@@ -392,7 +392,7 @@ def test_purge_takes_what_never_died(flt: Filter) -> None:
     assert flt.ask(R, 6) is HOLD
     flt.safe(flt.at)
     assert [flt.ask(R, 6), flt.ask(R, 7), flt.ask(R, 6, FROM_Q)] == [ACK, GIVE, GIVE]
-    assert flt.queue(D).due(9) == 3  # the broker's queue is purged itself
+    assert flt.queue(D).due.count(9) == 3  # the broker's queue is purged itself
     flt.done(Kind.PURGE, R, 0, 3)
     assert flt.ask(R, 6) is ACK
 
@@ -426,7 +426,7 @@ def test_what_was_rejected_goes_its_way_after_a_purge(flt: Filter) -> None:
     flt.done(Kind.PURGE, R, 0, 6)
     assert [flt.ask(R, seq) for seq in (2, 3, 4)] == [ACK, REJECT, ACK]
     assert not flt.queue(R).is_done(3)
-    assert list(flt.queue(R).start_pass(9)) == [3, 5]
+    assert list(flt.queue(R).due.expected(9)) == [3, 5]
 
 
 def test_cut(flt: Filter) -> None:
@@ -490,26 +490,26 @@ def test_skip(flt: Filter) -> None:
     assert not flt.may_skip([R], 3)
     assert not flt.may_skip([Q], 4)
     flt.queue(Q).skipped(3, 3)
-    assert flt.queue(Q).due(10) == 0
+    assert flt.queue(Q).due.count(10) == 0
 
 
 def test_what_the_sweeper_has_to_find(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, Q, 1, 10, sweep=True)
     flt.done(Kind.DEQUEUE, Q, 11, 12)  # a client of this node did it to the very copy
     q = flt.queue(Q)
-    assert q.due(4) == 4
-    assert q.due(100) == 10
+    assert q.due.count(4) == 4
+    assert q.due.count(100) == 10
     q.gone(2, 9)  # a copy that does not count settles nothing
-    assert q.due(4) == 4
+    assert q.due.count(4) == 4
     q.gone(2, 1)
     q.gone(12, 1)
-    assert q.due(4) == 3
-    expected = q.start_pass(4)
+    assert q.due.count(4) == 3
+    expected = q.due.expected(4)
     assert list(expected) == [1, 3, 4]
     q.gone(1, 1)
     missed = q.end_pass(expected)
     assert list(missed) == [3, 4]
-    assert q.due(100) == 6
+    assert q.due.count(100) == 6
     assert flt.ask(Q, 3) is ACK  # forgotten by the sweeper, not by the filter
     assert set(flt.queues()) == {q}
 
@@ -518,11 +518,11 @@ def test_an_operation_read_again_is_not_due_again(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, Q, 1, 4, sweep=True)
     flt.queue(Q).gone(2, 1)
     flt.done(Kind.DEQUEUE, Q, 2, 5, sweep=True)
-    assert list(flt.queue(Q).start_pass(9)) == [1, 3, 4, 5]
+    assert list(flt.queue(Q).due.expected(9)) == [1, 3, 4, 5]
     flt.done(Kind.REJECT, D, 1, 4, origin="q", sweep=True)
     flt.queue(D).gone(2, 1, FROM_Q)
     flt.done(Kind.REJECT, D, 1, 4, origin="q", sweep=True)
-    assert list(flt.queue(D).start_pass(9)) == [1, 3, 4]
+    assert list(flt.queue(D).due.expected(9)) == [1, 3, 4]
 
 
 def test_due_until_nothing_more_is_known_of_the_line(flt: Filter) -> None:
@@ -530,24 +530,24 @@ def test_due_until_nothing_more_is_known_of_the_line(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, Q, 1, visit=1, origin="q", sweep=True)
     q = flt.queue(Q)
     q.gone(1, 1)
-    assert q.due(9) == 1  # it comes back, and has to go then
+    assert q.due.count(9) == 1  # it comes back, and has to go then
     q.gone(1, 1, (("q", 1), ("d", 1)))
-    assert q.due(9) == 0
+    assert q.due.count(9) == 0
 
 
 def test_a_copy_found_further_on_settles_what_was_due_on_its_path(flt: Filter) -> None:
     flt.done(Kind.MOVED, Q, 1, sweep=True)
     flt.done(Kind.DEQUEUE, D, 1, origin="q", sweep=True)
-    assert flt.queue(Q).due(9) == flt.queue(D).due(9) == 1
+    assert flt.queue(Q).due.count(9) == flt.queue(D).due.count(9) == 1
     flt.queue(D).gone(1, 1, FROM_Q)
-    assert flt.queue(Q).due(9) == flt.queue(D).due(9) == 0
+    assert flt.queue(Q).due.count(9) == flt.queue(D).due.count(9) == 0
 
 
 def test_another_line_keeps_it_due(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, D, 1, sweep=True)
     flt.done(Kind.DEQUEUE, D, 1, origin="q", sweep=True)
     flt.queue(D).gone(1, 1, FROM_Q)
-    assert flt.queue(D).due(9) == 1
+    assert flt.queue(D).due.count(9) == 1
 
 
 def test_a_message_that_died_in_two_queues_and_of_which_one_copy_is_gone(flt: Filter) -> None:
@@ -560,14 +560,14 @@ def test_a_message_that_died_in_two_queues_and_of_which_one_copy_is_gone(flt: Fi
     flt.done(Kind.REJECT, D, 1, origin="r", sweep=True)
     reached = flt.at - 1
     d = flt.queue(D)
-    expected = d.start_pass(9)
-    assert d.moves_due(9) == 1
+    expected = d.due.expected(9)
+    assert d.due.count_moves(9) == 1
     assert d.sweeping_verdict(1, 1, (("r", 1),)) is HOLD
     d.end_pass(expected, {(1, "r")})
-    assert d.moves_due(9) == 0
-    assert d.due(9) == 0
+    assert d.due.count_moves(9) == 0
+    assert d.due.count(9) == 0
     reached = flt.at
-    assert d.moves_due(9) == d.due(9) == 1
+    assert d.due.count_moves(9) == d.due.count(9) == 1
     assert d.sweeping_verdict(1, 1, (("r", 1),)) is REJECT
 
 
@@ -584,7 +584,7 @@ def loop(flt: Filter) -> Filter:
 def passes(flt: Filter, queue: QueueKey, *found: Deaths) -> None:
     """A pass that meets these copies of message 1, and no other."""
     target = flt.queue(queue)
-    expected = target.start_pass(9)
+    expected = target.due.expected(9)
     for deaths in found:
         assert flt.ask(queue, 1, deaths) in (ACK, REJECT)
         target.gone(1, 1, deaths)
@@ -592,7 +592,7 @@ def passes(flt: Filter, queue: QueueKey, *found: Deaths) -> None:
 
 
 def due(flt: Filter) -> list[str]:
-    return [target.name for target in flt.queues() if target.due(9)]
+    return [target.name for target in flt.queues() if target.due.count(9)]
 
 
 def test_a_copy_that_a_pass_has_moved_is_looked_for_where_it_comes_to(loop: Filter) -> None:
@@ -651,8 +651,8 @@ def test_export_and_import(flt: Filter) -> None:
     again = DeliveryFilter.restored(flt.generations, queues, refused)
     assert again.export() == (queues, refused)
     assert [(record.vhost, record.queue) for record in queues] == [Q, D, R]
-    assert again.queue(Q).due(1000) == 100
-    assert (again.queue(Q).has_due, again.queue(R).has_due) == (True, False)
+    assert again.queue(Q).due.count(1000) == 100
+    assert (bool(again.queue(Q).due), bool(again.queue(R).due)) == (True, False)
     asked: list[tuple[QueueKey, int, Deaths]] = [
         (Q, 100, ()),
         (Q, 101, ()),
@@ -685,7 +685,7 @@ def test_a_log_that_lost_its_end(flt: Filter) -> None:
         assert flt.verdict(Q, seq, 1, died) is Verdict.GIVE
         assert flt.verdict(D, seq, 1) is Verdict.GIVE
         assert flt.verdict(D, seq, 1, died) is Verdict.GIVE
-    assert flt.queue(Q).due(100) == 3
+    assert flt.queue(Q).due.count(100) == 3
 
 
 def test_a_line_that_fell_out_of_the_log_and_stands_in_it_again(loop: Filter) -> None:
@@ -717,7 +717,7 @@ def test_a_deleted_queue(flt: Filter) -> None:
     flt.done(Kind.DEQUEUE, Q, 2000, sweep=True)  # of the next queue of that name
     flt.forget_queue(Q, 1500)
     flt.forget_queue(("/", "nobody"), 1500)
-    assert list(flt.queue(Q).start_pass(9000)) == [2000]
+    assert list(flt.queue(Q).due.expected(9000)) == [2000]
     assert flt.ask(D, 3, FROM_Q) is ACK
     assert flt.ask(Q, 2000) is ACK
 
@@ -748,7 +748,7 @@ def test_of_the_next_queue_of_that_name_nothing_goes(flt: Filter) -> None:
     assert flt.queue(Q) is target
     assert [flt.ask(Q, seq) for seq in (1600, 2000, 2001, 2002)] == [ACK, ACK, HOLD, GIVE]
     flt.safe(held)
-    assert list(target.start_pass(9000)) == [2000]
+    assert list(target.due.expected(9000)) == [2000]
     again = DeliveryFilter.restored(flt.generations, *flt.export())
     assert [again.verdict(Q, seq, 1) for seq in (1700, 2000, 2001)] == [GIVE, ACK, ACK]
 

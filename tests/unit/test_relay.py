@@ -359,7 +359,7 @@ def test_an_interceptor_hears_of_each_publish_that_a_channels_end_leaves_unanswe
         heard.clear()
         relay.broker_data(encode.ack(1, 2))
         assert [(number, message.position.sequence, outcome) for number, message, outcome in heard] == [(1, FIRST + 2, Outcome.ACCEPTED)]
-        assert watch._following == 0
+        assert watch._followed.count == 0
 
     asyncio.run(scenario())
 

@@ -970,7 +970,7 @@ def test_request_ids_differ_between_primaries_and_from_each_other() -> None:
         bench = Bench()
         bench.session = Session(ROUTE, at(end), 0.0)
         for _ in range(2):
-            seen.add(bench.session._new_request_id())
+            seen.add(bench.session._writer.new_id(bench.session._known))
     assert len(seen) == 4
 
 
@@ -1037,7 +1037,7 @@ def test_what_is_not_acked_is_bounded() -> None:
     bench = in_log_sync(in_flight_bytes_max=400, batch_bytes_max=1)
     bench.read(LOG, *[(sequence, transaction(size=100)) for sequence in range(11, 20)])
     assert [rows[0][0] for _, rows in bench.sent] == [11, 12]
-    assert 200 < bench.session.in_flight_bytes <= 400
+    assert 200 < bench.session.batches.in_flight_bytes <= 400
     bench.tell(m.Acked(at(11)))
     assert [rows[0][0] for _, rows in bench.sent] == [13]
     assert bench.tell(m.Acked(at(11))) == []
@@ -1062,7 +1062,7 @@ def test_a_refused_batch_leads_to_a_question_at_the_next_tick() -> None:
     assert bench.tell(m.Refused()) == []  # it is not about anything under way
     bench.read(LOG, (11, transaction()))
     assert bench.tell(m.Refused()) == [m.StopRead(LOG), m.Report(State.NEGOTIATING, Reason.BATCH_REFUSED)]
-    assert bench.session.in_flight_bytes == 0
+    assert bench.session.batches.in_flight_bytes == 0
     bench.tick(0.1)
     assert bench.of(m.AskSink)
     bench.report(10, "r", True)

@@ -19,6 +19,9 @@ from broker_plugin.log.tally import Tally
 from broker_plugin.sweep.sweep_pass import End, SweepPass
 from broker_plugin.sweep.sweeper import Sweeper
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.applied import Generations
+from lrq_ha.replication.delivery_filter import DeliveryFilter
+from lrq_ha.replication.due_copies import DueCopies
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.positions import RangeSet
@@ -30,6 +33,13 @@ pytestmark = pytest.mark.proves("limit: delivery limit on 3.x")
 DUE, IDLE, SUSPECT, NAMED = [("/", name) for name in ("due", "idle", "suspect", "named")]
 
 
+def due_copies(count: int) -> DueCopies:
+    """The due copies of a queue: the entries from 1 on."""
+    made = DueCopies(DeliveryFilter(Generations()))
+    made.sequences.add_range(1, count + 1)
+    return made
+
+
 class Filter:
     """What is due in two queues; counts who goes through all of them."""
 
@@ -38,7 +48,7 @@ class Filter:
 
     def queues(self) -> Iterator[Any]:
         self.times += 1
-        return iter(SimpleNamespace(key=key, due=lambda _upto, due=due: due, has_due=bool(due)) for key, due in ((DUE, 1), (IDLE, 0)))
+        return iter(SimpleNamespace(key=key, due=due_copies(due)) for key, due in ((DUE, 1), (IDLE, 0)))
 
 
 def test_that_some_queue_is_full_may_be_said_of_each_message() -> None:
@@ -63,7 +73,7 @@ def test_one_queue_that_is_kicked_all_the_time_keeps_no_other_waiting(monkeypatc
     due: set[tuple[str, str]] = set()
 
     def queues() -> Iterator[Any]:
-        return iter(SimpleNamespace(key=key, due=lambda _upto: 1, has_due=key in due) for key in (DUE, IDLE))
+        return iter(SimpleNamespace(key=key, due=due_copies(key in due)) for key in (DUE, IDLE))
 
     index = SimpleNamespace(filter=SimpleNamespace(queues=queues), tallies=SimpleNamespace(keys=list))
     sweeper = Sweeper(cast(Replica, SimpleNamespace(index=index)), Address.parse("amqp://a:b@127.0.0.1:1"), interval_s=1.0)
@@ -104,7 +114,7 @@ def test_where_giving_back_uses_up_a_limit(messages: tuple[int, ...], silent: bo
         replica = SimpleNamespace(declared=SimpleNamespace(declarations={KEY: declares}), progress=SimpleNamespace(parked=()))
         sweeper = Sweeper(cast(Replica, replica), Address.parse("amqp://a:b@127.0.0.1:1"))
         cast(Any, sweeper)._vhosts = broker
-        target = SimpleNamespace(key=KEY, due=lambda _upto, _parked=(): 2)
+        target = SimpleNamespace(key=KEY, due=due_copies(2))
         return await sweeper._is_worth_it(cast(Any, target), 9, False, None)
 
     assert asyncio.run(go()) is expected
@@ -127,7 +137,7 @@ def test_a_queue_that_does_not_answer_now_is_not_given_up(messages: tuple[int, .
     async def go() -> Sweeper:
         sweeper = Sweeper(cast(Replica, replica), Address.parse("amqp://a:b@127.0.0.1:1"))
         cast(Any, sweeper)._vhosts = Broker(*messages, silent=silent, version="3.10.8")
-        await sweeper._consider(cast(Any, SimpleNamespace(key=KEY, due=lambda _upto, _parked=(): 2)), True)
+        await sweeper._consider(cast(Any, SimpleNamespace(key=KEY, due=due_copies(2))), True)
         return sweeper
 
     sweeper = asyncio.run(go())

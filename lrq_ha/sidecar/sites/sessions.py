@@ -153,7 +153,7 @@ class _Driver:
             "reason": session.reason.value,
             "acked": str(session.acked),
             "sent": str(session.sent),
-            "in_flight_bytes": session.in_flight_bytes,
+            "in_flight_bytes": session.batches.in_flight_bytes,
             "problem": self.problem or next((reader.problem for reader, _ in self._readers.values() if reader.problem), session.trouble),
         }
 
