@@ -1,7 +1,7 @@
 """Keeps an application at a sink in step with a source: a whole snapshot, then every delta, in order.
 
-The thin shape: `Receiver` reads `LRQ_Recv_<client_name>_<source>` and gives a `Listener` one list of updates at a time. A `SqlListener` keeps
-its position in the same transaction as its data, so each list is applied exactly once.
+`Receiver` reads `LRQ_Recv_<client_name>_<source>` and gives a `Listener` one list of updates at a time. A `SqlListener` commits its position and
+its data in one transaction, so each list is applied exactly once.
 
 Payloads must be absolute (put and delete by key): after a snapshot, deltas that came meanwhile are given again.
 """

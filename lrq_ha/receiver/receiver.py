@@ -3,7 +3,7 @@
 Rules:
 
 - One machine for each source: a slow or failing source holds up no other.
-- `name` identifies the application for ever. One process at a time may use a name: an older one ends with Fenced.
+- `name` identifies the application permanently. One process at a time may use a name: an older one ends with Fenced.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Receiver:
         Args:
             nodes: Addresses of the sink group's doors: amqp:// or amqps:// URLs with credentials.
             client_name: The log replication client at the sources.
-            name: Of the application, for ever: 1 to 128 letters, digits and ._:@-, a letter or digit first.
+            name: Of the application, permanently: 1 to 128 letters, digits and ._:@-, a letter or digit first.
             listener: The application. A SqlListener keeps its own position.
             sources: Remote ids to receive from; None: every source, also those that appear later.
             positions: Where the position is kept, for any other listener.

@@ -8,7 +8,7 @@ from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
-from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Row, Sink
+from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Row, Sink, row_of, state_of
 
 QUEUE = "LRQ_Recv_orders_east"
 DELTA, ROWS, END = pb.LOG_ENTRY_SYNC, pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY
@@ -137,6 +137,23 @@ def test_a_chain_is_bare_until_a_snapshot_is_whole() -> None:
     assert found == [True, True, False, False, False, True, True, False]
 
 
+def test_a_receiver_is_told_where_snapshots_begin_once_they_are_safe() -> None:
+    start, rows = batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 4, kind=ROWS, request="r")
+    end = batch(4, 5, kind=END, request="r", payloads=0)
+    newer, empty = batch(5, 6, kind=ROWS, request="s", payloads=0), batch(0, 9, kind=END, request="t", payloads=0)
+    found = []
+    sink = Sink()
+    for op_seq, each in enumerate((start, rows, end, newer, batch(6, 7), empty), 1):
+        sink.noted(op_seq, QUEUE, each)
+        assert [state.last.sequence for state in sink.receive_states("orders")] == [last for last, _, _ in found[-1:]]
+        sink.safe(op_seq)
+        [state] = sink.receive_states("orders")
+        found.append((state.last.sequence, state.begun.sequence, state.whole.sequence))
+        assert [row_of(state_of(row)) for row in sink.rows()] == sink.rows()
+    assert found == [(3, 3, 0), (4, 3, 0), (5, 3, 3), (6, 6, 3), (7, 6, 3), (9, 9, 9)]
+    assert sink.receive_states("other") == []
+
+
 def test_an_entry_is_noted_once_and_may_be_safe_before() -> None:
     sink = Sink()
     sink.safe(5)
@@ -165,7 +182,7 @@ def test_a_cut_may_leave_a_queue_empty() -> None:
 
 def test_rows_carry_the_state_over() -> None:
     sink = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 5))
-    assert sink.rows() == [Row(QUEUE, 257, 5, "r", False, True)]
+    assert sink.rows() == [Row(QUEUE, 257, 5, "r", False, True, at(3))]
     other = Sink()
     other.load(sink.rows(), 2)
     other.noted(2, QUEUE, batch(3, 5))  # read again
