@@ -235,14 +235,14 @@ class Applier:
     def full(self) -> str:
         """For operators: missing vhosts and full queues, whose log entries are passed over or wait; empty if there are none."""
         found = [f"what the log has for vhost '{vhost}' was passed over, as this broker did not have that vhost" for vhost in self._absent]
-        found += [each for lane in self._lanes.values() for each in lane.full()]
+        found += [each for lane in self._lanes.values() for each in lane.parked.full()]
         more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
         return "; ".join(found[:FULL_SHOWN_MAX]) + more
 
     def _waits_for_room(self, queue: QueueKey) -> list[tuple[int, bool]]:
         """Implements `Progress.waits_for_room`."""
         lane = self._lanes.get(queue[0])
-        return lane.waits_for(queue[1]) if lane is not None and lane.parked else []
+        return lane.waits_for(queue[1]) if lane is not None and lane.parked.places else []
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
@@ -510,7 +510,7 @@ class Applier:
 
     def _is_applied(self, upto: int) -> bool:
         """Whether everything up to `upto` is in the queues, or parked messages remain."""
-        return self._replica.progress.tracker.applied >= upto or any(lane.parked for lane in self._lanes.values())
+        return self._replica.progress.tracker.applied >= upto or any(lane.parked.places for lane in self._lanes.values())
 
     def _is_superseded(self, key: QueueKey, sequence: int) -> bool:
         """Whether entry `sequence`, carried out by an earlier incarnation that led, would delete a queue whose
@@ -637,7 +637,7 @@ class Applier:
 
 def _less_parked(lane: VhostWriter, queue: str, which: Callable[[int], bool], count: int, until: float) -> bool:
     """Whether fewer messages are parked for a queue than before, or the time is over."""
-    return lane.parked_for(queue, which) < count or time.monotonic() > until
+    return lane.parked.count(queue, which) < count or time.monotonic() > until
 
 
 def _view(run: pb.Run) -> tuple[str, bytes] | None:

@@ -1,6 +1,4 @@
-"""Messages that a VhostWriter cannot bring to the queues yet: those that full queues refuse, and those that wait
-behind them. No I/O.
-"""
+"""A message on its way to the queues, and the parked messages of one place. No I/O."""
 
 from __future__ import annotations
 

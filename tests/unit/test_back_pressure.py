@@ -398,7 +398,8 @@ def test_what_is_waited_for(run_of: pb.Run, waits: list[str], clock: list[float]
     def check(backup: Backup) -> None:
         applier = backup.applier
         barrier = applier._replica.barrier
-        lane = SimpleNamespace(settled=False, open_messages=[1], parked=(), declarer=SimpleNamespace(execute=AsyncMock(), purge=AsyncMock()))
+        declarer = SimpleNamespace(execute=AsyncMock(), purge=AsyncMock())
+        lane = SimpleNamespace(settled=False, open_messages=[1], parked=SimpleNamespace(places={}), declarer=declarer)
 
         async def takes_a_moment(*_: object) -> None:
             clock[0] += 1.0
