@@ -54,7 +54,7 @@ class ParkedMessages:
         declarer: Makes this node's own exchanges, and counts the messages of a queue.
         send: Sends messages, and returns when there is room for more.
         finish: Marks messages as applied, and calls `leave` for each.
-        on_full: See Applier.
+        on_full: Called when a full queue is to be swept at once (None: an unknown one).
 
     Attributes:
         places: The messages by what they wait for.

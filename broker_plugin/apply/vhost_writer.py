@@ -23,13 +23,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from lrq_ha.errors import MalformedInput
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.queues import QueueKey
 
 from ..amqp import direct_reply, encode, frames
 from ..amqp.address import Address
 from ..amqp.connection import Channel, Connection
-from ..amqp.content_header import BODY_SIZE_END, asked_by_nobody
-from ..amqp.errors import BrokerRefuses, ChannelClosed, ConnectionClosed, grant, impersonate
+from ..amqp.content_header import BODY_SIZE_END, asked_by_nobody, routes_on
+from ..amqp.errors import BrokerRefuses, ChannelClosed, grant, impersonate
 from ..amqp.vhosts import open_vhost
 from ..log.replica import Replica
 from ..log.shortfall import reinit
@@ -37,6 +39,7 @@ from ..log.stamps import StampCache, position_field, stamp
 from .declarer import LACKS_RIGHTS, PASSED_OVER, Declarer
 from .parked_messages import ParkedMessages
 from .parking_lot import Message, Route
+from .waits import Waits
 
 log = logging.getLogger("lrq_ha.applier")
 
@@ -115,7 +118,7 @@ class VhostWriter:
         declarer: Declarer,
         replica: Replica,
         window: Window,
-        wake: Callable[[], None],
+        waits: Waits,
         on_full: Callable[[QueueKey | None], None],
     ) -> None:
         self.vhost = address.vhost
@@ -127,7 +130,7 @@ class VhostWriter:
         self._connection = connection
         self._replica = replica
         self._window = window
-        self._wake = wake
+        self._waits = waits
         self._suffix = b"/%d" % replica.index.generations.newest
         self._me = replica.node.name(replica.node.me)
         self._channel: Channel
@@ -139,12 +142,12 @@ class VhostWriter:
 
     @classmethod
     async def open(
-        cls, address: Address, replica: Replica, window: Window, wake: Callable[[], None], on_full: Callable[[QueueKey | None], None]
+        cls, address: Address, replica: Replica, window: Window, waits: Waits, on_full: Callable[[QueueKey | None], None]
     ) -> VhostWriter:
         """Connects to the broker. Raises the errors of `open_vhost`."""
-        connection = await open_vhost(address, address.vhost, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: wake())
+        connection = await open_vhost(address, address.vhost, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: waits.wake())
         declarer = Declarer(address, connection, replica.node.name(replica.node.me), replica.shortfall)
-        lane = cls(address, connection, declarer, replica, window, wake, on_full)
+        lane = cls(address, connection, declarer, replica, window, waits, on_full)
         try:
             await lane._reopen()
         except BaseException:
@@ -160,17 +163,12 @@ class VhostWriter:
 
     def _closed(self, error: Exception | None) -> None:
         self._broken = error
-        self._wake()
+        self._waits.wake()
 
     def abort(self) -> None:
         """Ends the connection at once."""
         self._connection.abort()
         self.declarer.abort()
-
-    @property
-    def number(self) -> int:
-        """The channel number of the frames sent."""
-        return self._channel.number
 
     @property
     def settled(self) -> bool:
@@ -179,7 +177,81 @@ class VhostWriter:
 
     # ---- publishing --------------------------------------------------------------------------------------------------
 
-    def route(self, method: bytes) -> Route:
+    async def write(self, run: pb.Enqueues, first: int, doubt: SuspectEntries | None) -> None:
+        """Publishes the messages of the entries from `first` on, but for those that are not needed. `doubt`: the suspect entries."""
+        replica, window = self._replica, self._window
+        blob = run.frames
+        items, used = frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)
+        if used != len(blob) or len(items) != len(run.lengths):
+            raise MalformedInput(f"entry {first} holds {len(items)} messages in {used} of {len(blob)} bytes, not {len(run.lengths)}")
+        number = self._channel.number
+        if run.channel != number:
+            blob = encode.rechannel(blob, number)
+        prefix = b"%d." % replica.node.log.epoch_at(first)
+        leads = not replica.follows
+        may_skip = replica.index.filter.may_skip
+        applied = replica.progress.tracker.applied
+        skipped_first = skipped_last = 0
+        takes = {"": True}  # by exchange: whether it exists
+        batch: list[Message] = []
+        for offset, (kind, _, start, end, header, header_end, stop) in enumerate(items):
+            sequence = first + offset
+            if sequence <= applied:
+                continue
+            if kind != frames.BASIC_PUBLISH or not stop:
+                raise MalformedInput(f"entry {sequence} is no whole publish")
+            route = self._route(blob[start:end])
+            payload = blob[header:header_end]
+            if route.queues and routes_on(payload):
+                route = route._replace(queues=())
+            if may_skip(route.queues, sequence):
+                if route.queues:
+                    replica.index.filter.queue(route.queues[0]).skipped(sequence, sequence)
+                if sequence != skipped_last + 1:
+                    if skipped_first:
+                        replica.progress.applied(skipped_first, skipped_last)
+                    skipped_first = sequence
+                skipped_last = sequence
+                continue
+            if route.exchange not in takes:
+                takes[route.exchange] = await self._has_exchange(route.exchange, sequence)
+            if not takes[route.exchange]:
+                replica.passes_over(sequence)
+                replica.progress.applied(sequence, sequence)
+                continue
+            message = Message(sequence, route, prefix, payload, blob, number, header_end, stop)
+            if not leads:
+                message.mandatory = not route.exchange and route.routing_key != direct_reply.NOBODY
+            elif run.producer:
+                message.mandatory = frames.publish_route(blob[start:end]).mandatory
+            if doubt is not None and sequence <= doubt.upto:
+                await self._write_alone(message, doubt)
+                continue
+            batch.append(message)
+            if window.messages + len(batch) >= window.messages_max or window.full:
+                self.publish(batch)
+                batch = []
+                await self._room()
+                await self._waits.until(lambda: window.roomy)
+        if skipped_first:
+            replica.progress.applied(skipped_first, skipped_last)
+        if batch:
+            self.publish(batch)
+            await self._room()
+            if window.full:
+                await self._waits.until(lambda: window.roomy)
+
+    async def _write_alone(self, message: Message, doubt: SuspectEntries) -> None:
+        """Publishes a suspect message with nothing else under way."""
+        if message.sequence == doubt.alone and doubt.strikes >= STRIKES_MAX:
+            self._pass_over(message.sequence, f"it has ended the connection {doubt.strikes} times over it")
+            self._replica.progress.applied(message.sequence, message.sequence)
+            return
+        await self._waits.until(lambda: self.settled)
+        self.publish([message])
+        await self._waits.until(lambda: self.settled)
+
+    def _route(self, method: bytes) -> Route:
         """The route of a basic.publish, by its frame's payload; cached."""
         found = self._routes.get(method)
         if found is None:
@@ -191,7 +263,7 @@ class VhostWriter:
             found = self._routes[method] = Route(named.exchange, key, queues)
         return found
 
-    async def has_exchange(self, exchange: str, sequence: int) -> bool:
+    async def _has_exchange(self, exchange: str, sequence: int) -> bool:
         """Whether the exchange exists; else the log's messages for it from entry `sequence` on are to be passed over."""
         found = await self.declarer.has_exchange(exchange)
         if not found:
@@ -244,14 +316,14 @@ class VhostWriter:
         if count and self._channel.error is None:  # else they are among the suspect entries
             self._channel.publish_raw(pieces, count)
 
-    async def room(self) -> None:
+    async def _room(self) -> None:
         """Returns when the connection's write buffer has room."""
         if self._connection.paused:
             await self._connection.drained()
 
     async def _send_parked(self, messages: list[Message]) -> None:
         self._send(messages)
-        await self.room()
+        await self._room()
 
     # ---- the broker's answers ----------------------------------------------------------------------------------------
 
@@ -305,7 +377,7 @@ class VhostWriter:
                 if not message.parked:
                     self._window.remove(message)
                 self.parked.park(message)
-        self._wake()
+        self._waits.wake()
 
     def _finish(self, messages: Iterable[Message]) -> None:
         """Marks messages as applied: they are in the queues, or not needed there."""
@@ -341,7 +413,7 @@ class VhostWriter:
         if self._connection.error is not None:
             raise self._connection.error
         if self._broken is not None:
-            await self._heal(self._broken)
+            await self._heal([m for m in self.open_messages if m is not None], self._broken)
         return await self.parked.tend()
 
     def forget_queue(self, queue: str, kept: Callable[[int], bool]) -> int:
@@ -354,13 +426,10 @@ class VhostWriter:
         """As `ParkedMessages.waits_for`, with the messages on their way."""
         return self.parked.waits_for(queue, (m for m in self.open_messages if m is not None and m.parked))
 
-    async def _heal(self, error: Exception) -> None:
-        if isinstance(error, ConnectionClosed) or not isinstance(error, ChannelClosed):
+    async def _heal(self, unanswered: list[Message], error: Exception) -> None:
+        """Opens the channel again if the broker closed it over one message that was alone on it."""
+        if not isinstance(error, ChannelClosed):
             raise error
-        await self._over_a_message([m for m in self.open_messages if m is not None], error)
-
-    async def _over_a_message(self, unanswered: list[Message], error: ChannelClosed) -> None:
-        """The broker closed the channel over one of these messages."""
         todo = next((todo(self._address) for text, todo in _CURABLE if text in error.text), "")
         if todo:
             what = f"its broker does not take a message of the log, vhost '{self.vhost}': {error.code} {error.text}"
@@ -369,7 +438,7 @@ class VhostWriter:
             self._doubt()
             raise error
         self.open_messages.clear()
-        self.pass_over(unanswered[0].sequence, f"{error.code} {error.text}")
+        self._pass_over(unanswered[0].sequence, f"{error.code} {error.text}")
         self._finish(unanswered)
         await self._reopen()
 
@@ -384,7 +453,7 @@ class VhostWriter:
     def _doubt(self) -> None:
         self.in_doubt = [m.sequence for m in self.open_messages if m is not None]
 
-    def pass_over(self, sequence: int, why: str) -> None:
+    def _pass_over(self, sequence: int, why: str) -> None:
         """Passes over entry `sequence`, a message that this broker does not take."""
         log.error("the message of entry %d, vhost '%s', is passed over, as the broker will not take it: %s", sequence, self.vhost, why)
         self._replica.passes_over(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from pamqp import commands
@@ -18,6 +19,7 @@ from broker_plugin.apply.declarer import Declarer
 from broker_plugin.apply.parked_messages import RETRY_MESSAGES_MAX, RETRY_ROUTED_MAX_S
 from broker_plugin.apply.parking_lot import Message, Route
 from broker_plugin.apply.vhost_writer import VhostWriter, Window
+from broker_plugin.apply.waits import Waits
 from broker_plugin.log.replica import Entry, Replica
 from broker_plugin.log.shortfall import Shortfall
 from lrq_ha.proto import lrq_pb2 as pb
@@ -48,7 +50,7 @@ class Broker:
         self.replica.index.generations.opened(0, 1)
         self.kicked: list[QueueKey | None] = []
         both: Any = self
-        self.lane = VhostWriter(ADDRESS, both, both, self.replica, Window(4_000, 1 << 25), lambda: None, self.kicked.append)
+        self.lane = VhostWriter(ADDRESS, both, both, self.replica, Window(4_000, 1 << 25), Waits(both.tend, Shortfall()), self.kicked.append)
         lane: Any = self.lane
         lane._channel = self
         self.sent = 0
@@ -64,6 +66,9 @@ class Broker:
             send(messages)
 
         lane._send = _send
+
+    async def tend(self) -> float:
+        return await self.lane.tend()
 
     async def ready(self, queue: str) -> int:
         return self.lengths[queue]
@@ -112,6 +117,19 @@ class Broker:
     def publish(self, *sequences: int, route: Route = ROUTE, fields: bytes = b"") -> None:
         header = content_header.header_payload(1, content_header.properties(fields))
         self.lane.publish([Message(sequence, route, b"1.", header, b"H" + BODY, 1, 1, 1 + len(BODY)) for sequence in sequences])
+
+
+async def _granted(_vhost: str) -> bool:
+    return True
+
+
+def applier_of(broker: Broker, may_write: Callable[[str], Awaitable[bool]] = _granted) -> Applier:
+    """Without a delay, views and a sweeper."""
+    none: Any = None
+    return Applier(
+        broker.replica, ADDRESS, none, none, delay_s=0.0, delay_entries_max=0, delay_bytes_max=0, window_messages_max=4_000,
+        window_bytes_max=1 << 25, on_follow=AsyncMock(), may_write=may_write,
+    )  # fmt: skip
 
 
 def live(check: Callable[[Broker], Awaitable[None]]) -> None:
@@ -463,11 +481,8 @@ def test_a_message_over_which_the_broker_ends_the_connection_is_in_doubt_for_the
 
     async def scenario() -> Applier:
         broker: Any = Broker()
-        applier = Applier(
-            broker.replica, ADDRESS, cast(Any, None), delay_s=0.0, delay_entries_max=0, delay_bytes_max=0,
-            window_messages_max=4_000, window_bytes_max=1 << 25,
-        )  # fmt: skip
-        applier._lanes["/"], broker.lane.abort = broker.lane, lambda: None
+        applier = applier_of(broker)
+        applier._lanes["/"], broker.lane.abort, broker.lane._waits = broker.lane, lambda: None, applier._waits
         broker.replica.node.log.epoch_at = lambda _sequence: 258
         broker.replica.progress.safe = 3
         header = content_header.header_payload(1, content_header.properties(b""))
@@ -565,10 +580,7 @@ def test_a_vhost_without_rights_is_tried_now_and_then(hurry: bool, monkeypatch: 
 
     async def scenario() -> None:
         broker: Any = Broker()
-        applier = Applier(
-            broker.replica, ADDRESS, cast(Any, None), delay_s=0.0, delay_entries_max=0, delay_bytes_max=0,
-            window_messages_max=4_000, window_bytes_max=1 << 25, may_write=may_write,
-        )  # fmt: skip
+        applier = applier_of(broker, may_write)
         applier.hurry = hurry
         broker.replica.progress.safe = 1
         broker.replica.to_apply.append(Entry(1, 1, pb.Run(enqueues=pb.Enqueues(vhost="shop", lengths=[1])), 100, 0.0))
