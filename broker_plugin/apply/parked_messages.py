@@ -35,7 +35,7 @@ from lrq_ha.replication.queues import QueueKey
 from ..amqp.content_header import further_keys, routes_on
 from ..log.replica import Replica
 from .declarer import Declarer
-from .parking_lot import RETRY_MESSAGES_MIN, RETRY_S, Message, ParkingLot, Place, Route, alone, batch_min, leaves_copies, refuser, told
+from .parking_lot import RETRY_MESSAGES_MIN, RETRY_S, Message, OnFull, ParkingLot, Place, Route, alone, batch_min, leaves_copies, refuser, told
 from .queue_limits import QueueLimits, Reach
 
 log = logging.getLogger("lrq_ha.applier")
@@ -54,21 +54,15 @@ class ParkedMessages:
         declarer: Makes this node's own exchanges, and counts the messages of a queue.
         send: Sends messages, and returns when there is room for more.
         finish: Marks messages as applied, and calls `leave` for each.
-        on_full: Called when a full queue is to be swept at once (None: an unknown one).
 
     Attributes:
         places: The messages by what they wait for.
     """
 
     def __init__(
-        self,
-        vhost: str,
-        replica: Replica,
-        declarer: Declarer,
-        send: Callable[[list[Message]], Awaitable[None]],
-        finish: Callable[[list[Message]], None],
-        on_full: Callable[[QueueKey | None], None],
-    ) -> None:
+        self, vhost: str, replica: Replica, declarer: Declarer, send: Callable[[list[Message]], Awaitable[None]],
+        finish: Callable[[list[Message]], None], on_full: OnFull,
+    ) -> None:  # fmt: skip
         self.places: dict[Place, ParkingLot] = {}
         self._vhost = vhost
         self._replica = replica

@@ -33,6 +33,10 @@ Place = frozenset[str] | Route
 """What parked messages wait for: the queues that may refuse them, or, if none is known, whatever is on their route."""
 
 
+OnFull = Callable[[QueueKey | None], None]
+"""Called when a full queue is to be swept at once (None: an unknown one)."""
+
+
 class Message:
     """A message on its way. `header_end`, `stop`: in `blob`, whose frames carry channel `number`; `payload`: of its content header."""
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.queues import QueueKey
 
 from ..amqp import direct_reply, encode, frames
 from ..amqp.address import Address
@@ -38,7 +37,7 @@ from ..log.shortfall import reinit
 from ..log.stamps import StampCache, position_field, stamp
 from .declarer import LACKS_RIGHTS, PASSED_OVER, Declarer
 from .parked_messages import ParkedMessages
-from .parking_lot import Message, Route
+from .parking_lot import Message, OnFull, Route
 from .waits import Waits
 
 log = logging.getLogger("lrq_ha.applier")
@@ -112,14 +111,7 @@ class VhostWriter:
     """
 
     def __init__(
-        self,
-        address: Address,
-        connection: Connection,
-        declarer: Declarer,
-        replica: Replica,
-        window: Window,
-        waits: Waits,
-        on_full: Callable[[QueueKey | None], None],
+        self, address: Address, connection: Connection, declarer: Declarer, replica: Replica, window: Window, waits: Waits, on_full: OnFull
     ) -> None:
         self.vhost = address.vhost
         self.declarer = declarer
@@ -141,9 +133,7 @@ class VhostWriter:
         self._doubtful: dict[str, int] = {}  # queues that a message did not find, and the end of the log then
 
     @classmethod
-    async def open(
-        cls, address: Address, replica: Replica, window: Window, waits: Waits, on_full: Callable[[QueueKey | None], None]
-    ) -> VhostWriter:
+    async def open(cls, address: Address, replica: Replica, window: Window, waits: Waits, on_full: OnFull) -> VhostWriter:
         """Connects to the broker. Raises the errors of `open_vhost`."""
         connection = await open_vhost(address, address.vhost, frame_max_bytes=frames.FRAME_MAX_ANY_BYTES, on_close=lambda _error: waits.wake())
         declarer = Declarer(address, connection, replica.node.name(replica.node.me), replica.shortfall)

@@ -37,7 +37,7 @@ class Waits:
         self._event.set()
 
     def clear(self) -> None:
-        """What has changed until now ends no pause."""
+        """Changes until now end no pause."""
         self._event.clear()
 
     async def pause(self, pause_s: float) -> None:
